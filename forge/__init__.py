@@ -1,0 +1,45 @@
+"""forge: composable experiments for training language models.
+
+    cfg = forge.compose(["model=small", "train.max_steps=100"])
+    cfg.validate()
+    result = forge.train(cfg)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.config.errors import ConfigError
+    from forge.config.root import Config
+    from forge.launch.directory import Result
+
+    def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Config:
+        """The config that groups and values compose to. Raises ConfigError with every problem."""
+        ...
+
+    def train(config: Config) -> Result:
+        """Train and return how it ended. Raises ConfigError when refused, RuntimeError when the run fails."""
+        ...
+
+
+__all__ = ["ConfigError", "compose", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `import forge` itself costs nothing."""
+    if name == "train":
+        import importlib
+
+        return importlib.import_module("forge.train")
+    if name == "ConfigError":
+        from forge.config.errors import ConfigError
+
+        return ConfigError
+    if name == "compose":
+        from forge.config.compose import config
+
+        return config
+    raise AttributeError(f"module 'forge' has no attribute '{name}'")

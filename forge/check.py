@@ -1,0 +1,96 @@
+"""`python -m forge.check [overrides]`: what would run, or everything that is wrong with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from forge.config import cli, help
+from forge.config.compose import Composition
+from forge.config.estimate import memory_by_part
+from forge.config.model import Decoder
+from forge.config.resolve import Resolution
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the plan and exit 0, or print every problem and exit 2."""
+    arguments = cli.parser("forge.check", "What would run: sizes, steps, memory and every derived value; or all problems.")
+    options = cli.parse(arguments, argv)
+    if options.help:
+        print(help.page("forge.check", arguments, options.overrides))
+        return 0
+
+    def verb() -> int:
+        print(report(*cli.resolved(options.overrides, options.config_dir)))
+        return 0
+
+    return cli.refuse(verb)
+
+
+def report(composition: Composition, resolution: Resolution) -> str:
+    """The plan of a run as text."""
+    config, world = resolution.config, resolution.world
+    train, model = config.train, config.model
+    tokens = train.global_batch_tokens or 0
+    choices = " ".join(f"{g}={o}" for g, o in _choices(composition))
+    lines = [choices, ""]
+    if isinstance(model, Decoder):
+        parts = model.params_by_part()
+        lines += _table("model", [("parameters", f"{model.num_params_estimate:,}"), *((f"  {name}", f"{n:,}") for name, n in parts.items())])
+        flops = model.flops_per_token(train.seq_len)
+        lines += [_row("FLOPs a token", f"{flops:.4g} (forward and backward, {train.seq_len} tokens of context)")]
+        lines += [_row("FLOPs in all", f"{flops * tokens * train.max_steps:.4g}")]
+    ends = [f"{train.max_steps:,} steps"]
+    ends += [f"{train.max_epochs:g} epochs"] if train.max_epochs else []
+    ends += [f"{train.max_time:g} minutes"] if train.max_time else []
+    lines += _table(
+        "training",
+        [
+            ("global batch", f"{train.global_batch_size:,} sequences = {tokens:,} tokens"),
+            ("ends after", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else "")),
+            ("tokens", f"{tokens * train.max_steps:,}"),
+        ],
+    )
+    memory = memory_by_part(config)
+    if memory:
+        rows = [("estimated memory", _bytes(sum(memory.values()))), *((f"  {name}", _bytes(n)) for name, n in memory.items())]
+        lines += _table("each device", rows)
+    lines += _table(
+        "where",
+        [
+            ("world", f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device}, from {world.source} ({world.devices.source})"),
+            ("directory", config.run.dir or f"{config.run.root}/<date>_{config.run.name or composition.choices.get('model')}_<id>"),
+        ],
+    )
+    lines += _table("worked out", [(d.key, f"{d.value}   ({d.why})") for d in resolution.derived])
+    lines += warnings(resolution)
+    return "\n".join(lines).rstrip()
+
+
+def warnings(resolution: Resolution) -> list[str]:
+    """The warnings of a resolution as lines, with a heading; empty when there are none."""
+    found = resolution.warnings
+    if not found:
+        return []
+    return [f"{len(found)} warning{'s' if len(found) > 1 else ''}", *(w.render() for w in found)]
+
+
+def _choices(composition: Composition) -> list[tuple[str, str]]:
+    groups = composition.library.groups()
+    return [(g, str(composition.choices[g])) for g in groups if composition.choices.get(g) is not None]
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> list[str]:
+    return [title, *(_row(name, value) for name, value in rows), ""] if rows else []
+
+
+def _row(name: str, value: str) -> str:
+    return f"  {name:<30} {value}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The `data` group: what is read, how it is split and loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from forge.config.field import Section, opt
+
+
+@dataclass(kw_only=True)
+class Data(Section):
+    """What every corpus has: a validation split, a cache and a loader."""
+
+    _target_: str = MISSING
+    val_fraction: float = opt(0.05, "share of the documents held out for validation, chosen by a hash of their content", gt=0, lt=1)
+    cache_dir: str | None = opt(None, "where tokenizers and shards are kept; null = $FORGE_CACHE, else ~/.cache/forge")
+    num_workers: int = opt(4, "loader processes; 0 = load in the training process", ge=0)
+    pin_memory: bool = opt(True, "page-locked batches for faster copies to a GPU; without effect on a CPU")
+    prefetch_factor: int = opt(2, "batches each loader process keeps ready", ge=1)
+    overfit_batches: int = opt(0, "train on the first N global batches over and over; 0 = off", ge=0)
+
+
+@dataclass(kw_only=True)
+class PythonSource(Data):
+    """The source files of the Python standard library on this machine."""
+
+    _target_: str = "forge.data.corpus.python_source"
+
+
+@dataclass(kw_only=True)
+class Text(Data):
+    """Your own text: a file, a directory, a glob, or JSON lines."""
+
+    _target_: str = "forge.data.corpus.text_files"
+    path: str = opt("", "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, ... files")
+    text_field: str = opt("text", "the field that holds the text in a .jsonl file")

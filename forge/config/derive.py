@@ -1,0 +1,154 @@
+"""Derivations: every value that means "work it out", worked out, in this order, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from forge.config.model import Decoder
+from forge.config.parallel import AXES
+from forge.config.root import Config
+from forge.config.scheduler import WSD, Constant, Decay
+from forge.config.world import World
+
+DECAY_SHARE = 0.2  # arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived:
+    """A value that was worked out: its key, the value and why."""
+
+    key: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derivation:
+    """A pure function from what it reads to what it works out."""
+
+    function: Callable[[Config, World], Iterator[Derived]]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+DERIVATIONS: list[Derivation] = []
+
+
+def derivation(*, reads: tuple[str, ...], writes: tuple[str, ...]):
+    """Register a derivation; they run in the order of this file."""
+
+    def register(function: Callable[[Config, World], Iterator[Derived]]):
+        DERIVATIONS.append(Derivation(function=function, reads=reads, writes=writes))
+        return function
+
+    return register
+
+
+@derivation(
+    reads=("model.n_heads", "model.activation", "model.dim", "model.ffn_dim_multiplier"),
+    writes=("model.n_kv_heads", "model.gated_mlp", "model.ffn_hidden_dim"),
+)
+def model_shape(config: Config, world: World) -> Iterator[Derived]:
+    """Key/value heads, gate and feed-forward width of a decoder."""
+    model = config.model
+    if not isinstance(model, Decoder):
+        return
+    if model.n_kv_heads is None:
+        yield Derived(key="model.n_kv_heads", value=model.n_heads, why="as many as model.n_heads")
+    if model.gated_mlp is None:
+        yield Derived(key="model.gated_mlp", value=model.is_gated, why=f"model.activation={model.activation}")
+    if model.ffn_hidden_dim is None:
+        why = f"256 * ceil(int(4 * {model.dim} * 2/3 * {model.ffn_dim_multiplier:g}) / 256)"
+        yield Derived(key="model.ffn_hidden_dim", value=model.computed_ffn_hidden_dim, why=why)
+
+
+@derivation(reads=("run.device", "precision.mixed_precision"), writes=("run.device", "precision.mixed_precision"))
+def device(config: Config, world: World) -> Iterator[Derived]:
+    """The device, and the number format that follows from it."""
+    if config.run.device == "auto":
+        yield Derived(key="run.device", value=world.device, why=f"{world.devices.gpus} GPUs: {world.devices.source}")
+    if config.precision.mixed_precision == "auto":
+        chosen = "bf16" if world.device == "cuda" else "fp32"
+        yield Derived(key="precision.mixed_precision", value=chosen, why=f"run.device={world.device}")
+
+
+@derivation(
+    reads=tuple(f"parallel.{axis}" for axis in AXES), writes=("run.num_processes", "parallel.dp_shard")
+)
+def layout(config: Config, world: World) -> Iterator[Derived]:
+    """The number of ranks, and FSDP over what the other degrees leave of it."""
+    parallel = config.parallel
+    if config.run.num_processes is None:
+        yield Derived(key="run.num_processes", value=world.size, why=f"from {world.source}")
+    if parallel.dp_shard == -1:
+        others = parallel.product_without_dp_shard
+        why = f"{world.size} ranks / {others} of the other degrees"
+        yield Derived(key="parallel.dp_shard", value=max(world.size // others, 1), why=why)
+
+
+@derivation(
+    reads=("train.batch_size", "train.seq_len", "train.grad_accum_steps", "parallel.dp_shard"),
+    writes=("train.global_batch_size", "train.global_batch_tokens", "train.grad_accum_steps"),
+)
+def batch(config: Config, world: World) -> Iterator[Derived]:
+    """Global batch and accumulation, each from the other."""
+    train, ranks = config.train, data_ranks(config)
+    if train.global_batch_tokens is not None and train.global_batch_size is None:
+        size = max(train.global_batch_tokens // train.seq_len, 1)
+        yield Derived(key="train.global_batch_size", value=size, why=f"{train.global_batch_tokens} tokens / {train.seq_len} a sequence")
+    if train.global_batch_size is not None:
+        accumulation = max(train.global_batch_size // (train.batch_size * ranks), 1)
+        if accumulation != train.grad_accum_steps:
+            why = f"{train.global_batch_size} sequences / ({train.batch_size} a micro-batch * {ranks} ranks)"
+            yield Derived(key="train.grad_accum_steps", value=accumulation, why=why)
+    else:
+        size = train.batch_size * train.grad_accum_steps * ranks
+        why = f"{train.batch_size} a micro-batch * {train.grad_accum_steps} micro-batches * {ranks} ranks"
+        yield Derived(key="train.global_batch_size", value=size, why=why)
+    if train.global_batch_tokens is None:
+        size = config.train.global_batch_size or 0
+        yield Derived(key="train.global_batch_tokens", value=size * train.seq_len, why=f"{size} sequences * {train.seq_len} tokens")
+
+
+@derivation(
+    reads=("train.max_steps", "scheduler.warmup_steps"), writes=("scheduler.decay_steps", "scheduler.stable_steps")
+)
+def schedule(config: Config, world: World) -> Iterator[Derived]:
+    """Decay and stable steps from the horizon, train.max_steps."""
+    schedule, horizon = config.scheduler, config.train.max_steps
+    if not isinstance(schedule, Decay):
+        return
+    if isinstance(schedule, WSD):
+        if schedule.decay_steps is None:
+            left = horizon - schedule.warmup_steps - (schedule.stable_steps or 0)
+            value = left if schedule.stable_steps is not None else min(round(DECAY_SHARE * horizon), left)
+            why = "what warm-up and stable steps leave" if schedule.stable_steps is not None else f"a fifth of train.max_steps={horizon}"
+            yield Derived(key="scheduler.decay_steps", value=max(value, 1), why=why)
+        if schedule.stable_steps is None:
+            value = horizon - schedule.warmup_steps - (schedule.decay_steps or 0)
+            why = f"train.max_steps={horizon} - {schedule.warmup_steps} of warm-up - {schedule.decay_steps} of decay"
+            yield Derived(key="scheduler.stable_steps", value=max(value, 0), why=why)
+    elif schedule.decay_steps is None:
+        why = f"train.max_steps={horizon} - scheduler.warmup_steps={schedule.warmup_steps}"
+        yield Derived(key="scheduler.decay_steps", value=max(horizon - schedule.warmup_steps, 1), why=why)
+
+
+def data_ranks(config: Config) -> int:
+    """Ranks that draw their own data: dp_replicate * dp_shard * ep."""
+    parallel = config.parallel
+    return max(parallel.dp_shard, 1) * parallel.dp_replicate * parallel.ep
+
+
+def horizon(config: Config) -> int:
+    """Steps that the schedule spans: warm-up, stable and decay."""
+    schedule = config.scheduler
+    if not isinstance(schedule, Constant):
+        return 0
+    steps = schedule.warmup_steps
+    if isinstance(schedule, Decay):
+        steps += schedule.decay_steps or 0
+    if isinstance(schedule, WSD):
+        steps += schedule.stable_steps or 0
+    return steps

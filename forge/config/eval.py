@@ -1,0 +1,27 @@
+"""The `eval` group: evaluation, early stopping and samples in the loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge.config.field import Section, opt
+
+METRICS = ("loss", "perplexity", "token_accuracy", "bits_per_byte")
+
+
+@dataclass(kw_only=True)
+class Eval(Section):
+    """Evaluation on the validation split, which is the same sequences every time."""
+
+    enabled: bool = opt(False, "evaluate in the loop and at its end")
+    interval: int = opt(1000, "evaluate every N steps", gt=0)
+    steps: int = opt(50, "batches an evaluation, from the start of the validation split; 0 = the whole split", ge=0)
+    target: float | None = opt(None, "stop once `metric` is at least this good; null = off")
+    metric: str = opt("loss", "what target and patience look at", choices=METRICS)
+    patience: int = opt(0, "stop after this many evaluations without improvement; 0 = off", ge=0)
+    min_delta: float = opt(0.0, "least change of `metric` that counts as improvement", ge=0)
+    sample_interval: int = opt(0, "print a sample every N steps; 0 = only at the end", ge=0)
+    sample_prompts: list[str] = opt([], "texts to continue; one sample each")
+    sample_tokens: int = opt(64, "tokens a sample", gt=0)
+    sample_temperature: float = opt(0.8, "softmax temperature of samples; 0 = greedy", ge=0)
+    sample_top_k: int = opt(50, "sample among the k likeliest tokens; 0 = all", ge=0)

@@ -1,0 +1,61 @@
+"""`opt(...)`: one option in one line, with its default, help text and local bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass
+from typing import Any
+
+
+def opt(
+    default: Any,
+    help: str,
+    *,
+    gt: float | None = None,
+    ge: float | None = None,
+    lt: float | None = None,
+    le: float | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """A dataclass field that knows its help text and the values it admits.
+
+    Bounds apply to a number, to each element of a list, and to nothing when the value is null.
+    `choices` names the legal strings (OmegaConf 2.3 has no Literal).
+    """
+    bounds = {name: limit for name, limit in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)) if limit is not None}
+    metadata = {"help": help, "bounds": bounds, "choices": tuple(choices) if choices else None}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(kw_only=True)
+class Section:
+    """Base of every schema class: ordinary while it is being composed, read-only once resolved."""
+
+    def freeze(self) -> None:
+        """Make this section and all sections below it read-only; lists become tuples."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Section):
+                value.freeze()
+            elif isinstance(value, list):
+                setattr(self, field.name, tuple(value))
+        self.__dict__["_frozen"] = True
+
+    @property
+    def frozen(self) -> bool:
+        return self.__dict__.get("_frozen", False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.frozen:
+            raise dataclasses.FrozenInstanceError(f"{type(self).__name__}.{name}: a resolved config is read-only")
+        object.__setattr__(self, name, value)
+
+
+def default_of(field: Field[Any]) -> Any:
+    """The default value of a dataclass field, or MISSING."""
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default

@@ -1,0 +1,23 @@
+"""The `metrics` group: what is logged and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge.config.field import Section, opt
+
+
+@dataclass(kw_only=True)
+class Metrics(Section):
+    """Every run writes metrics.jsonl; the console, TensorBoard and W&B are switches."""
+
+    log_interval: int = opt(10, "log every N steps", gt=0)
+    enable_console: bool = opt(True, "progress bar and log lines on the terminal")
+    enable_tensorboard: bool = opt(False, "write TensorBoard event files")
+    tensorboard_dir: str = opt("tb_logs", "directory of the event files, relative to the run directory")
+    enable_wandb: bool = opt(False, "log to Weights & Biases")
+    wandb_mode: str = opt("online", "offline needs no account; `wandb sync` uploads later", choices=("online", "offline"))
+    wandb_project: str = opt("forge", "W&B project")
+    wandb_run_name: str | None = opt(None, "W&B run name; null = the name of the run directory")
+    wandb_run_id: str = opt("", "W&B run id to go on with; empty = a new run")
+    peak_tflops: float = opt(0.0, "peak of the device for MFU, in TFLOP/s; 0 = known from its name, else MFU is n/a", ge=0)

@@ -1,0 +1,105 @@
+"""The `model` group: what is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from forge.config.field import Section, opt
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+
+
+@dataclass(kw_only=True)
+class Model(Section):
+    """What every model has: a vocabulary and a longest sequence."""
+
+    _target_: str = MISSING
+    vocab_size: int = opt(32000, "rows of the embedding table; at least the tokenizer's vocabulary", gt=0)
+    max_seq_len: int = opt(2048, "longest sequence in tokens; train.seq_len must not exceed it", gt=0)
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any block routes its tokens to experts."""
+        return False
+
+
+@dataclass(kw_only=True)
+class Decoder(Model):
+    """A decoder-only transformer: the Llama shape by default, the GPT-2 shape by four options."""
+
+    _target_: str = "forge.models.decoder.Decoder"
+    dim: int = opt(4096, "width of the residual stream", gt=0)
+    n_layers: int = opt(32, "number of transformer blocks", gt=0)
+    n_heads: int = opt(32, "attention heads", gt=0)
+    n_kv_heads: int | None = opt(None, "key/value heads: null = n_heads (MHA), 1 = MQA, between = GQA", gt=0)
+    ffn_dim_multiplier: float = opt(1.0, "scales the computed feed-forward width", gt=0)
+    ffn_hidden_dim: int | None = opt(None, "feed-forward width; null = 256 * ceil(int(4*dim*2/3*multiplier) / 256)", gt=0)
+    norm_type: str = opt("rmsnorm", "normalisation layer", choices=("rmsnorm", "layernorm"))
+    norm_eps: float = opt(1e-5, "epsilon of the normalisation layers", gt=0)
+    activation: str = opt("silu", "activation of the feed-forward layer", choices=ACTIVATIONS)
+    gated_mlp: bool | None = opt(None, "gate the feed-forward layer (SwiGLU and kin); null = only for silu")
+    position: str = opt("rope", "position encoding", choices=("rope", "learned"))
+    rope_theta: float = opt(10000.0, "base of the rotary frequencies", gt=0)
+    bias: bool = opt(False, "add biases to the linear and LayerNorm layers of the blocks")
+    tie_embeddings: bool = opt(False, "share the embedding table with the output head")
+    qk_norm: bool = opt(False, "RMSNorm over queries and keys, a head at a time, before the rotation")
+    init_std: float = opt(0.02, "standard deviation of the initial weights", gt=0)
+    init_scale_residual: bool = opt(True, "divide init_std of the layers that write to the residual stream by sqrt(2*n_layers)")
+    sdpa_backend: str = opt("auto", "kernel of scaled dot-product attention", choices=("auto", "flash", "efficient", "cudnn", "math"))
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads, with null resolved to n_heads."""
+        return self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward layer has a gate, with null resolved."""
+        return self.gated_mlp if self.gated_mlp is not None else self.activation == "silu"
+
+    @property
+    def computed_ffn_hidden_dim(self) -> int:
+        """Feed-forward width: ffn_hidden_dim, or Llama's rule rounded up to a multiple of 256."""
+        if self.ffn_hidden_dim is not None:
+            return self.ffn_hidden_dim
+        return 256 * -(-int(4 * self.dim * 2 / 3 * self.ffn_dim_multiplier) // 256)
+
+    def params_by_part(self) -> dict[str, int]:
+        """Parameter count of each part, in closed form; a test compares the sum with the built model."""
+        dim, heads_dim, kv_dim, ffn = self.dim, self.n_heads * self.head_dim, self.kv_heads * self.head_dim, self.computed_ffn_hidden_dim
+        norm = dim * (2 if self.norm_type == "layernorm" and self.bias else 1)
+        attention = dim * (heads_dim + 2 * kv_dim) + heads_dim * dim + (2 * self.head_dim if self.qk_norm else 0)
+        feed_forward = dim * ffn * (3 if self.is_gated else 2)
+        if self.bias:
+            attention += heads_dim + 2 * kv_dim + dim
+            feed_forward += ffn * (2 if self.is_gated else 1) + dim
+        return {
+            "embedding": self.vocab_size * dim + (self.max_seq_len * dim if self.position == "learned" else 0),
+            "attention": self.n_layers * attention,
+            "feed-forward": self.n_layers * feed_forward,
+            "norms": (2 * self.n_layers + 1) * norm,
+            "output head": 0 if self.tie_embeddings else self.vocab_size * dim,
+        }
+
+    @property
+    def num_params_estimate(self) -> int:
+        """All parameters; exact for this architecture."""
+        return sum(self.params_by_part().values())
+
+    def flops_per_token(self, seq_len: int) -> int:
+        """Training FLOPs a token, forward and backward.
+
+        6 per weight of every matrix a token is multiplied with (the output head is one, the embedding
+        look-up is none) plus 12 * n_layers * dim * seq_len for attention, causality not discounted
+        (PaLM, arXiv:2204.02311, appendix B).
+        """
+        parts = self.params_by_part()
+        matmul = parts["attention"] + parts["feed-forward"] + self.vocab_size * self.dim
+        return 6 * matmul + 12 * self.n_layers * self.n_heads * self.head_dim * seq_len

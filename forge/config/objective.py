@@ -1,0 +1,30 @@
+"""The `objective` group: what is minimised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from forge.config.field import Section, opt
+
+
+@dataclass(kw_only=True)
+class Objective(Section):
+    """Base of every objective section."""
+
+    _target_: str = MISSING
+
+
+@dataclass(kw_only=True)
+class Pretrain(Objective):
+    """Next-token prediction over every target that is not masked."""
+
+    _target_: str = "forge.objectives.pretrain.Pretrain"
+    loss_fn: str = opt(
+        "cross_entropy",
+        "cross_entropy, or chunked_cross_entropy, which never holds all logits at once",
+        choices=("cross_entropy", "chunked_cross_entropy"),
+    )
+    z_loss_weight: float = opt(0.0, "weight of the mean squared log-partition (PaLM uses 1e-4); 0 = off", ge=0)
+    ce_chunk_size: int = opt(0, "tokens a chunk in chunked_cross_entropy; 0 = 4096 tokens or less, by the vocabulary", ge=0)

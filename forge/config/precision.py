@@ -1,0 +1,32 @@
+"""The `precision` group: number formats of weights and arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge.config.field import Section, opt
+
+
+@dataclass(kw_only=True)
+class Precision(Section):
+    """Weights and optimizer state are fp32 always; `mixed_precision` is what matrices are multiplied in."""
+
+    mixed_precision: str = opt(
+        "bf16",
+        "auto = bf16 on a GPU, fp32 on a CPU; fp16 scales the loss",
+        choices=("auto", "bf16", "fp16", "fp32"),
+    )
+    matmul_precision: str = opt(
+        "high", "fp32 matrix products: highest = fp32, high = TF32, medium = bf16, where the device has them", choices=("highest", "high", "medium")
+    )
+    init_loss_scale: float = opt(65536.0, "first loss scale of fp16; halved at an overflow, doubled after 2000 good steps", gt=0)
+
+    @property
+    def param_dtype(self) -> str:
+        """Number format of the weights that the optimizer updates."""
+        return "float32"
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether matrices are multiplied in 8 bits."""
+        return self.mixed_precision == "fp8"

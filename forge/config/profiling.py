@@ -1,0 +1,18 @@
+"""The `profiling` group: a window of torch.profiler, and memory snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge.config.field import Section, opt
+
+
+@dataclass(kw_only=True)
+class Profiling(Section):
+    """A trace of a few steps, for Perfetto or chrome://tracing."""
+
+    enable: bool = opt(False, "record a trace of steps start_step to end_step")
+    start_step: int = opt(5, "first step recorded", gt=0)
+    end_step: int = opt(8, "last step recorded; must be greater than start_step", gt=0)
+    trace_dir: str = opt("profiler_traces", "directory of the traces, relative to the run directory")
+    memory_snapshot: bool = opt(False, "also write a CUDA memory snapshot of the window; without effect on a CPU")

@@ -1,0 +1,59 @@
+"""The whole configuration: one section a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omegaconf import MISSING
+
+from forge.config.checkpoint import Checkpoint
+from forge.config.data import Data
+from forge.config.eval import Eval
+from forge.config.field import Section, opt
+from forge.config.metrics import Metrics
+from forge.config.model import Model
+from forge.config.objective import Objective
+from forge.config.optimizer import Optimizer
+from forge.config.parallel import Parallel
+from forge.config.precision import Precision
+from forge.config.profiling import Profiling
+from forge.config.run import Run
+from forge.config.scheduler import Scheduler
+from forge.config.tokenizer import Tokenizer
+from forge.config.train import Train
+
+if TYPE_CHECKING:
+    from forge.config.resolve import Resolution
+
+
+@dataclass(kw_only=True)
+class Config(Section):
+    """Everything a run depends on."""
+
+    seed: int = opt(42, "seed of initial weights, data order and sampling", ge=0)
+    model: Model = MISSING
+    tokenizer: Tokenizer = MISSING
+    data: Data = MISSING
+    objective: Objective = MISSING
+    optimizer: Optimizer = MISSING
+    scheduler: Scheduler = MISSING
+    precision: Precision = MISSING
+    parallel: Parallel = MISSING
+    train: Train = MISSING
+    eval: Eval = MISSING
+    checkpoint: Checkpoint = MISSING
+    metrics: Metrics = MISSING
+    profiling: Profiling = MISSING
+    run: Run = MISSING
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The overrides this config was composed from; empty for one made by hand."""
+        return self.__dict__.get("_overrides", ())
+
+    def validate(self, *, world_size: int | None = None) -> Resolution:
+        """Resolve a copy: what would run, with warnings and derived values. Raises ConfigError with every problem."""
+        from forge.config.resolve import resolve
+
+        return resolve(self, world_size=world_size)

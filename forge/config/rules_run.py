@@ -1,0 +1,84 @@
+"""Rules on the device, the data and the components that are built."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+
+from forge.config.data import Text
+from forge.config.field import Section
+from forge.config.root import Config
+from forge.config.rule import Finding, rule
+from forge.config.target import target_fault
+from forge.config.world import World
+
+
+@rule("data.path", reads=("data.path",))
+def data_path(config: Config, world: World) -> Iterator[Finding]:
+    """data=text needs a path that exists, or a glob that matches."""
+    section = config.data
+    if not isinstance(section, Text):
+        return
+    if not section.path:
+        yield "data.path", "data=text needs the path of your text.", "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"
+    elif not Path(section.path).exists() and next(glob.iglob(section.path, recursive=True), None) is None:
+        what = f"there is no file or directory {section.path}, and as a glob it matches nothing."
+        yield f"data.path={section.path}", what, "check the path; it is relative to where you are"
+
+
+@rule("run.device", reads=("run.device",))
+def device(config: Config, world: World) -> Iterator[Finding]:
+    """run.device=cuda needs a GPU and a CUDA build of torch."""
+    if config.run.device == "cuda" and world.devices.gpus == 0:
+        yield "run.device=cuda", f"no GPU can be used here ({world.devices.source}).", "run.device=cpu"
+
+
+@rule("run.gpus", reads=("run.device", "run.num_processes"))
+def gpus(config: Config, world: World) -> Iterator[Finding]:
+    """On GPUs every rank has one of its own."""
+    if config.run.device == "cuda" and 0 < world.devices.gpus < world.size and world.source != "WORLD_SIZE":
+        what = f"{world.size} ranks (from {world.source}) need {world.size} GPUs; there are {world.devices.gpus} ({world.devices.source})."
+        yield f"run.num_processes={world.size}", what, "a layout that fits, or run.device=cpu"
+
+
+@rule("run.inline", reads=("run.inline", "run.num_processes"))
+def inline(config: Config, world: World) -> Iterator[Finding]:
+    """run.inline runs one rank in this process; more need processes of their own."""
+    if config.run.inline and world.size > 1:
+        yield "run.inline=true", f"{world.size} ranks cannot share one process.", "run.inline=false"
+
+
+@rule("run.dir", reads=("run.dir",))
+def run_dir(config: Config, world: World) -> Iterator[Finding]:
+    """run.dir must be new, empty or absent."""
+    path = config.run.dir
+    if path is None:
+        return
+    place = Path(path)
+    if place.is_file():
+        yield f"run.dir={path}", f"{path} is a file.", "give a directory"
+    elif place.is_dir() and any(place.iterdir()):
+        yield f"run.dir={path}", f"{path} is not empty; a run directory holds one run.", "give a new directory, or leave run.dir out"
+
+
+@rule("precision.fp16_cpu", reads=("precision.mixed_precision", "run.device"), warning=True)
+def slow_on_cpu(config: Config, world: World) -> Iterator[Finding]:
+    """16-bit matrix products are slow on most CPUs."""
+    chosen = config.precision.mixed_precision
+    if config.run.device == "cpu" and chosen in ("bf16", "fp16"):
+        what = f"{chosen} matrix products on a CPU without hardware for them are many times slower than fp32."
+        yield f"precision.mixed_precision={chosen}", what, "precision=auto"
+
+
+@rule("target", reads=())
+def target(config: Config, world: World) -> Iterator[Finding]:
+    """Every _target_ must name an existing class or function under forge., torch.optim., torch.nn. or a trusted prefix."""
+    for field in dataclasses.fields(config):
+        section = getattr(config, field.name)
+        path = getattr(section, "_target_", None)
+        if isinstance(section, Section) and path is not None:
+            fault = target_fault(path, config.run.trust)
+            if fault:
+                yield f"{field.name}._target_={path}", *fault

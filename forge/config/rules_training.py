@@ -1,0 +1,113 @@
+"""Rules on batch, schedule, evaluation, checkpoints and profiling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from forge.config.derive import data_ranks, horizon
+from forge.config.root import Config
+from forge.config.rule import Finding, rule
+from forge.config.scheduler import Constant, Decay
+from forge.config.world import World
+
+BATCH = ("train.batch_size", "train.seq_len", "train.grad_accum_steps", "train.global_batch_size", "train.global_batch_tokens")
+
+
+@rule("train.global_batch_tokens", reads=BATCH)
+def global_batch_tokens(config: Config, world: World) -> Iterator[Finding]:
+    """train.global_batch_tokens must be train.global_batch_size sequences of train.seq_len tokens."""
+    train = config.train
+    tokens, size = train.global_batch_tokens or 0, train.global_batch_size or 0
+    if tokens != size * train.seq_len:
+        what = f"train.global_batch_tokens ({tokens}) is not train.global_batch_size ({size}) * train.seq_len ({train.seq_len})."
+        yield f"train.global_batch_tokens={tokens}", what, f"train.global_batch_tokens={max(size, 1) * train.seq_len}, or leave one of the two out"
+
+
+@rule("train.global_batch_size", reads=BATCH)
+def global_batch_size(config: Config, world: World) -> Iterator[Finding]:
+    """train.global_batch_size must be a whole number of micro-batches on every rank."""
+    train, ranks = config.train, data_ranks(config)
+    size, micro = train.global_batch_size or 0, config.train.batch_size * ranks
+    if size != train.grad_accum_steps * micro:
+        what = f"train.global_batch_size ({size}) is not a multiple of train.batch_size ({train.batch_size}) * {ranks} ranks = {micro}."
+        yield f"train.global_batch_size={size}", what, f"train.global_batch_size={max(round(size / micro), 1) * micro}"
+
+
+@rule("scheduler.warmup", reads=("scheduler.warmup_steps", "train.max_steps"), warning=True)
+def warmup(config: Config, world: World) -> Iterator[Finding]:
+    """Warm-up should end before train.max_steps, or the peak learning rate is never used."""
+    schedule = config.scheduler
+    if isinstance(schedule, Constant) and schedule.warmup_steps >= config.train.max_steps:
+        what = f"warm-up ({schedule.warmup_steps} steps) does not end before train.max_steps ({config.train.max_steps})."
+        yield f"scheduler.warmup_steps={schedule.warmup_steps}", what, f"scheduler.warmup_steps={config.train.max_steps // 10}"
+
+
+@rule("scheduler.horizon", reads=("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps", "train.max_steps"), warning=True)
+def schedule_horizon(config: Config, world: World) -> Iterator[Finding]:
+    """The schedule should end where the run ends."""
+    schedule, end = config.scheduler, config.train.max_steps
+    if isinstance(schedule, Decay) and schedule.warmup_steps < end and horizon(config) != end:
+        reach = "stays at the floor from there" if horizon(config) < end else "never reaches its floor"
+        what = f"the schedule spans {horizon(config)} steps and the run {end}: the learning rate {reach}."
+        yield f"scheduler.decay_steps={schedule.decay_steps}", what, "scheduler.decay_steps=null spans what is left of the run"
+
+
+@rule("eval.stop_needs_eval", reads=("eval.enabled", "eval.target", "eval.patience"))
+def stop_needs_eval(config: Config, world: World) -> Iterator[Finding]:
+    """eval.target and eval.patience need eval.enabled=true."""
+    section = config.eval
+    if not section.enabled:
+        for key, value, default in (("target", section.target, None), ("patience", section.patience, 0)):
+            if value != default:
+                yield f"eval.{key}={value}", f"eval.{key} needs evaluation, and eval.enabled is false.", "eval.enabled=true"
+
+
+@rule("eval.interval", reads=("eval.interval", "train.max_steps"), warning=True)
+def eval_interval(config: Config, world: World) -> Iterator[Finding]:
+    """Early stopping needs more than one evaluation in the run."""
+    section = config.eval
+    if section.enabled and section.patience and section.interval >= config.train.max_steps:
+        what = f"eval.patience={section.patience} never acts: the only evaluation is at the end (train.max_steps={config.train.max_steps})."
+        yield f"eval.interval={section.interval}", what, f"eval.interval={max(config.train.max_steps // 10, 1)}"
+
+
+@rule("checkpoint.pinned", reads=("checkpoint.async_mode", "run.device"))
+def pinned(config: Config, world: World) -> Iterator[Finding]:
+    """checkpoint.async_mode=async_with_pinned_mem stages through page-locked memory, which needs a GPU."""
+    if config.checkpoint.async_mode == "async_with_pinned_mem" and config.run.device != "cuda":
+        yield "checkpoint.async_mode=async_with_pinned_mem", "page-locked memory needs a GPU; this run is on the CPU.", "checkpoint.async_mode=async"
+
+
+@rule("checkpoint.load_path", reads=("checkpoint.load_path",))
+def load_path(config: Config, world: World) -> Iterator[Finding]:
+    """checkpoint.load_path must exist."""
+    path = config.checkpoint.load_path
+    if path is not None and not Path(path).is_dir():
+        yield f"checkpoint.load_path={path}", f"there is no directory {path}.", "give a step_N directory, or a run directory that has checkpoints"
+
+
+@rule("checkpoint.exclude_unused", reads=("checkpoint.exclude_from_loading",), warning=True)
+def exclude_unused(config: Config, world: World) -> Iterator[Finding]:
+    """checkpoint.exclude_from_loading is read together with checkpoint.load_path only."""
+    section = config.checkpoint
+    if section.exclude_from_loading and section.load_path is None:
+        key = f"checkpoint.exclude_from_loading={list(section.exclude_from_loading)}"
+        yield key, "checkpoint.exclude_from_loading has no effect without checkpoint.load_path.", "checkpoint.load_path=..."
+
+
+@rule("profiling.window", reads=("profiling.start_step", "profiling.end_step"))
+def window(config: Config, world: World) -> Iterator[Finding]:
+    """profiling.end_step must be greater than profiling.start_step."""
+    section = config.profiling
+    if section.end_step <= section.start_step:
+        what = f"profiling.end_step ({section.end_step}) must be greater than profiling.start_step ({section.start_step})."
+        yield f"profiling.end_step={section.end_step}", what, f"profiling.end_step={section.start_step + 3}"
+
+
+@rule("profiling.beyond", reads=("profiling.enable", "profiling.end_step", "train.max_steps"), warning=True)
+def profiling_beyond(config: Config, world: World) -> Iterator[Finding]:
+    """The profiled window should lie within the run."""
+    section, end = config.profiling, config.train.max_steps
+    if section.enable and section.end_step > end:
+        yield f"profiling.end_step={section.end_step}", f"the run ends at step {end}, so the trace is cut there.", f"train.max_steps={section.end_step}"

@@ -1,0 +1,70 @@
+"""The `scheduler` group: the learning rate over the steps, as a factor of optimizer.lr."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from forge.config.field import Section, opt
+
+
+@dataclass(kw_only=True)
+class Scheduler(Section):
+    """Base of every schedule."""
+
+    _target_: str = MISSING
+
+
+@dataclass(kw_only=True)
+class NoSchedule(Scheduler):
+    """The peak learning rate at every step, without warm-up."""
+
+    _target_: str = "forge.optim.schedules.none"
+
+
+@dataclass(kw_only=True)
+class Constant(Scheduler):
+    """Linear warm-up, then the peak."""
+
+    _target_: str = "forge.optim.schedules.constant"
+    warmup_steps: int = opt(2000, "steps of linear warm-up; the first update already has lr / warmup_steps", ge=0)
+
+
+@dataclass(kw_only=True)
+class Decay(Constant):
+    """What every decaying schedule has: how long it decays and where it ends."""
+
+    decay_steps: int | None = opt(None, "steps from the peak to the floor; null = what is left of train.max_steps", gt=0)
+    min_lr_ratio: float = opt(0.1, "the floor as a share of the peak", ge=0, le=1)
+
+
+@dataclass(kw_only=True)
+class Cosine(Decay):
+    """Half a cosine from the peak to the floor (arXiv:1608.03983)."""
+
+    _target_: str = "forge.optim.schedules.cosine"
+
+
+@dataclass(kw_only=True)
+class Linear(Decay):
+    """A straight line from the peak to the floor."""
+
+    _target_: str = "forge.optim.schedules.linear"
+
+
+@dataclass(kw_only=True)
+class WSD(Decay):
+    """Warm-up, stable, decay (arXiv:2404.06395)."""
+
+    _target_: str = "forge.optim.schedules.wsd"
+    stable_steps: int | None = opt(None, "steps at the peak; null = what warm-up and decay leave of train.max_steps", ge=0)
+    wsd_decay_type: str = opt("cosine", "shape of the decay", choices=("cosine", "linear", "sqrt"))
+
+
+@dataclass(kw_only=True)
+class Rex(Decay):
+    """REX (arXiv:2107.04197): slow at first, steep at the end."""
+
+    _target_: str = "forge.optim.schedules.rex"
+    rex_alpha: float = opt(1.0, "exponent of the published curve; 1 = as published", gt=0)

@@ -1,0 +1,46 @@
+"""Which `_target_` paths may be built, checked without importing any of them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge.config.errors import closest, did_you_mean
+
+ALLOWED = ("forge.", "torch.optim.", "torch.nn.")
+ROOT = Path(__file__).parents[1]
+
+
+def allowed(path: str, trust: Sequence[str] = ()) -> bool:
+    """Whether a `_target_` is under forge, torch.optim, torch.nn or a prefix that the user trusts."""
+    prefixes = (*ALLOWED, *(prefix if prefix.endswith(".") else f"{prefix}." for prefix in trust))
+    return path.startswith(prefixes)
+
+
+def target_fault(path: str, trust: Sequence[str] = ()) -> tuple[str, str] | None:
+    """(what is wrong, what to do) with a `_target_`, or None.
+
+    forge's own modules are read, not imported, so that a misspelt name is found before anything starts;
+    other packages are checked when they are built.
+    """
+    if not allowed(path, trust):
+        package = path.partition(".")[0]
+        return f"{path} is not under {', '.join(ALLOWED)} or a trusted prefix.", f"if you trust it: run.trust=[{package}.]"
+    if not path.startswith("forge."):
+        return None
+    module, _, name = path.rpartition(".")
+    file = ROOT.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    if not file.is_file():
+        return f"there is no module {module}.", "check the path"
+    names = _names(file)
+    if name not in names:
+        return f"{module} has no '{name}'.", did_you_mean([f"{module}.{n}" for n in closest(name, names)]) or f"it has {', '.join(names)}"
+    return None
+
+
+@functools.cache
+def _names(file: Path) -> tuple[str, ...]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"))

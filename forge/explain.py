@@ -1,0 +1,80 @@
+"""`python -m forge.explain KEY... [overrides]`: the value of an option and where it comes from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from omegaconf import OmegaConf
+
+from forge.config import cli, help
+from forge.config.bounds import describe_bounds
+from forge.config.compose import Composition
+from forge.config.errors import ConfigError, Problem, did_you_mean
+from forge.config.field import Section
+from forge.config.origin import origin
+from forge.config.overrides import unknown
+from forge.config.resolve import Resolution, get
+from forge.config.rules import RULES
+from forge.config.schemas import walk_options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print value, origin, meaning, bounds and rules of each key, and exit 0; or all problems, and exit 2."""
+    arguments = cli.parser("forge.explain", "The value of an option, where it comes from, what it means and which rules read it.")
+    options = cli.parse(arguments, argv)
+    keys = [text for text in options.overrides if "=" not in text]
+    overrides = [text for text in options.overrides if "=" in text]
+    if options.help or not keys:
+        print(help.page("forge.explain KEY", arguments, []))
+        return 0 if options.help else cli.REFUSED
+
+    def verb() -> int:
+        composition, resolution = cli.resolved(overrides, options.config_dir)
+        faults = [(key, unknown(composition.tree, key, composition.library.groups())) for key in keys]
+        problems = [Problem(key=key, what=f.what, fix=did_you_mean(f.meant) or f.hint) for key, f in faults if f is not None]
+        if problems:
+            raise ConfigError(problems)
+        print("\n\n".join(explain(key, composition, resolution) for key in keys))
+        return 0
+
+    return cli.refuse(verb)
+
+
+def explain(key: str, composition: Composition, resolution: Resolution) -> str:
+    """Everything known about one option or section, as text."""
+    value = get(resolution.config, key)
+    if isinstance(value, Section):
+        choice = composition.choices.get(key)
+        names = [f"  {key}.{name} = {_show(getattr(value, name))}" for name in _fields(value) if not name.startswith("_")]
+        return "\n".join([f"{key}={choice}   ({type(value).__name__}: {(type(value).__doc__ or '').strip()})", *names])
+    lines = [f"{key} = {_show(value)}"]
+    derived = next((d for d in resolution.derived if d.key == key), None)
+    written = _show(OmegaConf.select(composition.tree, key))
+    if derived is not None:
+        lines.append(f"  worked out    {derived.why}")
+        lines.append(f"  because       {written} is written at {origin(composition, key)}")
+    elif key in composition.applied:
+        lines.append(f"  from          the command line: {composition.applied[key]}")
+    else:
+        lines.append(f"  from          {origin(composition, key)}")
+    for option, _, _, field in walk_options():
+        if option == key:
+            lines.append(f"  meaning       {field.metadata.get('help', 'what is built for this section')}")
+            admitted = describe_bounds(field.metadata)
+            lines += [f"  admits        {admitted}"] if admitted else []
+            break
+    lines += [f"  rule          {rule.id}: {rule.sentence}" for rule in RULES if key in rule.reads]
+    return "\n".join(lines)
+
+
+def _fields(section: Section) -> list[str]:
+    return [name for name in vars(section) if not name.startswith("_frozen")]
+
+
+def _show(value: object) -> str:
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if value is None or isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

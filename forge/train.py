@@ -1,0 +1,111 @@
+"""`python -m forge.train [overrides]`: compose, check, make the run directory, start the ranks."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge.config import cli, help
+from forge.config.compose import compose
+from forge.config.errors import ConfigError, Problem
+from forge.config.paths import CONF
+from forge.config.resolve import Resolution, resolve
+from forge.config.root import Config
+from forge.launch import directory, local
+from forge.launch.directory import Result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, and exit with the worker's code; 2 when the configuration is refused."""
+    arguments = cli.parser("forge.train", "Train what the groups and values name, on this machine.")
+    arguments.add_argument("-c", "--cfg", choices=("job",), help="print the composed config instead of running it")
+    arguments.add_argument("-p", "--package", default="", help="with --cfg: only this section")
+    arguments.add_argument("-m", "--multirun", action="store_true", help="a sweep; not in this version")
+    arguments.add_argument("-i", "--info", nargs="?", const="all", help="what Hydra says of the composition: defaults, searchpath, ...")
+    arguments.add_argument("-sc", "--shell-completion", action="store_true", help="completion: -sc install=bash (fish, zsh)")
+    options = cli.parse(arguments, argv)
+    if options.help:
+        print(help.page("forge.train", arguments, options.overrides))
+        return 0
+    if options.shell_completion or options.info:
+        return _hydra(list(sys.argv[1:] if argv is None else argv))
+    return cli.refuse(lambda: _main(options))
+
+
+def train(config: Config) -> Result:
+    """Train a composed config and return how it ended.
+
+    Raises ConfigError (a ValueError) when it is refused, RuntimeError when the run fails.
+    """
+    resolution = resolve(config)
+    run_dir, _ = directory.create(resolution, label=resolution.config.run.name or "run", overrides=config.overrides)
+    code = _start(run_dir, resolution)
+    result = directory.read_result(run_dir)
+    if code != 0 or result is None:
+        raise RuntimeError(f"the run failed with exit code {code}; see {run_dir / directory.ERROR}")
+    return result
+
+
+def _main(options) -> int:
+    if options.cfg:
+        return _show(options)
+    if options.multirun:
+        raise ConfigError([Problem(key="-m", what="sweeps are not in this version.", fix="run the points one by one", where="command line")])
+    composition, resolution = cli.resolved(options.overrides, options.config_dir)
+    for warning in resolution.warnings:
+        print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
+    label = composition.choices.get("model") or "run"
+    run_dir, _ = directory.create(resolution, label=label, overrides=composition.overrides)
+    print(f"run directory: {_short(run_dir)}", flush=True)
+    return _start(run_dir, resolution)
+
+
+def _start(run_dir: Path, resolution: Resolution) -> int:
+    if resolution.config.run.inline:
+        from forge import worker
+
+        return worker.main([str(run_dir)])
+    return local.start(run_dir)
+
+
+def _show(options) -> int:
+    from omegaconf import OmegaConf
+
+    composition = compose(options.overrides, config_dirs=options.config_dir)
+    if composition.problems:
+        raise ConfigError(composition.problems)
+    node = OmegaConf.select(composition.tree, options.package) if options.package else composition.tree
+    if not OmegaConf.is_config(node):
+        raise ConfigError([Problem(key=f"--package {options.package}", what="there is no such section.", fix="a group, such as --package model")])
+    print(OmegaConf.to_yaml(node), end="")
+    return 0
+
+
+def _hydra(argv: list[str]) -> int:
+    import hydra
+
+    from forge.config import schemas
+
+    schemas.register()
+    sys.argv[1:] = argv
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(lambda _: None)()
+    return 0
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+class _Callable(types.ModuleType):
+    """The package's `forge.train` is this module; calling it trains."""
+
+    def __call__(self, config: Config) -> Result:
+        return train(config)
+
+
+sys.modules[__name__].__class__ = _Callable
+
+if __name__ == "__main__":
+    sys.exit(main())

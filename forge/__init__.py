@@ -1,8 +1,8 @@
 """forge: composable experiments for training language models.
 
-    cfg = forge.compose(["model=small", "train.max_steps=100"])
-    cfg.validate()
-    result = forge.train(cfg)
+cfg = forge.compose(["model=small", "train.max_steps=100"])
+cfg.validate()
+result = forge.train(cfg)
 """
 
 from __future__ import annotations

@@ -36,7 +36,9 @@ def report(composition: Composition, resolution: Resolution) -> str:
     lines = [choices, ""]
     if isinstance(model, Decoder):
         parts = model.params_by_part()
-        lines += _table("model", [("parameters", f"{model.num_params_estimate:,}"), *((f"  {name}", f"{n:,}") for name, n in parts.items())])
+        lines += _table(
+            "model", [("parameters", f"{model.num_params_estimate:,}"), *((f"  {name}", f"{n:,}") for name, n in parts.items())]
+        )
         flops = model.flops_per_token(train.seq_len)
         lines += [_row("FLOPs a token", f"{flops:.4g} (forward and backward, {train.seq_len} tokens of context)")]
         lines += [_row("FLOPs in all", f"{flops * tokens * train.max_steps:.4g}")]

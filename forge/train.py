@@ -52,7 +52,9 @@ def _main(options) -> int:
     if options.cfg:
         return _show(options)
     if options.multirun:
-        raise ConfigError([Problem(key="-m", what="sweeps are not in this version.", fix="run the points one by one", where="command line")])
+        raise ConfigError(
+            [Problem(key="-m", what="sweeps are not in this version.", fix="run the points one by one", where="command line")]
+        )
     composition, resolution = cli.resolved(options.overrides, options.config_dir)
     for warning in resolution.warnings:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
@@ -78,7 +80,9 @@ def _show(options) -> int:
         raise ConfigError(composition.problems)
     node = OmegaConf.select(composition.tree, options.package) if options.package else composition.tree
     if not OmegaConf.is_config(node):
-        raise ConfigError([Problem(key=f"--package {options.package}", what="there is no such section.", fix="a group, such as --package model")])
+        raise ConfigError(
+            [Problem(key=f"--package {options.package}", what="there is no such section.", fix="a group, such as --package model")]
+        )
     print(OmegaConf.to_yaml(node), end="")
     return 0
 

@@ -12,7 +12,12 @@ from typing import Any
 from forge.config.errors import Problem, closest, did_you_mean
 from forge.config.field import Section
 
-COMPARE = {"gt": (operator.gt, "greater than"), "ge": (operator.ge, "at least"), "lt": (operator.lt, "less than"), "le": (operator.le, "at most")}
+COMPARE = {
+    "gt": (operator.gt, "greater than"),
+    "ge": (operator.ge, "at least"),
+    "lt": (operator.lt, "less than"),
+    "le": (operator.le, "at most"),
+}
 
 
 def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:

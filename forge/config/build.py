@@ -30,7 +30,9 @@ def build(section: Any, *, path: str = "", trust: Sequence[str] = (), **runtime:
     fields = {f.name: getattr(section, f.name) for f in dataclasses.fields(section) if f.name != "_target_"}
     fault = signature_fault(target, {*fields, *runtime})
     if fault:
-        raise ConfigError([Problem(key=f"{key}={name}", what=fault, fix="give the section the options that its target takes", rule="target")])
+        raise ConfigError(
+            [Problem(key=f"{key}={name}", what=fault, fix="give the section the options that its target takes", rule="target")]
+        )
     return target(**fields, **runtime)
 
 

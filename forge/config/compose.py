@@ -53,7 +53,9 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -
         search_path += _search_path(override, problems)
     library = Library(search_path)
     for path in library.missing_sources():
-        problems.append(Problem(key="hydra.searchpath", what=f"there is no directory {path}.", fix="give an existing one", where=COMMAND_LINE))
+        problems.append(
+            Problem(key="hydra.searchpath", what=f"there is no directory {path}.", fix="give an existing one", where=COMMAND_LINE)
+        )
     chosen, assigned = _split(parsed, lambda o: library.is_group(o.key_or_group))
     chosen = [o for o in chosen if _legal_choice(o, library, problems)]
     tree, choices, files = _merge(library, chosen, problems)
@@ -110,10 +112,19 @@ def _search_path(override: Override, problems: list[Problem]) -> list[str]:
 def _legal_choice(override: Override, library: Library, problems: list[Problem]) -> bool:
     group, text = override.key_or_group, override.input_line or ""
     if override.is_delete():
-        problems.append(Problem(key=text, what=f"the group {group} cannot be removed.", fix=f"choose one: {', '.join(library.options(group))}", where=COMMAND_LINE))
+        problems.append(
+            Problem(
+                key=text,
+                what=f"the group {group} cannot be removed.",
+                fix=f"choose one: {', '.join(library.options(group))}",
+                where=COMMAND_LINE,
+            )
+        )
         return False
     if override.is_sweep_override():
-        problems.append(Problem(key=text, what=f"{group} has several values, and this is not a sweep.", fix="choose one", where=COMMAND_LINE))
+        problems.append(
+            Problem(key=text, what=f"{group} has several values, and this is not a sweep.", fix="choose one", where=COMMAND_LINE)
+        )
         return False
     name, options = override.value(), library.options(group)
     if name is None and group in ("experiment", "debug", "local"):
@@ -129,7 +140,9 @@ def _legal_choice(override: Override, library: Library, problems: list[Problem])
     return True
 
 
-def _merge(library: Library, chosen: list[Override], problems: list[Problem]) -> tuple[DictConfig, dict[str, str | None], list[tuple[str, str]]]:
+def _merge(
+    library: Library, chosen: list[Override], problems: list[Problem]
+) -> tuple[DictConfig, dict[str, str | None], list[tuple[str, str]]]:
     for override in chosen:
         if override.is_add() and override.key_or_group in library.groups():
             override.type = OverrideType.CHANGE  # `+group=x` and `group=x` say the same where the group has a place already
@@ -161,16 +174,16 @@ def _reason(error: BaseException) -> str:
 
 
 def _incomplete(tree: DictConfig) -> list[Problem]:
-    problems = [
-        Problem(key=key, what="a value is missing.", fix=f"give one: {key}=...") for key in sorted(OmegaConf.missing_keys(tree))
-    ]
+    problems = [Problem(key=key, what="a value is missing.", fix=f"give one: {key}=...") for key in sorted(OmegaConf.missing_keys(tree))]
     if problems:
         return problems
     for key in values.option_keys(tree):
         try:
             OmegaConf.select(tree, key, throw_on_resolution_failure=True)
         except OmegaConfBaseException as error:
-            problems.append(Problem(key=key, what=f"its interpolation fails: {str(error).splitlines()[0]}", fix="name an existing key in ${...}"))
+            problems.append(
+                Problem(key=key, what=f"its interpolation fails: {str(error).splitlines()[0]}", fix="name an existing key in ${...}")
+            )
     return problems
 
 

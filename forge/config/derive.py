@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +75,7 @@ def device(config: Config, world: World) -> Iterator[Derived]:
         yield Derived(key="precision.mixed_precision", value=chosen, why=f"run.device={world.device}")
 
 
-@derivation(
-    reads=tuple(f"parallel.{axis}" for axis in AXES), writes=("run.num_processes", "parallel.dp_shard")
-)
+@derivation(reads=tuple(f"parallel.{axis}" for axis in AXES), writes=("run.num_processes", "parallel.dp_shard"))
 def layout(config: Config, world: World) -> Iterator[Derived]:
     """The number of ranks, and FSDP over what the other degrees leave of it."""
     parallel = config.parallel
@@ -112,10 +111,8 @@ def batch(config: Config, world: World) -> Iterator[Derived]:
         yield Derived(key="train.global_batch_tokens", value=size * train.seq_len, why=f"{size} sequences * {train.seq_len} tokens")
 
 
-@derivation(
-    reads=("train.max_steps", "scheduler.warmup_steps"), writes=("scheduler.decay_steps", "scheduler.stable_steps")
-)
-def schedule(config: Config, world: World) -> Iterator[Derived]:
+@derivation(reads=("train.max_steps", "scheduler.warmup_steps"), writes=("scheduler.decay_steps", "scheduler.stable_steps"))
+def schedule(config: Config, world: World | None) -> Iterator[Derived]:
     """Decay and stable steps from the horizon, train.max_steps."""
     schedule, horizon = config.scheduler, config.train.max_steps
     if not isinstance(schedule, Decay):
@@ -152,3 +149,24 @@ def horizon(config: Config) -> int:
     if isinstance(schedule, WSD):
         steps += schedule.stable_steps or 0
     return steps
+
+
+def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[Derived]:
+    """Cut train.max_steps to train.max_epochs passes over `samples` sequences, once their number is known.
+
+    Schedule steps that were worked out before (`derived`) are worked out again. Changes the config in place.
+    """
+    train = config.train
+    steps = max(math.ceil(train.max_epochs * samples / (train.global_batch_size or 1)), 1)
+    if not train.max_epochs or steps >= train.max_steps:
+        return []
+    train.max_steps = steps
+    why = f"{train.max_epochs:g} epochs * {samples} sequences / {train.global_batch_size} a step"
+    found = [Derived(key="train.max_steps", value=steps, why=why)]
+    for name in ("decay_steps", "stable_steps"):
+        if f"scheduler.{name}" in derived:
+            setattr(config.scheduler, name, None)
+    for step in schedule(config, None):
+        setattr(config.scheduler, step.key.rpartition(".")[2], step.value)
+        found.append(step)
+    return found

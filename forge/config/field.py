@@ -44,6 +44,14 @@ class Section:
                 setattr(self, field.name, tuple(value))
         self.__dict__["_frozen"] = True
 
+    def thaw(self) -> None:
+        """Undo `freeze`, for a copy that is still to be changed."""
+        self.__dict__.pop("_frozen", None)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Section):
+                value.thaw()
+
     @property
     def frozen(self) -> bool:
         return self.__dict__.get("_frozen", False)

@@ -23,7 +23,9 @@ def apply(tree: DictConfig, override: Override, groups: Iterable[str]) -> Proble
     text, key = override.input_line or "", override.key_or_group
     if override.is_sweep_override():
         values = text.split("=", 1)[1]
-        return _problem(text, f"{key} has several values, and this is not a sweep.", f"one value; {key}=[{values}] for a list; quotes for a text")
+        return _problem(
+            text, f"{key} has several values, and this is not a sweep.", f"one value; {key}=[{values}] for a list; quotes for a text"
+        )
     if override.is_delete():
         return _problem(text, "an option cannot be removed.", f"give it a value: {key}=...")
     fault = unknown(tree, key, groups)

@@ -4,8 +4,5 @@ from forge.config import rules_layout, rules_model, rules_run, rules_training
 from forge.config.rule import Rule
 
 RULES: tuple[Rule, ...] = tuple(
-    value
-    for module in (rules_model, rules_training, rules_layout, rules_run)
-    for value in vars(module).values()
-    if isinstance(value, Rule)
+    value for module in (rules_model, rules_training, rules_layout, rules_run) for value in vars(module).values() if isinstance(value, Rule)
 )

@@ -23,7 +23,11 @@ def world_size(config: Config, world: World) -> Iterator[Finding]:
     if prod(degrees.values()) != world.size:
         arithmetic = " * ".join(f"{axis}={size}" for axis, size in degrees.items())
         what = f"{arithmetic} = {prod(degrees.values())}, but there are {world.size} ranks (from {world.source})."
-        fix = "parallel.dp_shard=-1 takes what the others leave" if config.parallel.dp_shard > 0 else "change the degrees or the number of ranks"
+        fix = (
+            "parallel.dp_shard=-1 takes what the others leave"
+            if config.parallel.dp_shard > 0
+            else "change the degrees or the number of ranks"
+        )
         yield "parallel.dp_shard=" + str(degrees["dp_shard"]), what, fix
 
 
@@ -48,7 +52,11 @@ def tp_heads(config: Config, world: World) -> Iterator[Finding]:
     """Tensor parallelism cuts attention by heads: model.n_heads must be divisible by parallel.tp."""
     model, tp = config.model, config.parallel.tp
     if isinstance(model, Decoder) and model.n_heads % tp:
-        yield f"parallel.tp={tp}", f"model.n_heads ({model.n_heads}) must be divisible by parallel.tp ({tp}).", "another model.n_heads or parallel.tp"
+        yield (
+            f"parallel.tp={tp}",
+            f"model.n_heads ({model.n_heads}) must be divisible by parallel.tp ({tp}).",
+            "another model.n_heads or parallel.tp",
+        )
 
 
 @rule("parallel.tp_kv_heads", reads=("parallel.tp", "model.n_kv_heads"))
@@ -113,4 +121,8 @@ def no_effect(config: Config, world: World) -> Iterator[Finding]:
             yield f"parallel.{name}={value}", f"parallel.{name} has no effect on one rank.", f"leave it at {defaults[name]}"
     if config.train.nccl_health_check_interval:
         value = config.train.nccl_health_check_interval
-        yield f"train.nccl_health_check_interval={value}", "there is no collective to check on one rank.", "train.nccl_health_check_interval=0"
+        yield (
+            f"train.nccl_health_check_interval={value}",
+            "there is no collective to check on one rank.",
+            "train.nccl_health_check_interval=0",
+        )

@@ -29,7 +29,11 @@ def heads(config: Config, world: World) -> Iterator[Finding]:
     model = config.model
     if isinstance(model, Decoder) and model.dim % model.n_heads:
         legal = _nearest_divisor(model.dim, model.n_heads)
-        yield f"model.n_heads={model.n_heads}", f"model.dim ({model.dim}) is not divisible by model.n_heads ({model.n_heads}).", f"model.n_heads={legal}"
+        yield (
+            f"model.n_heads={model.n_heads}",
+            f"model.dim ({model.dim}) is not divisible by model.n_heads ({model.n_heads}).",
+            f"model.n_heads={legal}",
+        )
 
 
 @rule("model.kv_heads", reads=("model.n_heads", "model.n_kv_heads"))

@@ -21,7 +21,11 @@ def global_batch_tokens(config: Config, world: World) -> Iterator[Finding]:
     tokens, size = train.global_batch_tokens or 0, train.global_batch_size or 0
     if tokens != size * train.seq_len:
         what = f"train.global_batch_tokens ({tokens}) is not train.global_batch_size ({size}) * train.seq_len ({train.seq_len})."
-        yield f"train.global_batch_tokens={tokens}", what, f"train.global_batch_tokens={max(size, 1) * train.seq_len}, or leave one of the two out"
+        yield (
+            f"train.global_batch_tokens={tokens}",
+            what,
+            f"train.global_batch_tokens={max(size, 1) * train.seq_len}, or leave one of the two out",
+        )
 
 
 @rule("train.global_batch_size", reads=BATCH)
@@ -43,7 +47,11 @@ def warmup(config: Config, world: World) -> Iterator[Finding]:
         yield f"scheduler.warmup_steps={schedule.warmup_steps}", what, f"scheduler.warmup_steps={config.train.max_steps // 10}"
 
 
-@rule("scheduler.horizon", reads=("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps", "train.max_steps"), warning=True)
+@rule(
+    "scheduler.horizon",
+    reads=("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps", "train.max_steps"),
+    warning=True,
+)
 def schedule_horizon(config: Config, world: World) -> Iterator[Finding]:
     """The schedule should end where the run ends."""
     schedule, end = config.scheduler, config.train.max_steps
@@ -76,7 +84,11 @@ def eval_interval(config: Config, world: World) -> Iterator[Finding]:
 def pinned(config: Config, world: World) -> Iterator[Finding]:
     """checkpoint.async_mode=async_with_pinned_mem stages through page-locked memory, which needs a GPU."""
     if config.checkpoint.async_mode == "async_with_pinned_mem" and config.run.device != "cuda":
-        yield "checkpoint.async_mode=async_with_pinned_mem", "page-locked memory needs a GPU; this run is on the CPU.", "checkpoint.async_mode=async"
+        yield (
+            "checkpoint.async_mode=async_with_pinned_mem",
+            "page-locked memory needs a GPU; this run is on the CPU.",
+            "checkpoint.async_mode=async",
+        )
 
 
 @rule("checkpoint.load_path", reads=("checkpoint.load_path",))
@@ -84,7 +96,11 @@ def load_path(config: Config, world: World) -> Iterator[Finding]:
     """checkpoint.load_path must exist."""
     path = config.checkpoint.load_path
     if path is not None and not Path(path).is_dir():
-        yield f"checkpoint.load_path={path}", f"there is no directory {path}.", "give a step_N directory, or a run directory that has checkpoints"
+        yield (
+            f"checkpoint.load_path={path}",
+            f"there is no directory {path}.",
+            "give a step_N directory, or a run directory that has checkpoints",
+        )
 
 
 @rule("checkpoint.exclude_unused", reads=("checkpoint.exclude_from_loading",), warning=True)
@@ -110,4 +126,8 @@ def profiling_beyond(config: Config, world: World) -> Iterator[Finding]:
     """The profiled window should lie within the run."""
     section, end = config.profiling, config.train.max_steps
     if section.enable and section.end_step > end:
-        yield f"profiling.end_step={section.end_step}", f"the run ends at step {end}, so the trace is cut there.", f"train.max_steps={section.end_step}"
+        yield (
+            f"profiling.end_step={section.end_step}",
+            f"the run ends at step {end}, so the trace is cut there.",
+            f"train.max_steps={section.end_step}",
+        )

@@ -67,17 +67,17 @@ def rows() -> tuple[SeedRow, ...]:
 def lookup(key: str) -> list[SeedRow]:
     """The options of seeds that a typed key may mean, those spelled exactly so first.
 
-    Leading dashes do not count, and `-` is `_`. A name without a section also finds the options that end in it; a name
-    in another section finds them where only one answer is possible.
+    Leading dashes do not count, and `-` is `_`. A name without a section also finds the options that end in it, unless
+    one spelled so is taken; a name in another section finds them where only one answer is possible.
     """
     wanted = _plain(key)
     options = [row for row in rows() if row.seed != RULES]
     exact = [row for row in options if _plain(row.key) == wanted]
     related = [row for row in options if _last(row.key) == _last(key) and row not in exact]
+    if any(row.status == TAKEN or "." in wanted for row in exact):
+        return exact
     if "." not in wanted:
         return exact + related
-    if exact:
-        return exact
     bare_or_taken = [row for row in related if row.status == TAKEN or "." not in row.key]
     return bare_or_taken if len({(row.status, row.ours) for row in bare_or_taken}) == 1 else []
 
@@ -99,7 +99,7 @@ def render_markdown() -> str:
     for seed, options in groupby(rows(), key=lambda row: row.seed):
         parts.append(f"## {TITLES[seed]}\n")
         for section, members in groupby(options, key=lambda row: row.section):
-            parts.append(f"### {section}\n\n{_section_table(list(members))}")
+            parts.append(f"### {section}\n\n{_section_table(section, list(members))}")
     return "\n".join(parts)
 
 
@@ -112,17 +112,22 @@ def _last(key: str) -> str:
 
 
 def _sentence(row: SeedRow) -> str:
-    name = f"{TITLES[row.seed]}'s {row.key.lstrip('-')}"
+    title, note = TITLES[row.seed], f" ({row.note})" if row.note else ""
+    name = f"{title}'s {row.key.lstrip('-')}"
     if row.status == NOT_TAKEN:
         return f"{name} is not taken: {row.note}"
-    verb = "comes later" if row.status == LATER else f"is a group choice here, {row.ours}" if "=" in row.ours else f"is {row.ours} here"
-    return f"{name} {verb} ({row.note})" if row.note else f"{name} {verb}"
+    if row.status == LATER:
+        return f"{name} comes later{note}"
+    if row.ours == row.key:
+        return f"it is {row.ours}, as in {title}{note}"
+    return f"{name} is {'the group choice ' * ('=' in row.ours)}{row.ours} here{note}"
 
 
 def _counts() -> str:
     count = Counter((row.seed, row.status) for row in rows())
-    lines = [[title, *(str(count[seed, s]) for s in STATUSES), str(sum(count[seed, s] for s in STATUSES))] for seed, title in TITLES.items()]
-    total = [str(sum(count[seed, s] for seed in TITLES)) for s in STATUSES]
+    by_seed = {title: [count[seed, status] for status in STATUSES] for seed, title in TITLES.items()}
+    lines = [[title, *map(str, numbers), str(sum(numbers))] for title, numbers in by_seed.items()]
+    total = [str(sum(numbers)) for numbers in zip(*by_seed.values(), strict=True)]
     return _table(["seed", *STATUSES, "all"], [*lines, ["all", *total, str(len(rows()))]])
 
 
@@ -131,13 +136,24 @@ def _plan() -> str:
     return "What comes later, by subject:\n\n" + _table(["subject", "options"], [[s, str(n)] for s, n in subjects.most_common()])
 
 
-def _section_table(members: list[SeedRow]) -> str:
+def _section_table(section: str, members: list[SeedRow]) -> str:
     with_default = any(row.default for row in members)
     lines = [
-        [f"`{row.key}`", *([f"`{row.default}`"] if with_default else []), f"`{row.ours}`" if row.ours else f"*{row.status}*", row.note]
+        [
+            f"`{row.key.removeprefix(f'{section}: ')}`",
+            *([f"`{row.default}`"] if with_default else []),
+            f"`{_in_signs(row.ours)}`" if row.ours else f"*{row.status}*",
+            row.note,
+        ]
         for row in members
     ]
     return _table(["theirs", *(["default"] if with_default else []), "here", "note"], lines)
+
+
+def _in_signs(bound: str) -> str:
+    for name, sign in {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}.items():
+        bound = bound.replace(f" {name} ", f" {sign} ")
+    return bound
 
 
 def _table(head: list[str], lines: Iterable[list[str]]) -> str:

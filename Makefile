@@ -1,0 +1,34 @@
+# `make train` and `make test` set up on a fresh machine with Python 3.11 or newer, and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.PHONY: install train test fast lint docs clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("forge needs Python 3.11 or newer; this is " + sys.version) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+train: install ## the first real run
+	$(BIN)/python -m forge.train
+
+test: install lint ## everything that CI runs
+	$(BIN)/python -m pytest
+
+fast: install ## the tests that take seconds
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+docs: install ## the pages that are made from the schema
+	$(BIN)/python -m forge.config.document --write docs
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,69 @@
+"""The directory of prepared data: where it is, one builder at a time, complete entries only."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+def cache_root(cache_dir: str | None) -> Path:
+    """data.cache_dir, else $FORGE_CACHE, else ~/.cache/forge."""
+    return Path(cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge").expanduser().absolute()
+
+
+@contextmanager
+def explained(root: Path) -> Iterator[None]:
+    """Failures of the file system under `root` become a ValueError that names data.cache_dir."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and not Path(error.filename).is_relative_to(root):
+            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = f"no space left to write prepared data ({error.strerror})"
+        else:
+            problem = f"cannot write prepared data there ({error.strerror or error})"
+        raise ValueError(
+            f"data.cache_dir = {root}: {problem}. Make room or set data.cache_dir (or $FORGE_CACHE) to a directory you may write to."
+        ) from error
+
+
+@contextmanager
+def one_builder(entry: Path) -> Iterator[None]:
+    """Hold the lock of a cache entry; a second process waits here until the first is done, or dead."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with open(entry.with_name(f".{entry.name}.lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process is preparing the same data; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def replacing(entry: Path) -> Iterator[Path]:
+    """A fresh directory that takes the place of `entry` when the block succeeds and vanishes when it fails.
+
+    Call it under one_builder(entry): what a killed builder left behind is removed.
+    """
+    for leftover in entry.parent.glob(f".{entry.name}.tmp-*"):
+        shutil.rmtree(leftover)
+    fresh = entry.with_name(f".{entry.name}.tmp-new")
+    fresh.mkdir()
+    try:
+        yield fresh
+        if entry.exists():
+            entry.rename(entry.with_name(f".{entry.name}.tmp-old"))
+        fresh.rename(entry)
+    finally:
+        for leftover in entry.parent.glob(f".{entry.name}.tmp-*"):
+            shutil.rmtree(leftover, ignore_errors=True)

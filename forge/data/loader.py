@@ -1,0 +1,194 @@
+"""Batches of tokens and targets, in an order that depends on the seed and the sample number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from forge.data import IGNORE_INDEX
+from forge.data.order import SampleOrder
+from forge.data.shards import TokenStore
+
+
+class Batch(NamedTuple):
+    """One micro-batch: int64 [batch, seq] each; targets[b, t] is the token after tokens[b, t]."""
+
+    tokens: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What one rank reads in one optimizer update; `n_targets` counts those of all ranks."""
+
+    batches: list[Batch]
+    n_targets: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalBatch:
+    """A batch of the validation split; targets are IGNORE_INDEX behind its end.
+
+    n_targets: targets that count. n_bytes: bytes of text that they stand for, when asked for.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    n_targets: int
+    n_bytes: int | None
+
+
+def count_windows(store: TokenStore, seq_len: int) -> int:
+    """Samples a training epoch has: windows of seq_len + 1 tokens at a stride of seq_len. ValueError: none."""
+    n_windows = (len(store) - 1) // seq_len
+    if n_windows < 1:
+        raise ValueError(
+            f"train.seq_len = {seq_len}: the training split has {len(store):,} tokens, less than one sample of seq_len + 1. "
+            f"Set train.seq_len={max(len(store) - 1, 1)} or less, or give more text."
+        )
+    return n_windows
+
+
+class _MicroBatches:
+    """The dataset of loader processes: micro-batches by the number of their first sample."""
+
+    def __init__(self, store: TokenStore, *, seq_len: int, seed: int, batch_size: int, repeat_samples: int) -> None:
+        self.store = store
+        self.seq_len = seq_len
+        self.batch_size = batch_size
+        self.repeat_samples = repeat_samples
+        self.order = SampleOrder(count_windows(store, seq_len), seed=seed)
+
+    def __getitem__(self, first_sample: int) -> Tensor:
+        """Tokens and targets: int64 [2, batch, seq]."""
+        result = np.empty((2, self.batch_size, self.seq_len), dtype=np.int64)
+        for row in range(self.batch_size):
+            sample = first_sample + row
+            if self.repeat_samples:
+                sample %= self.repeat_samples
+            start = self.order.window(sample) * self.seq_len
+            window = self.store.read(start, start + self.seq_len + 1)
+            result[0, row] = window[:-1]
+            result[1, row] = window[1:]
+        return torch.from_numpy(result)
+
+
+class TrainLoader:
+    """An endless iterator of steps for one rank.
+
+    Step s of the run is made of samples [s * G, (s + 1) * G), G = grad_accum_steps * num_ranks * batch_size;
+    each micro-batch takes the next num_ranks * batch_size of them, and each rank its contiguous part. So
+    ranks of any number draw the same global batch when G is the same, and the whole state is the number of
+    samples that were handed out; what loader processes have prefetched does not count.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        *,
+        seq_len: int,
+        seed: int,
+        batch_size: int,
+        grad_accum_steps: int = 1,
+        num_ranks: int = 1,
+        rank: int = 0,
+        start_sample: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int = 2,
+        overfit_batches: int = 0,
+    ) -> None:
+        """`overfit_batches`: read the first N global batches over and over; 0 = off. ValueError: the split has no sample."""
+        assert 0 <= rank < num_ranks, (rank, num_ranks)
+        self.samples = start_sample
+        self.samples_per_epoch = count_windows(store, seq_len)
+        self.samples_per_step = grad_accum_steps * num_ranks * batch_size
+        self._n_targets = self.samples_per_step * seq_len
+        self._grad_accum_steps = grad_accum_steps
+        self._stride = num_ranks * batch_size
+        self._offset = rank * batch_size
+        self._dataset = _MicroBatches(
+            store, seq_len=seq_len, seed=seed, batch_size=batch_size, repeat_samples=overfit_batches * self.samples_per_step
+        )
+        self._num_workers = num_workers
+        self._pin_memory = pin_memory and torch.cuda.is_available()
+        self._prefetch_factor = prefetch_factor
+        self._stream: Iterator[Tensor] | None = None
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training split so far."""
+        return self.samples / self.samples_per_epoch
+
+    def __iter__(self) -> TrainLoader:
+        return self
+
+    def __next__(self) -> Step:
+        if self._stream is None:
+            self._stream = self._open_stream()
+        batches = [Batch(*next(self._stream)) for _ in range(self._grad_accum_steps)]
+        self.samples += self.samples_per_step
+        return Step(batches=batches, n_targets=self._n_targets)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where to go on: the number of samples handed out."""
+        return {"samples": self.samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on behind the samples of `state`, on any number of ranks."""
+        self.close()
+        self.samples = state["samples"]
+
+    def close(self) -> None:
+        """End the loader processes; the next step starts them anew."""
+        self._stream = None
+
+    def _first_samples(self) -> Iterator[int]:
+        """First sample of each of this rank's micro-batches from now on."""
+        first = self.samples + self._offset
+        while True:
+            yield first
+            first += self._stride
+
+    def _open_stream(self) -> Iterator[Tensor]:
+        if self._num_workers == 0:
+            stream = map(self._dataset.__getitem__, self._first_samples())
+            return map(Tensor.pin_memory, stream) if self._pin_memory else stream
+        loader = DataLoader(
+            self._dataset,  # pyright: ignore[reportArgumentType]
+            sampler=self._first_samples(),  # pyright: ignore[reportArgumentType]
+            batch_size=None,
+            num_workers=self._num_workers,
+            prefetch_factor=self._prefetch_factor,
+            pin_memory=self._pin_memory,
+        )
+        return iter(loader)
+
+
+def eval_batches(
+    store: TokenStore, *, seq_len: int, batch_size: int, steps: int = 0, token_bytes: np.ndarray | None = None
+) -> Iterator[EvalBatch]:
+    """The first `steps` batches of a split in order, the same ones every time; 0 = all, each target once.
+
+    token_bytes: bytes of each token, int [vocab]; fills n_bytes. The last batch may have fewer rows, and
+    its last row ends in padding: token 0 with target IGNORE_INDEX.
+    """
+    last = len(store) - 1
+    starts = range(0, last, seq_len)
+    for first in range(0, min(len(starts), steps * batch_size if steps else len(starts)), batch_size):
+        rows = starts[first : first + batch_size]
+        tokens = np.zeros((len(rows), seq_len), dtype=np.int64)
+        targets = np.full((len(rows), seq_len), IGNORE_INDEX, dtype=np.int64)
+        for row, start in enumerate(rows):
+            window = store.read(start, min(start + seq_len, last) + 1)
+            tokens[row, : len(window) - 1] = window[:-1]
+            targets[row, : len(window) - 1] = window[1:]
+        n_bytes = None if token_bytes is None else int(token_bytes[targets[targets != IGNORE_INDEX]].sum())
+        n_targets = min(rows[-1] + seq_len, last) - rows[0]
+        yield EvalBatch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets), n_targets=n_targets, n_bytes=n_bytes)

@@ -1,0 +1,159 @@
+"""Config to tokens: the corpus is read, divided, tokenised and kept, once per content."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from forge.config.data import Data
+from forge.config.tokenizer import Tokenizer as TokenizerSection
+from forge.data.cache import cache_root, explained, one_builder, replacing
+from forge.data.corpus import Corpus
+from forge.data.encode import SPLITS, encode_splits
+from forge.data.fingerprint import hash_file, hash_json
+from forge.data.shards import FORMAT, INDEX_FILE, BrokenStore, TokenStore
+from forge.data.split import TrainingText, split_corpus
+from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
+
+log = logging.getLogger(__name__)
+
+MANIFEST_FILE = "manifest.json"
+Build = Callable[..., Any]
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Tokens to train and validate on, their tokenizer, and a manifest for the record of the run."""
+
+    tokenizer: Tokenizer
+    train: TokenStore
+    val: TokenStore
+    manifest: dict[str, Any]
+
+
+def prepare(data: Data, tokenizer: TokenizerSection, *, build: Build, progress: Progress = lambda stage, share: None) -> Prepared:
+    """The prepared data of two sections, from the cache or made now.
+
+    `build(section, **runtime)` makes the corpus (no runtime arguments) and, when it is not in the cache,
+    the tokenizer (`text`: the TrainingText). `progress(stage, share)` is called during long work, with the
+    share of the stage that is done. Any number of processes may call this at once: one does the work.
+    ValueError, naming the key: no text, bad text, no tokenizer, or a cache that cannot be written.
+    """
+    corpus: Corpus = build(data)
+    root = cache_root(data.cache_dir)
+    with explained(root):
+        identity = {
+            "format": FORMAT,
+            "corpus": corpus.fingerprint(memo=root / "fingerprints"),
+            "val_fraction": data.val_fraction,
+            "tokenizer": _identity(tokenizer),
+        }
+        entry = root / "data" / f"{corpus.name}-{hash_json(identity)[:16]}"
+        if (prepared := _open(entry, corpus, on_broken=log.debug)) is not None:
+            return prepared
+        with one_builder(entry):
+            # Whoever held the lock before may have made it.
+            if (prepared := _open(entry, corpus, on_broken=log.warning)) is not None:
+                return prepared
+            with replacing(entry) as directory:
+                _make(directory, corpus, identity, data, tokenizer, build, progress)
+        prepared = _open(entry, corpus, on_broken=log.warning)
+    assert prepared is not None, f"{entry} is broken right after it was written"
+    return prepared
+
+
+def _identity(section: TokenizerSection) -> dict[str, Any]:
+    """What a tokenizer depends on besides the training text: its options, and the content of its file instead of the path."""
+    identity = asdict(section)
+    if "path" in identity:
+        path = Path(identity["path"]).expanduser()
+        identity["path"] = hash_file(path) if path.is_file() else None
+    return identity
+
+
+def _open(entry: Path, corpus: Corpus, *, on_broken: Callable[..., None]) -> Prepared | None:
+    """What is in the cache, if it is there and whole."""
+    if not entry.exists():
+        return None
+    try:
+        manifest = _read_manifest(entry)
+        stores = {name: TokenStore(entry / name) for name in SPLITS}
+        for store in stores.values():
+            store.verify()
+        tokenizer = Tokenizer.load(entry / "tokenizer")
+    except BrokenStore as error:
+        on_broken("prepared data in %s is damaged and is made anew: %s", entry, error)
+        return None
+    source = {"source": corpus.source, "files": len(corpus.files)}
+    return Prepared(tokenizer=tokenizer, **stores, manifest=manifest | source | {"cache": str(entry)})
+
+
+def _read_manifest(entry: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((entry / MANIFEST_FILE).read_text())
+        manifest: dict[str, Any] = content["manifest"]
+        if hash_json(manifest) != content["sha256"]:
+            raise BrokenStore(f"{MANIFEST_FILE} does not have the content that was written")
+        for name, expected in manifest["sha256"].items():
+            if not (entry / name).is_file():
+                raise BrokenStore(f"{name} is missing")
+            if hash_file(entry / name) != expected:
+                raise BrokenStore(f"{name} does not have the content that was written")
+    except FileNotFoundError as error:
+        raise BrokenStore(f"{MANIFEST_FILE} is missing") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenStore(f"{MANIFEST_FILE} cannot be read ({error})") from error
+    return manifest
+
+
+def _make(
+    directory: Path, corpus: Corpus, identity: dict[str, Any], data: Data, section: TokenizerSection, build: Build, progress: Progress
+) -> None:
+    """Fill a directory with the tokenizer, both stores and the manifest."""
+    started = time.perf_counter()
+    progress("read the corpus", 0.0)
+    split = split_corpus(corpus, data.val_fraction)
+    progress("train the tokenizer", 0.0)
+    tokenizer: Tokenizer = build(section, text=TrainingText(split=split))
+    trained = time.perf_counter()
+    tokenizer.save(directory / "tokenizer")
+    indices = encode_splits(split, tokenizer, directory, on_bytes=lambda done: progress("tokenise", done / split.n_bytes))
+    encoded = time.perf_counter()
+    n_tokens = sum(index.n_tokens for index in indices.values())
+    log.info(
+        "prepared %s: %.1f MB, tokenizer in %.1f s, %s tokens in %.1f s (%.2f M/s)",
+        corpus.source,
+        split.n_bytes / 1e6,
+        trained - started,
+        f"{n_tokens:,}",
+        encoded - trained,
+        n_tokens / 1e6 / (encoded - trained),
+    )
+    files = [f"tokenizer/{TOKENIZER_FILE}", f"tokenizer/{CONFIG_FILE}", *(f"{name}/{INDEX_FILE}" for name in SPLITS)]
+    manifest = {
+        "identity": identity,
+        "bytes": split.n_bytes,
+        "split_unit": split.unit,
+        "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size, "eos_token": tokenizer.eos_token},
+        "splits": {
+            name: {
+                "documents": index.n_documents,
+                "bytes": index.n_bytes,
+                "tokens": index.n_tokens,
+                "sha256": TokenStore(directory / name).fingerprint,
+            }
+            for name, index in indices.items()
+        },
+        "tokenizers_version": tokenizers.__version__,
+        "sha256": {name: hash_file(directory / name) for name in files},
+    }
+    content = {"manifest": manifest, "sha256": hash_json(manifest)}
+    (directory / MANIFEST_FILE).write_text(json.dumps(content, indent=2))

@@ -1,0 +1,171 @@
+"""Token ids on disk: memory-mapped shards and a JSON index that says what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FORMAT = 1
+INDEX_FILE = "index.json"
+SHARD_TOKENS = 1 << 28
+HASHED_WHOLE_BYTES = 64 << 20
+SAMPLE_BLOCKS = 64
+SAMPLE_BLOCK_BYTES = 1 << 14
+
+
+class BrokenStore(Exception):
+    """A store on disk is not what its index says; the message is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One file of tokens; `sample_sha256` covers 64 blocks of 16 KiB, evenly spread."""
+
+    file: str
+    n_tokens: int
+    sha256: str
+    sample_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """What the shards of one split hold."""
+
+    dtype: str
+    n_tokens: int
+    n_bytes: int
+    n_documents: int
+    shards: tuple[Shard, ...]
+
+
+class TokenStore:
+    """The tokens of one split, in order, memory-mapped; pickles as its path."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.index = _read_index(directory)
+        self._shards = [_map(directory / shard.file, self.index.dtype, shard.n_tokens) for shard in self.index.shards]
+        self._starts = np.cumsum([0, *(shard.n_tokens for shard in self.index.shards)]).tolist()
+
+    def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
+        return TokenStore, (self.directory,)
+
+    def __len__(self) -> int:
+        return self.index.n_tokens
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the tokens, in hex."""
+        return hashlib.sha256("".join(shard.sha256 for shard in self.index.shards).encode()).hexdigest()
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start to stop: [stop - start] of the store's dtype; a view of the file when they lie in one shard."""
+        assert 0 <= start < stop <= len(self), (start, stop, len(self))
+        first = bisect_right(self._starts, start) - 1
+        offset = self._starts[first]
+        if stop <= self._starts[first + 1]:
+            return self._shards[first][start - offset : stop - offset]
+        parts = []
+        for shard, offset in zip(self._shards[first:], self._starts[first:], strict=False):
+            if offset >= stop:
+                break
+            parts.append(shard[max(start - offset, 0) : stop - offset])
+        return np.concatenate(parts)
+
+    def verify(self) -> None:
+        """Compare the shards with their hashes, up to 64 MiB whole, beyond in samples. BrokenStore: they differ."""
+        whole = len(self) * np.dtype(self.index.dtype).itemsize <= HASHED_WHOLE_BYTES
+        for shard, tokens in zip(self.index.shards, self._shards, strict=True):
+            intact = hashlib.sha256(tokens.data).hexdigest() == shard.sha256 if whole else _sample_hash(tokens) == shard.sample_sha256
+            if not intact:
+                raise BrokenStore(f"{self.directory.name}/{shard.file} does not have the content that was written")
+
+
+def _read_index(directory: Path) -> Index:
+    path = directory / INDEX_FILE
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+        if content.pop("format") != FORMAT:
+            raise BrokenStore(f"{directory.name}/{INDEX_FILE} is of another format")
+        shards = tuple(Shard(**shard) for shard in content.pop("shards"))
+        return Index(shards=shards, **content)
+    except FileNotFoundError as error:
+        raise BrokenStore(f"{directory.name}/{INDEX_FILE} is missing") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenStore(f"{directory.name}/{INDEX_FILE} cannot be read ({error})") from error
+
+
+def _map(path: Path, dtype: str, n_tokens: int) -> np.ndarray:
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise BrokenStore(f"{where} is missing") from error
+    expected = n_tokens * np.dtype(dtype).itemsize
+    if size != expected:
+        raise BrokenStore(f"{where} has {size:,} bytes instead of {expected:,}")
+    # A plain array over the map: slicing np.memmap itself costs a microsecond more.
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def _sample_hash(tokens: np.ndarray) -> str:
+    length = SAMPLE_BLOCK_BYTES // tokens.itemsize
+    digest = hashlib.sha256()
+    for start in np.linspace(0, max(len(tokens) - length, 0), SAMPLE_BLOCKS).astype(int):
+        digest.update(tokens[start : start + length].data)
+    return digest.hexdigest()
+
+
+class ShardWriter:
+    """Writes the tokens of one split to a directory as they come, and its index at close()."""
+
+    def __init__(self, directory: Path, *, vocab_size: int, shard_tokens: int = SHARD_TOKENS) -> None:
+        directory.mkdir(parents=True)
+        self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+        self.n_tokens = 0
+        self._directory = directory
+        self._shard_tokens = shard_tokens
+        self._shards: list[Shard] = []
+        self._file: Any = None
+        self._digest = hashlib.sha256()
+        self._in_shard = 0
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Add tokens: [n] of any integer type."""
+        tokens = tokens.astype(self.dtype)
+        while len(tokens):
+            part, tokens = np.split(tokens, [self._shard_tokens - self._in_shard])
+            if self._file is None:
+                self._file = open(self._directory / self._name(), "wb")  # noqa: SIM115
+            self._file.write(part)
+            self._digest.update(part.data)
+            self._in_shard += len(part)
+            self.n_tokens += len(part)
+            if self._in_shard == self._shard_tokens:
+                self._finish_shard()
+
+    def close(self, *, n_bytes: int, n_documents: int) -> Index:
+        """Write the index: what the tokens stand for, in bytes and documents."""
+        if self._file is not None:
+            self._finish_shard()
+        index = Index(dtype=self.dtype.str, n_tokens=self.n_tokens, n_bytes=n_bytes, n_documents=n_documents, shards=tuple(self._shards))
+        (self._directory / INDEX_FILE).write_text(json.dumps({"format": FORMAT} | asdict(index), indent=2))
+        return index
+
+    def _name(self) -> str:
+        return f"{len(self._shards):05d}.bin"
+
+    def _finish_shard(self) -> None:
+        self._file.close()
+        name = self._name()
+        tokens = _map(self._directory / name, self.dtype.str, self._in_shard)
+        shard = Shard(file=name, n_tokens=self._in_shard, sha256=self._digest.hexdigest(), sample_sha256=_sample_hash(tokens))
+        self._shards.append(shard)
+        self._file, self._digest, self._in_shard = None, hashlib.sha256(), 0

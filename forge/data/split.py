@@ -1,0 +1,128 @@
+"""Training and validation text, told apart by a hash of the content.
+
+A document goes to validation when the hash of its text falls below `val_fraction`, so its side never
+depends on the other documents, and equal documents are on one side. No document should outweigh the
+split: one larger than a unit (64 KiB; in a small corpus 1/128 of it) is cut between lines into pieces
+of at most a unit, and the pieces are what is told apart. One end-of-text closes every document in each
+split that has a piece of it. A corpus so small that chance would leave a split empty gives it the piece
+whose hash is nearest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from forge.data.corpus import Corpus
+
+MAX_UNIT = 1 << 16
+MIN_UNIT = 1 << 8
+UNITS_IN_SMALL_CORPUS = 128
+HASH_RANGE = 1 << 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A document, or consecutive lines of a large one; `last` when the document ends with it."""
+
+    text: str
+    n_bytes: int
+    digest: int
+    last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How the pieces of one corpus are divided: digests below `threshold` are validation."""
+
+    corpus: Corpus
+    unit: int
+    threshold: int
+    n_bytes: int
+
+    def pieces(self) -> Iterator[tuple[Piece, bool]]:
+        """Every piece in the order of the corpus, with whether it is validation."""
+        for piece in pieces(self.corpus, self.unit):
+            yield piece, piece.digest < self.threshold
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingText:
+    """The training split as texts, for training a tokenizer."""
+
+    split: Split
+
+    def sample(self, max_bytes: int) -> Iterator[str]:
+        """All pieces, or an even sample of them of at most `max_bytes` in all."""
+        share = min(1.0, max_bytes / self.split.n_bytes)
+        seen = kept = 0
+        for piece, is_validation in self.split.pieces():
+            seen += piece.n_bytes
+            if not is_validation and kept + piece.n_bytes <= share * seen:
+                kept += piece.n_bytes
+                yield piece.text
+
+
+def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
+    """Read the corpus once and divide it. ValueError: it is empty, or too small to divide."""
+    unit = unit_of(corpus.n_bytes)
+    n_bytes, least, greatest = 0, HASH_RANGE, -1
+    for piece in pieces(corpus, unit):
+        n_bytes += piece.n_bytes
+        least, greatest = min(least, piece.digest), max(greatest, piece.digest)
+    if n_bytes == 0:
+        raise ValueError(
+            f"data.path = {corpus.source}: no text in it ({len(corpus.files)} file(s), all empty). Give some text to train on."
+        )
+    if least == greatest:
+        raise ValueError(
+            f"data.path = {corpus.source}: {n_bytes:,} bytes of text are too few to hold some out for validation. "
+            f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."
+        )
+    threshold = min(max(round(val_fraction * HASH_RANGE), least + 1), greatest)
+    return Split(corpus=corpus, unit=unit, threshold=threshold, n_bytes=n_bytes)
+
+
+def unit_of(corpus_bytes: int) -> int:
+    """Characters of the largest piece: a power of two, at most 1/128 of the corpus, within 256 and 64 Ki.
+
+    A power of two, so that a small corpus is rarely cut anew when it grows, and one above 8 MiB never.
+    """
+    share = max(corpus_bytes // UNITS_IN_SMALL_CORPUS, 1)
+    return min(max(1 << (share.bit_length() - 1), MIN_UNIT), MAX_UNIT)
+
+
+def pieces(corpus: Corpus, unit: int) -> Iterator[Piece]:
+    """Every document of the corpus, cut to at most `unit` characters; empty documents are left out."""
+    for document in corpus.documents():
+        for text, last in cut(document.blocks, unit):
+            encoded = text.encode()
+            digest = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
+            yield Piece(text=text, n_bytes=len(encoded), digest=digest, last=last)
+
+
+def cut(blocks: Iterator[str], unit: int) -> Iterator[tuple[str, bool]]:
+    """Text in pieces of at most `unit` characters, cut after a line, else after a space, else anywhere.
+
+    Where blocks begin and end makes no difference. Yields (piece, whether it is the last).
+    """
+    rest = ""
+    for block in blocks:
+        rest += block
+        start = 0
+        while len(rest) - start > unit:
+            end = _cut_before(rest, start, start + unit)
+            yield rest[start:end], False
+            start = end
+        rest = rest[start:]
+    if rest:
+        yield rest, True
+
+
+def _cut_before(text: str, start: int, end: int) -> int:
+    for separator in ("\n", " "):
+        found = text.rfind(separator, start, end)
+        if found >= 0:
+            return found + 1
+    return end

@@ -1,0 +1,128 @@
+"""Text to token ids and back: a thin wrapper of the `tokenizers` library, trained here or read from a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from forge.config.tokenizer import BPE, TokenizerFile
+from forge.data.split import TrainingText
+from forge.data.token_bytes import token_bytes
+
+END_OF_TEXT = "<|endoftext|>"
+USUAL_EOS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|eos|>", "<｜end▁of▁sentence｜>")
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+
+
+class Tokenizer:
+    """Ids of plain text: nothing is added, truncated or padded, and no text can spell a special token."""
+
+    def __init__(self, raw: tokenizers.Tokenizer, *, eos_token: str) -> None:
+        eos_id = raw.token_to_id(eos_token)
+        assert eos_id is not None, eos_token
+        raw.no_truncation()
+        raw.no_padding()
+        raw.encode_special_tokens = True
+        self._raw = raw
+        self.eos_token = eos_token
+        self.eos_id = eos_id
+        self.vocab_size = max(raw.get_vocab().values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without begin or end tokens."""
+        return self._raw.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of several texts, on all cores."""
+        return [encoding.ids for encoding in self._raw.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens spelled out; ids that end within a character give U+FFFD."""
+        return self._raw.decode(ids, skip_special_tokens=False)
+
+    def token_bytes(self) -> np.ndarray:
+        """UTF-8 bytes that each token stands for: int64 [vocab_size]; see forge.data.token_bytes."""
+        return token_bytes(self._raw, self.vocab_size)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of everything that determines the ids, in hex."""
+        return hashlib.sha256(f"{self.eos_token}\n{self._raw.to_str()}".encode()).hexdigest()
+
+    def save(self, directory: Path) -> None:
+        """Write tokenizer.json, and tokenizer_config.json that names the end token, as transformers reads them."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / TOKENIZER_FILE).write_text(self._raw.to_str(), encoding="utf-8")
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.eos_token}
+        (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(directory: Path) -> Tokenizer:
+        """Read what save() wrote."""
+        raw = tokenizers.Tokenizer.from_file(str(directory / TOKENIZER_FILE))
+        config = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+        return Tokenizer(raw, eos_token=config["eos_token"])
+
+
+def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
+    """A byte-level BPE with GPT-2's pre-tokeniser, trained on the training split; every text survives the round trip.
+
+    ValueError: the text has too few different pairs for vocab_size entries.
+    """
+    raw = tokenizers.Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=section.vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    raw.train_from_iterator(text.sample(section.train_bytes), trainer)
+    if raw.get_vocab_size() != section.vocab_size:
+        raise ValueError(
+            f"tokenizer.vocab_size = {section.vocab_size}: the training text gives only {raw.get_vocab_size()} entries, "
+            f"then nothing is left to merge. Set tokenizer.vocab_size={raw.get_vocab_size()} or less, or give more text."
+        )
+    return Tokenizer(raw, eos_token=END_OF_TEXT)
+
+
+def load_file(section: TokenizerFile, *, text: TrainingText) -> Tokenizer:
+    """A trained tokenizer.json; `text`, which every tokenizer is offered, is not read.
+
+    ValueError: there is no such file, it is no tokenizer, or the token that ends a document is not in it.
+    """
+    path = Path(section.path).expanduser()
+    if not section.path:
+        raise ValueError("tokenizer.path is empty. Give the path of a tokenizer.json.")
+    if not path.is_file():
+        raise ValueError(f"tokenizer.path = {section.path}: no such file, seen from {Path.cwd()}. Give the path of a tokenizer.json.")
+    try:
+        raw = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises a bare Exception
+        raise ValueError(
+            f"tokenizer.path = {section.path}: not a tokenizer.json of the tokenizers library ({error}). "
+            f"Save one with tokenizer.save(), or take the tokenizer.json of a transformers model."
+        ) from error
+    return Tokenizer(raw, eos_token=_eos_token(raw, section))
+
+
+def _eos_token(raw: tokenizers.Tokenizer, section: TokenizerFile) -> str:
+    candidates = USUAL_EOS if section.eos_token is None else (section.eos_token,)
+    for token in candidates:
+        if raw.token_to_id(token) is not None:
+            return token
+    added = ", ".join(token.content for token in list(raw.get_added_tokens_decoder().values())[:12]) or "none"
+    if section.eos_token is None:
+        problem = f"tokenizer.eos_token is null, and {section.path} has none of the usual ones ({', '.join(USUAL_EOS[:5])}, ...)."
+    else:
+        problem = f"tokenizer.eos_token = {section.eos_token}: no such token in {section.path}."
+    raise ValueError(f"{problem} Set tokenizer.eos_token to one that it has; its added tokens: {added}.")

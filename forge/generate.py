@@ -1,0 +1,54 @@
+"""`python -m forge.generate RUN --prompt TEXT`: let a trained model continue a text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the prompt with its continuation; exit 2 for a run that has no checkpoint."""
+    parser = argparse.ArgumentParser(prog="python -m forge.generate", description="Continue a text with the newest checkpoint of a run.")
+    parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
+    parser.add_argument("--prompt", action="append", help="text to continue; more than one may be given (default: a new document)")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens to add at most (default 128)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token (default 0.8)")
+    parser.add_argument("--top-k", type=int, default=50, help="among the k likeliest; 0 = all (default 50)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="among the likeliest that reach this probability (default 1)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed writes the same text (default 0)")
+    options = parser.parse_args(argv)
+    try:
+        _generate(options)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from forge.models.sampling import generate
+    from forge.training.load_run import encode_prompt, load_run
+
+    trained = load_run(options.run)
+    tokenizer = trained.tokenizer
+    for prompt in options.prompt or [""]:
+        tokens = encode_prompt(tokenizer, prompt, trained.autocast.device)
+        with trained.autocast():
+            out = generate(
+                trained.model,
+                tokens,
+                options.tokens,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                top_p=options.top_p,
+                seed=options.seed,
+                eos_id=tokenizer.eos_id,
+            )
+        new = [token for token in out[0, tokens.shape[1] :].tolist() if token != tokenizer.eos_id]
+        print(prompt + tokenizer.decode(new))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

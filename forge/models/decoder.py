@@ -1,0 +1,103 @@
+"""The decoder-only transformer: the Llama shape by default, the GPT-2 shape by options."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forge.config.model import Decoder as DecoderConfig
+from forge.models.attention import Attention
+from forge.models.cache import KVCache, LayerCache
+from forge.models.feed_forward import FeedForward
+from forge.models.norm import make_norm
+from forge.models.rope import RotaryTable, Rotation
+
+RESIDUAL_WRITERS = ("attention.wo.weight", "feed_forward.w_down.weight")
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each on a normalised copy of the residual stream and added back to it."""
+
+    def __init__(self, section: DecoderConfig) -> None:
+        super().__init__()
+        self.attention_norm = make_norm(section)
+        self.attention = Attention(section)
+        self.feed_forward_norm = make_norm(section)
+        self.feed_forward = FeedForward(section)
+
+    def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
+        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        x = x + self.attention(self.attention_norm(x), rotation, cache)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Decoder(nn.Module):
+    """Token ids to next-token logits.
+
+    Weights are torch's defaults until `forge.models.init.init_weights` has run. May be built on the meta device.
+    """
+
+    def __init__(self, section: DecoderConfig) -> None:
+        super().__init__()
+        self.section = section
+        self.max_seq_len = section.max_seq_len
+        self.embedding = nn.Embedding(section.vocab_size, section.dim)
+        self.positions = nn.Embedding(section.max_seq_len, section.dim) if section.position == "learned" else None
+        self.rotary = RotaryTable(section.head_dim, section.max_seq_len, section.rope_theta) if section.position == "rope" else None
+        self.blocks = nn.ModuleDict({str(layer): Block(section) for layer in range(section.n_layers)})
+        self.norm = make_norm(section)
+        self.output = None if section.tie_embeddings else nn.Linear(section.dim, section.vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
+        """tokens: [batch, seq] -> logits [batch, seq, vocab]."""
+        return self.logits(self.hidden(tokens, cache=cache))
+
+    def hidden(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
+        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim].
+
+        With a cache the tokens continue those it has seen, and are added to it.
+        Raises ValueError past max_seq_len.
+        """
+        start, seq = cache.length if cache is not None else 0, tokens.shape[1]
+        if start + seq > self.max_seq_len:
+            raise ValueError(f"model.max_seq_len={self.max_seq_len}: {start + seq} tokens are too many")
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(start, start + seq, device=tokens.device))
+        rotation = self.rotary(start, seq) if self.rotary is not None else None
+        for layer, block in enumerate(self.blocks.values()):
+            x = block(x, rotation) if cache is None else block(x, rotation, cache.layers[layer])
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [..., dim] -> [..., vocab]."""
+        return self.output(hidden) if self.output is not None else F.linear(hidden, self.embedding.weight)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """Weight of the output head, [vocab, dim]; the embedding table when they are tied."""
+        return self.output.weight if self.output is not None else self.embedding.weight
+
+    def new_cache(self, max_len: int | None = None) -> KVCache:
+        """An empty cache for sequences of at most `max_len` tokens; null = max_seq_len."""
+        max_len = self.max_seq_len if max_len is None else max_len
+        if max_len > self.max_seq_len:
+            raise ValueError(f"model.max_seq_len={self.max_seq_len}: a cache of {max_len} tokens is too long")
+        return KVCache(self.section.n_layers, max_len)
+
+    def reset_buffers(self) -> None:
+        """Compute again what no state_dict holds, after `to_empty`."""
+        if self.rotary is not None:
+            self.rotary.reset_buffers()
+
+    def init_std(self, name: str) -> float:
+        """Standard deviation of the initial values of the parameter `name`.
+
+        Layers that write to the residual stream get 1/sqrt(2 * n_layers) of it (GPT-2; Radford et al. 2019, section 2.3).
+        """
+        if self.section.init_scale_residual and name.endswith(RESIDUAL_WRITERS):
+            return self.section.init_std / math.sqrt(2 * self.section.n_layers)
+        return self.section.init_std

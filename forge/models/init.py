@@ -1,0 +1,78 @@
+"""Initial weights that depend on the seed and a parameter's name and shape, and on no layout.
+
+A parameter is filled block of rows by block of rows. Each block is drawn whole, on the CPU and in fp32, from a
+generator of its own, so that any device can make just the rows it owns and all agree to the bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+VALUES_PER_BLOCK = 65536
+
+
+class Initialisable(Protocol):
+    """What a model says of its own start."""
+
+    def init_std(self, name: str) -> float: ...
+    def reset_buffers(self) -> None: ...
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+
+
+def init_weights(model: Initialisable, seed: int, *, num_threads: int | None = None) -> None:
+    """Fill every parameter and computed buffer of the model in place; the result does not depend on num_threads.
+
+    Matrices are normal with standard deviation `model.init_std(name)`; of the one-dimensional parameters biases
+    are 0 and norm weights 1. A tied weight is drawn once, under its first name. num_threads: null = torch's own.
+    """
+    with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
+        for name, parameter in model.named_parameters():
+            values = parameter.detach()
+            if values.dim() == 1:
+                values.fill_(0.0 if name.endswith("bias") else 1.0)
+                continue
+            _fill(values, name, model.init_std(name), seed, pool)
+    model.reset_buffers()
+
+
+def draw_rows(name: str, shape: Sequence[int], std: float, seed: int, rows: Sequence[int]) -> Tensor:
+    """The given rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows), *shape[1:]]."""
+    size = rows_per_block(shape)
+    index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
+    drawn = torch.empty(len(index), *shape[1:], dtype=torch.float32, device="cpu")
+    owner = index // size
+    for block in owner.unique().tolist():
+        here = owner == block
+        drawn[here] = draw_block(name, shape, std, seed, block)[index[here] - block * size]
+    return drawn
+
+
+def draw_block(name: str, shape: Sequence[int], std: float, seed: int, block: int) -> Tensor:
+    """Rows block * n to (block + 1) * n of the parameter, n = rows_per_block(shape); fewer in the last block."""
+    size = rows_per_block(shape)
+    rows = min(size, shape[0] - block * size)
+    digest = blake2b(f"{seed}/{name}/{block}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+    return torch.empty(rows, *shape[1:], dtype=torch.float32, device="cpu").normal_(0.0, std, generator=generator)
+
+
+def rows_per_block(shape: Sequence[int]) -> int:
+    """Rows that share a generator: a block is about 256 KiB, and its size follows from the global shape only."""
+    return max(1, VALUES_PER_BLOCK // max(1, math.prod(shape[1:])))
+
+
+def _fill(values: Tensor, name: str, std: float, seed: int, pool: ThreadPoolExecutor) -> None:
+    size = rows_per_block(values.shape)
+
+    def fill(block: int) -> None:
+        values[block * size : (block + 1) * size].copy_(draw_block(name, values.shape, std, seed, block))
+
+    for _ in pool.map(fill, range(-(-values.shape[0] // size))):
+        pass

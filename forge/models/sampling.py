@@ -1,0 +1,101 @@
+"""Sampling text from a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from forge.models.decoder import Decoder
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    eos_id: int | None = None,
+    use_cache: bool = True,
+) -> Tensor:
+    """Continue tokens: [batch, prompt] -> [batch, prompt + new], with new <= max_new_tokens.
+
+    Stops early at the model's max_seq_len (nothing slides out of sight), and once every row has produced eos_id;
+    a row that ended sooner is filled up with eos_id. Temperature 0 is greedy. The same seed gives the same text,
+    and no global generator is touched. The model comes back in the mode, train or eval, it was in.
+    """
+    _check(temperature, top_k, top_p)
+    prompt = tokens.shape[1]
+    if not 1 <= prompt <= model.max_seq_len:
+        raise ValueError(f"model.max_seq_len={model.max_seq_len}: a prompt has 1 to that many tokens, not {prompt}")
+    total = min(prompt + max_new_tokens, model.max_seq_len)
+    generator = torch.Generator(tokens.device).manual_seed(seed)
+    cache = model.new_cache(total) if use_cache else None
+    ended = torch.zeros(tokens.shape[0], 1, dtype=torch.bool, device=tokens.device)
+    unread = tokens
+    with _evaluating(model), _uncompiled(model):
+        while tokens.shape[1] < total:
+            hidden = model.hidden(unread, cache=cache) if cache is not None else model.hidden(tokens)
+            probabilities = next_token_probabilities(model.logits(hidden[:, -1]), temperature, top_k, top_p)
+            unread = torch.multinomial(probabilities, 1, generator=generator)
+            if eos_id is not None:
+                unread = unread.masked_fill(ended, eos_id)
+                ended |= unread == eos_id
+            tokens = torch.cat((tokens, unread), dim=1)
+            if eos_id is not None and bool(ended.all()):
+                break
+    return tokens
+
+
+def next_token_probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """logits: [batch, vocab] -> fp32 probabilities [batch, vocab]: temperature first, then top-k, then top-p.
+
+    top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens that together have at
+    least that probability (nucleus sampling, arXiv:1904.09751; 1 = all). Temperature 0 gives all to the likeliest.
+    """
+    logits = logits.float()
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    if top_k == 0 and top_p == 1:
+        return probabilities
+    likeliest, index = probabilities.sort(dim=-1, descending=True, stable=True)
+    if top_k > 0:
+        likeliest[:, top_k:] = 0.0
+        likeliest /= likeliest.sum(-1, keepdim=True)
+    if top_p < 1:
+        before = likeliest.cumsum(-1) - likeliest
+        likeliest = likeliest.masked_fill(before >= top_p, 0.0)
+        likeliest /= likeliest.sum(-1, keepdim=True)
+    return torch.zeros_like(probabilities).scatter_(-1, index, likeliest)
+
+
+def _check(temperature: float, top_k: int, top_p: float) -> None:
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature}: must be at least 0")
+    if top_k < 0:
+        raise ValueError(f"top_k={top_k}: must be at least 0 (0 = all tokens)")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p}: must be above 0 and at most 1")
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _uncompiled(model: torch.nn.Module) -> AbstractContextManager[object]:
+    """Run compiled modules as plain ones: each new length would compile anew. A plain model need not import dynamo (2 s)."""
+    compiled = any(module._compiled_call_impl is not None for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

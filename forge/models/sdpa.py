@@ -1,0 +1,47 @@
+"""Causal scaled dot-product attention with the kernel that `model.sdpa_backend` names."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+CPU_BACKENDS = ("flash", "math")
+HALF_ONLY_ON_GPU = ("flash", "cudnn")
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
+    """Attention of q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq, head_dim].
+
+    Query i sees keys 0 to past + i. With fewer key/value heads than heads each serves a group of queries
+    (GQA, arXiv:2305.13245). A run of queries after a past needs an explicit mask, which the flash kernels
+    of a GPU lack: there torch chooses, whatever `backend` says.
+    """
+    seq, keys = q.shape[2], k.shape[2]
+    grouped = q.shape[1] != k.shape[1]
+    if 1 < seq < keys:
+        mask = torch.ones(seq, keys, dtype=torch.bool, device=q.device).tril(keys - seq)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    is_causal = seq == keys
+    if backend == "auto":
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+    check_backend(backend, q.device.type, q.dtype)
+    with sdpa_kernel([BACKENDS[backend]]):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+
+
+def check_backend(backend: str, device_type: str, dtype: torch.dtype) -> None:
+    """Raise a ValueError where torch has no such kernel, instead of its 'No viable backend'."""
+    if backend not in BACKENDS:
+        raise ValueError(f"model.sdpa_backend={backend!r}: must be auto or one of {', '.join(BACKENDS)}")
+    if device_type == "cpu" and backend not in CPU_BACKENDS:
+        raise ValueError(f"model.sdpa_backend={backend!r}: torch has no such kernel on a CPU; use auto, flash or math")
+    if device_type == "cuda" and backend in HALF_ONLY_ON_GPU and dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"model.sdpa_backend={backend!r}: this kernel takes bf16 or fp16, not {dtype}; use auto, efficient or math")

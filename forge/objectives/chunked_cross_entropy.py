@@ -1,0 +1,140 @@
+"""Cross-entropy of an output head that never holds all logits at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from forge.objectives.cross_entropy import IGNORE_INDEX, CrossEntropySums
+
+MAX_CHUNK_TOKENS = 4096
+CHUNK_BYTES = 1 << 26
+
+
+def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0, chunk_size: int = 0
+) -> CrossEntropySums:
+    """The sums of `cross_entropy(hidden @ weight.T, targets)`, a chunk of tokens at a time.
+
+    hidden: [..., dim], weight: [vocab, dim], targets: [...] int64, -100 = masked.
+    chunk_size: tokens a chunk, 0 = `auto_chunk_size`. Gradients are made in the forward pass, while a
+    chunk's logits are there, and only where autograd wants them; backward scales them. Matrix products
+    follow autocast; the softmax and the sums are fp32 (fp64 for fp64 inputs).
+    """
+    device_type = hidden.device.type
+    compute_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
+    vocab, dim = weight.shape
+    sums = _ChunkedCrossEntropy.apply(
+        hidden.reshape(-1, dim),
+        weight,
+        targets.flatten(),
+        z_loss_weight,
+        chunk_size or auto_chunk_size(vocab=vocab, dim=dim),
+        compute_dtype,
+        torch.is_grad_enabled(),
+    )
+    return CrossEntropySums(*sums)
+
+
+def auto_chunk_size(*, vocab: int, dim: int) -> int:
+    """Tokens a chunk: 4096, or fewer where the vocabulary is large.
+
+    A chunk's fp32 logits take at most 64 MiB, or what the weight's gradient takes anyway ([vocab, dim]
+    in fp32), whichever is more: a wide model needs many tokens a chunk to be worth reading and writing
+    that gradient once a chunk.
+    """
+    return max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (4 * vocab))))
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        z_loss_weight: float,
+        chunk_size: int,
+        compute_dtype: torch.dtype,
+        grad_enabled: bool,
+    ) -> tuple[Tensor, ...]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            sums, grad_hidden, grad_weight = _sums_and_gradients(
+                hidden,
+                weight,
+                targets,
+                z_loss_weight=z_loss_weight,
+                chunk_size=chunk_size,
+                compute_dtype=compute_dtype,
+                want_hidden=grad_enabled and ctx.needs_input_grad[0],
+                want_weight=grad_enabled and ctx.needs_input_grad[1],
+            )
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.mark_non_differentiable(sums.ce, sums.z_loss)
+        return tuple(sums)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        grads = (None if grad is None else (grad.to(grad_total.dtype) * grad_total).to(grad.dtype) for grad in ctx.saved_tensors)
+        return (*grads, None, None, None, None, None)
+
+
+def _sums_and_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    z_loss_weight: float,
+    chunk_size: int,
+    compute_dtype: torch.dtype,
+    want_hidden: bool,
+    want_weight: bool,
+) -> tuple[CrossEntropySums, Tensor | None, Tensor | None]:
+    """Sums over all tokens, and the gradients of `total` with respect to hidden and weight."""
+    sum_dtype = torch.promote_types(compute_dtype, torch.float32)
+    # Unscaled probabilities underflow in fp16 before the loss scale reaches them.
+    grad_dtype = sum_dtype if compute_dtype == torch.float16 else compute_dtype
+    head = weight.to(compute_dtype)
+    grad_head = weight.to(grad_dtype) if want_hidden else None
+    grad_hidden = torch.empty_like(hidden) if want_hidden else None
+    grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if want_weight else None
+    ce, z_loss = hidden.new_zeros((), dtype=sum_dtype), hidden.new_zeros((), dtype=sum_dtype)
+
+    for start in range(0, len(targets), chunk_size):
+        rows = slice(start, start + chunk_size)
+        logits = (hidden[rows].to(compute_dtype) @ head.T).to(sum_dtype)
+        unmasked = targets[rows] != IGNORE_INDEX
+        labels = targets[rows].where(unmasked, 0).unsqueeze(1)
+        target_logits = logits.gather(1, labels).squeeze(1)
+
+        peaks = logits.amax(1, keepdim=True)
+        partition = logits.sub_(peaks).exp_().sum(1)
+        log_partition = partition.log() + peaks.squeeze(1)
+        ce += (log_partition - target_logits).where(unmasked, 0).sum()
+        if z_loss_weight:
+            z_loss += log_partition.where(unmasked, 0).square().sum()
+
+        if grad_hidden is None and grad_weight is None:
+            continue
+        scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
+        grad_logits = logits.mul_(scale.unsqueeze(1)).scatter_add_(1, labels, -unmasked.unsqueeze(1).to(sum_dtype)).to(grad_dtype)
+        if grad_hidden is not None and grad_head is not None:
+            grad_hidden[rows] = grad_logits @ grad_head
+        if grad_weight is not None:
+            _add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
+        del logits, grad_logits  # else the next chunk's product is held beside this one
+
+    sums = CrossEntropySums(ce + z_loss_weight * z_loss, ce, z_loss)
+    return sums, grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
+
+
+def _add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:
+    """accumulator += left @ right, in place, without a temporary where the number formats allow it."""
+    if accumulator.dtype == left.dtype:
+        accumulator.addmm_(left, right)
+    else:
+        accumulator += left @ right

@@ -1,0 +1,93 @@
+"""Learning rate schedules: the factor of the peak learning rate at each update.
+
+Each function takes its resolved section and returns `factor(step)`, with the first update as step 0:
+
+    warm-up   step s < W                 (s + 1) / W: never 0, exactly 1 at step W - 1
+    stable    the next S steps           1 (wsd only; S = 0 elsewhere)
+    decay     the next D steps           floor + (1 - floor) * shape(p), p = (s - W - S + 1) / D
+    after                                floor
+
+so the first step of the decay is already below the peak and its last one, s = W + S + D - 1, has
+p = 1 and exactly the floor. W, S, D and floor are warmup_steps, stable_steps, decay_steps and
+min_lr_ratio; every shape falls from 1 at p = 0 to 0 at p = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from forge.config.scheduler import WSD, Constant, Cosine, Decay, Linear, NoSchedule, Rex
+
+Schedule = Callable[[int], float]
+Shape = Callable[[float], float]
+
+
+def none(section: NoSchedule) -> Schedule:
+    """1 at every step."""
+    return lambda step: 1.0
+
+
+def constant(section: Constant) -> Schedule:
+    """Warm-up, then 1."""
+    return lambda step: _warmup(section, step)
+
+
+def cosine(section: Cosine) -> Schedule:
+    """Half a cosine: shape (1 + cos(pi p)) / 2 (SGDR without restarts, arXiv:1608.03983)."""
+    return _decay(section, _cosine_shape)
+
+
+def linear(section: Linear) -> Schedule:
+    """A straight line: shape 1 - p."""
+    return _decay(section, _linear_shape)
+
+
+def wsd(section: WSD) -> Schedule:
+    """Warm-up, stable, decay (arXiv:2404.06395), the decay of shape `wsd_decay_type`.
+
+    `sqrt` is 1 - sqrt(p), the cooldown published as "1-sqrt" (Hägele et al., arXiv:2405.18392), steep
+    at first; not sqrt(1 - p), which is steep at the end.
+    """
+    assert section.stable_steps is not None, "stable_steps is resolved before a schedule is built"
+    return _decay(section, WSD_SHAPES[section.wsd_decay_type], stable_steps=section.stable_steps)
+
+
+def rex(section: Rex) -> Schedule:
+    """Reflected exponential: shape ((1 - p) / (1/2 + (1 - p)/2)) ** rex_alpha.
+
+    The published curve at rex_alpha = 1 (Chen, Wolfe, Kyrillidis, arXiv:2107.04197); a larger exponent
+    decays sooner.
+    """
+    return _decay(section, lambda p: ((1 - p) / (0.5 + 0.5 * (1 - p))) ** section.rex_alpha)
+
+
+def _cosine_shape(p: float) -> float:
+    return (1 + math.cos(math.pi * p)) / 2
+
+
+def _linear_shape(p: float) -> float:
+    return 1 - p
+
+
+def _sqrt_shape(p: float) -> float:
+    return 1 - math.sqrt(p)
+
+
+WSD_SHAPES: dict[str, Shape] = {"cosine": _cosine_shape, "linear": _linear_shape, "sqrt": _sqrt_shape}
+
+
+def _warmup(section: Constant, step: int) -> float:
+    return min(1.0, (step + 1) / section.warmup_steps) if section.warmup_steps else 1.0
+
+
+def _decay(section: Decay, shape: Shape, *, stable_steps: int = 0) -> Schedule:
+    assert section.decay_steps is not None, "decay_steps is resolved before a schedule is built"
+    start, length, floor = section.warmup_steps + stable_steps, section.decay_steps, section.min_lr_ratio
+
+    def factor(step: int) -> float:
+        if step < start:
+            return _warmup(section, step)
+        return floor + (1 - floor) * shape(min(1.0, (step - start + 1) / length))
+
+    return factor

@@ -1,0 +1,67 @@
+"""Activation checkpointing: recompute a block's activations in backward instead of keeping them (arXiv:1604.06174)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from forge.parallel.blocks import blocks_of
+
+aten = torch.ops.aten
+
+SAVED_BY_SELECTIVE = [
+    aten.mm.default,  # a linear layer: most of a block's FLOPs
+    aten.addmm.default,  # a linear layer with bias: the same
+    aten._scaled_dot_product_flash_attention.default,  # attention: FLOPs grow with seq^2, its output only with seq
+    aten._scaled_dot_product_efficient_attention.default,  # the same, by another kernel
+    aten._scaled_dot_product_cudnn_attention.default,  # the same
+    aten._scaled_dot_product_flash_attention_for_cpu.default,  # the same, and the one a CPU has
+]
+"""Not here: bmm, the math kernel's scores, whose memory grows with seq^2; norms, activations, rotations, casts: cheap to repeat."""
+
+
+def recompute(model: nn.Module, mode: str) -> None:
+    """Make each block keep less for backward, in place: none; full = its input only; selective = SAVED_BY_SELECTIVE too.
+
+    Only the class of a block changes, so parameter names stay, and copies of the model run their own weights.
+    """
+    if mode not in ("none", "full", "selective"):
+        raise ValueError(f"train.activation_checkpointing={mode!r}: must be none, full or selective")
+    if mode == "none":
+        return
+    mixin = Recomputed if mode == "full" else RecomputedSelectively
+    for block in blocks_of(model):
+        assert not isinstance(block, Recomputed), "the blocks are checkpointed already"
+        block.__class__ = _with_mixin(mixin, type(block))
+
+
+# Nothing in a block draws random numbers, so there is no generator state to keep.
+_run_again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+_run_again_selectively = functools.partial(
+    _run_again, context_fn=functools.partial(create_selective_checkpoint_contexts, SAVED_BY_SELECTIVE)
+)
+
+
+class Recomputed(nn.Module):
+    """Mixin before a block's own class: forward keeps the inputs and runs again in backward."""
+
+    checkpoint: Any = staticmethod(_run_again)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the block's own forward returns."""
+        return self.checkpoint(super().forward, *args, **kwargs)
+
+
+class RecomputedSelectively(Recomputed):
+    """The same, but costly operations are not run again."""
+
+    checkpoint: Any = staticmethod(_run_again_selectively)
+
+
+@functools.cache
+def _with_mixin(mixin: type, block: type) -> type:
+    return type(f"{mixin.__name__}{block.__name__}", (mixin, block), {})

@@ -1,0 +1,18 @@
+"""torch.compile, a block at a time."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from forge.parallel.blocks import blocks_of
+
+
+def compile_blocks(model: nn.Module, backend: str) -> None:
+    """Compile each block in place; parameter names stay.
+
+    Equal blocks share one compilation, so its time does not grow with depth. A graph break is an error (fullgraph),
+    and each shape is compiled for itself (dynamic=False): training has one, and evaluation few. Text generation, where every
+    step has a new one, runs the plain blocks (see `forge.models.sampling`).
+    """
+    for block in blocks_of(model):
+        block.compile(backend=backend, fullgraph=True, dynamic=False)

@@ -1,0 +1,171 @@
+"""From a resolved config to a loop that can run: every component built, in the order data flows."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from forge.config import serialize
+from forge.config.build import build
+from forge.config.derive import fit_epochs
+from forge.config.model import Decoder
+from forge.config.root import Config
+from forge.data.loader import TrainLoader, eval_batches
+from forge.data.prepare import Prepared, prepare
+from forge.models.init import init_weights
+from forge.parallel.apply import apply
+from forge.training import checkpoint
+from forge.training.callback import Callback
+from forge.training.device import Autocast, check_dtypes, set_up
+from forge.training.evaluation import Evaluation, evaluate
+from forge.training.flops import peak_flops
+from forge.training.logging import Logger
+from forge.training.loop import Loop
+from forge.training.profiling import Profiler
+from forge.training.samples import Samples
+from forge.training.saving import Saving, restore
+from forge.training.state import TrainState
+from forge.training.step import Update
+from forge.training.stopping import EarlyStopping, Signals, TimeLimit
+from forge.training.trackers import build_trackers
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """A loop, and the pieces of it that a summary reads."""
+
+    config: Config
+    prepared: Prepared
+    model: nn.Module
+    loop: Loop
+    logger: Logger
+    evaluation: Evaluation | None
+
+
+def assemble(run_dir: Path) -> Parts:
+    """Build all that the config of a run directory names. Raises ValueError for what the user can put right."""
+    config = serialize.load(run_dir / "config.yaml")
+    trust = config.run.trust
+    device = set_up(config)
+    torch.manual_seed(config.seed)
+    prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
+    check_vocabulary(config, prepared)
+    config = _fit(config, run_dir, len(prepared.train))
+    autocast = Autocast(config, device)
+    model = build(config.model, path="model", trust=trust)
+    init_weights(model, config.seed)
+    model = apply(model.to(device), config)
+    check_dtypes(model)
+    optimizer = build(config.optimizer, path="optimizer", trust=trust, model=model)
+    state = TrainState()
+    update = Update(
+        model=model,
+        objective=build(config.objective, path="objective", trust=trust),
+        optimizer=optimizer,
+        schedule=build(config.scheduler, path="scheduler", trust=trust),
+        autocast=autocast,
+        clip_norm=config.train.grad_clip_norm,
+    )
+    train, data = config.train, config.data
+    loader = TrainLoader(
+        prepared.train,
+        seq_len=train.seq_len,
+        seed=config.seed,
+        batch_size=train.batch_size,
+        grad_accum_steps=train.grad_accum_steps,
+        num_workers=data.num_workers,
+        pin_memory=data.pin_memory and device.type == "cuda",
+        prefetch_factor=data.prefetch_factor,
+        overfit_batches=data.overfit_batches,
+    )
+    logger = _logger(config, run_dir, device)
+    evaluation = _evaluation(config, prepared, model, autocast)
+    checkpointer = checkpoint.Checkpointer(run_dir / config.checkpoint.dir, config.checkpoint, config, prepared.tokenizer)
+    saving = Saving(checkpointer, model=model, optimizer=optimizer, autocast=autocast, interval=config.checkpoint.interval)
+    callbacks: list[Callback] = [Signals(train.shutdown_timeout_sec), logger]
+    if train.max_time:
+        callbacks.append(TimeLimit(train.max_time))
+    if config.profiling.enable:
+        callbacks.append(Profiler(config.profiling, run_dir, device))
+    if evaluation is not None:
+        callbacks += [evaluation, EarlyStopping(config.eval)]
+        if config.eval.sample_prompts:
+            show = config.metrics.enable_console
+            callbacks.append(
+                Samples(
+                    config.eval, model=model, tokenizer=prepared.tokenizer, autocast=autocast, run_dir=run_dir, seed=config.seed, show=show
+                )
+            )
+    callbacks.append(saving)
+    loop = Loop(update=update, loader=loader, state=state, callbacks=callbacks, end_step=train.max_steps)
+    if config.checkpoint.load_path is not None:
+        exclude = tuple(config.checkpoint.exclude_from_loading)
+        path = checkpoint.find(Path(config.checkpoint.load_path))
+        restore(checkpoint.load(path, model=model, optimizer=optimizer, exclude=exclude), loop, autocast)
+        loader.load_state_dict({"samples": state.samples})
+    return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation)
+
+
+def _announce() -> Callable[[str, float], None]:
+    """Prints each stage of preparing data once, as it begins; nothing when the cache has it all."""
+    seen: set[str] = set()
+
+    def progress(stage: str, share: float) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            print(f"data: {stage}", flush=True)
+
+    return progress
+
+
+def check_vocabulary(config: Config, prepared: Prepared) -> None:
+    """Raises ValueError when the tokenizer has ids that the model has no row for."""
+    ids, rows = prepared.tokenizer.vocab_size, config.model.vocab_size
+    if ids > rows:
+        raise ValueError(f"model.vocab_size={rows}: the tokenizer has {ids} ids; set model.vocab_size={ids}")
+
+
+def _fit(config: Config, run_dir: Path, tokens: int) -> Config:
+    """train.max_epochs becomes steps now that the corpus is counted."""
+    derived = {d["key"] for d in json.loads((run_dir / "derived.json").read_text(encoding="utf-8"))}
+    open_config = copy.deepcopy(config)
+    open_config.thaw()
+    found = fit_epochs(open_config, (tokens - 1) // config.train.seq_len, derived)
+    if not found:
+        return config
+    for step in found:
+        print(f"{step.key} = {step.value}   ({step.why})")
+    open_config.freeze()
+    serialize.save(open_config, run_dir / "config.yaml")
+    return open_config
+
+
+def _logger(config: Config, run_dir: Path, device: torch.device) -> Logger:
+    metrics, model = config.metrics, config.model
+    trackers = build_trackers(metrics, run_dir, total_steps=config.train.max_steps, config_dict=serialize.to_plain(config))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    flops = model.flops_per_token(config.train.seq_len) if isinstance(model, Decoder) else None
+    peak = peak_flops(metrics.peak_tflops, name)
+    return Logger(trackers, interval=metrics.log_interval, device=device, flops_per_token=flops, peak=peak)
+
+
+def _evaluation(config: Config, prepared: Prepared, model: nn.Module, autocast: Autocast) -> Evaluation | None:
+    if not config.eval.enabled:
+        return None
+    sizes = torch.zeros(config.model.vocab_size, dtype=torch.int64)
+    known = torch.as_tensor(prepared.tokenizer.token_bytes(), dtype=torch.int64)
+    sizes[: len(known)] = known
+    sizes = sizes.to(autocast.device)
+
+    def run() -> dict[str, float]:
+        batches = eval_batches(prepared.val, seq_len=config.train.seq_len, batch_size=config.train.batch_size, steps=config.eval.steps)
+        return evaluate(model, batches, token_bytes=sizes, autocast=autocast)
+
+    return Evaluation(run, interval=config.eval.interval)

@@ -1,0 +1,53 @@
+"""Device, threads, determinism and number formats of this process."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+
+from forge.config.root import Config
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def set_up(config: Config) -> torch.device:
+    """Apply the run and precision options that hold for the whole process; returns the device."""
+    run = config.run
+    if run.num_threads:
+        torch.set_num_threads(run.num_threads)
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    torch.autograd.set_detect_anomaly(run.detect_anomaly)
+    torch.set_float32_matmul_precision(config.precision.matmul_precision)
+    if run.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("run.device=cuda: this build of torch finds no usable GPU; run.device=cpu trains on the CPU")
+    device = torch.device(run.device, int(os.environ.get("LOCAL_RANK", 0))) if run.device == "cuda" else torch.device(run.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+class Autocast:
+    """The number format of matrix products: autocast for 16 bits, loss scaling for fp16."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        precision = config.precision
+        self.dtype = AUTOCAST.get(precision.mixed_precision)
+        self.device = device
+        enabled = precision.mixed_precision == "fp16"
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=precision.init_loss_scale, enabled=enabled)
+
+    def __call__(self) -> torch.autocast:
+        """A context for forward passes."""
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
+
+
+def check_dtypes(model: nn.Module) -> None:
+    """Masters are fp32. Raises TypeError naming the parameters that are not."""
+    wrong = [f"{name} ({p.dtype})" for name, p in model.named_parameters() if p.is_floating_point() and p.dtype != torch.float32]
+    if wrong:
+        raise TypeError(f"weights must be fp32 where the optimizer updates them; these are not: {', '.join(wrong)}")

@@ -1,0 +1,86 @@
+"""Evaluation of a language model on a fixed set of sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forge.data import IGNORE_INDEX
+from forge.data.loader import EvalBatch
+from forge.training.callback import Callback
+from forge.training.device import Autocast
+from forge.training.loop import Loop
+from forge.training.step import StepOutput
+
+LOGITS_AT_ONCE = 1 << 24
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Tensor, autocast: Autocast) -> dict[str, float]:
+    """Metrics over every target of the batches, each target counted once.
+
+    loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets that were
+    the likeliest token. bits_per_byte: nats of the tokens that have bytes / (ln 2 * their bytes), so that
+    tokenizers compare. token_bytes: [vocab], bytes of each token, 0 for special ones.
+    """
+    device = autocast.device
+    totals = torch.zeros(5, dtype=torch.float64, device=device)
+    was_training = model.training
+    model.eval()
+    for batch in batches:
+        tokens, targets = batch.tokens.to(device), batch.targets.to(device).flatten()
+        with autocast():
+            hidden = model.hidden(tokens).flatten(0, 1)  # type: ignore[operator]
+            totals += _sums(model, hidden, targets, token_bytes)
+    model.train(was_training)
+    nats, count, correct, byte_nats, n_bytes = totals.tolist()
+    loss = nats / max(count, 1)
+    return {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "token_accuracy": correct / max(count, 1),
+        "bits_per_byte": byte_nats / (math.log(2) * max(n_bytes, 1)),
+    }
+
+
+def _sums(model: nn.Module, hidden: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
+    """[nats, targets, correct, nats of tokens with bytes, bytes], some rows of logits at a time."""
+    weight: Tensor = model.output_weight  # type: ignore[assignment]
+    rows = max(LOGITS_AT_ONCE // weight.shape[0], 1)
+    sums = torch.zeros(5, dtype=torch.float64, device=hidden.device)
+    for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+        logits = F.linear(states, weight).float()
+        kept = wanted != IGNORE_INDEX
+        nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none").double()
+        sizes = torch.where(kept, token_bytes[wanted.clamp(min=0)], 0).double()
+        correct = (logits.argmax(-1) == wanted) & kept
+        sums += torch.stack([nats.sum(), kept.sum().double(), correct.sum().double(), (nats * (sizes > 0)).sum(), sizes.sum()])
+    return sums
+
+
+class Evaluation(Callback):
+    """Evaluates every `interval` steps and after the last one."""
+
+    def __init__(self, run: Callable[[], dict[str, float]], *, interval: int) -> None:
+        self.run, self.interval = run, interval
+        self.metrics: dict[str, float] = {}
+        self.at: int | None = None
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        if loop.state.step % self.interval == 0:
+            self.evaluate(loop)
+
+    def on_end(self, loop: Loop) -> None:
+        if self.at != loop.state.step:
+            self.evaluate(loop)
+
+    def evaluate(self, loop: Loop) -> None:
+        """Evaluate now and tell the callbacks."""
+        self.at = loop.state.step
+        with loop.paused():
+            self.metrics = self.run()
+        loop.evaluated(self.metrics)

@@ -1,0 +1,65 @@
+"""The callback that saves: every so many steps, at the end, and what it keeps of every callback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from forge.training.callback import Callback
+from forge.training.checkpoint import Checkpointer
+from forge.training.device import Autocast
+from forge.training.loop import Loop
+from forge.training.step import StepOutput
+
+
+class Saving(Callback):
+    """Saves every `interval` steps and after the last one."""
+
+    def __init__(
+        self, checkpointer: Checkpointer, *, model: nn.Module, optimizer: torch.optim.Optimizer, autocast: Autocast, interval: int
+    ) -> None:
+        self.checkpointer, self.model, self.optimizer, self.autocast, self.interval = checkpointer, model, optimizer, autocast, interval
+        self.at: int | None = None
+
+    def on_start(self, loop: Loop) -> None:
+        self.at = loop.state.step
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        if loop.state.step % self.interval == 0:
+            self.save(loop)
+
+    def on_end(self, loop: Loop) -> None:
+        if self.at != loop.state.step:
+            self.save(loop)
+        with loop.paused():
+            self.checkpointer.wait()
+
+    def close(self) -> None:
+        self.checkpointer.close()
+
+    def save(self, loop: Loop) -> None:
+        """Save now."""
+        with loop.paused():
+            self.at = loop.state.step
+            self.checkpointer.save(self.at, model=self.model, optimizer=self.optimizer, meta=self.meta(loop))
+
+    def meta(self, loop: Loop) -> dict[str, Any]:
+        """All state but the tensors: plain values."""
+        return {
+            "train": loop.state.state_dict(),
+            "scaler": self.autocast.scaler.state_dict(),
+            "callbacks": {type(c).__name__: state for c in loop.callbacks if (state := c.state_dict())},
+        }
+
+
+def restore(meta: dict[str, Any], loop: Loop, autocast: Autocast) -> None:
+    """Give loop, loss scaler and callbacks the state that a checkpoint kept."""
+    loop.state.load_state_dict(meta["train"])
+    if meta["scaler"]:
+        autocast.scaler.load_state_dict(meta["scaler"])
+    for callback in loop.callbacks:
+        state = meta["callbacks"].get(type(callback).__name__)
+        if state:
+            callback.load_state_dict(state)

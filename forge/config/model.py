@@ -27,7 +27,7 @@ class Model(Section):
 
 @dataclass(kw_only=True)
 class Decoder(Model):
-    """A decoder-only transformer: the Llama shape by default, the GPT-2 shape by four options."""
+    """A decoder-only transformer: the Llama shape by default, the GPT-2 shape by a few options."""
 
     _target_: str = "forge.models.decoder.Decoder"
     dim: int = opt(4096, "width of the residual stream", gt=0)
@@ -75,8 +75,8 @@ class Decoder(Model):
         """Parameter count of each part, in closed form; a test compares the sum with the built model."""
         dim, heads_dim, kv_dim, ffn = self.dim, self.n_heads * self.head_dim, self.kv_heads * self.head_dim, self.computed_ffn_hidden_dim
         norm = dim * (2 if self.norm_type == "layernorm" and self.bias else 1)
-        attention = dim * (heads_dim + 2 * kv_dim) + heads_dim * dim + (2 * self.head_dim if self.qk_norm else 0)
-        feed_forward = dim * ffn * (3 if self.is_gated else 2)
+        attention, feed_forward = self._block_matrices()
+        attention += 2 * self.head_dim if self.qk_norm else 0
         if self.bias:
             attention += heads_dim + 2 * kv_dim + dim
             feed_forward += ffn * (2 if self.is_gated else 1) + dim
@@ -96,10 +96,14 @@ class Decoder(Model):
     def flops_per_token(self, seq_len: int) -> int:
         """Training FLOPs a token, forward and backward.
 
-        6 per weight of every matrix a token is multiplied with (the output head is one, the embedding
-        look-up is none) plus 12 * n_layers * dim * seq_len for attention, causality not discounted
+        6 per weight of every matrix a token is multiplied with (the output head is one; the embedding
+        look-up, biases and norms are none) plus 12 * n_layers * dim * seq_len for attention, causality not discounted
         (PaLM, arXiv:2204.02311, appendix B).
         """
-        parts = self.params_by_part()
-        matmul = parts["attention"] + parts["feed-forward"] + self.vocab_size * self.dim
+        matmul = self.n_layers * sum(self._block_matrices()) + self.vocab_size * self.dim
         return 6 * matmul + 12 * self.n_layers * self.n_heads * self.head_dim * seq_len
+
+    def _block_matrices(self) -> tuple[int, int]:
+        """Weights of the matrices of one block's attention and feed-forward layer."""
+        heads_dim, kv_dim = self.n_heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.dim * (2 * heads_dim + 2 * kv_dim), self.dim * self.computed_ffn_hidden_dim * (3 if self.is_gated else 2)

@@ -60,7 +60,7 @@ def _default(composition: Composition, key: str) -> str:
         return ""
     schema = OmegaConf.get_type(node) if OmegaConf.is_dict(node) else None
     for owner in getattr(schema, "__mro__", ()):
-        if name in owner.__dict__.get("__annotations__", {}):
+        if name in inspect.get_annotations(owner):
             source, start = inspect.getsourcelines(owner)
             for offset, line in enumerate(source):
                 if re.match(rf"\s+{re.escape(name)}\s*:", line):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -149,20 +150,15 @@ class TrainLoader:
         """End the loader processes; the next step starts them anew."""
         self._stream = None
 
-    def _first_samples(self) -> Iterator[int]:
-        """First sample of each of this rank's micro-batches from now on."""
-        first = self.samples + self._offset
-        while True:
-            yield first
-            first += self._stride
-
     def _open_stream(self) -> Iterator[Tensor]:
+        """This rank's micro-batches from now on, as tensors [2, batch, seq]."""
+        first_samples = count(self.samples + self._offset, self._stride)
         if self._num_workers == 0:
-            stream = map(self._dataset.__getitem__, self._first_samples())
+            stream = map(self._dataset.__getitem__, first_samples)
             return map(Tensor.pin_memory, stream) if self._pin_memory else stream
         loader = DataLoader(
             self._dataset,  # pyright: ignore[reportArgumentType]
-            sampler=self._first_samples(),  # pyright: ignore[reportArgumentType]
+            sampler=first_samples,  # pyright: ignore[reportArgumentType]
             batch_size=None,
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch_factor,

@@ -74,7 +74,7 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
 def _text_of_line(path: Path, number: int, line: bytes, text_field: str) -> str:
     where = f"data.path: {path} line {number}"
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        row = json.loads(line.decode("utf-8-sig").rstrip())
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 text ({error.reason} at byte {error.start}). Convert the file (iconv -t utf-8).") from error
     except json.JSONDecodeError as error:

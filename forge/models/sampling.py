@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-
 import torch
 from torch import Tensor
 
 from forge.models.decoder import Decoder
+from forge.models.modes import evaluating
 
 
 @torch.no_grad()
@@ -39,7 +37,7 @@ def generate(
     cache = model.new_cache(total) if use_cache else None
     ended = torch.zeros(tokens.shape[0], 1, dtype=torch.bool, device=tokens.device)
     unread = tokens
-    with _evaluating(model), _uncompiled(model):
+    with evaluating(model):
         while tokens.shape[1] < total:
             hidden = model.hidden(unread, cache=cache) if cache is not None else model.hidden(tokens)
             probabilities = next_token_probabilities(model.logits(hidden[:, -1]), temperature, top_k, top_p)
@@ -83,19 +81,3 @@ def _check(temperature: float, top_k: int, top_p: float) -> None:
         raise ValueError(f"top_k={top_k}: must be at least 0 (0 = all tokens)")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p}: must be above 0 and at most 1")
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
-def _uncompiled(model: torch.nn.Module) -> AbstractContextManager[object]:
-    """Run compiled modules as plain ones: each new length would compile anew. A plain model need not import dynamo (2 s)."""
-    compiled = any(module._compiled_call_impl is not None for module in model.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

@@ -1,0 +1,86 @@
+"""The pages of docs/ that are made from the schema: `python -m forge.config.document --write docs`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge.config import schemas
+from forge.config.bounds import describe_bounds
+from forge.config.derive import DERIVATIONS
+from forge.config.field import default_of
+from forge.config.help import first_line, show, summary
+from forge.config.library import Library
+from forge.config.rules import RULES
+
+MADE = "<!-- made by `make docs`; do not edit -->"
+
+
+def options_page() -> str:
+    """docs/options.md: every group, its options and every key with default, meaning and bounds."""
+    library = Library()
+    lines = [MADE, "", "# Options", "", "`seed=42`: seed of initial weights, data order and sampling.", ""]
+    for group in library.groups():
+        lines += [f"## {group}", "", f"| `{group}=` | |", "| --- | --- |"]
+        lines += [f"| `{option}` | {_cell(summary(library, group, option))} |" for option in library.options(group)]
+        lines.append("")
+        if group not in schemas.sections():
+            continue
+        for name, schema in schemas.variants(group).items():
+            title = f"`{group}={name}` ({schema.__name__})" if group in schemas.SCHEMAS else schema.__name__
+            lines += [f"**{title}**: {first_line(schema)}", "", "| key | default | meaning | admits |", "| --- | --- | --- | --- |"]
+            for field in dataclasses.fields(schema):
+                if field.name.startswith("_"):
+                    continue
+                row = f"| `{group}.{field.name}` | `{show(default_of(field))}` | {_cell(field.metadata['help'])} | "
+                lines.append(row + f"{_cell(describe_bounds(field.metadata))} |")
+            lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def rules_page() -> str:
+    """docs/rules.md: every cross-section rule and every derivation."""
+    lines = [MADE, "", "# Rules and derivations", ""]
+    lines += ["Every value is first checked against the bounds of its own option (options.md). Then open values are", ""]
+    lines[-2] += " worked out, in this order:"
+    lines += ["| worked out | from | how |", "| --- | --- | --- |"]
+    for derivation in DERIVATIONS:
+        how = (inspect.getdoc(derivation.function) or "").splitlines()[0]
+        lines.append(f"| {_keys(derivation.writes)} | {_keys(derivation.reads)} | {_cell(how)} |")
+    lines += ["", "Then every rule is checked, and every broken one is reported at once. A warning lets the run start.", ""]
+    lines += ["| rule | | demands | reads |", "| --- | --- | --- | --- |"]
+    for rule in RULES:
+        kind = "warning" if rule.warning else "error"
+        lines.append(f"| `{rule.id}` | {kind} | {_cell(rule.sentence)} | {_keys(rule.reads)} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"options.md": options_page, "rules.md": rules_page}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages, and the map of the seeds, into a folder."""
+    from forge.config.seeds import render_markdown
+
+    parser = argparse.ArgumentParser(prog="python -m forge.config.document", description="Write the generated pages of docs/.")
+    parser.add_argument("--write", type=Path, required=True, metavar="DIR")
+    folder = parser.parse_args(argv).write
+    for name, page in {**PAGES, "seeds.md": render_markdown}.items():
+        (folder / name).write_text(page(), encoding="utf-8")
+    return 0
+
+
+def _keys(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""How a model runs when it is read and not trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode and its compiled modules run as plain ones; then it is as it was.
+
+    Compiled for one training shape, a module would compile anew for each other length and batch, and fail past dynamo's limit.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with _uncompiled(model):
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _uncompiled(model: nn.Module) -> AbstractContextManager[object]:
+    """A plain model need not import dynamo, which takes 2 s."""
+    compiled = any(module._compiled_call_impl is not None for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

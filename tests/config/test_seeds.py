@@ -1,0 +1,151 @@
+"""The table of the seeds' options: complete, true of the schema, and what users are told from it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from forge.config import schemas, seeds
+from forge.config.field import default_of
+from forge.config.paths import CONF
+from forge.config.rules import RULES
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+TAKEN = [row for row in seeds.rows() if row.status == seeds.TAKEN]
+OPTIONS = list(schemas.walk_options())
+FIELDS = {key: [field for other, _, _, field in OPTIONS if other == key] for key, *_ in OPTIONS}
+RULE_IDS = {rule.id for rule in RULES}
+GROUPS = set(schemas.sections())
+SUBJECTS = set(
+    """mixture of experts; data mixtures and sources; any mesh; other optimizers; model families; run directory; checkpoint conversion;
+    supervised fine-tuning; LoRA; preference objectives; reinforcement learning; distillation; quantisation; planner; MLA;
+    sliding and chunked attention; attention sinks; gated delta nets; multi-token prediction; two-tier checkpoints; elastic restart;
+    DiLoCo; goodput ledger; straggler alarm; stack dumps; activation offload by named tensor; DSA indexer; MoBA; hyper-connections;
+    Engram; multimodal towers; YaRN and Llama-3.1 RoPE; lm-eval and CORE benchmarks""".replace("\n    ", " ").split("; ")
+)
+"""What is planned; a subject that has been built leaves this list, and its rows become `taken`."""
+
+
+def test_every_option_of_every_seed_has_exactly_one_row():
+    listed = [tuple(line.split("\t")) for line in (HERE / "seed_keys.txt").read_text().splitlines()]
+    mapped = Counter((row.seed, row.key) for row in seeds.rows())
+    assert mapped == Counter(listed)
+    assert set(mapped.values()) == {1}
+    sizes = {"kempnerforge": 129, "kempnerforge rule": 64, "xaytune": 76, "nanochat": 33, "maxtext": 725}
+    assert Counter(seed for seed, _ in listed) == sizes
+
+
+def test_the_table_is_well_formed():
+    raw = table_text().splitlines()
+    assert {line.count("\t") for line in raw} == {6}
+    for row in seeds.rows():
+        assert row.status in seeds.STATUSES, row
+        assert row.seed in seeds.TITLES, row
+        assert bool(row.ours) == (row.status == seeds.TAKEN), row
+        assert row.note or row.status == seeds.TAKEN, row
+        assert "|" not in row.note + row.ours + row.key, row
+
+
+def test_what_comes_later_is_planned():
+    assert {row.note.partition(":")[0] for row in seeds.rows() if row.status == seeds.LATER} <= SUBJECTS
+
+
+@pytest.mark.parametrize("row", [row for row in TAKEN if row.seed != seeds.RULES], ids=lambda row: f"{row.seed} {row.key}")
+def test_a_taken_option_exists(row):
+    assert exists(row.ours)
+
+
+@pytest.mark.parametrize("row", [row for row in TAKEN if row.seed == seeds.RULES], ids=lambda row: row.key)
+def test_a_taken_rule_is_checked(row):
+    key, *demand = row.ours.split()
+    if demand == ["choices"]:
+        assert all(field.metadata["choices"] for field in FIELDS[key])
+    elif demand:
+        wanted = {name: float(limit) for name, limit in zip(demand[::2], demand[1::2], strict=True)}
+        assert all(field.metadata["bounds"] == wanted for field in FIELDS[key])
+    else:
+        assert key in RULE_IDS or exists(key)
+
+
+def test_notes_name_what_exists():
+    groups = "|".join(GROUPS)
+    for row in seeds.rows():
+        for mentioned in re.findall(rf"(?<![\w.])(?:{groups})(?:\.\w+|=\w+)", row.note):
+            assert mentioned in {"model=NAME", "tokenizer.json", "metrics.jsonl", *RULE_IDS} or exists(mentioned), (row, mentioned)
+
+
+@pytest.mark.parametrize("row", [row for row in TAKEN if row.default and row.ours in FIELDS], ids=lambda row: row.key)
+def test_a_default_that_differs_is_explained(row):
+    theirs = ast.literal_eval(row.default)
+    for ours in (default_of(field) for field in FIELDS[row.ours]):
+        assert theirs == ours or ("default" in row.note and str(ours) in row.note), f"{row.key}: theirs {theirs!r}, ours {ours!r}"
+
+
+def test_defaults_are_compared_for_nearly_all_of_kempnerforge():
+    options = [row for row in TAKEN if row.seed == "kempnerforge" and "." in row.key]
+    assert sum(bool(row.default) and row.ours in FIELDS for row in options) >= 70
+
+
+def test_the_page_is_current():
+    assert (REPOSITORY / "docs" / "seeds.md").read_text(encoding="utf-8") == seeds.render_markdown(), (
+        "run python -m forge.config.seeds --write docs/seeds.md"
+    )
+
+
+def test_the_page_has_one_line_an_option():
+    lines = seeds.render_markdown().splitlines()
+    assert sum(line.startswith("| `") for line in lines) == len(seeds.rows())
+
+
+SAID = {
+    "distributed.tp": "KempnerForge's distributed.tp is parallel.tp here",
+    "train.mixed_precision": "KempnerForge's train.mixed_precision is precision.mixed_precision here "
+    "(weights and optimizer state stay fp32; auto is added, fp8 comes later)",
+    "optimizer.name": "KempnerForge's optimizer.name is the group choice optimizer=adamw here "
+    "(lion, muon and schedule_free_adamw come later)",
+    "model.num_experts": "KempnerForge's model.num_experts comes later (mixture of experts)",
+    "trainer.learning_rate": "xaytune's trainer.learning_rate is optimizer.lr here",
+    "trainer.lr": "it is optimizer.lr, as in KempnerForge",
+    "lora.rank": "xaytune's lora.rank comes later (LoRA)",
+    "trainer.warmup_ratio": "xaytune's trainer.warmup_ratio is scheduler.warmup_steps here (in steps, not a share of the run)",
+    "base_emb_dim": "MaxText's base_emb_dim is model.dim here",
+    "model.base_emb_dim": "MaxText's base_emb_dim is model.dim here",
+    "scan_layers": "MaxText's scan_layers is not taken: JAX: layers are never scanned here; train.compile_model compiles each block",
+    "--depth": "nanochat's depth is not taken: it sets layers, width and heads at once; choose a preset such as model=small, "
+    "or say model.n_layers, model.dim and model.n_heads",
+    "device_batch_size": "nanochat's device-batch-size is train.batch_size here",
+    "batch_size": "it is train.batch_size, as in KempnerForge",
+    "steps": "MaxText's steps is train.max_steps here (always a bound: there is no -1)",
+    "dir": "it is checkpoint.dir, as in KempnerForge (inside the run directory); xaytune's output.dir is run.dir here",
+}
+
+
+@pytest.mark.parametrize(("typed", "said"), SAID.items())
+def test_suggestions(typed, said):
+    assert seeds.suggestion(typed) == said
+
+
+@pytest.mark.parametrize("typed", ["no_such_option", "optimizer.betas", "train.dir", "model.dropout", "", "dim > 0"])
+def test_no_suggestion_where_no_seed_helps(typed):
+    assert seeds.suggestion(typed) is None
+
+
+def exists(ours: str) -> bool:
+    """Whether a key, a group or a group choice is one of forge's."""
+    group, _, option = ours.partition("=")
+    return (CONF / group / f"{option}.yaml").is_file() or ours in GROUPS or ours in FIELDS or is_property(ours)
+
+
+def is_property(key: str) -> bool:
+    """Whether a key names a computed property of a section."""
+    group, _, name = key.partition(".")
+    return group in GROUPS and bool(name) and any(isinstance(getattr(s, name, None), property) for s in schemas.variants(group).values())
+
+
+def table_text() -> str:
+    return Path(seeds.__file__).with_name("seeds.tsv").read_text(encoding="utf-8")

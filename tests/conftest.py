@@ -1,0 +1,15 @@
+"""What every test shares: one thread, so that small tests are fast while others run, and a cache of their own."""
+
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forge_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Prepared data goes to a temporary place, shared by the tests of one session."""
+    path = str(tmp_path_factory.mktemp("forge-cache"))
+    os.environ["FORGE_CACHE"] = path
+    return path

@@ -1,0 +1,35 @@
+"""What the data tests share: the calling convention of components, small texts and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_helpers import build_section, make_prose
+
+from forge.data.shards import ShardWriter, TokenStore
+
+
+@pytest.fixture(scope="session")
+def build() -> Callable[..., Any]:
+    return build_section
+
+
+@pytest.fixture(scope="session")
+def prose() -> Callable[..., str]:
+    return make_prose
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Callable[..., TokenStore]:
+    def make(tokens: Any, *, vocab_size: int = 1 << 16, shard_tokens: int = 1 << 28) -> TokenStore:
+        directory = tmp_path / f"store{len(list(tmp_path.glob('store*')))}"
+        writer = ShardWriter(directory, vocab_size=vocab_size, shard_tokens=shard_tokens)
+        writer.append(np.asarray(tokens))
+        writer.close(n_bytes=3 * len(tokens), n_documents=1)
+        return TokenStore(directory)
+
+    return make

@@ -1,0 +1,218 @@
+"""Loaders: the right windows, the same on any number of ranks and workers, exact to resume."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge.data import IGNORE_INDEX
+from forge.data.loader import Step, TrainLoader, eval_batches
+from forge.data.order import permute
+from forge.data.shards import TokenStore
+
+N_TOKENS, SEQ = 1000, 16
+WINDOWS = (N_TOKENS - 1) // SEQ
+
+
+@pytest.fixture
+def counting(store: Callable[..., TokenStore]) -> TokenStore:
+    """Token i is i, so a window shows where it comes from."""
+    return store(np.arange(N_TOKENS), shard_tokens=333)
+
+
+@pytest.fixture(scope="module")
+def module_store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    from forge.data.shards import ShardWriter
+
+    directory = tmp_path_factory.mktemp("module") / "store"
+    writer = ShardWriter(directory, vocab_size=N_TOKENS)
+    writer.append(np.arange(N_TOKENS))
+    writer.close(n_bytes=1, n_documents=1)
+    return TokenStore(directory)
+
+
+def first_tokens(steps: Iterator[Step], count: int) -> list[list[int]]:
+    """Where the windows of each of the next steps begin."""
+    return [[int(row[0]) for batch in step.batches for row in batch.tokens] for step in islice(steps, count)]
+
+
+def test_a_batch_is_windows_in_permuted_order(counting: TokenStore) -> None:
+    loader = TrainLoader(counting, seq_len=SEQ, seed=3, batch_size=4, grad_accum_steps=2)
+    step = next(loader)
+    windows = permute(np.arange(8), WINDOWS, (3, 0)).reshape(2, 4)
+    assert step.n_targets == 8 * SEQ
+    for batch, starts in zip(step.batches, windows * SEQ, strict=True):
+        expected = starts[:, None] + np.arange(SEQ + 1)
+        assert batch.tokens.dtype == batch.targets.dtype == torch.int64
+        assert np.array_equal(batch.tokens.numpy(), expected[:, :-1])
+        assert np.array_equal(batch.targets.numpy(), expected[:, 1:])
+        assert batch.tokens.is_contiguous()
+        assert batch.targets.is_contiguous()
+
+
+def test_an_epoch_has_every_target_once_and_the_next_another_order(counting: TokenStore) -> None:
+    loader = TrainLoader(counting, seq_len=SEQ, seed=0, batch_size=1)
+    targets = torch.cat([next(loader).batches[0].targets.flatten() for _ in range(WINDOWS)])
+    assert loader.epoch == 1.0
+    assert sorted(targets.tolist()) == list(range(1, WINDOWS * SEQ + 1))
+    again = torch.cat([next(loader).batches[0].targets.flatten() for _ in range(WINDOWS)])
+    assert sorted(again.tolist()) == sorted(targets.tolist())
+    assert again.tolist() != targets.tolist()
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 1 << 40), batch_size=st.integers(1, 3), accum=st.integers(1, 3), start=st.integers(0, 500))
+def test_any_number_of_ranks_draws_the_same_global_batch(
+    module_store: TokenStore, seed: int, batch_size: int, accum: int, start: int
+) -> None:
+    drawn = []
+    for num_ranks in (1, 2, 4):
+        # The global batch is 4 * batch_size * accum on each layout, cut differently.
+        loaders = [
+            TrainLoader(
+                module_store, seq_len=SEQ, seed=seed, batch_size=batch_size, grad_accum_steps=accum * 4 // num_ranks,
+                num_ranks=num_ranks, rank=rank, start_sample=start,
+            )
+            for rank in range(num_ranks)
+        ]  # fmt: skip
+        steps = [[next(loader) for loader in loaders] for _ in range(3)]
+        assert {step.n_targets for ranks in steps for step in ranks} == {4 * batch_size * accum * SEQ}
+        micro = [
+            [batch.tokens[:, 0].tolist() for batch in zip_batch]
+            for ranks in steps
+            for zip_batch in zip(*(s.batches for s in ranks), strict=True)
+        ]
+        drawn.append([token for parts in micro for part in parts for token in part])
+    assert drawn[0] == drawn[1] == drawn[2]
+    samples = np.arange(start, start + 12 * batch_size * accum)
+    expected = [int(permute(np.array([i % WINDOWS]), WINDOWS, (seed, i // WINDOWS))[0]) * SEQ for i in samples.tolist()]
+    assert drawn[0] == expected
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_change_nothing(counting: TokenStore, num_workers: int) -> None:
+    options = {"seq_len": SEQ, "seed": 1, "batch_size": 3, "grad_accum_steps": 2, "num_ranks": 2, "rank": 1, "start_sample": 36}
+    plain = TrainLoader(counting, **options)
+    processes = TrainLoader(counting, **options, num_workers=num_workers, prefetch_factor=3)
+    for _ in range(20):
+        a, b = next(plain), next(processes)
+        assert all(torch.equal(x.tokens, y.tokens) and torch.equal(x.targets, y.targets) for x, y in zip(a.batches, b.batches, strict=True))
+        assert plain.state_dict() == processes.state_dict()
+    processes.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 7, 13])
+def test_resumed_in_the_middle_of_an_epoch(counting: TokenStore, num_workers: int, stop: int) -> None:
+    options = {"seq_len": SEQ, "seed": 1, "batch_size": 5}
+    whole = first_tokens(TrainLoader(counting, **options), 20)
+    loader = TrainLoader(counting, **options, num_workers=num_workers)
+    assert first_tokens(loader, stop) == whole[:stop]
+    state = loader.state_dict()
+    assert state == {"samples": 5 * stop}
+    loader.close()
+    resumed = TrainLoader(counting, **options, num_workers=num_workers)
+    next(resumed)
+    resumed.load_state_dict(state)
+    assert first_tokens(resumed, 20 - stop) == whole[stop:]
+    resumed.close()
+
+
+def test_resumed_on_more_ranks(counting: TokenStore) -> None:
+    whole = first_tokens(TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=4), 6)
+    loader = TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=4)
+    first_tokens(loader, 3)
+    ranks = [TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=2, num_ranks=2, rank=rank) for rank in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(loader.state_dict())
+    parts = [first_tokens(rank, 3) for rank in ranks]
+    assert [a + b for a, b in zip(*parts, strict=True)] == whole[3:]
+
+
+def test_overfitting_repeats_the_first_global_batches(counting: TokenStore) -> None:
+    whole = first_tokens(TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=3, grad_accum_steps=2), 2)
+    loader = TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=3, grad_accum_steps=2, overfit_batches=2)
+    assert first_tokens(loader, 7) == [whole[i % 2] for i in range(7)]
+    assert loader.state_dict() == {"samples": 42}
+
+
+def test_pinning_without_a_gpu_has_no_effect(counting: TokenStore, recwarn: pytest.WarningsRecorder) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    loader = TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=2, pin_memory=True, num_workers=1)
+    assert not next(loader).batches[0].tokens.is_pinned()
+    loader.close()
+    assert not recwarn.list
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pinned_batches(counting: TokenStore, num_workers: int) -> None:
+    loader = TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=2, pin_memory=True, num_workers=num_workers)
+    assert next(loader).batches[0].tokens.is_pinned()
+    loader.close()
+
+
+def test_message_when_the_split_is_shorter_than_a_sample(store: Callable[..., TokenStore]) -> None:
+    short = store(np.arange(16))
+    with pytest.raises(ValueError) as caught:
+        TrainLoader(short, seq_len=16, seed=0, batch_size=1)
+    assert str(caught.value) == (
+        "train.seq_len = 16: the training split has 16 tokens, less than one sample of seq_len + 1. "
+        "Set train.seq_len=15 or less, or give more text."
+    )
+    assert TrainLoader(short, seq_len=15, seed=0, batch_size=1).samples_per_epoch == 1
+
+
+@pytest.mark.parametrize("n_tokens", [2, 16, 17, 18, 160, 161, 170])
+def test_evaluation_counts_every_target_once(store: Callable[..., TokenStore], n_tokens: int) -> None:
+    tokens = np.arange(n_tokens)
+    widths = np.random.default_rng(0).integers(0, 9, 1000)
+    batches = list(eval_batches(store(tokens), seq_len=SEQ, batch_size=4, token_bytes=widths))
+    targets = torch.cat([batch.targets.flatten() for batch in batches])
+    inputs = torch.cat([batch.tokens.flatten() for batch in batches])
+    counted = targets != IGNORE_INDEX
+    assert targets[counted].tolist() == tokens[1:].tolist()
+    assert inputs[counted].tolist() == tokens[:-1].tolist()
+    assert counted.tolist() == sorted(counted.tolist(), reverse=True)
+    assert [batch.n_targets for batch in batches] == [int((batch.targets != IGNORE_INDEX).sum()) for batch in batches]
+    assert sum(batch.n_bytes or 0 for batch in batches) == widths[tokens[1:]].sum()
+    assert all(batch.tokens.shape[0] == 4 for batch in batches[:-1])
+    assert batches[-1].tokens.shape[0] == -(-(n_tokens - 1) // SEQ) - 4 * (len(batches) - 1)
+
+
+def test_evaluation_of_a_few_batches_is_the_beginning(counting: TokenStore) -> None:
+    whole = list(eval_batches(counting, seq_len=SEQ, batch_size=4))
+    few = list(eval_batches(counting, seq_len=SEQ, batch_size=4, steps=3))
+    assert len(few) == 3 < len(whole) == len(list(eval_batches(counting, seq_len=SEQ, batch_size=4, steps=999)))
+    assert all(torch.equal(a.targets, b.targets) for a, b in zip(few, whole, strict=False))
+    assert few[0].n_bytes is None
+
+
+def test_a_step_costs_less_than_60_microseconds(store: Callable[..., TokenStore]) -> None:
+    loader = TrainLoader(store(np.arange(60_000)), seq_len=64, seed=0, batch_size=1)
+    times = []
+    for _ in range(500):
+        start = time.perf_counter()
+        next(loader)
+        times.append(time.perf_counter() - start)
+    assert np.median(times) < 60e-6
+
+
+def test_a_dropped_loader_ends_its_processes(counting: TokenStore) -> None:
+    loader = TrainLoader(counting, seq_len=SEQ, seed=0, batch_size=1, num_workers=2)
+    next(loader)
+    assert len(multiprocessing.active_children()) == 2
+    start = time.perf_counter()
+    del loader
+    assert not multiprocessing.active_children()
+    assert time.perf_counter() - start < 2

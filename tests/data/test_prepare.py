@@ -1,0 +1,285 @@
+"""Prepared data: right the first time, reused, rebuilt when damaged, made once by many."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_helpers import build_section
+
+from forge.config.data import Text
+from forge.config.tokenizer import BPE, TokenizerFile
+from forge.data import prepare as preparing
+from forge.data.prepare import Prepared, prepare
+
+DOCUMENTS = 60
+
+
+@pytest.fixture
+def data(tmp_path: Path, prose: Callable[..., str]) -> Text:
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps({"text": prose(4, seed)}) + "\n" for seed in range(DOCUMENTS)))
+    return Text(path=str(path), cache_dir=str(tmp_path / "cache"), val_fraction=0.2)
+
+
+SECTION = BPE(vocab_size=300)
+
+
+def entry(data: Text) -> Path:
+    (found,) = (path for path in Path(data.cache_dir or "", "data").iterdir() if not path.name.startswith("."))
+    return found
+
+
+def decoded(prepared: Prepared, split: str) -> str:
+    store = getattr(prepared, split)
+    return prepared.tokenizer.decode(store.read(0, len(store)).tolist())
+
+
+def no_build(section: Any, **runtime: Any) -> Any:
+    assert not runtime, "built again"
+    return build_section(section)
+
+
+def test_stores_hold_every_document_once(data: Text, build: Callable[..., Any], prose: Callable[..., str]) -> None:
+    prepared = prepare(data, SECTION, build=build)
+    parts = {name: decoded(prepared, name).split("<|endoftext|>") for name in ("train", "val")}
+    assert all(part.pop() == "" for part in parts.values())
+    assert sorted(parts["train"] + parts["val"]) == sorted(prose(4, seed) for seed in range(DOCUMENTS))
+    assert parts["train"] == [text for text in (prose(4, seed) for seed in range(DOCUMENTS)) if text in parts["train"]]
+    for name, documents in parts.items():
+        index = getattr(prepared, name).index
+        assert index.n_documents == len(documents) > 3
+        assert index.n_bytes == sum(len(text.encode()) for text in documents)
+
+
+def test_a_cut_document_ends_once_in_each_split(tmp_path: Path, build: Callable[..., Any], prose: Callable[..., str]) -> None:
+    text = prose(3000)
+    (tmp_path / "one.txt").write_text(text)
+    data = Text(path=str(tmp_path / "one.txt"), cache_dir=str(tmp_path / "cache"), val_fraction=0.2)
+    prepared = prepare(data, SECTION, build=build)
+    train, val = decoded(prepared, "train"), decoded(prepared, "val")
+    for split in (train, val):
+        assert split.endswith("\n<|endoftext|>")
+        assert split.count("<|endoftext|>") == 1
+    lines = train.removesuffix("<|endoftext|>").splitlines() + val.removesuffix("<|endoftext|>").splitlines()
+    assert sorted(lines) == sorted(text.splitlines())
+
+
+def test_batches_of_text_make_no_difference(data: Text, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = prepare(data, SECTION, build=build)
+    monkeypatch.setattr("forge.data.encode.BATCH_BYTES", 500)
+    data.cache_dir = str(tmp_path / "other")
+    shares: list[float] = []
+    stages: list[str] = []
+    small = prepare(data, SECTION, build=build, progress=lambda stage, share: (stages.append(stage), shares.append(share)))
+    assert (small.train.fingerprint, small.val.fingerprint) == (whole.train.fingerprint, whole.val.fingerprint)
+    assert list(dict.fromkeys(stages)) == ["read the corpus", "train the tokenizer", "tokenise"]
+    assert shares[2:] == sorted(shares[2:])
+    assert len(shares) > 20
+    assert shares[-1] == 1.0
+
+
+def test_the_second_time_nothing_is_built(data: Text, build: Callable[..., Any]) -> None:
+    first = prepare(data, SECTION, build=build)
+    again = prepare(data, SECTION, build=no_build)
+    assert again.manifest == first.manifest
+    assert again.tokenizer.fingerprint == first.tokenizer.fingerprint
+
+
+def test_manifest_says_where_the_tokens_come_from(data: Text, build: Callable[..., Any]) -> None:
+    prepared = prepare(data, SECTION, build=build)
+    manifest = prepared.manifest
+    assert manifest["source"] == data.path
+    assert manifest["files"] == 1
+    assert manifest["tokenizer"] == {"fingerprint": prepared.tokenizer.fingerprint, "vocab_size": 300, "eos_token": "<|endoftext|>"}
+    assert manifest["splits"]["train"]["tokens"] == len(prepared.train)
+    assert manifest["splits"]["val"]["sha256"] == prepared.val.fingerprint
+    assert sum(split["bytes"] for split in manifest["splits"].values()) == manifest["bytes"]
+    json.dumps(manifest)
+
+
+def test_each_content_has_its_entry(data: Text, build: Callable[..., Any], tmp_path: Path) -> None:
+    def caches(data: Text, section: Any = SECTION) -> str:
+        return prepare(data, section, build=build).manifest["cache"]
+
+    first = caches(data)
+    renamed = tmp_path / "renamed.jsonl"
+    os.rename(data.path, renamed)
+    data.path = str(renamed)
+    assert caches(data) == first
+    others = {first, caches(data, BPE(vocab_size=301))}
+    data.val_fraction = 0.3
+    others.add(caches(data))
+    with renamed.open("a") as file:
+        file.write('{"text": "one more"}\n')
+    others.add(caches(data))
+    assert len(others) == 4
+
+
+def test_a_tokenizer_file_counts_by_content(data: Text, build: Callable[..., Any], tmp_path: Path) -> None:
+    trained = prepare(data, SECTION, build=build)
+    trained.tokenizer.save(tmp_path / "a")
+    trained.tokenizer.save(tmp_path / "b")
+    first = prepare(data, TokenizerFile(path=str(tmp_path / "a/tokenizer.json")), build=build)
+    same = prepare(data, TokenizerFile(path=str(tmp_path / "b/tokenizer.json")), build=no_build)
+    assert first.manifest["cache"] == same.manifest["cache"] != trained.manifest["cache"]
+    assert first.train.fingerprint == trained.train.fingerprint
+    with pytest.raises(ValueError, match=r"^tokenizer\.path = nowhere: no such file"):
+        prepare(data, TokenizerFile(path="nowhere"), build=build)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("train/00000.bin", flip, "train/00000.bin does not have the content that was written"),
+    ("val/00000.bin", lambda path: os.truncate(path, 100), "val/00000.bin has 100 bytes instead of"),
+    ("val/00000.bin", os.remove, "val/00000.bin is missing"),
+    ("train/index.json", os.remove, "train/index.json is missing"),
+    ("train/index.json", flip, "train/index.json does not have the content that was written"),
+    ("tokenizer/tokenizer.json", flip, "tokenizer/tokenizer.json does not have the content that was written"),
+    ("tokenizer/tokenizer_config.json", os.remove, "tokenizer/tokenizer_config.json is missing"),
+    ("manifest.json", lambda path: os.truncate(path, 40), "manifest.json cannot be read ("),
+    (
+        "manifest.json",
+        lambda path: path.write_text(path.read_text().replace("<|endoftext|>", "</s>")),
+        "manifest.json does not have the content",
+    ),
+    ("manifest.json", os.remove, "manifest.json is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "reason"), DAMAGES, ids=[f"{name}-{reason[-12:]}" for name, _, reason in DAMAGES])
+def test_damage_is_found_said_once_and_repaired(
+    data: Text, build: Callable[..., Any], caplog: pytest.LogCaptureFixture, name: str, damage: Callable[[Path], Any], reason: str
+) -> None:
+    first = prepare(data, SECTION, build=build)
+    tokens = first.train.fingerprint
+    assert not caplog.records
+    damage(entry(data) / name)
+    again = prepare(data, SECTION, build=build)
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    assert warning.startswith(f"prepared data in {entry(data)} is damaged and is made anew: {reason}")
+    assert again.train.fingerprint == tokens
+    again.train.verify()
+    caplog.clear()
+    prepare(data, SECTION, build=no_build)
+    assert not caplog.records
+    assert sorted(path.name for path in entry(data).parent.iterdir()) == [f".{entry(data).name}.lock", entry(data).name]
+
+
+def test_a_killed_builder_leaves_nothing_in_the_way(data: Text, build: Callable[..., Any]) -> None:
+    program = f"""if True:
+        import sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from data_helpers import build_section
+        from forge.config.data import Text
+        from forge.config.tokenizer import BPE
+        from forge.data import encode, prepare
+        encode.BATCH_BYTES = 1000
+        def progress(stage, share):
+            if stage == "tokenise" and share > 0.5:
+                print("half", flush=True)
+                time.sleep(60)
+        data = Text(path={data.path!r}, cache_dir={data.cache_dir!r}, val_fraction=0.2)
+        prepare.prepare(data, BPE(vocab_size=300), build=build_section, progress=progress)
+    """
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"half\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    folder = Path(data.cache_dir or "", "data")
+    assert [path.name for path in folder.iterdir() if "tmp" in path.name], "the child wrote nothing"
+    prepared = prepare(data, SECTION, build=build)
+    prepared.train.verify()
+    assert not [path.name for path in folder.iterdir() if "tmp" in path.name]
+
+
+def _prepare_and_tell(data: Text, results: Any, barrier: Any) -> None:
+    built = []
+
+    def build(section: Any, **runtime: Any) -> Any:
+        if runtime:
+            built.append(section)
+            time.sleep(0.3)
+        return build_section(section, **runtime)
+
+    barrier.wait()
+    prepared = prepare(data, SECTION, build=build)
+    results.put((len(built), prepared.train.fingerprint))
+
+
+def test_two_processes_at_once_build_once(data: Text) -> None:
+    context = multiprocessing.get_context("spawn")
+    results, barrier = context.Queue(), context.Barrier(2)
+    children = [context.Process(target=_prepare_and_tell, args=(data, results, barrier)) for _ in range(2)]
+    for child in children:
+        child.start()
+    got = [results.get(timeout=60) for _ in children]
+    for child in children:
+        child.join()
+    assert sorted(built for built, _ in got) == [0, 1]
+    assert got[0][1] == got[1][1]
+
+
+def test_a_failed_build_leaves_nothing(data: Text, build: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"^tokenizer\.vocab_size = 100000"):
+        prepare(data, BPE(vocab_size=100_000), build=build)
+    assert [path.name[-5:] for path in Path(data.cache_dir or "", "data").iterdir()] == [".lock"]
+
+
+def test_messages_about_the_cache(data: Text, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    good, data.cache_dir = data.cache_dir, str(tmp_path / "file")
+    hint = "Make room or set data.cache_dir (or $FORGE_CACHE) to a directory you may write to."
+    with pytest.raises(ValueError) as caught:
+        prepare(data, SECTION, build=build)
+    assert str(caught.value) == f"data.cache_dir = {tmp_path}/file: cannot write prepared data there (Not a directory). {hint}"
+
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    data.cache_dir = good
+    monkeypatch.setattr("forge.data.shards.ShardWriter.append", full)
+    with pytest.raises(ValueError) as caught:
+        prepare(data, SECTION, build=build)
+    assert str(caught.value) == f"data.cache_dir = {good}: no space left to write prepared data (No space left on device). {hint}"
+
+
+def test_an_error_elsewhere_is_not_blamed_on_the_cache(data: Text, tmp_path: Path, build: Callable[..., Any]) -> None:
+    def failing(section: Any, **runtime: Any) -> Any:
+        return open(tmp_path / "of-the-user") if runtime else build(section)
+
+    with pytest.raises(FileNotFoundError):
+        prepare(data, SECTION, build=failing)
+
+
+def test_where_the_cache_is(data: Text, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FORGE_CACHE", raising=False)
+    assert preparing.cache_root(None) == tmp_path / "home" / ".cache" / "forge"
+    monkeypatch.setenv("FORGE_CACHE", str(tmp_path / "env"))
+    assert preparing.cache_root("here") == Path.cwd() / "here"
+    data.cache_dir = None
+    assert prepare(data, SECTION, build=build).manifest["cache"].startswith(str(tmp_path / "env" / "data"))
+
+
+def test_preparing_needs_no_torch() -> None:
+    program = "import sys, forge.data.prepare, forge.data.corpus, forge.data.order; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,0 +1,198 @@
+"""Tokenizers: exact round trips, byte counts against the text, foreign files, messages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer
+
+from forge.config.data import Text
+from forge.config.tokenizer import BPE, TokenizerFile
+from forge.data.corpus import text_files
+from forge.data.split import TrainingText, split_corpus
+from forge.data.tokenizer import Tokenizer, load_file, train_bpe
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory, prose: Callable[..., str]) -> TrainingText:
+    path = tmp_path_factory.mktemp("text") / "x.txt"
+    path.write_text(prose(1500) + "def f(x):\n    return x + 1  # größer €\n" * 50)
+    return TrainingText(split=split_corpus(text_files(Text(path=str(path))), 0.1))
+
+
+@pytest.fixture(scope="module")
+def bpe(text: TrainingText) -> Tokenizer:
+    return train_bpe(BPE(vocab_size=600), text=text)
+
+
+def word_level(words: str, specials: tuple[str, ...]) -> tokenizers.Tokenizer:
+    raw = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words.split())}, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.add_special_tokens(list(specials))
+    return raw
+
+
+def saved(raw: tokenizers.Tokenizer, path: Path) -> str:
+    raw.save(str(path))
+    return str(path)
+
+
+def test_vocabulary_has_the_size_asked_for(bpe: Tokenizer) -> None:
+    assert bpe.vocab_size == 600
+    assert bpe.decode([bpe.eos_id]) == "<|endoftext|>"
+
+
+@settings(deadline=None, max_examples=300)
+@given(sample=st.text())
+def test_any_text_comes_back_and_its_bytes_add_up(bpe: Tokenizer, sample: str) -> None:
+    ids = bpe.encode(sample)
+    assert bpe.decode(ids) == sample
+    assert bpe.token_bytes()[ids].sum() == len(sample.encode())
+
+
+def test_text_cannot_spell_the_end_token(bpe: Tokenizer) -> None:
+    ids = bpe.encode("a<|endoftext|>b")
+    assert bpe.eos_id not in ids
+    assert bpe.decode(ids) == "a<|endoftext|>b"
+    assert bpe.token_bytes()[bpe.eos_id] == 0
+
+
+def test_a_batch_is_the_texts_one_by_one(bpe: Tokenizer) -> None:
+    samples = ["the whale", "", "größer €𝄞\n\n  x"]
+    assert bpe.encode_batch(samples) == [bpe.encode(sample) for sample in samples]
+
+
+def test_merges_pay(bpe: Tokenizer, prose: Callable[..., str]) -> None:
+    unseen = prose(50, seed=99)
+    assert len(bpe.encode(unseen)) < 0.55 * len(unseen)
+
+
+def test_save_and_load(bpe: Tokenizer, tmp_path: Path) -> None:
+    bpe.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.fingerprint == bpe.fingerprint
+    assert (loaded.eos_id, loaded.vocab_size) == (bpe.eos_id, bpe.vocab_size)
+    assert loaded.encode("a<|endoftext|>b") == bpe.encode("a<|endoftext|>b")
+
+
+def test_transformers_reads_the_same_ids(bpe: Tokenizer, tmp_path: Path) -> None:
+    bpe.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    sample = "def whale(captain):\n    return 'größer'"
+    assert theirs.encode(sample) == bpe.encode(sample)
+    assert theirs.eos_token_id == bpe.eos_id
+
+
+def test_training_is_the_same_in_another_process(bpe: Tokenizer, text: TrainingText) -> None:
+    program = f"""if True:
+        from forge.config.data import Text
+        from forge.config.tokenizer import BPE
+        from forge.data.corpus import text_files
+        from forge.data.split import TrainingText, split_corpus
+        from forge.data.tokenizer import train_bpe
+        text = TrainingText(split=split_corpus(text_files(Text(path={text.split.corpus.source!r})), 0.1))
+        print(train_bpe(BPE(vocab_size=600), text=text).fingerprint)
+        import sys
+        assert "torch" not in sys.modules
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == bpe.fingerprint
+
+
+def test_validation_text_is_not_seen(tmp_path: Path) -> None:
+    """A word of the validation split alone gives no merge."""
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{word} " * 40}) + "\n" for word in ("zebra", "quokka", "lynx", "vixen")))
+    split = split_corpus(text_files(Text(path=str(path))), 0.3)
+    train = "".join(piece.text for piece, is_validation in split.pieces() if not is_validation)
+    with pytest.raises(ValueError) as caught:
+        train_bpe(BPE(vocab_size=1000), text=TrainingText(split=split))
+    entries = int(str(caught.value).split("gives only ")[1].split()[0])
+    tokenizer = train_bpe(BPE(vocab_size=entries), text=TrainingText(split=split))
+    for word in ("zebra", "quokka", "lynx", "vixen"):
+        assert (len(tokenizer.encode(f" {word}")) == 1) == (f" {word}" in train)
+
+
+def test_message_when_the_text_is_too_small(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "ab"}\n{"text": "abc"}\n{"text": "abcd"}\n')
+    split = split_corpus(text_files(Text(path=str(path))), 0.1)
+    with pytest.raises(ValueError) as caught:
+        train_bpe(BPE(vocab_size=4096), text=TrainingText(split=split))
+    entries = 257 + (2 if any(piece.text == "abcd" and is_validation for piece, is_validation in split.pieces()) else 3)
+    assert str(caught.value) == (
+        f"tokenizer.vocab_size = 4096: the training text gives only {entries} entries, then nothing is left to merge. "
+        f"Set tokenizer.vocab_size={entries} or less, or give more text."
+    )
+
+
+def test_a_foreign_file_adds_and_cuts_nothing(tmp_path: Path, text: TrainingText) -> None:
+    raw = word_level("[UNK] the whale", ("<s>", "</s>"))
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)])
+    raw.enable_truncation(max_length=2)
+    raw.enable_padding(length=6)
+    tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
+    assert tokenizer.encode("the whale the whale") == [1, 2, 1, 2]
+    assert tokenizer.encode_batch(["the", "whale the whale"]) == [[1], [2, 1, 2]]
+    assert (tokenizer.eos_token, tokenizer.eos_id, tokenizer.vocab_size) == ("</s>", 4, 5)
+
+
+@pytest.mark.parametrize("token", ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]"])
+def test_usual_end_tokens_are_found(tmp_path: Path, text: TrainingText, token: str) -> None:
+    path = saved(word_level("[UNK] the", ("<pad>", token)), tmp_path / "t.json")
+    assert load_file(TokenizerFile(path=path), text=text).eos_id == 3
+    assert load_file(TokenizerFile(path=path, eos_token="<pad>"), text=text).eos_id == 2
+
+
+def test_ids_with_holes_count_to_the_last(tmp_path: Path, text: TrainingText) -> None:
+    raw = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "the": 7, "</s>": 3}, unk_token="[UNK]"))
+    tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
+    assert tokenizer.vocab_size == 8
+    assert tokenizer.token_bytes().tolist() == [5, 0, 0, 4, 0, 0, 0, 3]
+
+
+def test_bytes_of_a_sentencepiece_like_tokenizer(tmp_path: Path, text: TrainingText) -> None:
+    vocab = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "▁the": 3, "▁": 4, "é": 5}
+    raw = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    raw.add_special_tokens(["</s>"])
+    tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
+    assert tokenizer.token_bytes().tolist() == [5, 1, 1, 4, 1, 2, 0]
+    assert [len(tokenizer.decode([i]).encode()) for i in (3, 4, 5)] == [4, 1, 2]
+
+
+def test_bytes_of_a_word_piece_tokenizer(tmp_path: Path, text: TrainingText) -> None:
+    raw = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "wha": 1, "##le": 2}, unk_token="[UNK]"))
+    raw.add_special_tokens(["[EOS]"])
+    assert load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text).token_bytes().tolist() == [5, 3, 2, 0]
+
+
+def test_messages_about_a_file(tmp_path: Path, text: TrainingText, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def refusal(**options: str) -> str:
+        with pytest.raises(ValueError) as caught:
+            load_file(TokenizerFile(**options), text=text)
+        return str(caught.value)
+
+    saved(word_level("[UNK] the", ("<pad>", "<cls>")), tmp_path / "t.json")
+    (tmp_path / "bad.json").write_text("{}")
+    assert refusal() == "tokenizer.path is empty. Give the path of a tokenizer.json."
+    assert refusal(path="no.json") == f"tokenizer.path = no.json: no such file, seen from {tmp_path}. Give the path of a tokenizer.json."
+    assert refusal(path="bad.json").startswith("tokenizer.path = bad.json: not a tokenizer.json of the tokenizers library (")
+    assert refusal(path="t.json") == (
+        "tokenizer.eos_token is null, and t.json has none of the usual ones (<|endoftext|>, </s>, <|end_of_text|>, <eos>, [EOS], ...). "
+        "Set tokenizer.eos_token to one that it has; its added tokens: <pad>, <cls>."
+    )
+    assert refusal(path="t.json", eos_token="</s>") == (
+        "tokenizer.eos_token = </s>: no such token in t.json. Set tokenizer.eos_token to one that it has; its added tokens: <pad>, <cls>."
+    )

@@ -1,0 +1,53 @@
+"""Reading a text in pieces through a cache gives the logits of reading it whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+SHAPES = {
+    "mha rope": {},
+    "gqa rope": {"n_kv_heads": 2},
+    "mqa qk-norm": {"n_kv_heads": 1, "qk_norm": True},
+    "gqa learned": {"n_kv_heads": 2, "position": "learned", "norm_type": "layernorm", "bias": True},
+    "gqa math": {"n_kv_heads": 2, "sdpa_backend": "math"},
+    "gqa flash": {"n_kv_heads": 2, "sdpa_backend": "flash"},
+}
+
+
+@pytest.mark.parametrize(
+    "pieces", [[1] * 24, [10, *[1] * 14], [5, 7, 1, 1, 6, 4], [24]], ids=["a token at a time", "prefill", "chunks", "whole"]
+)
+@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
+@torch.no_grad()
+def test_cached_logits_are_the_uncached_ones(small_decoder, options, pieces) -> None:
+    model = small_decoder(**options)
+    tokens = torch.randint(61, (3, 24), generator=torch.Generator().manual_seed(0))
+    cache, start = model.new_cache(), 0
+    for piece in pieces:
+        logits = model(tokens[:, start : start + piece], cache=cache)
+        start += piece
+        assert cache.length == start
+        torch.testing.assert_close(logits, model(tokens[:, :start])[:, -piece:], rtol=1e-5, atol=1e-5)
+
+
+def test_a_cache_holds_key_value_heads_only(small_decoder) -> None:
+    cache = small_decoder(n_kv_heads=2).new_cache(9)
+    keys, values = cache.layers[0].append(torch.zeros(3, 2, 4, 8), torch.zeros(3, 2, 4, 8))
+    assert keys.shape == values.shape == (3, 2, 4, 8)
+    assert keys.untyped_storage().nbytes() == 4 * 3 * 2 * 9 * 8
+
+
+@torch.no_grad()
+def test_too_many_tokens_are_refused(small_decoder) -> None:
+    model = small_decoder()
+    with pytest.raises(ValueError, match=r"model\.max_seq_len=24: 25 tokens"):
+        model(torch.zeros(1, 25, dtype=torch.int64))
+    cache = model.new_cache()
+    model(torch.zeros(1, 20, dtype=torch.int64), cache=cache)
+    with pytest.raises(ValueError, match=r"model\.max_seq_len=24: 25 tokens"):
+        model(torch.zeros(1, 5, dtype=torch.int64), cache=cache)
+    with pytest.raises(ValueError, match="11 tokens in a cache for 10"):
+        model(torch.zeros(1, 11, dtype=torch.int64), cache=model.new_cache(10))
+    with pytest.raises(ValueError, match=r"model\.max_seq_len=24: a cache of 25"):
+        model.new_cache(25)

@@ -1,0 +1,70 @@
+"""The torch-free counts of the config against the model that is built from it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from forge.config.model import Decoder as DecoderConfig
+from forge.models.decoder import Decoder
+
+PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
+
+
+def part_of(name: str) -> str:
+    """The part of a parameter by its name: blocks.0.attention_norm.weight is a norm, blocks.0.attention.q_norm.weight attention."""
+    module = name.split(".")[2] if name.startswith("blocks.") else name.split(".")[0]
+    known = {"attention": "attention", "feed_forward": "feed-forward", "positions": "embedding", "output": "output head"}
+    return "norms" if module.endswith("norm") else known.get(module, module)
+
+
+def counted(model: Decoder) -> dict[str, int]:
+    counts = dict.fromkeys(PARTS, 0)
+    for name, parameter in model.named_parameters():
+        counts[part_of(name)] += parameter.numel()
+    return counts
+
+
+COMBINATIONS = list(product((None, 2, 1), ("rmsnorm", "layernorm"), (None, True, False), ("rope", "learned"), *[(False, True)] * 3))
+
+
+def test_params_by_part_is_exact_for_all_combinations(small_section) -> None:
+    names = ("n_kv_heads", "norm_type", "gated_mlp", "position", "bias", "tie_embeddings", "qk_norm")
+    for activation, ffn, values in product(("silu", "gelu"), (48, None), COMBINATIONS):
+        section = small_section(activation=activation, ffn_hidden_dim=ffn, **dict(zip(names, values, strict=True)))
+        with torch.device("meta"):
+            model = Decoder(section)
+        assert counted(model) == section.params_by_part(), section
+        assert section.num_params_estimate == sum(p.numel() for p in model.parameters())
+
+
+def test_llama_7b_has_its_published_size() -> None:
+    with torch.device("meta"):
+        model = Decoder(DecoderConfig())
+    assert sum(p.numel() for p in model.parameters()) == 6_738_415_616 == DecoderConfig().num_params_estimate
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"n_kv_heads": 2}, {"activation": "gelu"}, {"tie_embeddings": True}, {"position": "learned"}], ids=str
+)
+def test_flops_per_token_are_those_counted(small_section, options) -> None:
+    """The counter sees every matrix product, of the math kernel too, which forms all seq^2 scores: equal, to the FLOP."""
+    section = small_section(sdpa_backend="math", **options)
+    assert measured_flops(section, batch=2, seq=16) == section.flops_per_token(16) * 2 * 16
+
+
+def test_flops_per_token_count_biases_and_qk_norms_as_if_they_were_matrices(small_section) -> None:
+    """The formula takes 6 a parameter of attention and feed-forward; what is no matrix there is its whole error."""
+    section = small_section(sdpa_backend="math", bias=True, qk_norm=True)
+    vectors = sum(p.numel() for p in Decoder(section).parameters() if p.dim() == 1) - section.params_by_part()["norms"]
+    assert section.flops_per_token(16) * 16 - measured_flops(section, batch=1, seq=16) == 6 * vectors * 16
+
+
+def measured_flops(section: DecoderConfig, *, batch: int, seq: int) -> int:
+    model = Decoder(section)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(batch, seq, dtype=torch.int64)).sum().backward()
+    return counter.get_total_flops()

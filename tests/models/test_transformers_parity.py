@@ -1,0 +1,132 @@
+"""The decoder against transformers' own models: logits and every gradient, fp32, on random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from forge.config.model import Decoder as DecoderConfig
+from forge.models.decoder import Decoder
+
+VOCAB, SEQ, DIM, LAYERS, HEADS, FFN = 97, 48, 32, 3, 4, 80
+Pick = Callable[[nn.Parameter], Tensor]
+
+
+def randomise(model: nn.Module) -> None:
+    """Values that tell every parameter from its neighbours: norms are near 1 but not 1, biases near 0 but not 0."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm_weight = parameter.dim() == 1 and name.endswith("weight")
+            parameter.copy_(0.15 * torch.randn(parameter.shape, generator=generator) + is_norm_weight)
+
+
+def llama_tensors(peer: nn.Module, pick: Pick, *, qk_norm: bool = False) -> dict[str, Tensor]:
+    """The peer's weights (or gradients) under our names."""
+    names = {"self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv"}
+    names |= {"self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w_gate", "mlp.up_proj": "feed_forward.w_up"}
+    names |= {"mlp.down_proj": "feed_forward.w_down", "input_layernorm": "attention_norm", "post_attention_layernorm": "feed_forward_norm"}
+    names |= {"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"} if qk_norm else {}
+    tensors = {"embedding.weight": pick(peer.model.embed_tokens.weight), "norm.weight": pick(peer.model.norm.weight)}
+    for i, layer in enumerate(peer.model.layers):
+        tensors |= {f"blocks.{i}.{ours}.weight": pick(layer.get_parameter(f"{theirs}.weight")) for theirs, ours in names.items()}
+    if not peer.config.tie_word_embeddings:
+        tensors["output.weight"] = pick(peer.lm_head.weight)
+    return tensors
+
+
+def gpt2_tensors(peer: nn.Module, pick: Pick) -> dict[str, Tensor]:
+    """The same for GPT-2, whose linear layers are transposed and whose q, k and v are one."""
+    body = peer.transformer
+    tensors = {"embedding.weight": pick(body.wte.weight), "positions.weight": pick(body.wpe.weight)}
+    for i, layer in enumerate(body.h):
+        for kind in ("weight", "bias"):
+            fused = pick(getattr(layer.attn.c_attn, kind)).chunk(3, dim=-1)
+            found = dict(zip(("attention.wq", "attention.wk", "attention.wv"), fused, strict=True))
+            found["attention.wo"] = pick(getattr(layer.attn.c_proj, kind))
+            found["feed_forward.w_up"] = pick(getattr(layer.mlp.c_fc, kind))
+            found["feed_forward.w_down"] = pick(getattr(layer.mlp.c_proj, kind))
+            found["attention_norm"], found["feed_forward_norm"] = pick(getattr(layer.ln_1, kind)), pick(getattr(layer.ln_2, kind))
+            tensors |= {f"blocks.{i}.{name}.{kind}": tensor.t() if tensor.dim() == 2 else tensor for name, tensor in found.items()}
+    return tensors | {f"norm.{kind}": pick(getattr(body.ln_f, kind)) for kind in ("weight", "bias")}
+
+
+def assert_equal_models(ours: Decoder, peer: nn.Module, tensors: Callable[[nn.Module, Pick], dict[str, Tensor]]) -> None:
+    randomise(peer)
+    weights = tensors(peer, lambda parameter: parameter.detach())
+    ours.load_state_dict(weights, strict=True)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in peer.parameters())
+    tokens = torch.randint(VOCAB, (2, SEQ), generator=torch.Generator().manual_seed(1))
+    logits, expected = ours(tokens), peer(tokens).logits
+    assert expected.std() > 0.3
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    for output in (logits, expected):
+        F.cross_entropy(output[:, :-1].reshape(-1, VOCAB), tokens[:, 1:].reshape(-1)).backward()
+    gradients = tensors(peer, lambda parameter: parameter.grad)
+    for name, parameter in ours.named_parameters():
+        reference = gradients[name]
+        # A key bias shifts every score of a query alike: its gradient is zero but for rounding.
+        scale = reference.norm() if not name.endswith("wk.bias") else gradients[name.replace("wk", "wq")].norm()
+        assert scale > 1e-4, name
+        assert (parameter.grad - reference).norm() <= 1e-5 * scale, name
+
+
+def shape(**options: object) -> dict:
+    return {"dim": DIM, "n_layers": LAYERS, "n_heads": HEADS, "vocab_size": VOCAB, "max_seq_len": SEQ, "ffn_hidden_dim": FFN} | options
+
+
+def peer_shape(**options: object) -> dict:
+    sizes = {"hidden_size": DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": VOCAB, "intermediate_size": FFN}
+    return sizes | {"max_position_embeddings": SEQ, "rms_norm_eps": 1e-5, "attn_implementation": "eager"} | options
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["mha", "gqa", "mqa"])
+def test_llama(kv_heads: int, tied: bool) -> None:
+    ours = Decoder(DecoderConfig(**shape(n_kv_heads=kv_heads, tie_embeddings=tied, rope_theta=500.0)))
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    peer = LlamaForCausalLM(LlamaConfig(**peer_shape(num_key_value_heads=kv_heads, tie_word_embeddings=tied, rope_parameters=rope)))
+    assert_equal_models(ours, peer, llama_tensors)
+
+
+def test_qk_norm_is_that_of_qwen3() -> None:
+    ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, qk_norm=True)))
+    options = {"num_key_value_heads": 2, "head_dim": DIM // HEADS, "tie_word_embeddings": False}
+    peer = Qwen3ForCausalLM(Qwen3Config(**peer_shape(**options, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})))
+    assert_equal_models(ours, peer, lambda model, pick: llama_tensors(model, pick, qk_norm=True))
+
+
+def test_gpt2() -> None:
+    options = {
+        "position": "learned",
+        "bias": True,
+        "norm_type": "layernorm",
+        "activation": "gelu_tanh",
+        "gated_mlp": False,
+        "tie_embeddings": True,
+    }
+    ours = Decoder(DecoderConfig(**shape(**options)))
+    sizes = {"n_embd": DIM, "n_layer": LAYERS, "n_head": HEADS, "vocab_size": VOCAB, "n_positions": SEQ, "n_inner": FFN}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    peer = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, attn_implementation="eager"))
+    assert_equal_models(ours, peer, gpt2_tensors)
+
+
+def test_half_the_rotation_at_far_positions() -> None:
+    """Llama-3's base and 8,192 positions: the tables are those of transformers to the bit."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    from forge.models.rope import RotaryTable
+
+    rope = {"rope_type": "default", "rope_theta": 500000.0}
+    peer = LlamaRotaryEmbedding(LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=rope))
+    cos, sin = peer(torch.zeros(1), torch.arange(8192)[None])
+    ours = RotaryTable(128, 8192, 500000.0)
+    assert torch.equal(ours.cos[:, 0], cos[0])
+    assert torch.equal(ours.sin[:, 0, 64:], sin[0, :, 64:])
+    assert torch.equal(ours.sin[:, 0, :64], -sin[0, :, :64])

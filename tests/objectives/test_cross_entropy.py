@@ -1,0 +1,209 @@
+"""Plain and chunked cross-entropy against a float64 closed form in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from forge.objectives.chunked_cross_entropy import CHUNK_BYTES, MAX_CHUNK_TOKENS, auto_chunk_size, chunked_cross_entropy
+from forge.objectives.cross_entropy import cross_entropy
+
+TOKENS, DIM, VOCAB = 23, 8, 37
+MASKS = {"none": 0.0, "some": 0.4, "all": 1.0}
+
+
+@dataclass(kw_only=True)
+class Reference:
+    """Sums and gradients of ce + z_loss_weight * z_loss, worked out by hand in float64."""
+
+    ce: float
+    z_loss: float
+    total: float
+    grad_hidden: np.ndarray
+    grad_weight: np.ndarray
+
+
+def reference(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss_weight: float) -> Reference:
+    h, w, t = hidden.detach().double().numpy(), weight.detach().double().numpy(), targets.numpy()
+    rows = np.flatnonzero(t != -100)
+    logits = h[rows] @ w.T
+    log_partition = np.log(np.exp(logits).sum(1))
+    softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    ce = (log_partition - logits[np.arange(len(rows)), t[rows]]).sum()
+    z_loss = (log_partition**2).sum()
+    grad_logits = softmax * (1 + 2 * z_loss_weight * log_partition[:, None])
+    grad_logits[np.arange(len(rows)), t[rows]] -= 1
+    grad_hidden = np.zeros_like(h)
+    grad_hidden[rows] = grad_logits @ w
+    return Reference(ce=ce, z_loss=z_loss, total=ce + z_loss_weight * z_loss, grad_hidden=grad_hidden, grad_weight=grad_logits.T @ h[rows])
+
+
+def problem(dtype: torch.dtype, masked: float = 0.4, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(TOKENS, DIM, dtype=dtype, generator=generator).requires_grad_()
+    weight = torch.randn(VOCAB, DIM, dtype=dtype, generator=generator).requires_grad_()
+    targets = torch.randint(VOCAB, (TOKENS,), generator=generator)
+    targets[torch.rand(TOKENS, generator=generator) < masked] = -100
+    return hidden, weight, targets
+
+
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0):
+    return cross_entropy(hidden @ weight.T, targets, z_loss_weight=z_loss_weight)
+
+
+def chunked(size: int):
+    def loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0):
+        return chunked_cross_entropy(hidden, weight, targets, z_loss_weight=z_loss_weight, chunk_size=size)
+
+    return loss
+
+
+LOSSES = {"plain": plain, "chunk 1": chunked(1), "chunk 5": chunked(5), "chunk 23": chunked(TOKENS), "chunk auto": chunked(0)}
+
+
+def relative_error(got: Tensor | None, expected: np.ndarray | float) -> float:
+    assert got is not None
+    norm = np.linalg.norm(np.atleast_1d(expected))
+    return float(np.linalg.norm(np.atleast_1d(got.detach().double().numpy() - expected)) / max(norm, 1e-300))
+
+
+@pytest.mark.parametrize("masked", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("z_loss_weight", [0.0, 0.3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_sums_and_gradients_equal_the_closed_form(loss, dtype, tolerance, z_loss_weight, masked):
+    hidden, weight, targets = problem(dtype, masked)
+    expected = reference(hidden, weight, targets, z_loss_weight)
+    sums = loss(hidden, weight, targets, z_loss_weight=z_loss_weight)
+    sums.total.backward()
+    assert sums.total.dtype == dtype
+    assert not sums.ce.requires_grad
+    assert not sums.z_loss.requires_grad
+    assert relative_error(sums.total, expected.total) <= tolerance
+    assert relative_error(sums.ce, expected.ce) <= tolerance
+    assert relative_error(sums.z_loss, expected.z_loss if z_loss_weight else 0.0) <= tolerance
+    assert relative_error(hidden.grad, expected.grad_hidden) <= tolerance
+    assert relative_error(weight.grad, expected.grad_weight) <= tolerance
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_large_logits_do_not_overflow(loss):
+    hidden, weight, targets = problem(torch.float64)
+    expected = torch.nn.functional.cross_entropy(300 * hidden @ weight.T, targets, reduction="sum")
+    assert expected > 3000
+    torch.testing.assert_close(loss(300 * hidden, weight, targets).total, expected, rtol=1e-12, atol=0)
+
+
+def test_chunked_gradients_pass_gradcheck():
+    hidden, weight, targets = problem(torch.float64)
+    few_hidden, few_rows = hidden[:6, :3].detach().requires_grad_(), weight[:9, :3].detach().requires_grad_()
+    few_targets = (targets[:6] % 9).where(targets[:6] >= 0, -100)
+    assert torch.autograd.gradcheck(lambda h, w: chunked(4)(h, w, few_targets, z_loss_weight=0.1).total, (few_hidden, few_rows))
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_upstream_factor_scales_gradients(loss):
+    hidden, weight, targets = problem(torch.float64)
+    expected = reference(hidden, weight, targets, 0.0)
+    (loss(hidden, weight, targets).total * 0.125).backward()
+    assert relative_error(hidden.grad, expected.grad_hidden / 8) <= 1e-12
+    assert relative_error(weight.grad, expected.grad_weight / 8) <= 1e-12
+
+
+def test_backward_twice_gives_the_same_gradient_twice():
+    hidden, weight, targets = problem(torch.float64)
+    total = chunked(4)(hidden, weight, targets).total
+    first = torch.autograd.grad(3 * total, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(3 * total, (hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_one_side_alone_gets_its_gradient(frozen):
+    hidden, weight, targets = problem(torch.float64)
+    expected = reference(hidden, weight, targets, 0.0)
+    (hidden if frozen == "hidden" else weight).requires_grad_(False)
+    chunked(4)(hidden, weight, targets).total.backward()
+    if frozen == "hidden":
+        assert hidden.grad is None
+        assert relative_error(weight.grad, expected.grad_weight) <= 1e-12
+    else:
+        assert weight.grad is None
+        assert relative_error(hidden.grad, expected.grad_hidden) <= 1e-12
+
+
+def test_tied_weight_gets_both_gradients():
+    _, weight, targets = problem(torch.float64)
+    tokens = torch.arange(TOKENS) % 5
+    chunked(4)(torch.nn.functional.embedding(tokens, weight), weight, targets).total.backward()
+    expected = reference(weight[tokens], weight, targets, 0.0)
+    tied = expected.grad_weight
+    np.add.at(tied, tokens.numpy(), expected.grad_hidden)
+    assert relative_error(weight.grad, tied) <= 1e-12
+
+
+def test_without_grad_no_gradient_is_computed(monkeypatch):
+    hidden, weight, targets = problem(torch.float64)
+    expected = reference(hidden, weight, targets, 0.0)
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("made a gradient under no_grad")
+
+    monkeypatch.setattr("forge.objectives.chunked_cross_entropy._add_product", refuse)
+    with torch.no_grad():
+        total = chunked(4)(hidden, weight, targets).total
+    assert not total.requires_grad
+    assert relative_error(total, expected.total) <= 1e-12
+    with pytest.raises(AssertionError, match="made a gradient"):
+        chunked(4)(hidden, weight, targets)
+
+
+@pytest.mark.parametrize(("compute_dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)], ids=["bf16", "fp16"])
+def test_autocast_multiplies_in_half_precision_and_sums_in_fp32(compute_dtype, tolerance):
+    hidden, weight, targets = problem(torch.float32)
+    expected = reference(hidden, weight, targets, 0.1)
+    with torch.autocast("cpu", dtype=compute_dtype):
+        sums = chunked(5)(hidden, weight, targets, z_loss_weight=0.1)
+        logits_of_plain = (hidden @ weight.T).dtype
+    sums.total.backward()
+    assert logits_of_plain == compute_dtype
+    assert sums.total.dtype == torch.float32
+    assert hidden.grad is not None
+    assert hidden.grad.dtype == weight.grad.dtype == torch.float32
+    errors = [relative_error(sums.total, expected.total)]
+    errors += [relative_error(hidden.grad, expected.grad_hidden), relative_error(weight.grad, expected.grad_weight)]
+    assert max(errors) <= tolerance
+    assert max(errors) > 1e-6, "nothing was rounded: autocast was not followed"
+
+
+def test_upstream_factor_is_not_rounded_to_half_precision():
+    hidden, weight, targets = problem(torch.float32)
+    half = hidden.detach().bfloat16().requires_grad_()
+    factor = 1 + 2**-8  # bfloat16 would round it to 1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total = chunked(5)(half, weight, targets).total
+    (unscaled,) = torch.autograd.grad(total, half, retain_graph=True)
+    (scaled,) = torch.autograd.grad(total * factor, half)
+    assert torch.equal(scaled, (unscaled.double() * factor).bfloat16())
+    assert not torch.equal(scaled, unscaled)
+
+
+def test_batch_and_sequence_dimensions_are_kept_in_the_gradient():
+    hidden, weight, targets = problem(torch.float64)
+    folded = hidden[:20].detach().view(4, 5, DIM).requires_grad_()
+    expected = reference(hidden[:20], weight, targets[:20], 0.0)
+    chunked(3)(folded, weight, targets[:20].view(4, 5)).total.backward()
+    assert folded.grad is not None
+    assert relative_error(folded.grad.view(20, DIM), expected.grad_hidden) <= 1e-12
+
+
+def test_auto_chunk_is_4096_tokens_or_bounded_by_bytes():
+    assert auto_chunk_size(vocab=256, dim=64) == MAX_CHUNK_TOKENS
+    assert auto_chunk_size(vocab=32000, dim=64) * 32000 * 4 <= CHUNK_BYTES < (auto_chunk_size(vocab=32000, dim=64) + 1) * 32000 * 4
+    assert auto_chunk_size(vocab=128256, dim=2048) == 2048
+    assert auto_chunk_size(vocab=128256, dim=8192) == MAX_CHUNK_TOKENS
+    assert auto_chunk_size(vocab=1 << 30, dim=1) == 1

@@ -1,0 +1,101 @@
+"""The pretraining objective over a model with a hidden state, an output weight and logits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from forge.config.objective import Pretrain as PretrainConfig
+from forge.objectives.pretrain import Pretrain
+
+VOCAB, DIM, BATCH, SEQ = 19, 6, 3, 7
+LOSS_FNS = ["cross_entropy", "chunked_cross_entropy"]
+
+
+class TinyModel(nn.Module):
+    """An embedding, a layer and a head; counts how often all logits are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCAB, DIM, dtype=torch.float64)
+        self.layer = nn.Linear(DIM, DIM, dtype=torch.float64)
+        self.head = nn.Linear(DIM, VOCAB, bias=False, dtype=torch.float64)
+        self.calls = 0
+
+    @property
+    def output_weight(self) -> Tensor:
+        return self.head.weight
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        return self.layer(self.embedding(tokens)).tanh()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += 1
+        return self.head(self.hidden(tokens))
+
+
+def batch(masked: float = 0.3) -> SimpleNamespace:
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = torch.randint(VOCAB, (2, BATCH, SEQ), generator=generator)
+    return SimpleNamespace(tokens=tokens, targets=targets.masked_fill(torch.rand(BATCH, SEQ, generator=generator) < masked, -100))
+
+
+def expected_sums(model: TinyModel, data: SimpleNamespace) -> tuple[float, float]:
+    """Sums of cross-entropy and squared log-partition in numpy, one token at a time."""
+    with torch.no_grad():
+        logits = model(data.tokens).numpy()
+    ce = z_loss = 0.0
+    for row, target in zip(logits.reshape(-1, VOCAB), data.targets.flatten().tolist(), strict=True):
+        if target != -100:
+            log_partition = np.log(np.exp(row).sum())
+            ce += log_partition - row[target]
+            z_loss += log_partition**2
+    return ce, z_loss
+
+
+@pytest.mark.parametrize("z_loss_weight", [0.0, 0.2])
+@pytest.mark.parametrize("loss_fn", LOSS_FNS)
+def test_losses_are_sums_over_unmasked_targets(loss_fn, z_loss_weight):
+    model, data = TinyModel(), batch()
+    ce, z_loss = expected_sums(model, data)
+    losses = Pretrain(PretrainConfig(loss_fn=loss_fn, z_loss_weight=z_loss_weight, ce_chunk_size=4))(model, data)
+    assert losses.total.item() == pytest.approx(ce + z_loss_weight * z_loss, rel=1e-12)
+    assert losses.sums["ce"].item() == pytest.approx(ce, rel=1e-12)
+    assert set(losses.sums) == ({"ce", "z_loss"} if z_loss_weight else {"ce"})
+    if z_loss_weight:
+        assert losses.sums["z_loss"].item() == pytest.approx(z_loss, rel=1e-12)
+    assert not any(value.requires_grad for value in losses.sums.values())
+
+
+def test_both_losses_give_the_whole_model_the_same_gradient():
+    gradients = []
+    for loss_fn in LOSS_FNS:
+        model = TinyModel()
+        Pretrain(PretrainConfig(loss_fn=loss_fn, z_loss_weight=0.2, ce_chunk_size=5))(model, batch()).total.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, chunked in zip(*gradients, strict=True):
+        assert plain.norm() > 0
+        torch.testing.assert_close(chunked, plain, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("loss_fn", LOSS_FNS)
+def test_all_masked_batch_is_zero_with_zero_gradients(loss_fn):
+    model = TinyModel()
+    losses = Pretrain(PretrainConfig(loss_fn=loss_fn, z_loss_weight=0.2))(model, batch(masked=1.0))
+    losses.total.backward()
+    assert losses.total.item() == 0
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert not parameter.grad.any()
+
+
+@pytest.mark.parametrize(("loss_fn", "calls"), [("cross_entropy", 1), ("chunked_cross_entropy", 0)])
+def test_chunked_never_asks_for_all_logits(loss_fn, calls):
+    model = TinyModel()
+    Pretrain(PretrainConfig(loss_fn=loss_fn))(model, batch())
+    assert model.calls == calls

@@ -1,0 +1,117 @@
+"""AdamW against numpy, and saved, loaded and continued in another process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from forge.config.optimizer import AdamW
+from forge.optim.adamw import adamw
+
+
+class Model(nn.Module):
+    """One parameter of each role."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(7, 3, dtype=dtype)
+        self.matrix = nn.Linear(3, 5, dtype=dtype)
+
+
+def set_gradients(model: nn.Module, step: int) -> None:
+    for index, parameter in enumerate(model.parameters()):
+        generator = torch.Generator().manual_seed(1000 * step + index)
+        parameter.grad = torch.randn(parameter.shape, dtype=torch.float64, generator=generator).to(parameter.dtype)
+
+
+def numpy_adamw(start: np.ndarray, gradients: list[np.ndarray], *, lrs: list[float], section: AdamW, decay: float) -> np.ndarray:
+    """Algorithm 2 of arXiv:1711.05101, with the decay scaled by the learning rate as everyone has it."""
+    weight, first, second = start.copy(), np.zeros_like(start), np.zeros_like(start)
+    beta1, beta2 = section.betas
+    for count, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
+        weight -= lr * decay * weight
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient**2
+        weight -= lr * (first / (1 - beta1**count)) / (np.sqrt(second / (1 - beta2**count)) + section.eps)
+    return weight
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("decay_embeddings", [True, False])
+def test_updates_equal_numpy(fused, decay_embeddings):
+    section = AdamW(lr=0.03, weight_decay=0.2, betas=(0.8, 0.9), eps=1e-6, fused=fused, decay_embeddings=decay_embeddings)
+    model, lrs = Model(), [0.03, 0.01, 0.02, 0.005]
+    optimizer = adamw(section, model=model)
+    start = [parameter.detach().numpy().copy() for parameter in model.parameters()]
+    gradients: list[list[np.ndarray]] = [[] for _ in start]
+    for step, lr in enumerate(lrs):
+        set_gradients(model, step)
+        for history, parameter in zip(gradients, model.parameters(), strict=True):
+            assert parameter.grad is not None
+            history.append(parameter.grad.numpy().copy())
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    decays = {"embedding.weight": 0.2 if decay_embeddings else 0.0, "matrix.weight": 0.2, "matrix.bias": 0.0}
+    for (name, parameter), initial, history in zip(model.named_parameters(), start, gradients, strict=True):
+        expected = numpy_adamw(initial, history, lrs=lrs, section=section, decay=decays[name])
+        np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-12, atol=1e-14, err_msg=name)
+
+
+def test_fused_kernel_is_asked_for_only_where_wanted_and_there():
+    assert adamw(AdamW(fused=True), model=Model()).defaults["fused"] is True
+    assert adamw(AdamW(fused=False), model=Model()).defaults["fused"] is None
+    assert adamw(AdamW(fused=True), model=Model().to("meta")).defaults["fused"] is None
+
+
+def test_groups_are_named_and_betas_are_a_plain_tuple_of_floats():
+    section = AdamW(betas=[0, 0.5])  # pyright: ignore[reportArgumentType]  # what a list from YAML looks like before it is frozen
+    optimizer = adamw(section, model=Model())
+    assert [group["name"] for group in optimizer.param_groups] == ["matrices", "embeddings", "vectors"]
+    assert all(group["betas"] == (0.0, 0.5) and type(group["betas"]) is tuple for group in optimizer.param_groups)
+
+
+CONTINUE = """
+import sys, torch
+from tests.optim.test_adamw import Model, run
+saved, result = sys.argv[1:]
+torch.save(run(steps=range(3, 6), resume_from=torch.load(saved)), result)
+"""
+
+
+def run(*, steps: range, resume_from: dict | None = None) -> dict:
+    """Take these steps from the given state, or from the start; the state after them."""
+    model = Model(torch.float32)
+    optimizer = adamw(AdamW(lr=0.01), model=model)
+    if resume_from is not None:
+        model.load_state_dict(resume_from["model"])
+        optimizer.load_state_dict(resume_from["optimizer"])
+    for step in steps:
+        set_gradients(model, step)
+        optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def tensors(state: object) -> list[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return [state]
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else []
+    return [tensor for value in values for tensor in tensors(value)]
+
+
+def test_saved_loaded_and_continued_in_a_fresh_process_is_bit_equal(tmp_path: Path):
+    torch.save(run(steps=range(3)), tmp_path / "saved.pt")
+    command = [sys.executable, "-c", CONTINUE, str(tmp_path / "saved.pt"), str(tmp_path / "result.pt")]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    continued, straight = torch.load(tmp_path / "result.pt"), run(steps=range(6))
+    assert len(tensors(straight)) == 3 * 4  # weight, two moments and a step count for each parameter
+    assert all(torch.equal(a, b) for a, b in zip(tensors(continued), tensors(straight), strict=True))
+    assert continued["optimizer"]["param_groups"] == straight["optimizer"]["param_groups"]
+    assert not torch.equal(straight["model"]["matrix.weight"], torch.load(tmp_path / "saved.pt")["model"]["matrix.weight"])

@@ -1,0 +1,79 @@
+"""Compilation alone and together with recomputation, as `apply` puts them on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
+
+from forge.config.train import Train
+from forge.models.sampling import generate
+from forge.parallel.apply import apply
+from forge.parallel.compile import compile_blocks
+
+
+def config(**options) -> SimpleNamespace:
+    return SimpleNamespace(train=Train(**options))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("mode", ["none", "full", "selective"])
+def test_gradients_are_the_plain_ones_and_names_stay(small_decoder, gradients, tokens, mode, backend) -> None:
+    plain, laid_out = small_decoder(), small_decoder()
+    assert apply(laid_out, config(activation_checkpointing=mode, compile_model=True, compile_backend=backend)) is laid_out
+    assert list(laid_out.state_dict()) == list(plain.state_dict())
+    counters.clear()
+    expected, found = gradients(plain), gradients(laid_out)
+    assert counters["stats"]["unique_graphs"] == 1
+    for name, reference in expected.items():
+        torch.testing.assert_close(found[name], reference, rtol=1e-6, atol=1e-6 * reference.abs().max().item(), msg=name)
+    with torch.no_grad():
+        torch.testing.assert_close(laid_out(tokens), plain(tokens), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"sdpa_backend": "math"}, {"qk_norm": True}, {"position": "learned", "activation": "relu2"}], ids=str)
+def test_every_shape_of_block_is_one_graph(small_decoder, gradients, options) -> None:
+    plain, compiled = small_decoder(**options), small_decoder(**options)
+    compile_blocks(compiled, "aot_eager")
+    counters.clear()
+    expected, found = gradients(plain), gradients(compiled)
+    assert counters["stats"]["unique_graphs"] == 1
+    for name, reference in expected.items():
+        torch.testing.assert_close(found[name], reference, rtol=1e-6, atol=1e-6 * reference.abs().max().item(), msg=name)
+
+
+def test_recomputation_is_inside_what_is_compiled(small_decoder, gradients) -> None:
+    """The compiler sees the checkpoint: its graph has the operator, and so its order is the one promised."""
+    graphs = []
+
+    def record(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = small_decoder()
+    apply(model, config(activation_checkpointing="full", compile_model=False))
+    compile_blocks(model, record)
+    gradients(model)
+    assert any("tag_activation_checkpoint" in str(node.target) for node in graphs[0].graph.nodes)
+
+
+def test_nothing_is_applied_when_nothing_is_asked_for(small_decoder) -> None:
+    model = small_decoder()
+    apply(model, config(activation_checkpointing="none", compile_model=False))
+    assert {type(block).__name__ for block in model.blocks.values()} == {"Block"}
+    assert all(module._compiled_call_impl is None for module in model.modules())
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_text_is_sampled_from_the_plain_blocks_and_compiles_nothing(small_decoder, tokens, use_cache) -> None:
+    plain, compiled = small_decoder(), small_decoder()
+    compile_blocks(compiled, counter := CompileCounter())
+    prompt = torch.tensor([[1, 2, 3]])
+    text = generate(compiled, prompt, 12, temperature=0, use_cache=use_cache)
+    assert counter.frame_count == 0
+    assert torch.equal(text, generate(plain, prompt, 12, temperature=0, use_cache=use_cache))
+    compiled(tokens)
+    assert counter.frame_count == 1

@@ -1,0 +1,139 @@
+"""What a user sees on the console."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+
+import pytest
+from rich.console import Console
+
+from forge.config.metrics import Metrics
+from forge.training.trackers import build_trackers
+from forge.training.trackers.console import LiveConsole, PlainConsole, console_tracker
+from forge.training.trackers.metric_text import compact, duration, percent
+
+TRAINING = {"train/loss": 3.14159, "train/grad_norm": 1.2345, "lr": 3e-4, "tokens_per_second": 12345.6, "mfu": 0.4123}
+GOLDEN = """\
+step  10/100 | loss 3.1416 | lr 3.00e-04 | 12.3k tok/s | mfu 41.2% | grad 1.23
+step  20/100 | loss 2.5000 | lr 3.00e-04 | 12.3k tok/s | mfu 41.2% | grad 1.23 | ETA 0:02:00
+step  20/100 | eval loss 2.4000 | bits/byte 1.9000 | perplexity 11.02 | accuracy 33.3%
+step  30/100 | loss nan | lr 3.00e-04 | 12.3k tok/s | mfu nan | grad inf | ETA 0:02:20
+step 100/100 | loss 0.0001 | ETA 0:00:00
+"""
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def script(console: Console, clock: Clock) -> None:
+    """The logs of a short run: 10 steps in 15 seconds at first, then in 25."""
+    tracker = console_tracker(100, console=console, clock=clock)
+    tracker.log(10, TRAINING)
+    clock.now += 15
+    tracker.log(20, TRAINING | {"train/loss": 2.5})
+    tracker.log(20, {"eval/loss": 2.4, "eval/bits_per_byte": 1.9, "eval/perplexity": 11.02318, "eval/token_accuracy": 1 / 3})
+    clock.now += 25
+    tracker.log(30, TRAINING | {"train/loss": math.nan, "train/grad_norm": math.inf, "mfu": math.nan})
+    tracker.log(30, {"memory/peak": 1.0})
+    tracker.log(100, {"train/loss": 1e-4})
+    tracker.close()
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    stream = io.StringIO()
+    script(Console(file=stream, width=40), Clock())
+    assert stream.getvalue() == GOLDEN
+
+
+def test_plain_lines_go_to_stdout_and_the_file_gets_the_same_logs(tmp_path, capsys):
+    with build_trackers(Metrics(), tmp_path, total_steps=5, config_dict={}) as trackers:
+        trackers.log(5, {"train/loss": 1.0})
+    assert capsys.readouterr().out == "step 5/5 | loss 1.0000\n"
+    assert '"train/loss": 1.0' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_quiet_when_the_console_is_off(tmp_path, capsys):
+    with build_trackers(Metrics(enable_console=False), tmp_path, total_steps=5, config_dict={}) as trackers:
+        trackers.log(5, {"train/loss": 1.0})
+    assert capsys.readouterr() == ("", "")
+
+
+def terminal(width: int, stream: io.StringIO) -> Console:
+    return Console(file=stream, force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"})
+
+
+@pytest.mark.parametrize(
+    ("width", "bar", "shown", "cut"),
+    [
+        (120, "━" * 20, "100/100 loss 0.0001  lr 3.00e-04  12.3k tok/s  mfu 41.2%  grad 1.23 ETA 0:00:00", None),
+        (60, "━" * 10, "100/100 loss 0.0001  lr 3.00e-04", "…"),
+    ],
+)
+def test_live_bar_on_a_terminal(width, bar, shown, cut):
+    stream, clock = io.StringIO(), Clock()
+    tracker = console_tracker(100, console=terminal(width, stream), clock=clock)
+    assert isinstance(tracker, LiveConsole)
+    tracker.log(10, TRAINING)
+    clock.now += 10
+    tracker.log(100, TRAINING | {"train/loss": 1e-4})
+    tracker.close()
+    frames = [line.split("\x1b[2K")[-1].rstrip() for line in stream.getvalue().splitlines()]
+    last = next(frame for frame in reversed(frames) if "100/100" in frame)
+    assert last.startswith(bar + " ")
+    assert shown in last
+    assert "ETA 0:00:00" in last
+    assert (cut is None) or cut in last
+    assert len(last) <= width
+    assert stream.getvalue().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_evaluations_prints_and_warnings_scroll_by_above_the_bar(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr("sys.stderr", stream)
+    tracker = console_tracker(100, console=terminal(100, stream))
+    tracker.log(50, TRAINING)
+    tracker.log(50, {"eval/loss": 2.4})
+    print("a [bold]sample[/bold]")
+    logging.lastResort.handle(logging.makeLogRecord({"msg": "careful", "levelno": logging.WARNING}))
+    tracker.close()
+    lines = [line.split("\x1b[2K")[-1].rstrip() for line in stream.getvalue().splitlines()]
+    for text in ("step  50/100 | eval loss 2.4000", "a [bold]sample[/bold]", "careful"):
+        assert text in lines, f"{text!r} is not a line of its own"
+
+
+def test_a_dumb_terminal_gets_plain_lines():
+    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    assert isinstance(console_tracker(10, console=console), PlainConsole)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (12.3456, "12.3"),
+        (999.4, "999"),
+        (999.6, "1k"),
+        (12345, "12.3k"),
+        (1_234_567, "1.23M"),
+        (5e9, "5G"),
+        (7e12, "7T"),
+        (math.nan, "nan"),
+    ],
+)
+def test_compact(value, text):
+    assert compact(value) == text
+
+
+def test_percent_and_duration():
+    assert [percent(0.4567), percent(math.nan), percent(math.inf)] == ["45.7%", "nan", "inf"]
+    assert [duration(83.4), duration(90_000)] == ["0:01:23", "1 day, 1:00:00"]

@@ -1,0 +1,52 @@
+"""Every command in the README and the docs composes and resolves."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from forge.config import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("getting_started.md", "concepts.md", "how_to.md"))]
+LEFT_OUT = ("optimizer.lrr=1", "scheduler.stable_steps=10", "group=option", "...", "<")  # refused on purpose, or a pattern
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, overrides): lines that call a verb, and code spans made of overrides alone."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for verb in re.findall(r"python -m forge\.(?:train|check|explain) ?([^#`\n]*)", text):
+            found.append((page.name, verb.strip()))
+        for span in re.findall(r"`([^`\n]+)`", text):
+            if all(re.fullmatch(r"[\w.]+=\S+", word) for word in span.split()):
+                found.append((page.name, span))
+    return [(page, text) for page, text in found if not any(part in text for part in LEFT_OUT)]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the commands name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    (tmp_path / "my" / "conf").mkdir(parents=True)
+    for name in ("my.txt", "books/one.txt"):
+        (tmp_path / name).write_text("text\n")
+    (tmp_path / "corpus.jsonl").write_text('{"body": "text"}\n')
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": []}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_documented_command_is_legal(desk: Path, page: str, command: str) -> None:
+    words = [word for word in shlex.split(command) if "=" in word]
+    composition, resolution = cli.resolved(words)
+    assert resolution.config.frozen
+    assert not composition.problems
+
+
+def test_commands_are_found() -> None:
+    assert len(commands()) > 25

@@ -1,6 +1,6 @@
 """Seconds from the shell to the end of the first step, with the prepared data in the cache and without it.
 
-    python benchmarks/startup.py > benchmarks/results/startup.md
+python benchmarks/startup.py > benchmarks/results/startup.md
 """
 
 from __future__ import annotations

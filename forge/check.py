@@ -17,8 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser("forge.check", "What would run: sizes, steps, memory and every derived value; or all problems.")
     options = cli.parse(arguments, argv)
     if options.help:
-        print(help.page("forge.check", arguments, options.overrides))
-        return 0
+        return cli.show(help.page("forge.check", arguments, options.overrides))
 
     def verb() -> int:
         print(report(*cli.resolved(options.overrides, options.config_dir)))
@@ -35,13 +34,16 @@ def report(composition: Composition, resolution: Resolution) -> str:
     choices = " ".join(f"{g}={o}" for g, o in _choices(composition))
     lines = [choices, ""]
     if isinstance(model, Decoder):
-        parts = model.params_by_part()
-        lines += _table(
-            "model", [("parameters", f"{model.num_params_estimate:,}"), *((f"  {name}", f"{n:,}") for name, n in parts.items())]
-        )
         flops = model.flops_per_token(train.seq_len)
-        lines += [_row("FLOPs a token", f"{flops:.4g} (forward and backward, {train.seq_len} tokens of context)")]
-        lines += [_row("FLOPs in all", f"{flops * tokens * train.max_steps:.4g}")]
+        lines += _table(
+            "model",
+            [
+                ("parameters", f"{model.num_params_estimate:,}"),
+                *((f"  {name}", f"{n:,}") for name, n in model.params_by_part().items()),
+                ("FLOPs a token", f"{flops:.4g} (forward and backward, {train.seq_len} tokens of context)"),
+                ("FLOPs in all", f"{flops * tokens * train.max_steps:.4g}"),
+            ],
+        )
     ends = [f"{train.max_steps:,} steps"]
     ends += [f"{train.max_epochs:g} epochs"] if train.max_epochs else []
     ends += [f"{train.max_time:g} minutes"] if train.max_time else []

@@ -26,12 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     keys = [text for text in options.overrides if "=" not in text]
     overrides = [text for text in options.overrides if "=" in text]
     if options.help or not keys:
-        print(help.page("forge.explain KEY", arguments, []))
-        return 0 if options.help else cli.REFUSED
+        shown = cli.show(help.page("forge.explain KEY", arguments, []))
+        return shown if options.help else cli.REFUSED
 
     def verb() -> int:
         composition, resolution = cli.resolved(overrides, options.config_dir)
-        faults = [(key, unknown(composition.tree, key, composition.library.groups())) for key in keys]
+        groups = composition.library.groups()
+        faults = [(key, unknown(composition.tree, key, groups)) for key in keys if key not in groups]
         problems = [Problem(key=key, what=f.what, fix=did_you_mean(f.meant) or f.hint) for key, f in faults if f is not None]
         if problems:
             raise ConfigError(problems)
@@ -42,10 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def explain(key: str, composition: Composition, resolution: Resolution) -> str:
-    """Everything known about one option or section, as text."""
+    """Everything known about one option, section or group, as text."""
+    choice = composition.choices.get(key)
+    if key not in composition.tree and key in composition.library.groups():
+        return f"{key}={_show(choice)}   (its options: {', '.join(composition.library.options(key))})"
     value = get(resolution.config, key)
     if isinstance(value, Section):
-        choice = composition.choices.get(key)
         names = [f"  {key}.{name} = {_show(getattr(value, name))}" for name in _fields(value) if not name.startswith("_")]
         return "\n".join([f"{key}={choice}   ({type(value).__name__}: {(type(value).__doc__ or '').strip()})", *names])
     lines = [f"{key} = {_show(value)}"]

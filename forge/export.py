@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(options: argparse.Namespace) -> str:
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from forge.training.load_run import load_run
@@ -34,7 +35,11 @@ def _export(options: argparse.Namespace) -> str:
     dtype = getattr(torch, name)
     tensors = {key: value.detach().to("cpu", dtype).contiguous() for key, value in trained.model.state_dict().items()}
     scratch = options.file.with_name(f".{options.file.name}.partial")
-    save_file(tensors, scratch, metadata={"format": "pt", "step": str(trained.step)})
+    options.file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save_file(tensors, scratch, metadata={"format": "pt", "step": str(trained.step)})
+    except SafetensorError as error:
+        raise OSError(f"{options.file} cannot be written: {error}") from error
     scratch.replace(options.file)
     return f"{options.file}: {len(tensors)} tensors of step {trained.step} in {name}"
 

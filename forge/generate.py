@@ -28,26 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    from forge.models.sampling import generate
-    from forge.training.load_run import encode_prompt, load_run
+    from forge.training.load_run import load_run
+    from forge.training.writing import continue_text
 
     trained = load_run(options.run)
-    tokenizer = trained.tokenizer
+    sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p, "seed": options.seed}
     for prompt in options.prompt or [""]:
-        tokens = encode_prompt(tokenizer, prompt, trained.autocast.device)
-        with trained.autocast():
-            out = generate(
-                trained.model,
-                tokens,
-                options.tokens,
-                temperature=options.temperature,
-                top_k=options.top_k,
-                top_p=options.top_p,
-                seed=options.seed,
-                eos_id=tokenizer.eos_id,
-            )
-        new = [token for token in out[0, tokens.shape[1] :].tolist() if token != tokenizer.eos_id]
-        print(prompt + tokenizer.decode(new))
+        print(prompt + continue_text(trained.model, trained.tokenizer, prompt, trained.autocast, tokens=options.tokens, **sampling))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -24,18 +26,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("-p", "--package", default="", help="with --cfg: only this section")
     arguments.add_argument("-m", "--multirun", action="store_true", help="a sweep; not in this version")
     arguments.add_argument("-i", "--info", nargs="?", const="all", help="what Hydra says of the composition: defaults, searchpath, ...")
-    arguments.add_argument("-sc", "--shell-completion", action="store_true", help="completion: -sc install=bash (fish, zsh)")
+    arguments.add_argument("-sc", "--shell-completion", action="store_true", help="completion of forge-train: -sc install=bash (fish, zsh)")
     options = cli.parse(arguments, argv)
     if options.help:
-        print(help.page("forge.train", arguments, options.overrides))
-        return 0
-    if options.shell_completion or options.info:
+        return cli.show(help.page("forge.train", arguments, options.overrides))
+    if options.shell_completion:
+        return cli.refuse(lambda: _completion(options.overrides))
+    if options.info:
         return _hydra(list(sys.argv[1:] if argv is None else argv))
     return cli.refuse(lambda: _main(options))
 
 
 def train(config: Config) -> Result:
-    """Train a composed config and return how it ended.
+    """Train a composed config and return how it ended; a run that a signal stopped has the status "stopped".
 
     Raises ConfigError (a ValueError) when it is refused, RuntimeError when the run fails.
     """
@@ -43,7 +46,7 @@ def train(config: Config) -> Result:
     run_dir, _ = directory.create(resolution, label=resolution.config.run.name or "run", overrides=config.overrides)
     code = _start(run_dir, resolution)
     result = directory.read_result(run_dir)
-    if code != 0 or result is None:
+    if result is None:
         raise RuntimeError(f"the run failed with exit code {code}; see {run_dir / directory.ERROR}")
     return result
 
@@ -85,6 +88,15 @@ def _show(options) -> int:
         )
     print(OmegaConf.to_yaml(node), end="")
     return 0
+
+
+def _completion(words: Sequence[str]) -> int:
+    """Answer a shell; Hydra knows a console script, so `python -m forge.train` becomes forge-train."""
+    if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|fish|zsh)", words[0]):
+        raise ConfigError([Problem(key="-sc", what="it takes what to do, and for which shell.", fix="-sc install=bash (or fish, zsh)")])
+    os.environ["COMP_LINE"] = re.sub(r"^.*\s-m\s+forge\.train\b", "forge-train", os.environ.get("COMP_LINE", ""))
+    sys.argv[0] = "forge-train"
+    return _hydra(["-sc", words[0]])
 
 
 def _hydra(argv: list[str]) -> int:

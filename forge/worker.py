@@ -10,17 +10,22 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.launch.directory import ERROR, RESULT, write_json
+from forge.launch.directory import CONFIG, ERROR, RESULT, write_json
 
 FAILED, REFUSED = 1, 2
-STOPPED = {"SIGTERM": 143, "SIGINT": 130}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train what the run directory says; the exit code is 0, 1 for a failure, 2 for the user's mistake, 128+n for a signal."""
     run_dir = Path((sys.argv[1:] if argv is None else argv)[0]).resolve()
+    if not (run_dir / CONFIG).is_file():
+        print(f"{run_dir} is no run directory: it has no {CONFIG}", file=sys.stderr)
+        return REFUSED
     try:
         return _train(run_dir)
+    except KeyboardInterrupt:
+        print("\ninterrupted outside of the training loop", file=sys.stderr)
+        return 128 + signal.SIGINT
     except (ValueError, OSError) as error:
         _report(run_dir, error)
         print(f"\n{error}\n(the traceback is in {_short(run_dir / ERROR)})", file=sys.stderr)
@@ -43,20 +48,17 @@ def _train(run_dir: Path) -> int:
 
     parts = assemble(run_dir)
     loop = parts.loop
-    try:
-        reason = loop.run()
-    finally:
-        for callback in reversed(loop.callbacks):
-            callback.close()
-    metrics = {f"eval/{k}": v for k, v in (parts.evaluation.metrics if parts.evaluation else {}).items()}
-    metrics |= {"tokens_per_second": parts.logger.mean_rate()}
-    status = "stopped" if reason.startswith("SIG") else "finished"
+    reason = loop.run()
+    metrics: dict[str, float] = {"tokens_per_second": parts.logger.mean_rate()}
+    if parts.evaluation is not None and parts.evaluation.at is not None:
+        metrics |= {f"eval/{name}": value for name, value in parts.evaluation.metrics.items()} | {"eval/step": parts.evaluation.at}
+    status = "stopped" if loop.interrupted else "finished"
     write_json(
         run_dir / RESULT, {"status": status, "reason": reason, "step": loop.state.step, "tokens": loop.state.tokens, "metrics": metrics}
     )
     if parts.config.metrics.enable_console:
         print(summary(parts, reason, _short(run_dir)), flush=True)
-    return STOPPED.get(reason, 0)
+    return 128 + signal.Signals[reason] if loop.interrupted else 0
 
 
 def _report(run_dir: Path, error: Exception) -> None:

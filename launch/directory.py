@@ -62,7 +62,7 @@ def create(resolution: Resolution, *, label: str, overrides: tuple[str, ...]) ->
 def fresh_name(label: str) -> str:
     """A dated name that no other run has, also within the same second."""
     clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in label)
-    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{clean}_{secrets.token_hex(2)}"
+    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{clean}_{secrets.token_hex(4)}"
 
 
 def provenance() -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _version(name: str) -> str | None:
 def _git(*arguments: str) -> str:
     root = Path(__file__).resolve().parents[1]
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

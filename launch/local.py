@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from forge.launch.directory import ERROR
@@ -17,13 +18,15 @@ def start(run_dir: Path) -> int:
     """Run the one rank of a run directory as a process of its own and return its exit code.
 
     The terminal is the worker's: it shows progress and errors itself. Ctrl-C reaches it directly; other
-    signals are passed on.
+    signals are passed on, when this is called where Python can take them: in the main thread.
     """
     command = [sys.executable, "-m", "forge.worker", str(run_dir)]
     worker = subprocess.Popen(command, env={**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
-    previous = {number: signal.signal(number, lambda n, _: worker.send_signal(n)) for number in FORWARDED}
-    previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = {}
     try:
+        if threading.current_thread() is threading.main_thread():
+            previous = {number: signal.signal(number, lambda n, _: worker.send_signal(n)) for number in FORWARDED}
+            previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = worker.wait()
     finally:
         for number, handler in previous.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import types
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,8 @@ COMPARE = {
     "lt": (operator.lt, "less than"),
     "le": (operator.le, "at most"),
 }
+KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+LARGEST = 1e18  # a product of sizes stays within what a float can hold
 
 
 def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
@@ -25,6 +28,9 @@ def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
     hints = typing.get_type_hints(type(section))
     for field in dataclasses.fields(section):
         key, value = f"{prefix}{field.name}", getattr(section, field.name)
+        if not fits(value, hints[field.name]):
+            yield Problem(key=f"{key}={value}", what=f"{key} must be {kind(hints[field.name])}.", rule="type")
+            continue
         if isinstance(value, Section):
             yield from check_bounds(value, f"{key}.")
             continue
@@ -36,11 +42,33 @@ def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
             yield from _element(key, value, field.metadata)
 
 
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value has the type that its option declares; the length of a tuple is another matter."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, option) for option in inner)
+    if origin in (list, tuple):
+        return isinstance(value, list | tuple) and all(fits(element, inner[0]) for element in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)
+
+
+def kind(hint: Any) -> str:
+    """A declared type in words: 'an integer or null', 'a list of texts'."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(kind(option) for option in inner)
+    if origin in (list, tuple):
+        return f"a list of {kind(inner[0]).partition(' ')[2]}s"
+    return KINDS.get(hint) or f"a {hint.__name__} section"
+
+
 def describe_bounds(metadata: typing.Mapping[str, Any]) -> str:
     """What an option admits, in words: 'greater than 0 and at most 1', or its choices."""
     if metadata.get("choices"):
         return ", ".join(metadata["choices"])
-    return " and ".join(f"{COMPARE[name][1]} {limit:g}" for name, limit in metadata.get("bounds", {}).items())
+    return " and ".join(f"{COMPARE[name][1]} {_number(limit)}" for name, limit in metadata.get("bounds", {}).items())
 
 
 def _element(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> Iterator[Problem]:
@@ -51,17 +79,19 @@ def _element(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> Iterat
         meant = did_you_mean([f"{key}={c}" for c in closest(str(value), choices)])
         yield Problem(key=f"{key}={value}", what=f"{key} is one of {', '.join(choices)}.", fix=meant, rule="choices")
     if isinstance(value, int | float):
-        finite = math.isfinite(value)
-        if not finite or not all(COMPARE[name][0](value, limit) for name, limit in bounds.items()):
-            admitted = describe_bounds(metadata) if finite else "finite"
-            yield Problem(key=f"{key}={value}", what=f"{key} must be {admitted}.", fix=_nearest(key, bounds), rule="bounds")
+        broken = [name for name, limit in bounds.items() if not COMPARE[name][0](value, limit)]
+        if isinstance(value, float) and not math.isfinite(value):
+            yield Problem(key=f"{key}={value}", what=f"{key} must be finite.", rule="bounds")
+        elif broken:
+            legal = next((bounds[name] for name in broken if name in ("ge", "le")), None)
+            fix = f"for example {key}={_number(legal)}" if legal is not None and "[" not in key else ""
+            yield Problem(key=f"{key}={value}", what=f"{key} must be {describe_bounds(metadata)}.", fix=fix, rule="bounds")
+        elif abs(value) > LARGEST:
+            yield Problem(key=f"{key}={value}", what=f"{key} must be at most {LARGEST:g}.", rule="bounds")
 
 
-def _nearest(key: str, bounds: dict[str, float]) -> str:
-    for name in ("ge", "le"):
-        if name in bounds:
-            return f"for example {key}={bounds[name]:g}"
-    return ""
+def _number(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _length(key: str, value: Any, annotation: Any) -> Iterator[Problem]:

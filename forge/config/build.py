@@ -41,13 +41,20 @@ def locate(name: str, *, key: str = "_target_", trust: Sequence[str] = ()) -> Ca
     fault = target_fault(name, trust)
     if fault:
         raise ConfigError([Problem(key=f"{key}={name}", what=fault[0], fix=fault[1], rule="target")])
-    assert allowed(name, trust)
     module, _, attribute = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         what = f"{name} cannot be imported: {error}."
         raise ConfigError([Problem(key=f"{key}={name}", what=what, fix="check the path", rule="target")]) from error
+    home = getattr(found, "__module__", None) or ""
+    if not callable(found):
+        what, fix = f"{name} is not a class or function.", "check the path"
+    elif not allowed(name) or home.partition(".")[0] == name.partition(".")[0]:
+        return found
+    else:
+        what, fix = f"{name} is only an import of {home}.{attribute}.", "name it where it is defined"
+    raise ConfigError([Problem(key=f"{key}={name}", what=what, fix=fix, rule="target")])
 
 
 def takes_section(target: Callable[..., Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -46,13 +47,20 @@ def resolved(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world
 def refuse(verb: Callable[[], int]) -> int:
     """Run a verb; a ConfigError is printed and becomes exit code 2."""
     try:
-        return verb()
+        code = verb()
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         print(render(error.problems), file=sys.stderr)
         return REFUSED
     except BrokenPipeError:
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 0
+
+
+def show(text: str) -> int:
+    """Print a text; whoever reads it may stop early."""
+    return refuse(lambda: print(text) or 0)
 
 
 def _as_typed(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Problem]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from forge.config.model import Decoder
 from forge.config.parallel import AXES
@@ -13,6 +14,7 @@ from forge.config.root import Config
 from forge.config.scheduler import WSD, Constant, Decay
 from forge.config.world import World
 
+PATHS = ("data.path", "data.cache_dir", "tokenizer.path", "checkpoint.load_path")
 DECAY_SHARE = 0.2  # arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine
 
 
@@ -37,10 +39,13 @@ class Derivation:
 DERIVATIONS: list[Derivation] = []
 
 
-def derivation(*, reads: tuple[str, ...], writes: tuple[str, ...]):
+F = TypeVar("F", bound=Callable[[Config, World], Iterator[Derived]])
+
+
+def derivation(*, reads: tuple[str, ...], writes: tuple[str, ...]) -> Callable[[F], F]:
     """Register a derivation; they run in the order of this file."""
 
-    def register(function: Callable[[Config, World], Iterator[Derived]]):
+    def register(function: F) -> F:
         DERIVATIONS.append(Derivation(function=function, reads=reads, writes=writes))
         return function
 
@@ -73,6 +78,18 @@ def device(config: Config, world: World) -> Iterator[Derived]:
     if config.precision.mixed_precision == "auto":
         chosen = "bf16" if world.device == "cuda" else "fp32"
         yield Derived(key="precision.mixed_precision", value=chosen, why=f"run.device={world.device}")
+
+
+@derivation(reads=PATHS, writes=PATHS)
+def paths(config: Config, world: World) -> Iterator[Derived]:
+    """Paths become absolute: a run may start, or go on, elsewhere."""
+    for key in PATHS:
+        group, name = key.split(".")
+        path = getattr(getattr(config, group), name, None)
+        if path:
+            absolute = os.path.abspath(os.path.expanduser(path))
+            if absolute != path:
+                yield Derived(key=key, value=absolute, why="from where the command was typed")
 
 
 @derivation(reads=tuple(f"parallel.{axis}" for axis in AXES), writes=("run.num_processes", "parallel.dp_shard"))
@@ -120,8 +137,11 @@ def schedule(config: Config, world: World | None) -> Iterator[Derived]:
     if isinstance(schedule, WSD):
         if schedule.decay_steps is None:
             left = horizon - schedule.warmup_steps - (schedule.stable_steps or 0)
-            value = left if schedule.stable_steps is not None else min(round(DECAY_SHARE * horizon), left)
-            why = "what warm-up and stable steps leave" if schedule.stable_steps is not None else f"a fifth of train.max_steps={horizon}"
+            fifth = round(DECAY_SHARE * horizon)
+            if schedule.stable_steps is None and fifth <= left:
+                value, why = fifth, f"a fifth of train.max_steps={horizon}"
+            else:
+                value, why = left, f"what warm-up and stable steps leave of train.max_steps={horizon}"
             yield Derived(key="scheduler.decay_steps", value=max(value, 1), why=why)
         if schedule.stable_steps is None:
             value = horizon - schedule.warmup_steps - (schedule.decay_steps or 0)
@@ -157,12 +177,12 @@ def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[D
     Schedule steps that were worked out before (`derived`) are worked out again. Changes the config in place.
     """
     train = config.train
-    steps = max(math.ceil(train.max_epochs * samples / (train.global_batch_size or 1)), 1)
-    if not train.max_epochs or steps >= train.max_steps:
+    steps = train.max_epochs * samples / (train.global_batch_size or 1)
+    if not train.max_epochs or steps > train.max_steps - 1:
         return []
-    train.max_steps = steps
+    train.max_steps = max(math.ceil(steps), 1)
     why = f"{train.max_epochs:g} epochs * {samples} sequences / {train.global_batch_size} a step"
-    found = [Derived(key="train.max_steps", value=steps, why=why)]
+    found = [Derived(key="train.max_steps", value=train.max_steps, why=why)]
     for name in ("decay_steps", "stable_steps"):
         if f"scheduler.{name}" in derived:
             setattr(config.scheduler, name, None)

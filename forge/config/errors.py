@@ -39,7 +39,10 @@ class ConfigError(ValueError):
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = tuple(problems)
-        super().__init__(render(self.problems))
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return render(self.problems)
 
 
 def render(problems: Sequence[Problem]) -> str:

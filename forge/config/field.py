@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any
 
+from forge.config.errors import closest, did_you_mean
+
 
 def opt(
     default: Any,
@@ -59,6 +61,9 @@ class Section:
     def __setattr__(self, name: str, value: Any) -> None:
         if self.frozen:
             raise dataclasses.FrozenInstanceError(f"{type(self).__name__}.{name}: a resolved config is read-only")
+        if name not in type(self).__dataclass_fields__:
+            hint = did_you_mean(closest(name, type(self).__dataclass_fields__))
+            raise AttributeError(f"{type(self).__name__} has no option '{name}'; {hint}".removesuffix("; "))
         object.__setattr__(self, name, value)
 
 

@@ -50,18 +50,22 @@ class Library:
     def groups(self) -> list[str]:
         """Names of the groups a user chooses from, in the order of conf/config.yaml."""
         found = self.repository.get_group_options("", ObjectType.GROUP)
-        order = [next(iter(entry)) for entry in self._primary_defaults() if isinstance(entry, dict)]
-        order = [name.removeprefix("optional ").removeprefix("override ") for name in order]
+        order = self.places()
         known = [name for name in order if name in found]
         return known + [name for name in found if name not in order and name not in ("schema", "hydra")]
+
+    def places(self) -> list[str]:
+        """The groups that conf/config.yaml has a place for; another of the user's own is added with `+`."""
+        entries = [next(iter(entry)) for entry in self._primary_defaults() if isinstance(entry, dict)]
+        return [name.removeprefix("optional ").removeprefix("override ") for name in entries]
 
     def options(self, group: str) -> list[str]:
         """Options of one group."""
         return self.repository.get_group_options(group, ObjectType.CONFIG)
 
     def is_group(self, name: str) -> bool:
-        """Whether there is a group of this name."""
-        return self.repository.group_exists(name)
+        """Whether there is a group of this name that a user may choose from."""
+        return name.partition("/")[0] not in ("", "schema", "hydra") and self.repository.group_exists(name)
 
     def defaults(self, overrides: list[Override]) -> DefaultsList:
         """The files and schemas that make up the config, in merge order."""
@@ -71,7 +75,10 @@ class Library:
 
     def merge(self, defaults: list[ResultDefault]) -> DictConfig:
         """The config that these files and schemas compose to, in struct mode."""
-        tree = self._loader._compose_config_from_defaults_list(defaults=defaults, repo=self.repository)
+        try:
+            tree = self._loader._compose_config_from_defaults_list(defaults=defaults, repo=self.repository)
+        finally:
+            self.repository.cache.clear()  # Hydra merges into what it cached; another composition must not see it
         OmegaConf.set_struct(tree, True)
         return tree
 

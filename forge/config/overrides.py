@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from textwrap import shorten
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.config import schemas, seeds
 from forge.config.errors import Problem, closest, did_you_mean
-from forge.config.field import Section
+from forge.config.field import default_of
+from forge.config.grammar import COMMAND_LINE
 
 KINDS = {IntegerNode: "an integer", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
-COMMAND_LINE = "command line"
 
 
 def apply(tree: DictConfig, override: Override, groups: Iterable[str]) -> Problem | None:
     """Set one value in the tree, or say why it does not fit."""
     text, key = override.input_line or "", override.key_or_group
-    if override.is_sweep_override():
-        values = text.split("=", 1)[1]
-        return _problem(
-            text, f"{key} has several values, and this is not a sweep.", f"one value; {key}=[{values}] for a list; quotes for a text"
-        )
-    if override.is_delete():
-        return _problem(text, "an option cannot be removed.", f"give it a value: {key}=...")
+    value = "" if override.is_delete() else override.get_value_string()
     fault = unknown(tree, key, groups)
     if fault is not None:
-        wanted = f"{fault.meant[0]}={override.get_value_string()}" if fault.meant else ""
-        fix = did_you_mean([wanted, *fault.meant[1:]]) if wanted else fault.hint
-        return _problem(text, fault.what, fix)
+        meant = [f"{fault.meant[0]}={value}" if value else fault.meant[0], *fault.meant[1:]] if fault.meant else []
+        return _problem(text, fault.what, did_you_mean(meant) or fault.hint)
+    if override.is_delete():
+        return _problem(text, "an option cannot be removed.", f"give it a value: {key}=...")
+    if override.is_sweep_override():
+        fix = f"one value; {key}=[{value}] for a list; quotes for a text"
+        return _problem(text, f"{key} has several values, and this is not a sweep.", fix)
+    if override.package is not None:
+        return _problem(text, "only a group takes @.", f"write {key}={value}")
     if override.is_add():
-        return _problem(text, f"{key} exists; + is for what does not.", f"write {key}={override.get_value_string()}")
+        return _problem(text, f"{key} exists; + is for what does not.", f"write {key}={value}")
     return _assign(tree, key, override.value(), text)
 
 
 def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None:
     parent, _, name = key.rpartition(".")
-    holder = OmegaConf.select(tree, parent) if parent else tree
-    node = holder._get_node(name)
-    if OmegaConf.is_dict(node) and not isinstance(value, dict):
-        return _problem(text, f"{key} is a section with options of its own.", f"set one of them, such as {key}.{next(iter(node))}=...")
+    node = _section(tree, parent)._get_node(name)
     if isinstance(node, IntegerNode) and isinstance(value, float) and value.is_integer():
         value = int(value)
+    elif isinstance(node, StringNode) and isinstance(value, int | float):
+        value = text.partition("=")[2]  # a name such as 1.50 or 12e4 is what was typed, not the number
     try:
         OmegaConf.update(tree, key, value, merge=True)
     except OmegaConfBaseException as error:
@@ -71,9 +71,15 @@ class Unknown:
 def unknown(tree: DictConfig, key: str, groups: Iterable[str]) -> Unknown | None:
     """None when `key` names an option or section of the tree; else what is wrong with it."""
     node: Any = tree
-    parts = key.replace("/", ".").split(".")
+    if "/" in key:
+        dotted = key.replace("/", ".")
+        meant = [dotted] if unknown(tree, dotted, groups) is None else []
+        return Unknown(f"there is no group '{key}', and options are written with dots.", meant, "python -m forge.train --help lists them")
+    parts = key.split(".")
     for depth, part in enumerate(parts):
         above = ".".join(parts[:depth])
+        if isinstance(node, ListConfig):
+            return Unknown(f"{above} is a list, and is given as a whole.", [], f"{above}=[...]")
         if not OmegaConf.is_dict(node):
             return Unknown(f"{above} is a value and has nothing below it.", [above])
         if part not in node:
@@ -83,31 +89,35 @@ def unknown(tree: DictConfig, key: str, groups: Iterable[str]) -> Unknown | None
 
 
 def _missing(tree: DictConfig, node: DictConfig, key: str, above: str, part: str, groups: Iterable[str]) -> Unknown:
-    rest = key[len(above) + len(part) + 1 :] if above else key[len(part) :]
+    said = seeds.suggestion(key)
+    what = f"{getattr(OmegaConf.get_type(node), '__name__', above)} has no option '{part}'." if above else ""
+    if said and seeds.names(key):
+        return Unknown(what or f"there is no group or option '{part}'.", [], said)
     if not above:
-        names = [*groups, *(str(k) for k in tree)]
-        meant = [name + rest for name in closest(part, names) if not rest or unknown(tree, name + rest, groups) is None]
-        meant = meant or closest(part, names)
-        if not meant:
-            meant = [k for k in option_keys(tree) if k.rpartition(".")[2] == key.rpartition(".")[2]]
-        return Unknown(f"there is no group or option '{part}'.", meant, seeds.suggestion(key) or "python -m forge.train --help lists them")
-    owner = OmegaConf.get_type(node)
-    name = getattr(owner, "__name__", above)
-    meant = [f"{above}.{n}" for n in closest(part, (str(k) for k in node))]
+        return _missing_group(tree, key, part, groups, said)
     other = _elsewhere(above, part)
-    seed = seeds.suggestion(key)
-    if not meant:
-        meant = [k for k in option_keys(tree) if k.endswith(f".{part}")][:3]
-    what = f"{name} has no option '{part}'."
     if other:
-        return Unknown(f"{what} {other}", meant)
-    return Unknown(what, meant, seed or f"its options: {', '.join(str(k) for k in node if not str(k).startswith('_'))}")
+        return Unknown(f"{what} It belongs to {other}.", [], "choose one of these, or leave it out")
+    meant = [k for k in option_keys(tree) if k.endswith(f".{part}")][:3]
+    meant = meant or [f"{above}.{n}" for n in closest(part, (str(k) for k in node))]
+    return Unknown(what, meant, said or f"its options: {', '.join(str(k) for k in node if not str(k).startswith('_'))}")
+
+
+def _missing_group(tree: DictConfig, key: str, part: str, groups: Iterable[str], said: str | None) -> Unknown:
+    rest = key[len(part) :]
+    if rest and part in groups:
+        return Unknown(f"{part} is a group without options of its own.", [], f"choose one of its files: {part}=...")
+    names = [*groups, *(str(k) for k in tree)]
+    meant = closest(part, names)
+    meant = [name + rest for name in meant if name in tree and unknown(tree, name + rest, groups) is None] or meant
+    meant = meant or [k for k in option_keys(tree) if k.rpartition(".")[2] == key.rpartition(".")[2]][:3]
+    return Unknown(f"there is no group or option '{part}'.", meant, said or "python -m forge.train --help lists them")
 
 
 def _elsewhere(group: str, part: str) -> str:
     """Which other variants of the group have this option."""
     owners = [name for name, schema in schemas.SCHEMAS.get(group, {}).items() if part in (f.name for f in dataclasses.fields(schema))]
-    return f"It belongs to {', '.join(f'{group}={name}' for name in owners)}." if owners else ""
+    return ", ".join(f"{group}={name}" for name in owners)
 
 
 def option_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -120,16 +130,36 @@ def option_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def undeclared(tree: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Keys that a file added to a section and that its dataclass does not declare."""
-    declared = OmegaConf.get_type(tree)
-    fields = {f.name for f in dataclasses.fields(declared)} if isinstance(declared, type) and issubclass(declared, Section) else None
-    for name in tree:
-        node = tree._get_node(name)
-        if fields is not None and name not in fields:
-            yield f"{prefix}{name}"
-        elif OmegaConf.is_dict(node):
-            yield from undeclared(node, f"{prefix}{name}.")  # type: ignore[arg-type]
+def open_ends(tree: DictConfig, origins: Mapping[str, str]) -> list[Problem]:
+    """Options without a value: missing, or an interpolation that fails.
+
+    They get their default, so that the rest can be checked.
+    """
+    problems = []
+    for key in list(option_keys(tree)):
+        try:
+            value = _present(tree, key)
+            for index in range(len(value) if isinstance(value, ListConfig) else 0):
+                _present(tree, f"{key}[{index}]")
+            continue
+        except MissingMandatoryValue:
+            what, fix = "a value is missing.", f"give one: {key}=..."
+        except OmegaConfBaseException as error:
+            what, fix = f"its interpolation fails: {shorten(str(error).splitlines()[0], 200)}.", "name an existing key in ${...}"
+        problems.append(Problem(key=key, what=what, fix=fix, where=origins.get(key, "")))
+        parent, _, name = key.rpartition(".")
+        section = _section(tree, parent)
+        schema: Any = OmegaConf.get_type(section)
+        section[name] = default_of(schema.__dataclass_fields__[name])
+    return problems
+
+
+def _present(tree: DictConfig, key: str) -> Any:
+    return OmegaConf.select(tree, key, throw_on_missing=True, throw_on_resolution_failure=True)
+
+
+def _section(tree: DictConfig, key: str) -> DictConfig:
+    return OmegaConf.select(tree, key) if key else tree
 
 
 def _problem(text: str, what: str, fix: str) -> Problem:

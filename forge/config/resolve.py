@@ -40,12 +40,15 @@ def resolve(
     Raises ConfigError with every problem.
     """
     config = copy.deepcopy(config)
+    config.thaw()
     problems = list(check_bounds(config))
-    broken = {problem.option for problem in problems}
+    broken = {problem.option for problem in [*known, *problems]}
+    derived: list[Derived] = []
+    if any(problem.rule == "type" for problem in problems):
+        raise ConfigError([*known, *_placed(problems, origin, derived)])
     world = find_world(config.run, config.parallel, find_devices())
     if world_size is not None:
         world = replace(world, size=world_size, source="the caller")
-    derived: list[Derived] = []
     for derivation in DERIVATIONS:
         if not broken.isdisjoint(derivation.reads):
             broken |= set(derivation.writes)
@@ -56,8 +59,7 @@ def resolve(
     for rule in RULES:
         if broken.isdisjoint(rule.reads):
             problems += rule.check(config, world)
-    if origin is not None:
-        problems = [replace(p, where=p.where or origin(p.option)) for p in problems]
+    problems = _placed(problems, origin, derived)
     errors = [*known, *(p for p in problems if not p.warning)]
     if errors:
         raise ConfigError(errors)
@@ -77,3 +79,13 @@ def put(config: Config, key: str, value: Any) -> None:
     """Set the value at a dotted key of a config that is not frozen."""
     parent, _, name = key.rpartition(".")
     setattr(get(config, parent) if parent else config, name, value)
+
+
+def _placed(problems: list[Problem], origin: Callable[[str], str] | None, derived: list[Derived]) -> list[Problem]:
+    """The problems, each with where its value comes from: what wrote it, and why it became what it is."""
+    reasons = {step.key: f"worked out: {step.why}" for step in derived}
+    placed = []
+    for problem in problems:
+        places = (origin(problem.option) if origin else "", reasons.get(problem.option, ""))
+        placed.append(replace(problem, where="; ".join(place for place in places if place)))
+    return placed

@@ -13,7 +13,7 @@ from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.world import World
 
-DEGREES = tuple(f"parallel.{axis}" for axis in AXES)
+DEGREES = ("run.num_processes", *(f"parallel.{axis}" for axis in AXES))
 
 
 @rule("parallel.world_size", reads=DEGREES)
@@ -22,13 +22,10 @@ def world_size(config: Config, world: World) -> Iterator[Finding]:
     degrees = config.parallel.degrees()
     if prod(degrees.values()) != world.size:
         arithmetic = " * ".join(f"{axis}={size}" for axis, size in degrees.items())
-        what = f"{arithmetic} = {prod(degrees.values())}, but there are {world.size} ranks (from {world.source})."
-        fix = (
-            "parallel.dp_shard=-1 takes what the others leave"
-            if config.parallel.dp_shard > 0
-            else "change the degrees or the number of ranks"
-        )
-        yield "parallel.dp_shard=" + str(degrees["dp_shard"]), what, fix
+        what = f"{arithmetic} = {prod(degrees.values())}, and there {ranks(world)} (from {world.source})."
+        shards, rest = divmod(world.size, config.parallel.product_without_dp_shard)
+        fix = f"parallel.dp_shard={shards}" if shards and not rest else "other degrees, or another number of ranks"
+        yield f"parallel.dp_shard={degrees['dp_shard']}", what, fix
 
 
 @rule("parallel.single_device", reads=DEGREES)
@@ -126,3 +123,8 @@ def no_effect(config: Config, world: World) -> Iterator[Finding]:
             "there is no collective to check on one rank.",
             "train.nccl_health_check_interval=0",
         )
+
+
+def ranks(world: World) -> str:
+    """'is 1 rank' or 'are 8 ranks'."""
+    return "is 1 rank" if world.size == 1 else f"are {world.size} ranks"

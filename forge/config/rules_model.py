@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def tokenizer_path(config: Config, world: World) -> Iterator[Finding]:
     if isinstance(section, TokenizerFile):
         if not section.path:
             yield "tokenizer.path", "tokenizer=file needs the path of a tokenizer.json.", "tokenizer.path=my/tokenizer.json"
-        elif not Path(section.path).is_file():
+        elif not os.path.isfile(section.path):
             yield f"tokenizer.path={section.path}", f"there is no file {section.path}.", "check the path; it is relative to where you are"
         elif tokenizer_size(config) is None:
             yield f"tokenizer.path={section.path}", f"{section.path} is not a tokenizer.json of the tokenizers library.", "give such a file"
@@ -100,13 +101,13 @@ def tokenizer_size(config: Config) -> int | None:
     section = config.tokenizer
     if isinstance(section, BPE):
         return section.vocab_size
-    if isinstance(section, TokenizerFile) and Path(section.path).is_file():
+    if isinstance(section, TokenizerFile) and os.path.isfile(section.path):
         try:
             content = json.loads(Path(section.path).read_text(encoding="utf-8"))
             vocab = content["model"]["vocab"]
             ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
             return max([*ids, *(token["id"] for token in content.get("added_tokens", []))]) + 1
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def data_path(config: Config, world: World) -> Iterator[Finding]:
         return
     if not section.path:
         yield "data.path", "data=text needs the path of your text.", "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"
-    elif not Path(section.path).exists() and next(glob.iglob(section.path, recursive=True), None) is None:
+    elif not os.path.exists(section.path) and next(glob.iglob(section.path, recursive=True), None) is None:
         what = f"there is no file or directory {section.path}, and as a glob it matches nothing."
         yield f"data.path={section.path}", what, "check the path; it is relative to where you are"
 
@@ -57,10 +58,10 @@ def run_dir(config: Config, world: World) -> Iterator[Finding]:
     if path is None:
         return
     place = Path(path)
-    if place.is_file():
+    if os.path.isfile(place):
         yield f"run.dir={path}", f"{path} is a file.", "give a directory"
-    elif place.is_dir() and any(place.iterdir()):
-        yield f"run.dir={path}", f"{path} is not empty; a run directory holds one run.", "give a new directory, or leave run.dir out"
+    elif os.path.isdir(place) and os.listdir(place):
+        yield f"run.dir={path}", f"{place} is not empty; a run directory holds one run.", "give a new directory, or leave run.dir out"
 
 
 @rule("precision.fp16_cpu", reads=("precision.mixed_precision", "run.device"), warning=True)

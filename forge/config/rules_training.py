@@ -21,11 +21,8 @@ def global_batch_tokens(config: Config, world: World) -> Iterator[Finding]:
     tokens, size = train.global_batch_tokens or 0, train.global_batch_size or 0
     if tokens != size * train.seq_len:
         what = f"train.global_batch_tokens ({tokens}) is not train.global_batch_size ({size}) * train.seq_len ({train.seq_len})."
-        yield (
-            f"train.global_batch_tokens={tokens}",
-            what,
-            f"train.global_batch_tokens={max(size, 1) * train.seq_len}, or leave one of the two out",
-        )
+        legal = _whole(size, train.batch_size * data_ranks(config)) * train.seq_len
+        yield f"train.global_batch_tokens={tokens}", what, f"train.global_batch_tokens={legal}"
 
 
 @rule("train.global_batch_size", reads=BATCH)
@@ -33,9 +30,10 @@ def global_batch_size(config: Config, world: World) -> Iterator[Finding]:
     """train.global_batch_size must be a whole number of micro-batches on every rank."""
     train, ranks = config.train, data_ranks(config)
     size, micro = train.global_batch_size or 0, config.train.batch_size * ranks
-    if size != train.grad_accum_steps * micro:
+    whole_tokens = train.global_batch_tokens == size * train.seq_len
+    if whole_tokens and size != train.grad_accum_steps * micro:
         what = f"train.global_batch_size ({size}) is not a multiple of train.batch_size ({train.batch_size}) * {ranks} ranks = {micro}."
-        yield f"train.global_batch_size={size}", what, f"train.global_batch_size={max(round(size / micro), 1) * micro}"
+        yield f"train.global_batch_size={size}", what, f"train.global_batch_size={_whole(size, micro)}"
 
 
 @rule("scheduler.warmup", reads=("scheduler.warmup_steps", "train.max_steps"), warning=True)
@@ -131,3 +129,8 @@ def profiling_beyond(config: Config, world: World) -> Iterator[Finding]:
             f"the run ends at step {end}, so the trace is cut there.",
             f"train.max_steps={section.end_step}",
         )
+
+
+def _whole(size: int, micro: int) -> int:
+    """The multiple of `micro` nearest to a batch of `size` sequences."""
+    return max(round(size / micro), 1) * micro

@@ -82,6 +82,11 @@ def lookup(key: str) -> list[SeedRow]:
     return bare_or_taken if len({(row.status, row.ours) for row in bare_or_taken}) == 1 else []
 
 
+def names(key: str) -> bool:
+    """Whether an option of a seed is spelled exactly so."""
+    return any(row.seed != RULES and _plain(row.key) == _plain(key) for row in rows())
+
+
 def suggestion(key: str) -> str | None:
     """What became of a seed's option, in one sentence, or None where no seed has it or too many do."""
     found = [row for row in lookup(key) if row.ours != key]

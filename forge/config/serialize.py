@@ -65,4 +65,7 @@ def _schema(name: str, trust: tuple[str, ...]) -> type[Section]:
     if not allowed(name, trust):
         raise ValueError(f"the schema {name} is not under a trusted prefix; run.trust lists them")
     module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    schema = getattr(importlib.import_module(module), attribute)
+    if not (isinstance(schema, type) and issubclass(schema, Section)):
+        raise ValueError(f"the schema {name} is not a section")
+    return schema

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from forge.config.errors import closest, did_you_mean
 
 ALLOWED = ("forge.", "torch.optim.", "torch.nn.")
+PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 ROOT = Path(__file__).parents[1]
 
 
@@ -25,6 +27,8 @@ def target_fault(path: str, trust: Sequence[str] = ()) -> tuple[str, str] | None
     forge's own modules are read, not imported, so that a misspelt name is found before anything starts;
     other packages are checked when they are built.
     """
+    if not PATH.fullmatch(path):
+        return f"'{path}' is not the path of a class or function.", "such as torch.optim.SGD"
     if not allowed(path, trust):
         package = path.partition(".")[0]
         return f"{path} is not under {', '.join(ALLOWED)} or a trusted prefix.", f"if you trust it: run.trust=[{package}.]"

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
 
 from forge.config.parallel import Parallel
@@ -37,7 +38,7 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
         return Devices(gpus=0, source="torch is a CPU build")
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        names = [name for name in visible.split(",") if name.strip() and name.strip() != "-1"]
+        names = list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in visible.split(","))))
         return Devices(gpus=len(names), source=f"CUDA_VISIBLE_DEVICES={visible}")
     count = _nvml_count()
     return Devices(gpus=count or 0, source="no NVIDIA driver" if count is None else "NVML")
@@ -47,11 +48,11 @@ def find_world(run: Run, parallel: Parallel, devices: Devices, environ: Mapping[
     """World size from, in order: the launcher's WORLD_SIZE, run.num_processes, a layout without -1, the devices."""
     device = run.device if run.device != "auto" else ("cuda" if devices.gpus else "cpu")
     layout = prod(parallel.degrees().values())
-    if environ.get("WORLD_SIZE", "").isdigit():
+    if environ.get("WORLD_SIZE", "").isdecimal():
         size, source = int(environ["WORLD_SIZE"]), "WORLD_SIZE"
     elif run.num_processes is not None:
         size, source = run.num_processes, "run.num_processes"
-    elif parallel.dp_shard != -1:
+    elif parallel.dp_shard > 0:
         size, source = layout, "the parallel degrees"
     elif device == "cuda":
         size, source = max(devices.gpus, 1), devices.source
@@ -73,9 +74,9 @@ def _nvml_count() -> int | None:
         import pynvml
 
         pynvml.nvmlInit()
+        try:
+            return pynvml.nvmlDeviceGetCount()
+        finally:
+            pynvml.nvmlShutdown()
     except Exception:
         return None
-    try:
-        return pynvml.nvmlDeviceGetCount()
-    finally:
-        pynvml.nvmlShutdown()

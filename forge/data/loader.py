@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -163,8 +166,29 @@ class TrainLoader:
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch_factor,
             pin_memory=self._pin_memory,
+            worker_init_fn=_leave_signals_to_the_rank,
         )
         return iter(loader)
+
+
+def _leave_signals_to_the_rank(worker: int) -> None:
+    """A signal to all processes of a run asks the rank to finish its step and save, for which it needs its loader processes.
+
+    So a loader process ends for none but its rank's, as when the rank shuts it down.
+    """
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+    if not hasattr(signal, "sigwaitinfo"):  # macOS does not tell who sends: hear nothing that is sent to the group
+        os.setpgrp()
+        return
+    rank = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def wait() -> None:
+        while signal.sigwaitinfo(numbers).si_pid != rank:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def eval_batches(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from forge.config.model import Decoder
 from forge.config.root import Config
 from forge.data.loader import TrainLoader, eval_batches
 from forge.data.prepare import Prepared, prepare
+from forge.launch.directory import write_json
 from forge.models.init import init_weights
 from forge.parallel.apply import apply
 from forge.training import checkpoint
@@ -107,7 +108,7 @@ def assemble(run_dir: Path) -> Parts:
     loop = Loop(update=update, loader=loader, state=state, callbacks=callbacks, end_step=train.max_steps)
     if config.checkpoint.load_path is not None:
         exclude = tuple(config.checkpoint.exclude_from_loading)
-        path = checkpoint.find(Path(config.checkpoint.load_path))
+        path = checkpoint.find(Path(config.checkpoint.load_path), name="checkpoint.load_path=")
         restore(checkpoint.load(path, model=model, optimizer=optimizer, exclude=exclude), loop, autocast)
         loader.load_state_dict({"samples": state.samples})
     return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation)
@@ -134,7 +135,7 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
 
 def _fit(config: Config, run_dir: Path, tokens: int) -> Config:
     """train.max_epochs becomes steps now that the corpus is counted."""
-    derived = {d["key"] for d in json.loads((run_dir / "derived.json").read_text(encoding="utf-8"))}
+    derived = {d["key"]: d for d in json.loads((run_dir / "derived.json").read_text(encoding="utf-8"))}
     open_config = copy.deepcopy(config)
     open_config.thaw()
     found = fit_epochs(open_config, (tokens - 1) // config.train.seq_len, derived)
@@ -144,12 +145,13 @@ def _fit(config: Config, run_dir: Path, tokens: int) -> Config:
         print(f"{step.key} = {step.value}   ({step.why})")
     open_config.freeze()
     serialize.save(open_config, run_dir / "config.yaml")
+    write_json(run_dir / "derived.json", list((derived | {step.key: asdict(step) for step in found}).values()))
     return open_config
 
 
 def _logger(config: Config, run_dir: Path, device: torch.device) -> Logger:
     metrics, model = config.metrics, config.model
-    trackers = build_trackers(metrics, run_dir, total_steps=config.train.max_steps, config_dict=serialize.to_plain(config))
+    trackers = partial(build_trackers, metrics, run_dir, total_steps=config.train.max_steps, config_dict=serialize.to_plain(config))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     flops = model.flops_per_token(config.train.seq_len) if isinstance(model, Decoder) else None
     peak = peak_flops(metrics.peak_tflops, name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ class Checkpointer:
     """Saves to and prunes the checkpoints of one run.
 
     A checkpoint is `step_N/` with the resolved config, the tokenizer, `meta.json` and the tensors. It exists only once it is
-    complete. Names inside are those of parameters, never of ranks.
+    complete, and `meta.json` is written last. Names inside are those of parameters, never of ranks.
     """
 
     def __init__(self, folder: Path, section: Checkpoint, config: Config, tokenizer: Tokenizer) -> None:
@@ -43,7 +44,7 @@ class Checkpointer:
 
     def save(self, step: int, *, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]) -> Path:
         """Write step_N. Asynchronous modes return once the tensors are copied; the rename follows when they are written."""
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
         self.wait()
         target = self.folder / f"step_{step}"
@@ -52,17 +53,17 @@ class Checkpointer:
         scratch.mkdir(parents=True)
         serialize.save(self.config, scratch / CONFIG)
         self.tokenizer.save(scratch / TOKENIZER)
-        (scratch / META).write_text(json.dumps({"format": FORMAT, "step": step, **meta}, indent=1), encoding="utf-8")
+        about = json.dumps({"format": FORMAT, "step": step, **meta}, indent=1)
         tensors = {**_prefixed("model", model.state_dict()), **_prefixed("optimizer", optimizer_tensors(model, optimizer))}
+        _one_process()
         if self.section.async_mode == "disabled":
-            with _one_process():
-                dcp.save(tensors, checkpoint_id=scratch / WEIGHTS)
-            self._commit(scratch, target)
+            with _causes(target):
+                save(tensors, checkpoint_id=scratch / WEIGHTS)
+            self._commit(scratch, target, about)
         else:
-            with _one_process():
-                response = dcp.async_save(tensors, checkpoint_id=scratch / WEIGHTS, async_stager=self._staging())
+            response = async_save(tensors, checkpoint_id=scratch / WEIGHTS, async_stager=self._staging())
             future = response if isinstance(response, Future) else response.upload_completion
-            self._pending = _then(future, lambda: self._commit(scratch, target))
+            self._pending = _then(future, target, lambda: self._commit(scratch, target, about))
         return target
 
     def wait(self) -> None:
@@ -73,10 +74,12 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait, and release the staging buffers."""
-        self.wait()
-        if self._stager is not None:
-            self._stager.close()
-            self._stager = None
+        try:
+            self.wait()
+        finally:
+            stager, self._stager = self._stager, None
+            if stager is not None:
+                stager.close()
 
     def _staging(self) -> Any:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -88,12 +91,14 @@ class Checkpointer:
             )
         return self._stager
 
-    def _commit(self, scratch: Path, target: Path) -> None:
+    def _commit(self, scratch: Path, target: Path, about: str) -> None:
+        (scratch / META).write_text(about, encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         scratch.rename(target)
         keep = self.section.keep_last_n
         for old in complete(self.folder)[:-keep] if keep else []:
-            shutil.rmtree(old, ignore_errors=True)
+            (old / META).unlink()
+            shutil.rmtree(old)
 
 
 def complete(folder: Path) -> list[Path]:
@@ -104,10 +109,10 @@ def complete(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def find(path: Path) -> Path:
+def find(path: Path, *, name: str = "") -> Path:
     """The checkpoint that `path` means: itself, or the newest one of a run or of a folder of checkpoints.
 
-    Raises CheckpointError when there is none.
+    Raises CheckpointError when there is none, its message beginning with `name`.
     """
     if (path / META).is_file():
         return path
@@ -118,12 +123,16 @@ def find(path: Path) -> Path:
         found = complete(folder)
         if found:
             return found[-1]
-    raise CheckpointError(f"checkpoint.load_path={path}: there is no complete checkpoint; give a step_N directory, or a run that has one")
+    what = "there is no complete checkpoint" if path.is_dir() else "there is no such directory"
+    raise CheckpointError(f"{name}{path}: {what}; give a step_N directory, or a run that has one")
 
 
 def read_meta(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself. Raises CheckpointError for a format this version cannot read."""
-    meta = json.loads((path / META).read_text(encoding="utf-8"))
+    try:
+        meta = json.loads((path / META).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
     if meta.get("format") != FORMAT:
         raise CheckpointError(f"{path} has checkpoint format {meta.get('format')}; this version reads format {FORMAT}")
     return meta
@@ -132,30 +141,33 @@ def read_meta(path: Path) -> dict[str, Any]:
 def load(path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, exclude: tuple[str, ...] = ()) -> dict[str, Any]:
     """Load weights, and optimizer state where an optimizer is given, in place; returns the checkpoint's meta.
 
-    Parameters whose names begin with a prefix of `exclude` keep what they have. Raises CheckpointError naming
-    every parameter that the checkpoint lacks or has in another shape.
+    Parameters whose names begin with a prefix of `exclude` keep what they have, and begin with fresh optimizer state. Raises
+    CheckpointError naming the parameters that only one side has or that differ in shape, and a prefix that fits no parameter.
     """
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 
     meta = read_meta(path)
     try:
-        stored = dcp.FileSystemReader(path / WEIGHTS).read_metadata().state_dict_metadata
-        own = {k: v for k, v in model.state_dict().items() if not k.startswith(exclude)} if exclude else model.state_dict()
-        wanted = _prefixed("model", own)
-        _check_shapes(path, wanted, stored)
-        if optimizer is not None:
-            for key, what in stored.items():
-                skipped = bool(exclude) and key.removeprefix("optimizer/").startswith(exclude)
-                if key.startswith("optimizer/") and not skipped and isinstance(what, TensorStorageMetadata):
-                    wanted[key] = torch.empty(what.size, dtype=what.properties.dtype)
-        with _one_process():
-            dcp.load(wanted, checkpoint_id=path / WEIGHTS)
-    except (CheckpointException, OSError, EOFError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]}); take another checkpoint"
-        ) from error
+        stored = FileSystemReader(path / WEIGHTS).read_metadata().state_dict_metadata
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        raise _unreadable(path, error) from error
+    stored = {key: what for key, what in stored.items() if not key.partition("/")[2].startswith(exclude)}
+    own = model.state_dict()
+    _check_prefixes(exclude, own)
+    wanted = _prefixed("model", {name: tensor for name, tensor in own.items() if not name.startswith(exclude)})
+    _check_shapes(path, wanted, stored)
+    if optimizer is not None:
+        for key, what in stored.items():
+            if key.startswith("optimizer/") and isinstance(what, TensorStorageMetadata):
+                wanted[key] = torch.empty(what.size, dtype=what.properties.dtype)
+    try:
+        _one_process()
+        read_tensors(wanted, checkpoint_id=path / WEIGHTS)
+    except CheckpointException as error:
+        raise _unreadable(path, _cause(error)) from error
     if optimizer is not None:
         restore_optimizer(model, optimizer, {k.removeprefix("optimizer/"): v for k, v in wanted.items() if k.startswith("optimizer/")})
     return meta
@@ -163,7 +175,7 @@ def load(path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer | Non
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
     """Optimizer state by parameter name: 'blocks.0.attention.wq.weight/exp_avg'."""
-    names = {p: name for name, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {
         f"{names[p]}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
         for p, state in optimizer.state.items()
@@ -173,22 +185,19 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ten
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     """Give an optimizer, fresh or used, the state that `optimizer_tensors` took."""
-    parameters = dict(model.named_parameters())
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     ordered = [p for group in optimizer.param_groups for p in group["params"]]
+    indices = {names[p]: index for index, p in enumerate(ordered)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
-        index = next(i for i, p in enumerate(ordered) if p is parameters[name])
-        state.setdefault(index, {})[entry] = value
+        state.setdefault(indices[name], {})[entry] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-@contextmanager
-def _one_process() -> Iterator[None]:
-    """torch.distributed.checkpoint works without a process group, and warns each time that there is none."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield
+def _one_process() -> None:
+    """torch.distributed.checkpoint works without a process group, and shall not warn each time, in any thread, that there is none."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
@@ -196,7 +205,8 @@ def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def _check_shapes(path: Path, wanted: Tensors, stored: dict[str, Any]) -> None:
-    faults = [f"{k.removeprefix('model/')} is missing" for k in wanted if k not in stored]
+    faults = [f"{k.removeprefix('model/')} is missing there" for k in wanted if k not in stored]
+    faults += [f"{k.removeprefix('model/')} is missing here" for k in stored if k.startswith("model/") and k not in wanted]
     for key, tensor in wanted.items():
         if key in stored and tuple(stored[key].size) != tuple(tensor.shape):
             faults.append(f"{key.removeprefix('model/')} is {tuple(stored[key].size)} there and {tuple(tensor.shape)} here")
@@ -207,13 +217,43 @@ def _check_shapes(path: Path, wanted: Tensors, stored: dict[str, Any]) -> None:
         )
 
 
-def _then(future: Future[Any], action: Any) -> Future[Any]:
-    """A future that is done when `action` is, after `future`; it fails when either does."""
+def _check_prefixes(exclude: tuple[str, ...], names: Iterable[str]) -> None:
+    names = list(names)
+    for prefix in exclude:
+        if not any(name.startswith(prefix) for name in names):
+            raise CheckpointError(f"checkpoint.exclude_from_loading: no parameter of this model begins with {prefix!r}")
+
+
+def _unreadable(path: Path, error: BaseException) -> CheckpointError:
+    reason = next(iter(str(error).splitlines()), "no details")
+    return CheckpointError(f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint")
+
+
+@contextmanager
+def _causes(target: Path) -> Iterator[None]:
+    """Raise what made a save fail: a CheckpointException is no Exception, and would pass by all that reports one."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        cause = _cause(error)
+        raise (OSError(f"{target} cannot be written: {cause}") if isinstance(cause, OSError) else cause) from error
+
+
+def _cause(error: Any) -> BaseException:
+    cause, _ = next(iter(error.failures.values()))
+    return cause
+
+
+def _then(future: Future[Any], target: Path, action: Callable[[], None]) -> Future[Any]:
+    """A future that is done when `action` is, after `future` has written `target`; it fails when either does."""
     done: Future[Any] = Future()
 
     def follow(first: Future[Any]) -> None:
         try:
-            first.result()
+            with _causes(target):
+                first.result()
             action()
             done.set_result(None)
         except BaseException as error:

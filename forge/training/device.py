@@ -19,8 +19,7 @@ def set_up(config: Config) -> torch.device:
         torch.set_num_threads(run.num_threads)
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(run.deterministic)
     torch.autograd.set_detect_anomaly(run.detect_anomaly)
     torch.set_float32_matmul_precision(config.precision.matmul_precision)
     if run.device == "cuda" and not torch.cuda.is_available():

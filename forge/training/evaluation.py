@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from forge.data import IGNORE_INDEX
 from forge.data.loader import EvalBatch
+from forge.models.modes import evaluating
 from forge.training.callback import Callback
 from forge.training.device import Autocast
 from forge.training.loop import Loop
@@ -29,14 +30,12 @@ def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Ten
     """
     device = autocast.device
     totals = torch.zeros(5, dtype=torch.float64, device=device)
-    was_training = model.training
-    model.eval()
-    for batch in batches:
-        tokens, targets = batch.tokens.to(device), batch.targets.to(device).flatten()
-        with autocast():
-            hidden = model.hidden(tokens).flatten(0, 1)  # type: ignore[operator]
-            totals += _sums(model, hidden, targets, token_bytes)
-    model.train(was_training)
+    with evaluating(model):
+        for batch in batches:
+            tokens, targets = batch.tokens.to(device), batch.targets.to(device).flatten()
+            with autocast():
+                hidden = model.hidden(tokens).flatten(0, 1)  # type: ignore[operator]
+                totals += _sums(model, hidden, targets, token_bytes)
     nats, count, correct, byte_nats, n_bytes = totals.tolist()
     loss = nats / max(count, 1)
     return {
@@ -57,13 +56,16 @@ def _sums(model: nn.Module, hidden: Tensor, targets: Tensor, token_bytes: Tensor
         kept = wanted != IGNORE_INDEX
         nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none").double()
         sizes = torch.where(kept, token_bytes[wanted.clamp(min=0)], 0).double()
-        correct = (logits.argmax(-1) == wanted) & kept
+        correct = logits.argmax(-1) == wanted
         sums += torch.stack([nats.sum(), kept.sum().double(), correct.sum().double(), (nats * (sizes > 0)).sum(), sizes.sum()])
     return sums
 
 
 class Evaluation(Callback):
-    """Evaluates every `interval` steps and after the last one."""
+    """Evaluates every `interval` steps and after the last one, unless the run was interrupted.
+
+    metrics: those of the last evaluation, which was after update number `at`.
+    """
 
     def __init__(self, run: Callable[[], dict[str, float]], *, interval: int) -> None:
         self.run, self.interval = run, interval
@@ -75,7 +77,7 @@ class Evaluation(Callback):
             self.evaluate(loop)
 
     def on_end(self, loop: Loop) -> None:
-        if self.at != loop.state.step:
+        if self.at != loop.state.step and not loop.interrupted:
             self.evaluate(loop)
 
     def evaluate(self, loop: Loop) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,11 +31,12 @@ class Trained:
 def load_run(run: Path) -> Trained:
     """Load the newest checkpoint of a run directory, or the step_N directory that is given.
 
-    Raises ValueError when there is none, or it does not fit.
+    A run that was trained on a GPU is read in fp32 where there is none. Raises ValueError when there is no checkpoint, or it
+    does not fit.
     """
     path = checkpoint.find(run)
     meta = checkpoint.read_meta(path)
-    config = serialize.load(path / checkpoint.CONFIG)
+    config = _for_this_machine(serialize.load(path / checkpoint.CONFIG))
     device = set_up(config)
     model = build(config.model, path="model", trust=config.run.trust)
     checkpoint.load(path, model=model)
@@ -45,6 +46,7 @@ def load_run(run: Path) -> Trained:
     )
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str, device: torch.device) -> torch.Tensor:
-    """A prompt as [1, seq]; an empty one begins a new document."""
-    return torch.tensor([tokenizer.encode(prompt) or [tokenizer.eos_id]], device=device)
+def _for_this_machine(config: Config) -> Config:
+    if config.run.device != "cuda" or torch.cuda.is_available():
+        return config
+    return replace(config, run=replace(config.run, device="cpu"), precision=replace(config.precision, mixed_precision="fp32"))

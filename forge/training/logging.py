@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -22,14 +23,24 @@ class Logger(Callback):
     evaluation and checkpoints. The only wait for the device is at a log.
     """
 
-    def __init__(self, trackers: Trackers, *, interval: int, device: torch.device, flops_per_token: int | None, peak: float | None) -> None:
-        self.trackers, self.interval, self.device = trackers, interval, device
-        self.flops_per_token, self.peak = flops_per_token, peak
+    def __init__(
+        self,
+        open_trackers: Callable[[], Trackers],
+        *,
+        interval: int,
+        device: torch.device,
+        flops_per_token: int | None,
+        peak: float | None,
+    ) -> None:
+        """open_trackers is called when the run starts, so that nothing before it finds the terminal taken."""
+        self.open_trackers, self.trackers = open_trackers, Trackers()
+        self.interval, self.device, self.flops_per_token, self.peak = interval, device, flops_per_token, peak
         self.steps: list[StepOutput] = []
         self.since = 0.0
         self.rates: list[tuple[int, float]] = []
 
     def on_start(self, loop: Loop) -> None:
+        self.trackers = self.open_trackers()
         self.since = loop.training_seconds()
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:

@@ -30,8 +30,12 @@ class Profiler(Callback):
         self._begin_after(loop.state.step)
 
     def on_end(self, loop: Loop) -> None:
-        if self.profile is not None:
+        if self.profile is not None and loop.state.step >= self.section.start_step:
             self._finish(loop)
+
+    def close(self) -> None:
+        if self.profile is not None:
+            self._stop()
 
     def _begin_after(self, step: int) -> None:
         if step != self.section.start_step - 1:
@@ -45,13 +49,17 @@ class Profiler(Callback):
         self.profile.start()
 
     def _finish(self, loop: Loop) -> None:
-        assert self.profile is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"steps_{self.section.start_step}_to_{loop.state.step}"
         with loop.paused():
-            self.profile.stop()
-            self.profile.export_chrome_trace(str(self.folder / f"{name}.json"))
             if self.snapshot:
                 torch.cuda.memory._dump_snapshot(str(self.folder / f"{name}_memory.pickle"))
-                torch.cuda.memory._record_memory_history(enabled=None)
-        self.profile = None
+            self._stop().export_chrome_trace(str(self.folder / f"{name}.json"))
+
+    def _stop(self) -> torch.profiler.profile:
+        assert self.profile is not None
+        stopped, self.profile = self.profile, None
+        stopped.stop()
+        if self.snapshot:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        return stopped

@@ -15,24 +15,22 @@ from forge.training.step import StepOutput
 
 
 class Saving(Callback):
-    """Saves every `interval` steps and after the last one."""
+    """Saves every `interval` steps and after the last one.
+
+    It stands last among the callbacks: what it keeps of them is from the end of the same step, and whether that step is the last
+    one is settled. So the last save comes before all that is done at the end of a run.
+    """
 
     def __init__(
         self, checkpointer: Checkpointer, *, model: nn.Module, optimizer: torch.optim.Optimizer, autocast: Autocast, interval: int
     ) -> None:
         self.checkpointer, self.model, self.optimizer, self.autocast, self.interval = checkpointer, model, optimizer, autocast, interval
-        self.at: int | None = None
-
-    def on_start(self, loop: Loop) -> None:
-        self.at = loop.state.step
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        if loop.state.step % self.interval == 0:
+        if loop.ending or loop.state.step % self.interval == 0:
             self.save(loop)
 
     def on_end(self, loop: Loop) -> None:
-        if self.at != loop.state.step:
-            self.save(loop)
         with loop.paused():
             self.checkpointer.wait()
 
@@ -42,8 +40,7 @@ class Saving(Callback):
     def save(self, loop: Loop) -> None:
         """Save now."""
         with loop.paused():
-            self.at = loop.state.step
-            self.checkpointer.save(self.at, model=self.model, optimizer=self.optimizer, meta=self.meta(loop))
+            self.checkpointer.save(loop.state.step, model=self.model, optimizer=self.optimizer, meta=self.meta(loop))
 
     def meta(self, loop: Loop) -> dict[str, Any]:
         """All state but the tensors: plain values."""

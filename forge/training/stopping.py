@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-import sys
 import threading
+import time
 from typing import Any
 
 from forge.config.eval import Eval
@@ -17,7 +18,7 @@ HIGHER_IS_BETTER = frozenset({"token_accuracy"})
 
 
 class TimeLimit(Callback):
-    """Stops after `minutes` of training; evaluation and checkpoints do not count. Resumed time does."""
+    """Stops after `minutes` of training; evaluation and checkpoints do not count. The time of the run that this one resumes does."""
 
     def __init__(self, minutes: float) -> None:
         self.limit = minutes * 60
@@ -33,11 +34,14 @@ class TimeLimit(Callback):
         return {"used": self.used}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.before = state["used"]
+        self.before = self.used = state["used"]
 
 
 class EarlyStopping(Callback):
-    """Stops once the metric reaches its target, or has not improved by min_delta for `patience` evaluations."""
+    """Stops once the metric reaches its target, or has not improved by min_delta for `patience` evaluations.
+
+    The evaluations of every interval count, that of the end does not: a run that goes on from there never had it.
+    """
 
     def __init__(self, section: Eval) -> None:
         self.section = section
@@ -45,11 +49,13 @@ class EarlyStopping(Callback):
         self.waited = 0
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
+        if loop.state.step % self.section.interval:
+            return
         section, value = self.section, metrics[self.section.metric]
         sign = 1 if section.metric in HIGHER_IS_BETTER else -1
         if section.target is not None and sign * value >= sign * section.target:
             loop.stop("target")
-        if self.best is None or sign * (value - self.best) > section.min_delta:
+        if not math.isnan(value) and (self.best is None or sign * (value - self.best) > section.min_delta):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
@@ -64,13 +70,18 @@ class EarlyStopping(Callback):
 
 
 class Signals(Callback):
-    """SIGTERM, SIGINT, SIGUSR1 and SIGUSR2: finish the step, save, end. A second one, or a stop that takes too long, ends at once."""
+    """SIGTERM, SIGINT, SIGUSR1 and SIGUSR2: finish the step, save, end. A later one, or a stop that takes too long, ends at once.
+
+    The first second is one signal: what is sent to a process group reaches a rank directly and again through its launcher.
+    """
 
     NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+    SAME_SECONDS = 1.0
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.received: int | None = None
+        self.received_at = 0.0
         self.previous: dict[int, Any] = {}
         self.deadline: threading.Timer | None = None
 
@@ -80,7 +91,7 @@ class Signals(Callback):
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         if self.received is not None:
-            loop.stop(signal.Signals(self.received).name)
+            loop.interrupt(signal.Signals(self.received).name)
 
     def close(self) -> None:
         for number, handler in self.previous.items():
@@ -89,10 +100,23 @@ class Signals(Callback):
             self.deadline.cancel()
 
     def _handle(self, number: int, frame: Any) -> None:
+        now = time.monotonic()
         if self.received is not None:
-            os._exit(128 + number)
-        self.received = number
-        sys.stderr.write(f"\n{signal.Signals(number).name}: finishing this step, then saving; once more ends at once\n")
-        self.deadline = threading.Timer(self.timeout, os._exit, (128 + number,))
+            if now - self.received_at > self.SAME_SECONDS:
+                os._exit(128 + number)
+            return
+        self.received, self.received_at = number, now
+        _say(f"\n{signal.Signals(number).name}: finishing this step, then saving; once more ends at once\n")
+        self.deadline = threading.Timer(self.timeout, self._overrun)
         self.deadline.daemon = True
         self.deadline.start()
+
+    def _overrun(self) -> None:
+        assert self.received is not None
+        _say(f"\nthe stop took longer than train.shutdown_timeout_sec={self.timeout:g}; ended where it was\n")
+        os._exit(128 + self.received)
+
+
+def _say(text: str) -> None:
+    """To the terminal, past Python's buffers, which a signal handler may find in use."""
+    os.write(2, text.encode())

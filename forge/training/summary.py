@@ -20,6 +20,8 @@ def summary(parts: Parts, reason: str, run_dir: str) -> str:
         m = evaluation.metrics
         rows.append(("validation loss", f"{m['loss']:.4f}   (perplexity {m['perplexity']:.2f}, token accuracy {m['token_accuracy']:.1%})"))
         rows.append(("bits per byte", f"{m['bits_per_byte']:.4f}"))
+        if evaluation.at != state.step:
+            rows.append(("evaluated", f"after {evaluation.at} steps"))
     rows.append(("tokens a second", f"{parts.logger.mean_rate():,.0f}"))
     rows.append(("run directory", run_dir))
     rows.append(("next", f"python -m forge.generate {run_dir} --prompt 'def '"))

@@ -1,0 +1,94 @@
+"""A file that does not compose: which one, on which line, why, and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from textwrap import shorten
+
+import yaml
+from hydra.errors import MissingConfigException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from forge.config import schemas
+from forge.config.errors import Problem, closest, did_you_mean
+from forge.config.library import Library
+from forge.config.lines import display, keys_of
+from forge.config.root import Config
+
+GLOBAL = "# @package _global_"
+
+
+def file_fault(choice: str, config_path: str, error: Exception, library: Library) -> Problem:
+    """What is wrong with the files behind a group choice, from what Hydra raised while it composed them.
+
+    `choice` is the choice as it was typed, `config_path` the file it names, unless the error names another.
+    """
+    named = re.search(r"In '([^']+)'", str(error))
+    file = library.file_of(named[1] if named and named[1] != "config" else config_path)
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        place = f"{display(Path(mark.name))}:{mark.line + 1}" if mark else _place(file)
+        return Problem(key=choice, what=f"the file is not YAML: {error.problem or error.context}.", fix="correct the file", where=place)
+    if isinstance(error, UnicodeDecodeError):
+        return Problem(key=choice, what="the file is not UTF-8 text.", fix="correct the file", where=_place(file))
+    if isinstance(error, RecursionError):
+        return Problem(key=choice, what="the defaults list leads back to this file.", fix="correct the file", where=_place(file))
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _missing(choice, error, file)
+    cause = error.__context__
+    if isinstance(cause, OmegaConfBaseException):
+        return _misfit(choice, cause, file)
+    said = re.sub(r"^In '[^']+': ", "", " ".join(str(error).split()))
+    what = f"this does not compose: {shorten(said, 200).rstrip('.') or type(error).__name__}."
+    return Problem(key=choice, what=what, fix="correct the file", where=_place(file))
+
+
+def section_fault(choice: str, config_path: str, group: str, schema: type | None, library: Library) -> Problem:
+    """A choice that leaves a section without a class of its own."""
+    where = _place(library.file_of(config_path))
+    if schema is None:
+        return Problem(key=choice, what=f"this leaves no {group}.", fix=f"choose one: {group}=...", where=where)
+    variants = ", ".join(schemas.SCHEMAS[group])
+    what = f"the file of {group} does not say which of these it is: {variants}."
+    return Problem(key=choice, what=what, fix=_start_of_file(group), where=where)
+
+
+def _missing(choice: str, error: MissingConfigException, file: Path | None) -> Problem:
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    options = list(error.options or ())
+    fix = did_you_mean([f"{group}: {option}" for option in closest(name, options)]) or (f"options: {', '.join(options)}" if options else "")
+    return Problem(key=choice, what=f"there is no {group} named '{name}', which the file asks for.", fix=fix, where=_place(file))
+
+
+def _misfit(choice: str, cause: OmegaConfBaseException, file: Path | None) -> Problem:
+    key, owner = cause.full_key or "", cause.object_type
+    where = _place(file, key)
+    if not isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        what = f"{key}: {str(cause).splitlines()[0]}." if key else f"{str(cause).splitlines()[0]}."
+        return Problem(key=choice, what=what, fix="correct the file", where=where)
+    name = str(cause.key)
+    base = next((group for group, schema in schemas.sections().items() if group in schemas.SCHEMAS and schema is owner), None)
+    if owner is Config and file is not None and file.parent.name == name:
+        return Problem(key=choice, what=f"its values have no place under '{name}'.", fix=f"start the file with {GLOBAL}", where=where)
+    what = f"there is no group or option '{name}'." if owner is Config else f"{getattr(owner, '__name__', key)} has no option '{name}'."
+    if base is not None:
+        return Problem(key=choice, what=what, fix=_start_of_file(base), where=where)
+    fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
+    fix = did_you_mean(closest(name, fields)) or "remove it from the file"
+    return Problem(key=choice, what=what, fix=fix, where=where)
+
+
+def _start_of_file(group: str) -> str:
+    return f"start the file with 'defaults: [/schema/{group}@_here_: {next(iter(schemas.SCHEMAS[group]))}, _self_]'"
+
+
+def _place(file: Path | None, key: str = "") -> str:
+    if file is None:
+        return ""
+    if key:
+        for written, line in keys_of(file):
+            if key == written or key.endswith(f".{written}"):
+                return f"{display(file)}:{line}"
+    return display(file)

@@ -1,0 +1,42 @@
+"""Reading one override, or saying why it cannot be read."""
+
+from __future__ import annotations
+
+import re
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from forge.config.errors import Problem
+from forge.config.library import parse
+
+COMMAND_LINE = "command line"
+KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w./-]+)?", re.ASCII)
+ELEMENT = re.compile(r"([A-Za-z_][\w.]*)\[\d+\]", re.ASCII)
+
+
+def read(text: str) -> Override | Problem:
+    """One override as Hydra's grammar has it."""
+    try:
+        override = parse(text)
+    except (HydraException, RecursionError):
+        return _unreadable(text)
+    return override if override.key_or_group else _unreadable(text)
+
+
+def _unreadable(text: str) -> Problem:
+    key, sign, value = text.partition("=")
+    name = key.lstrip("+~")
+    if KEY.fullmatch(name) and sign:
+        quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+        what = f"the value {value} cannot be read: a bracket or quote is left open, or a sign in it needs quotes."
+        return Problem(key=text, what=what, fix=f"to give it as a text: '{key}=\"{quoted}\"'", where=COMMAND_LINE)
+    if KEY.fullmatch(name):
+        return Problem(key=text, what="this is not key=value.", fix=f"write {text}=...", where=COMMAND_LINE)
+    element = ELEMENT.fullmatch(name)
+    if element and sign:
+        return Problem(key=text, what="a list is given as a whole.", fix=f"{element[1]}=[...]", where=COMMAND_LINE)
+    what = f"'{name}' is no key: a key is made of letters a-z, digits, _ and dots." if sign else "this is not key=value."
+    return Problem(
+        key=text or "''", what=what, fix="group=option or key=value, such as model=small or optimizer.lr=1e-3", where=COMMAND_LINE
+    )

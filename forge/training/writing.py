@@ -1,0 +1,25 @@
+"""Text from a model: a prompt in, its continuation out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from forge.data.tokenizer import Tokenizer
+from forge.models.sampling import generate
+from forge.training.device import Autocast
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Token ids of a prompt; an empty one begins a new document."""
+    return tokenizer.encode(prompt) or [tokenizer.eos_id]
+
+
+def continue_text(model: nn.Module, tokenizer: Tokenizer, prompt: str, autocast: Autocast, *, tokens: int, **sampling: Any) -> str:
+    """What the model writes after a prompt, at most `tokens` tokens; `sampling` are the options of forge.models.sampling.generate."""
+    ids = encode_prompt(tokenizer, prompt)
+    with autocast():
+        out = generate(model, torch.tensor([ids], device=autocast.device), tokens, eos_id=tokenizer.eos_id, **sampling)  # type: ignore[arg-type]
+    return tokenizer.decode([token for token in out[0, len(ids) :].tolist() if token != tokenizer.eos_id])

@@ -1,0 +1,52 @@
+"""What is wrong with overrides: the problems and warnings of one resolution, on a machine with no GPU unless told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+from forge.config import cli
+from forge.config import resolve as resolving
+from forge.config.errors import ConfigError, Problem
+from forge.config.resolve import Resolution
+from forge.config.world import Devices
+
+SMALL = [
+    "model.dim=64",
+    "model.n_layers=2",
+    "model.n_heads=4",
+    "model.n_kv_heads=null",
+    "model.ffn_hidden_dim=null",
+    "model.vocab_size=300",
+    "model.max_seq_len=128",
+    "tokenizer.vocab_size=300",
+    "train.seq_len=32",
+    "train.batch_size=2",
+    "train.grad_accum_steps=1",
+    "train.max_steps=100",
+    "scheduler.warmup_steps=10",
+    "run.device=cpu",
+]
+
+
+def resolved(overrides: Sequence[str] = (), *, gpus: int = 0, world_size: int | None = None, config_dirs: Sequence[str] = ()) -> Resolution:
+    """Compose and resolve as the verbs do, on a machine with so many GPUs."""
+    with patch.object(resolving, "find_devices", lambda: Devices(gpus=gpus, source="the test")):
+        return cli.resolved(list(overrides), config_dirs, world_size=world_size)[1]
+
+
+def problems(
+    overrides: Sequence[str] = (), *, gpus: int = 0, world_size: int | None = None, config_dirs: Sequence[str] = ()
+) -> list[Problem]:
+    """All problems, or the warnings when there are none."""
+    try:
+        return list(resolved(overrides, gpus=gpus, world_size=world_size, config_dirs=config_dirs).warnings)
+    except ConfigError as error:
+        return list(error.problems)
+
+
+def only(overrides: Sequence[str], **where) -> Problem:
+    """The one problem of these overrides."""
+    found = problems(overrides, **where)
+    assert len(found) == 1, found
+    return found[0]

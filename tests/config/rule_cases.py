@@ -1,0 +1,286 @@
+"""The table of rules: overrides that break each, what it says then and what to do, and overrides that keep it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """`{tmp}` is a folder of the test; `heals` is added to what breaks the rule."""
+
+    rule: str
+    breaks: str
+    what: str
+    fix: str
+    keeps: str
+    heals: str = ""
+    gpus: int = 0
+    world_size: int | None = None
+    world_size_kept: int | None = None
+
+
+CASES = [
+    Case(
+        "train.seq_len",
+        "train.seq_len=129",
+        "train.seq_len (129) exceeds model.max_seq_len (128).",
+        "train.seq_len=128 or model.max_seq_len=129",
+        "train.seq_len=128",
+        heals="train.seq_len=128",
+    ),
+    Case(
+        "model.heads",
+        "model.n_heads=5",
+        "model.dim (64) is not divisible by model.n_heads (5).",
+        "model.n_heads=4",
+        "model.n_heads=8",
+        heals="model.n_heads=4",
+    ),
+    Case(
+        "model.kv_heads",
+        "model.n_kv_heads=3",
+        "model.n_heads (4) is not divisible by model.n_kv_heads (3).",
+        "model.n_kv_heads=2",
+        "model.n_kv_heads=2",
+        heals="model.n_kv_heads=2",
+    ),
+    Case(
+        "model.rope_head_dim",
+        "model.dim=60",
+        "the head dimension is model.dim / model.n_heads = 15, and model.position=rope needs an even one.",
+        "another model.dim or model.n_heads, or model.position=learned",
+        "model.dim=60 model.position=learned",
+        heals="model.position=learned",
+    ),
+    Case(
+        "model.vocab_size",
+        "model.vocab_size=299",
+        "the tokenizer has 300 ids, the model only 299 rows for them.",
+        "model.vocab_size=300",
+        "model.vocab_size=300",
+        heals="model.vocab_size=300",
+    ),
+    Case(
+        "model.vocab_size",
+        "tokenizer=file tokenizer.path={tmp}/tokenizer.json model.vocab_size=11",
+        "the tokenizer has 12 ids, the model only 11 rows for them.",
+        "model.vocab_size=12",
+        "tokenizer=file tokenizer.path={tmp}/tokenizer.json model.vocab_size=12",
+    ),
+    Case(
+        "model.vocab_unused",
+        "model.vocab_size=601",
+        "the tokenizer has 300 ids, so 301 of the 601 embedding rows are never trained.",
+        "tokenizer.vocab_size=601",
+        "model.vocab_size=600",
+        heals="tokenizer.vocab_size=601",
+    ),
+    Case(
+        "tokenizer.path",
+        "tokenizer=file",
+        "tokenizer=file needs the path of a tokenizer.json.",
+        "tokenizer.path=my/tokenizer.json",
+        "tokenizer=file tokenizer.path={tmp}/tokenizer.json",
+    ),
+    Case(
+        "tokenizer.path",
+        "tokenizer=file tokenizer.path={tmp}/absent.json",
+        "there is no file {tmp}/absent.json.",
+        "check the path; it is relative to where you are",
+        "tokenizer=file tokenizer.path={tmp}/tokenizer.json",
+    ),
+    Case(
+        "tokenizer.path",
+        "tokenizer=file tokenizer.path={tmp}/my.txt",
+        "{tmp}/my.txt is not a tokenizer.json of the tokenizers library.",
+        "give such a file",
+        "tokenizer=file tokenizer.path={tmp}/tokenizer.json",
+    ),
+    Case(
+        "objective.chunk_size_unused",
+        "objective.ce_chunk_size=8",
+        "objective.ce_chunk_size has no effect with objective.loss_fn=cross_entropy.",
+        "objective.loss_fn=chunked_cross_entropy",
+        "objective.ce_chunk_size=8 objective.loss_fn=chunked_cross_entropy",
+        heals="objective.loss_fn=chunked_cross_entropy",
+    ),
+    Case(
+        "train.global_batch_tokens",
+        "train.global_batch_tokens=100",
+        "train.global_batch_tokens (100) is not train.global_batch_size (3) * train.seq_len (32).",
+        "train.global_batch_tokens=128",
+        "train.global_batch_tokens=128",
+        heals="train.global_batch_tokens=128",
+    ),
+    Case(
+        "train.global_batch_tokens",
+        "train.global_batch_tokens=64 train.global_batch_size=4",
+        "train.global_batch_tokens (64) is not train.global_batch_size (4) * train.seq_len (32).",
+        "train.global_batch_tokens=128",
+        "train.global_batch_tokens=128 train.global_batch_size=4",
+        heals="train.global_batch_tokens=128",
+    ),
+    Case(
+        "train.global_batch_size",
+        "train.global_batch_size=7",
+        "train.global_batch_size (7) is not a multiple of train.batch_size (2) * 1 ranks = 2.",
+        "train.global_batch_size=8",
+        "train.global_batch_size=8",
+        heals="train.global_batch_size=8",
+    ),
+    Case(
+        "scheduler.warmup",
+        "scheduler.warmup_steps=100",
+        "warm-up (100 steps) does not end before train.max_steps (100).",
+        "scheduler.warmup_steps=10",
+        "scheduler.warmup_steps=99",
+        heals="scheduler.warmup_steps=10",
+    ),
+    Case(
+        "scheduler.horizon",
+        "scheduler.decay_steps=80",
+        "the schedule spans 90 steps and the run 100: the learning rate stays at the floor from there.",
+        "scheduler.decay_steps=null spans what is left of the run",
+        "scheduler.decay_steps=90",
+        heals="scheduler.decay_steps=null",
+    ),
+    Case(
+        "scheduler.horizon",
+        "scheduler=wsd scheduler.warmup_steps=10 scheduler.decay_steps=20 scheduler.stable_steps=80",
+        "the schedule spans 110 steps and the run 100: the learning rate never reaches its floor.",
+        "scheduler.decay_steps=null spans what is left of the run",
+        "scheduler=wsd scheduler.warmup_steps=10 scheduler.decay_steps=20 scheduler.stable_steps=70",
+        heals="scheduler.decay_steps=null",
+    ),
+    Case(
+        "eval.stop_needs_eval",
+        "eval=off eval.target=1.5",
+        "eval.target needs evaluation, and eval.enabled is false.",
+        "eval.enabled=true",
+        "eval.target=1.5",
+        heals="eval.enabled=true",
+    ),
+    Case(
+        "eval.stop_needs_eval",
+        "eval=off eval.patience=2",
+        "eval.patience needs evaluation, and eval.enabled is false.",
+        "eval.enabled=true",
+        "eval=off eval.patience=0",
+        heals="eval.enabled=true eval.interval=10",
+    ),
+    Case(
+        "eval.interval",
+        "eval.patience=2 eval.interval=100",
+        "eval.patience=2 never acts: the only evaluation is at the end (train.max_steps=100).",
+        "eval.interval=10",
+        "eval.patience=2 eval.interval=99",
+        heals="eval.interval=10",
+    ),
+    Case(
+        "checkpoint.pinned",
+        "checkpoint.async_mode=async_with_pinned_mem",
+        "page-locked memory needs a GPU; this run is on the CPU.",
+        "checkpoint.async_mode=async",
+        "checkpoint.async_mode=async_with_pinned_mem run.device=cuda",
+        gpus=1,
+        heals="checkpoint.async_mode=async",
+    ),
+    Case(
+        "checkpoint.load_path",
+        "checkpoint.load_path={tmp}/absent",
+        "there is no directory {tmp}/absent.",
+        "give a step_N directory, or a run directory that has checkpoints",
+        "checkpoint.load_path={tmp}",
+    ),
+    Case(
+        "checkpoint.exclude_unused",
+        "checkpoint.exclude_from_loading=[head]",
+        "checkpoint.exclude_from_loading has no effect without checkpoint.load_path.",
+        "checkpoint.load_path=...",
+        "checkpoint.exclude_from_loading=[head] checkpoint.load_path={tmp}",
+    ),
+    Case(
+        "profiling.window",
+        "profiling.start_step=8 profiling.end_step=8",
+        "profiling.end_step (8) must be greater than profiling.start_step (8).",
+        "profiling.end_step=11",
+        "profiling.start_step=8 profiling.end_step=9",
+        heals="profiling.end_step=11",
+    ),
+    Case(
+        "profiling.beyond",
+        "profiling=on profiling.end_step=101",
+        "the run ends at step 100, so the trace is cut there.",
+        "train.max_steps=101",
+        "profiling=on profiling.end_step=100",
+        heals="train.max_steps=101",
+    ),
+    Case(
+        "data.path",
+        "data=text",
+        "data=text needs the path of your text.",
+        "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'",
+        "data=text data.path={tmp}",
+    ),
+    Case(
+        "data.path",
+        "data=text data.path=\"'{tmp}/*.md'\"",
+        "there is no file or directory {tmp}/*.md, and as a glob it matches nothing.",
+        "check the path; it is relative to where you are",
+        "data=text data.path=\"'{tmp}/*.txt'\"",
+    ),
+    Case(
+        "run.device", "run.device=cuda", "no GPU can be used here (the test).", "run.device=cpu", "run.device=cpu", heals="run.device=cpu"
+    ),
+    Case(
+        "run.gpus",
+        "run.device=cuda run.num_processes=4",
+        "4 ranks (from run.num_processes) need 4 GPUs; there are 2 (the test).",
+        "a layout that fits, or run.device=cpu",
+        "run.device=cuda run.num_processes=2",
+        gpus=2,
+        heals="run.device=cpu",
+    ),
+    Case(
+        "run.inline",
+        "run.inline=true run.num_processes=2",
+        "2 ranks cannot share one process.",
+        "run.inline=false",
+        "run.inline=true",
+        heals="run.inline=false",
+    ),
+    Case(
+        "run.dir",
+        "run.dir={tmp}",
+        "{tmp} is not empty; a run directory holds one run.",
+        "give a new directory, or leave run.dir out",
+        "run.dir={tmp}/new",
+        heals="run.dir=null",
+    ),
+    Case("run.dir", "run.dir={tmp}/my.txt", "{tmp}/my.txt is a file.", "give a directory", "run.dir={tmp}/empty"),
+    Case(
+        "precision.fp16_cpu",
+        "precision=bf16",
+        "bf16 matrix products on a CPU without hardware for them are many times slower than fp32.",
+        "precision=auto",
+        "precision=bf16 run.device=cuda",
+        gpus=1,
+        heals="precision=auto",
+    ),
+    Case(
+        "target",
+        "optimizer._target_=os.system",
+        "os.system is not under forge., torch.optim., torch.nn. or a trusted prefix.",
+        "if you trust it: run.trust=[os.]",
+        "optimizer._target_=os.system run.trust=[os.]",
+        heals="run.trust=[os.]",
+    ),
+    Case(
+        "target",
+        "optimizer._target_=forge.optim.adamw.adamv",
+        "forge.optim.adamw has no 'adamv'.",
+        "did you mean forge.optim.adamw.adamw?",
+        "optimizer._target_=forge.optim.adamw.adamw",
+        heals="optimizer._target_=forge.optim.adamw.adamw",
+    ),
+]

@@ -1,0 +1,176 @@
+"""`_target_` to object: what may be built, how it is called, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from forge.config import schemas
+from forge.config.build import build, locate, signature_fault, takes_section
+from forge.config.errors import ConfigError
+from forge.config.field import Section, opt
+from forge.config.optimizer import AdamW
+from forge.config.target import ALLOWED, allowed, target_fault
+
+
+@dataclass(kw_only=True)
+class SGDSection(Section):
+    """A user's section for a class that knows nothing of forge."""
+
+    _target_: str = "torch.optim.SGD"
+    lr: float = opt(0.1, "learning rate", gt=0)
+    momentum: float = opt(0.9, "momentum", ge=0)
+
+
+class TakesSection:
+    def __init__(self, section: SGDSection, *, scale: int):
+        self.section, self.scale = section, scale
+
+
+def takes_no_section(lr: float, momentum: float, *, scale: int) -> tuple[float, float, int]:
+    return lr, momentum, scale
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package of the user's own: mypkg.parts."""
+    parts = types.ModuleType("mypkg.parts")
+    vars(parts).update(TakesSection=TakesSection, takes_no_section=takes_no_section, number=3)
+    monkeypatch.setitem(sys.modules, "mypkg", types.ModuleType("mypkg"))
+    monkeypatch.setitem(sys.modules, "mypkg.parts", parts)
+    return "mypkg.parts"
+
+
+def refusal(section: Section, **arguments) -> str:
+    with pytest.raises(ConfigError) as refused:
+        build(section, path="optimizer", **arguments)
+    (problem,) = refused.value.problems
+    assert problem.rule == "target"
+    return f"{problem.key} | {problem.what} | {problem.fix}"
+
+
+def test_a_class_that_knows_nothing_of_forge_gets_the_fields_as_keywords():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = build(SGDSection(lr=0.5), path="optimizer", params=[weight])
+    assert type(optimizer) is torch.optim.SGD
+    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.5, 0.9)
+    assert optimizer.param_groups[0]["params"] == [weight]
+
+
+def test_a_target_annotated_with_a_section_gets_it(mine: str):
+    section = SGDSection(_target_=f"{mine}.TakesSection")
+    built = build(section, trust=["mypkg."], scale=2)
+    assert (built.section, built.scale) == (section, 2)
+
+
+def test_a_function_gets_keywords(mine: str):
+    assert build(SGDSection(_target_=f"{mine}.takes_no_section"), trust=["mypkg"], scale=2) == (0.1, 0.9, 2)
+
+
+def test_runtime_arguments_that_a_target_does_not_take():
+    said = refusal(SGDSection(), params=[], mesh=None, rank=0)
+    assert said == "optimizer._target_=torch.optim.SGD | SGD does not take mesh, rank. | give the section the options that its target takes"
+
+
+def test_arguments_that_are_missing():
+    assert "| SGD also needs params. |" in refusal(SGDSection())
+
+
+def outside(target: str, package: str) -> str:
+    return f"{target} is not under forge., torch.optim., torch.nn. or a trusted prefix. | if you trust it: run.trust=[{package}.]"
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("os.system", outside("os.system", "os")),
+        ("torch.load", outside("torch.load", "torch")),
+        ("torch.optimizer.X", outside("torch.optimizer.X", "torch")),
+        ("forgery.x.Y", outside("forgery.x.Y", "forgery")),
+        ("adamw", "'adamw' is not the path of a class or function. | such as torch.optim.SGD"),
+        ("", "'' is not the path of a class or function. | such as torch.optim.SGD"),
+        ("forge.../../x", "'forge.../../x' is not the path of a class or function. | such as torch.optim.SGD"),
+        ("forge.optim.adamw.adamv", "forge.optim.adamw has no 'adamv'. | did you mean forge.optim.adamw.adamw?"),
+        ("forge.optim.adamw.zzz", "forge.optim.adamw has no 'zzz'. | it has adamw"),
+        ("forge.optim.adam.adamw", "there is no module forge.optim.adam. | check the path"),
+        ("forge.config.build.importlib.import_module", "there is no module forge.config.build.importlib. | check the path"),
+        ("torch.optim.SGDD", "torch.optim.SGDD cannot be imported: module 'torch.optim' has no attribute 'SGDD'. | check the path"),
+        ("torch.nn.nothing.X", "torch.nn.nothing.X cannot be imported: No module named 'torch.nn.nothing'. | check the path"),
+        ("torch.optim.lr_scheduler", "torch.optim.lr_scheduler is not a class or function. | check the path"),
+        (
+            "torch.optim.swa_utils.deepcopy",
+            "torch.optim.swa_utils.deepcopy is only an import of copy.deepcopy. | name it where it is defined",
+        ),
+        (
+            "torch.nn.modules.module.warnings.warn",
+            "torch.nn.modules.module.warnings.warn cannot be imported: No module named 'torch.nn.modules.module.warnings'; "
+            "'torch.nn.modules.module' is not a package. | check the path",
+        ),
+    ],
+)
+def test_targets_that_are_not_built(target: str, said: str):
+    assert refusal(SGDSection(_target_=target), params=[]) == f"optimizer._target_={target} | {said}"
+
+
+def test_nothing_is_imported_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "antigravity", raising=False)
+    refusal(SGDSection(_target_="antigravity.fly"))
+    assert "antigravity" not in sys.modules
+
+
+def test_a_value_is_not_a_target(mine: str):
+    assert "is not a class or function" in refusal(SGDSection(_target_=f"{mine}.number"), trust=["mypkg."])
+
+
+@pytest.mark.parametrize(
+    ("path", "trust", "legal"),
+    [
+        ("mypkg.x", ["mypkg"], True),
+        ("mypkg.x", ["mypkg."], True),
+        ("mypkg2.x", ["mypkg"], False),
+        ("mypkg.x", [], False),
+        ("forge.x", [], True),
+    ],
+)
+def test_the_allow_list(path: str, trust: list[str], legal: bool):
+    assert allowed(path, trust) is legal
+    assert ALLOWED == ("forge.", "torch.optim.", "torch.nn.")
+
+
+SCHEMAS = [(group, name, schema) for group, variants in schemas.SCHEMAS.items() for name, schema in variants.items()]
+
+
+@pytest.mark.parametrize(("group", "name", "schema"), SCHEMAS, ids=[f"{g}={n}" for g, n, _ in SCHEMAS])
+def test_the_target_of_every_schema_takes_it(group: str, name: str, schema: type[Section]):
+    target = locate(schema()._target_)  # type: ignore[attr-defined]
+    if takes_section(target):
+        first = next(iter(inspect.signature(target).parameters.values()))
+        annotated = inspect.get_annotations(target.__init__ if inspect.isclass(target) else target, eval_str=True)[first.name]
+        assert issubclass(schema, annotated), f"{group}={name} gives a {schema.__name__} to a {annotated.__name__}"
+    else:
+        fields = {f.name for f in dataclasses.fields(schema) if f.name != "_target_"}
+        fault = signature_fault(target, fields)
+        assert fault is None or " also needs " in fault
+
+
+def test_targets_found_without_importing_are_those_that_import():
+    for _, _, schema in SCHEMAS:
+        path = schema()._target_  # type: ignore[attr-defined]
+        assert target_fault(path) is None
+        assert callable(locate(path))
+
+
+def test_a_section_for_another_target_is_caught_before_it_is_called():
+    assert "does not take" in refusal(AdamW(_target_="torch.optim.SGD"), params=[])
+
+
+def test_signatures_that_take_anything():
+    assert signature_fault(lambda **anything: None, {"a", "b"}) is None
+    assert signature_fault(lambda *values, a=1: None, {"a"}) is None
+    assert signature_fault(lambda a, b=2: None, {"b"}) == ("test_signatures_that_take_anything.<locals>.<lambda> also needs a.")

@@ -1,0 +1,169 @@
+"""Every value that is worked out, with its reason."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+from refusing import SMALL, problems, resolved
+
+from forge.config import compose
+from forge.config.derive import DERIVATIONS, Derived, fit_epochs
+from forge.config.errors import ConfigError
+
+
+def derived(overrides: list[str], **where) -> dict[str, tuple[object, str]]:
+    return {d.key: (d.value, d.why) for d in resolved([*SMALL, *overrides], **where).derived}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value", "why"),
+    [
+        ("", "model.n_kv_heads", 4, "as many as model.n_heads"),
+        ("model.activation=silu", "model.gated_mlp", True, "model.activation=silu"),
+        ("model.activation=gelu", "model.gated_mlp", False, "model.activation=gelu"),
+        ("", "model.ffn_hidden_dim", 256, "256 * ceil(int(4 * 64 * 2/3 * 1) / 256)"),
+        ("run.device=auto", "run.device", "cpu", "0 GPUs: the test"),
+        ("", "precision.mixed_precision", "fp32", "run.device=cpu"),
+        ("", "run.num_processes", 1, "from the parallel degrees"),
+        ("parallel.dp_shard=-1", "run.num_processes", 1, "from a CPU"),
+        ("parallel.dp_shard=-1", "parallel.dp_shard", 1, "1 ranks / 1 of the other degrees"),
+        ("", "train.global_batch_size", 2, "2 a micro-batch * 1 micro-batches * 1 ranks"),
+        ("train.grad_accum_steps=3", "train.global_batch_size", 6, "2 a micro-batch * 3 micro-batches * 1 ranks"),
+        ("", "train.global_batch_tokens", 64, "2 sequences * 32 tokens"),
+        ("train.global_batch_size=10", "train.grad_accum_steps", 5, "10 sequences / (2 a micro-batch * 1 ranks)"),
+        ("train.global_batch_size=10", "train.global_batch_tokens", 320, "10 sequences * 32 tokens"),
+        ("train.global_batch_tokens=320", "train.global_batch_size", 10, "320 tokens / 32 a sequence"),
+        ("train.global_batch_tokens=320", "train.grad_accum_steps", 5, "10 sequences / (2 a micro-batch * 1 ranks)"),
+        ("", "scheduler.decay_steps", 90, "train.max_steps=100 - scheduler.warmup_steps=10"),
+        ("scheduler=linear scheduler.warmup_steps=100", "scheduler.decay_steps", 1, "train.max_steps=100 - scheduler.warmup_steps=100"),
+        ("scheduler=wsd scheduler.warmup_steps=10", "scheduler.decay_steps", 20, "a fifth of train.max_steps=100"),
+        (
+            "scheduler=wsd scheduler.warmup_steps=10",
+            "scheduler.stable_steps",
+            70,
+            "train.max_steps=100 - 10 of warm-up - 20 of decay",
+        ),
+        (
+            "scheduler=wsd scheduler.warmup_steps=10 scheduler.decay_steps=50",
+            "scheduler.stable_steps",
+            40,
+            "train.max_steps=100 - 10 of warm-up - 50 of decay",
+        ),
+        (
+            "scheduler=wsd scheduler.warmup_steps=10 scheduler.stable_steps=60",
+            "scheduler.decay_steps",
+            30,
+            "what warm-up and stable steps leave of train.max_steps=100",
+        ),
+        (
+            "scheduler=wsd scheduler.warmup_steps=90",
+            "scheduler.decay_steps",
+            10,
+            "what warm-up and stable steps leave of train.max_steps=100",
+        ),
+    ],
+)
+def test_a_derived_value_and_its_reason(overrides: str, key: str, value: object, why: str):
+    assert derived(overrides.split())[key] == (value, why)
+
+
+def test_what_is_given_is_not_worked_out():
+    given = ["model.n_kv_heads=2", "model.gated_mlp=false", "model.ffn_hidden_dim=96", "scheduler.decay_steps=90", "run.num_processes=1"]
+    given += ["precision=fp32", "train.global_batch_size=2", "train.global_batch_tokens=64"]
+    assert derived(given) == {}
+
+
+@pytest.mark.parametrize("dim", [64, 104, 256, 384, 768, 1000, 4096, 5120, 8192])
+@pytest.mark.parametrize("multiplier", [0.5, 1.0, 1.3])
+def test_the_feed_forward_width_is_kempnerforges(dim: int, multiplier: float):
+    wanted = 256 * math.ceil(int(4 * dim * 2 / 3 * multiplier) / 256)
+    config = resolved([*SMALL, f"model.dim={dim}", f"model.ffn_dim_multiplier={multiplier}"]).config
+    assert config.model.ffn_hidden_dim == wanted
+
+
+def test_published_widths():
+    assert [resolved([f"model={name}"]).config.model.ffn_hidden_dim for name in ("llama7b", "llama13b")] == [11008, 13824]
+
+
+def test_fsdp_takes_what_the_other_degrees_leave():
+    overrides = [*SMALL, "parallel.dp_shard=-1", "parallel.tp=2"]
+    found = {p.key: p for p in problems(overrides, world_size=8)}
+    assert set(found) == {"parallel.dp_shard=4", "parallel.tp=2"}
+    assert found["parallel.dp_shard=4"].where == "command line; worked out: 8 ranks / 2 of the other degrees"
+    assert {p.rule for p in found.values()} == {"parallel.single_device"}
+
+
+def test_the_arithmetic_of_a_layout_that_does_not_fit():
+    config = compose.config([*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.pp=3", "model.tie_embeddings=false"])
+    with pytest.raises(ConfigError) as refused:
+        config.validate(world_size=8)
+    assert "dp_replicate=1 * dp_shard=1 * tp=2 * pp=3 * cp=1 * ep=1 = 6, and there are 8 ranks (from the caller)." in str(refused.value)
+
+
+def test_every_rank_that_draws_its_own_data_counts():
+    overrides = [*SMALL, "parallel.dp_shard=2", "parallel.dp_replicate=3", "parallel.ep=5", "parallel.tp=2", "train.global_batch_size=59"]
+    (found,) = [p for p in problems(overrides, world_size=60) if p.rule == "train.global_batch_size"]
+    assert found.what == "train.global_batch_size (59) is not a multiple of train.batch_size (2) * 30 ranks = 60."
+    assert found.fix == "train.global_batch_size=60"
+
+
+def test_a_gpu_decides_device_and_format():
+    found = derived(["run.device=auto", "parallel.dp_shard=-1"], gpus=1)
+    assert found["run.device"] == ("cuda", "1 GPUs: the test")
+    assert found["precision.mixed_precision"] == ("bf16", "run.device=cuda")
+
+
+def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
+    found = derived(["data=text", "data.path=my.txt", "data.cache_dir='~/cache'"])
+    assert found["data.path"] == (str(tmp_path / "my.txt"), "from where the command was typed")
+    assert found["data.cache_dir"][0] == os.path.expanduser("~/cache")
+
+
+def epochs(overrides: list[str], samples: int):
+    resolution = resolved([*SMALL, "train.max_steps=1000", "scheduler.warmup_steps=10", *overrides])
+    config = resolution.config
+    config.thaw()
+    return config, fit_epochs(config, samples, {d.key for d in resolution.derived})
+
+
+def test_epochs_cut_the_run_once_the_number_of_samples_is_known():
+    config, found = epochs(["train.max_epochs=1.5", "train.batch_size=4"], samples=101)
+    steps = math.ceil(1.5 * 101 / 4)
+    assert config.train.max_steps == steps
+    assert found[0] == Derived(key="train.max_steps", value=steps, why="1.5 epochs * 101 sequences / 4 a step")
+    assert config.scheduler.decay_steps == steps - 10
+
+
+def test_a_decay_that_was_given_is_kept_and_wsd_is_split_again():
+    config, _ = epochs(["train.max_epochs=1", "scheduler.decay_steps=500"], samples=200)
+    assert (config.train.max_steps, config.scheduler.decay_steps) == (100, 500)
+    config, found = epochs(["scheduler=wsd", "scheduler.warmup_steps=10", "train.max_epochs=1"], samples=200)
+    assert (config.scheduler.decay_steps, config.scheduler.stable_steps) == (20, 70)
+    assert [d.key for d in found] == ["train.max_steps", "scheduler.decay_steps", "scheduler.stable_steps"]
+
+
+@pytest.mark.parametrize("limit", ["train.max_epochs=0", "train.max_epochs=10", "train.max_epochs=1e18"])
+def test_epochs_never_lengthen_a_run(limit: str):
+    config, found = epochs([limit], samples=200)
+    assert (config.train.max_steps, found) == (1000, [])
+
+
+def test_the_exact_end_of_an_epoch_is_not_a_cut():
+    assert epochs(["train.max_epochs=1"], samples=2000)[1] == []
+    assert epochs(["train.max_epochs=1"], samples=1998)[0].train.max_steps == 999
+
+
+def test_a_derivation_declares_what_it_writes():
+    declared = {key for derivation in DERIVATIONS for key in derivation.writes}
+    for overrides in (
+        [],
+        ["scheduler=wsd"],
+        ["train.global_batch_tokens=128"],
+        ["data.cache_dir=x", "parallel.dp_shard=-1", "run.device=auto"],
+    ):
+        assert set(derived(overrides)) <= declared

@@ -1,0 +1,147 @@
+"""The torch-free memory estimate against what torch holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import forge
+from forge.config.estimate import memory_by_part
+from forge.config.model import Decoder as DecoderConfig
+from forge.config.objective import Pretrain as PretrainConfig
+from forge.config.resolve import resolve
+from forge.config.root import Config
+from forge.models.decoder import Decoder
+from forge.objectives.chunked_cross_entropy import auto_chunk_size
+from forge.objectives.pretrain import Pretrain
+from forge.optim.adamw import adamw
+from forge.parallel.activation_checkpoint import recompute
+
+BATCH, SEQ = 2, 32
+SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 320, "max_seq_len": 64, "ffn_hidden_dim": 48, "tie_embeddings": False}
+GPT2 = {"activation": "gelu", "norm_type": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True}
+
+
+class Live(TorchDispatchMode):
+    """Bytes of the storages that operations made in here and that are still there, and the most there were at once."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.models_own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self.models_own:
+                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.peak = max(self.peak, self.bytes())
+        return result
+
+    def bytes(self) -> int:
+        self.made = {key: (ref, size) for key, (ref, size) in self.made.items() if not ref.expired()}
+        return sum(size for _, size in self.made.values())
+
+
+@pytest.fixture
+def config() -> Callable[..., Config]:
+    def make(*overrides: str, **model: Any) -> Config:
+        sizes = [f"model.{key}={value}" for key, value in (SIZES | model).items()]
+        small = ["tokenizer.vocab_size=300", f"train.batch_size={BATCH}", f"train.seq_len={SEQ}", "run.device=cpu"]
+        return resolve(forge.compose([*sizes, *small, *overrides])).config
+
+    return make
+
+
+def test_weights_gradients_and_optimizer_state_are_exact(config: Callable[..., Config]) -> None:
+    chosen = config()
+    assert isinstance(chosen.model, DecoderConfig)
+    model = Decoder(chosen.model)
+    optimizer = adamw(chosen.optimizer, model=model)  # type: ignore[arg-type]
+    model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
+    optimizer.step()
+    parts = memory_by_part(chosen)
+    assert parts["weights (fp32)"] == sum(p.nbytes for p in model.parameters())
+    assert parts["gradients (fp32)"] == sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    moments = [v for state in optimizer.state.values() for key, v in state.items() if key != "step"]
+    assert parts["optimizer state (fp32)"] == sum(v.nbytes for v in moments)
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16"])
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n_kv_heads": 2},
+        {"activation": "gelu"},
+        {"activation": "relu", "gated_mlp": True},
+        {"activation": "relu2"},
+        {"qk_norm": True},
+        {"qk_norm": True, "norm_type": "layernorm", "n_kv_heads": 1},
+        GPT2,
+    ],
+    ids=str,
+)
+def test_activations_are_what_forward_leaves_alive(config: Callable[..., Config], options: dict[str, Any], mode: str, format: str) -> None:
+    """Every storage made in forward that is alive when it has returned, weights' copies apart; within 1 %."""
+    chosen = config(f"train.activation_checkpointing={mode}", f"precision={format}", **options)
+    assert isinstance(chosen.model, DecoderConfig)
+    model = Decoder(chosen.model)
+    recompute(model, mode)
+    tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+    with Live(model) as live:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=format == "bf16"):
+            kept = model(tokens)
+        held = live.bytes() - kept.nbytes
+    parts = memory_by_part(chosen)
+    copies = parts.get("weights (16 bit copies)", 0)
+    # A recomputed block copies its weights anew; with the output head, which is none, its own stays.
+    alive = copies if mode == "none" else 2 * chosen.model.vocab_size * chosen.model.dim * (format == "bf16")
+    assert held - alive == pytest.approx(parts["activations"], rel=0.01)
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("loss", "z_loss_weight", "chunk"),
+    [("cross_entropy", 0.0, 0), ("cross_entropy", 1e-4, 0), ("chunked_cross_entropy", 0.0, 64), ("chunked_cross_entropy", 1e-4, 0)],
+)
+def test_logits_are_the_peak_of_the_loss(config: Callable[..., Config], loss: str, z_loss_weight: float, chunk: int, format: str) -> None:
+    objective = (f"objective.loss_fn={loss}", f"objective.z_loss_weight={z_loss_weight}", f"objective.ce_chunk_size={chunk}")
+    chosen = config(*objective, f"precision={format}", dim=8, vocab_size=2048, n_heads=2)
+    head = Head(vocab=2048, dim=8)
+    section = PretrainConfig(loss_fn=loss, z_loss_weight=z_loss_weight, ce_chunk_size=chunk)
+    zeros = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+    with Live(head) as live, torch.autocast("cpu", dtype=torch.bfloat16, enabled=format == "bf16"):
+        Pretrain(section)(head, SimpleNamespace(tokens=zeros, targets=zeros)).total.backward()  # type: ignore[arg-type]
+    assert memory_by_part(chosen)["logits"] == pytest.approx(live.peak, rel=0.25)
+
+
+class Head(torch.nn.Module):
+    """An output head over hidden states that are there already."""
+
+    def __init__(self, *, vocab: int, dim: int) -> None:
+        super().__init__()
+        self.output_weight = torch.nn.Parameter(torch.randn(vocab, dim))
+        self.states = torch.nn.Parameter(torch.randn(BATCH, SEQ, dim))
+
+    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.states
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(self.states, self.output_weight)
+
+
+@pytest.mark.parametrize(("vocab", "dim"), [(320, 32), (32000, 4096), (128256, 256), (128256, 8192)])
+def test_the_chunk_is_that_of_the_loss(config: Callable[..., Config], vocab: int, dim: int) -> None:
+    chosen = config("objective.loss_fn=chunked_cross_entropy", "train.batch_size=512", vocab_size=vocab, dim=dim)
+    rows, tokens = auto_chunk_size(vocab=vocab, dim=dim), 512 * SEQ
+    assert memory_by_part(chosen)["logits"] == 4 * vocab * rows + 4 * dim * (tokens + vocab)

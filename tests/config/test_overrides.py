@@ -1,0 +1,216 @@
+"""What a user may type, and what is said of everything else: one problem each, in these words."""
+
+from __future__ import annotations
+
+import pytest
+from refusing import only, problems, resolved
+
+from forge.config import compose
+from forge.config.errors import ConfigError
+from forge.config.grammar import read
+
+KEYS = "group=option or key=value, such as model=small or optimizer.lr=1e-3"
+MODELS = "gpt2, llama13b, llama3_70b, llama3_8b, llama70b, llama7b, small, tiny"
+
+
+def unread(value: str) -> str:
+    return f"the value {value} cannot be read: a bracket or quote is left open, or a sign in it needs quotes."
+
+
+def no_key(name: str) -> str:
+    return f"'{name}' is no key: a key is made of letters a-z, digits, _ and dots."
+
+
+ADAMW = "its options: lr, weight_decay, decay_embeddings, betas, eps, fused"
+NO_SWEEP = "has several values, and this is not a sweep."
+INTERPOLATION = "name an existing key in ${...}"
+SAID = [
+    # the grammar
+    ("foo", "this is not key=value.", "write foo=..."),
+    ("train.max_steps", "this is not key=value.", "write train.max_steps=..."),
+    ("model/tiny", "this is not key=value.", "write model/tiny=..."),
+    ("", "this is not key=value.", KEYS),
+    ("~", "this is not key=value.", KEYS),
+    ("=1", no_key(""), KEYS),
+    ("a b=1", no_key("a b"), KEYS),
+    ("größe=1", no_key("größe"), KEYS),
+    ("train..max_steps=5", no_key("train..max_steps"), KEYS),
+    ("train.=5", no_key("train."), KEYS),
+    ("train.max_steps:5", "this is not key=value.", KEYS),
+    ("optimizer.betas=[1", unread("[1"), "to give it as a text: 'optimizer.betas=\"[1\"'"),
+    ("run.name=ü", unread("ü"), "to give it as a text: 'run.name=\"ü\"'"),
+    ('run.name=a"b', unread('a"b'), 'to give it as a text: \'run.name="a\\"b"\''),
+    ("run.name=~/x", unread("~/x"), "to give it as a text: 'run.name=\"~/x\"'"),
+    ("train.max_steps==5", unread("=5"), "to give it as a text: 'train.max_steps=\"=5\"'"),
+    ("seed=${", unread("${"), "to give it as a text: 'seed=\"${\"'"),
+    ("seed=int(abc)", unread("int(abc)"), "to give it as a text: 'seed=\"int(abc)\"'"),
+    ("optimizer.betas[0]=0.5", "a list is given as a whole.", "optimizer.betas=[...]"),
+    # groups
+    ("model=lama7b", "there is no model named 'lama7b'.", "did you mean model=llama7b, model=llama70b or model=llama3_70b?"),
+    ("optimizer=nope", "there is no optimizer named 'nope'.", "options: adamw"),
+    ("train=1", "there is no train named '1'.", "options: long, quick"),
+    ("model=null", "there is no model named 'null'.", f"options: {MODELS}"),
+    ("model=", "there is no model named ''.", f"options: {MODELS}"),
+    ("model=true", "there is no model named 'True'.", f"options: {MODELS}"),
+    ("precision=fp8", "there is no precision named 'fp8'.", "options: auto, bf16, fp16, fp32"),
+    ("model=[tiny,small]", "model takes one option.", "choose one"),
+    ("model=tiny,small", f"model {NO_SWEEP}", "choose one"),
+    ("model=glob(*)", f"model {NO_SWEEP}", "choose one"),
+    ("~model", "the group model cannot be removed.", f"choose one: {MODELS}"),
+    ("~model=tiny", "the group model cannot be removed.", f"choose one: {MODELS}"),
+    ("model={dim: 3}", "model is chosen by name; its values are set one by one.", "write model.dim=3"),
+    ("model={dimm: 3}", "model is chosen by name; its values are set one by one.", "write model.dimm=3"),
+    ("train={}", "train is chosen by name; its values are set one by one.", "choose one: long, quick"),
+    ("model@x=tiny", "model has one place in the config.", "write model=tiny"),
+    ("+model@x=tiny", "model has one place in the config.", "write model=tiny"),
+    ("schema=config", "there is no group or option 'schema'.", "python -m forge.train --help lists them"),
+    (
+        "+schema/model=decoder",
+        "there is no group 'schema/model', and options are written with dots.",
+        "python -m forge.train --help lists them",
+    ),
+    ("debug.x=1", "debug is a group without options of its own.", "choose one of its files: debug=..."),
+    # keys
+    ("optimizer.lrr=1", "AdamW has no option 'lrr'.", "did you mean optimizer.lr=1?"),
+    ("modl.dim=3", "there is no group or option 'modl'.", "did you mean model.dim=3?"),
+    ("modle=tiny", "there is no group or option 'modle'.", "did you mean model=tiny?"),
+    ("sead=3", "there is no group or option 'sead'.", "did you mean seed=3?"),
+    ("warmup=3", "there is no group or option 'warmup'.", "python -m forge.train --help lists them"),
+    ("train.warmup_steps=3", "Train has no option 'warmup_steps'.", "did you mean scheduler.warmup_steps=3?"),
+    ("seed.x=1", "seed is a value and has nothing below it.", "did you mean seed=1?"),
+    ("optimizer.betas.0=0.5", "optimizer.betas is a list, and is given as a whole.", "optimizer.betas=[...]"),
+    ("optimizer/lr=1", "there is no group 'optimizer/lr', and options are written with dots.", "did you mean optimizer.lr=1?"),
+    ("seed@foo=3", "only a group takes @.", "write seed=3"),
+    (
+        "data.path=x",
+        "PythonSource has no option 'path'. It belongs to data=text.",
+        "choose one of these, or leave it out",
+    ),
+    ("+optimizer.foo=1", "AdamW has no option 'foo'.", ADAMW),
+    ("++optimizer.foo=1", "AdamW has no option 'foo'.", ADAMW),
+    ("+optimizer.lr=1", "optimizer.lr exists; + is for what does not.", "write optimizer.lr=1"),
+    ("~optimizer.lr", "an option cannot be removed.", "give it a value: optimizer.lr=..."),
+    ("~optimizer.lrr", "AdamW has no option 'lrr'.", "did you mean optimizer.lr?"),
+    ("+experiment.lr=1", "experiment is a group without options of its own.", "choose one of its files: experiment=..."),
+    # keys of the seeds
+    ("trainer.learning_rate=1", "there is no group or option 'trainer'.", "xaytune's trainer.learning_rate is optimizer.lr here"),
+    ("distributed.tp=4", "there is no group or option 'distributed'.", "KempnerForge's distributed.tp is parallel.tp here"),
+    ("model.num_experts=8", "Decoder has no option 'num_experts'.", "KempnerForge's model.num_experts comes later (mixture of experts)"),
+    ("base_emb_dim=8", "there is no group or option 'base_emb_dim'.", "MaxText's base_emb_dim is model.dim here"),
+    # values
+    ("seed=abc", "seed is an integer; 'abc' is not.", ""),
+    ("seed=1.5", "seed is an integer; '1.5' is not.", ""),
+    ("seed=true", "seed is an integer; 'true' is not.", ""),
+    ("seed=null", "seed cannot be null; it is an integer.", ""),
+    ("optimizer.lr=null", "optimizer.lr cannot be null; it is a number.", ""),
+    ("optimizer.lr=fast", "optimizer.lr is a number; 'fast' is not.", ""),
+    ("run.inline=maybe", "run.inline is true or false; 'maybe' is not.", ""),
+    ("run.trust=os.", "run.trust is a list; 'os.' is not.", ""),
+    ("train.max_steps=1e400", "train.max_steps is an integer; '1e400' is not.", ""),
+    ("optimizer.lr=1e400", "optimizer.lr must be finite.", ""),
+    ("optimizer.lr=nan", "optimizer.lr must be finite.", ""),
+    ("run.name=[a]", "'[a]' does not fit run.name: Cannot convert 'list' to string: '['a']'", ""),
+    ("optimizer.betas={a: 1}", "'{a: 1}' does not fit optimizer.betas: Cannot merge DictConfig with ListConfig", ""),
+    ("eval.sample_prompts=[[a]]", "eval.sample_prompts must be a list of texts.", ""),
+    ("optimizer.lr=1,2", f"optimizer.lr {NO_SWEEP}", "one value; optimizer.lr=[1,2] for a list; quotes for a text"),
+    ("seed=range(1,5)", f"seed {NO_SWEEP}", "one value; seed=[range(1,5)] for a list; quotes for a text"),
+    ("run.name=???", "a value is missing.", "give one: run.name=..."),
+    ("optimizer.betas=[???,0.9]", "a value is missing.", "give one: optimizer.betas=..."),
+    ("optimizer.lr=${nokey.x}", "its interpolation fails: Interpolation key 'nokey.x' not found.", INTERPOLATION),
+    ("optimizer.betas=['${nokey}',0.9]", "its interpolation fails: Interpolation key 'nokey' not found.", INTERPOLATION),
+    ("seed=${seed}", "its interpolation fails: Recursive interpolation detected.", INTERPOLATION),
+    ("seed=${nope:1}", "its interpolation fails: Unsupported interpolation type nope.", INTERPOLATION),
+    # Hydra's own
+    ("hydra.run.dir=x", "forge makes its own run directory.", "write run.dir=x"),
+    ("hydra.job.name=x", "forge makes its own run directory.", "write run.name=x"),
+    ("hydra/launcher=basic", "Hydra's own settings have no effect on a run of forge.", "of hydra.*, forge reads hydra.searchpath"),
+    ("hydra.verbose=true", "Hydra's own settings have no effect on a run of forge.", "of hydra.*, forge reads hydra.searchpath"),
+    ("~hydra.searchpath", "hydra.searchpath is a list of directories.", "hydra.searchpath=[my/conf]"),
+    ("hydra.searchpath=conf", "hydra.searchpath is a list of directories.", "hydra.searchpath=[my/conf]"),
+    ("hydra.searchpath=[/nonexistent]", "there is no directory or package /nonexistent.", "give an existing one"),
+    ("hydra.searchpath=[pkg://nope.conf]", "there is no directory or package nope.conf.", "give an existing one"),
+    ("hydra.searchpath=[s3://x]", "s3://x is neither a directory nor a package.", "hydra.searchpath=[my/conf] or [pkg://my.conf]"),
+]
+
+
+@pytest.mark.parametrize(("typed", "what", "fix"), SAID, ids=[typed or "nothing" for typed, *_ in SAID])
+def test_what_is_said(typed: str, what: str, fix: str):
+    found = only([typed])
+    assert (found.what, found.fix) == (what, fix)
+    assert found.where == "command line"
+
+
+WORKS = [
+    ("++optimizer.lr=0.5", "optimizer", "lr", 0.5),
+    ("+model=small", "model", "dim", 512),
+    ("++model=small", "model", "dim", 512),
+    ("train.max_steps=1e5", "train", "max_steps", 100_000),
+    ("train.max_steps=1_000", "train", "max_steps", 1000),
+    ("optimizer.lr='0.5'", "optimizer", "lr", 0.5),
+    ("optimizer.lr=1", "optimizer", "lr", 1.0),
+    ("model.n_kv_heads=null", "model", "n_kv_heads", 4),
+    ("optimizer.betas=[0,0.5]", "optimizer", "betas", (0.0, 0.5)),
+    ("run.name=1.50", "run", "name", "1.50"),
+    ('run.name="ü = [x"', "run", "name", "ü = [x"),
+    ("run.name=${run.device}", "run", "name", "auto"),
+    ("eval.sample_prompts=[]", "eval", "sample_prompts", ()),
+    ("experiment=[wsd]", "scheduler", "wsd_decay_type", "sqrt"),
+    ("hydra.searchpath=[]", "model", "dim", 256),
+]
+
+
+@pytest.mark.parametrize(("typed", "section", "name", "value"), WORKS, ids=[typed for typed, *_ in WORKS])
+def test_what_works(typed: str, section: str, name: str, value: object):
+    small = ["model.n_heads=4", "model.dim=256"] if section == "model" and "small" not in typed else []
+    found = getattr(getattr(resolved([*small, typed]).config, section), name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_the_last_value_wins():
+    assert resolved(["train.max_steps=5", "train.max_steps=7"]).config.train.max_steps == 7
+    assert resolved(["model=llama7b", "model=small"]).config.model.dim == 512
+
+
+def test_a_wrong_value_is_reported_though_a_right_one_follows():
+    assert only(["train.max_steps=abc", "train.max_steps=7"]).key == "train.max_steps=abc"
+
+
+def test_an_optional_group_can_be_switched_off_again():
+    plain, both = resolved().config, resolved(["experiment=wsd", "debug=fast", "debug=null", "experiment=null"]).config
+    assert both == plain
+    assert resolved(["experiment=null", "experiment=wsd"]).config.scheduler != plain.scheduler
+
+
+@pytest.mark.parametrize("typed", ["run.name=ü", "run.name=a b(", 'run.name=a"b\\', "data.path=~/my text.txt", "run.name=a,b"])
+def test_the_quotes_that_are_advised_work(typed: str):
+    key, _, value = typed.partition("=")
+    fix = getattr(read(typed), "fix", f"'{key}=\"{value}\"'")
+    advised = read(fix.rpartition("text: ")[2].strip("'"))
+    assert getattr(advised, "value", str)() == value
+
+
+def test_a_problem_is_not_reported_twice():
+    assert [p.key for p in problems(["run.num_processes=0"])] == ["run.num_processes=0"]
+    assert [p.key for p in problems(["data=text", "data.path=[a]"])] == ["data.path=[a]"]
+    assert [p.key for p in problems(["scheduler.warmup_steps=-1", "scheduler.decay_steps=x"])] == [
+        "scheduler.warmup_steps=-1",
+        "scheduler.decay_steps=x",
+    ]
+
+
+def test_problems_come_in_the_order_they_were_typed():
+    typed = ["train.seq_len=9999", "optimizer.lrr=1", "model=lama7b", "train.batch_size=0", "foo", "seed=abc"]
+    assert [p.key for p in problems(typed)] == typed
+
+
+def test_a_text_instead_of_a_list_of_overrides():
+    with pytest.raises(ConfigError, match="overrides come as a list of texts") as refused:
+        compose.config("model=tiny")
+    assert "compose(['model=tiny'])" in str(refused.value)
+
+
+def test_absurdly_long_input_is_refused_as_any_other():
+    assert only([f"{'x' * 5000}=1"]).what.startswith("there is no group or option 'xxx")
+    assert only(["data=text", f"data.path={'x' * 5000}"]).what.endswith("and as a glob it matches nothing.")
+    assert only([f"run.dir={'x' * 300}/y{chr(0)}"]) is not None

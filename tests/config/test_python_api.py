@@ -1,0 +1,160 @@
+"""forge from Python: compose, validate, train; every refusal is a ConfigError, which is a ValueError."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from refusing import SMALL
+
+import forge
+from forge.config.errors import ConfigError, Problem, closest, did_you_mean, render
+from forge.config.root import Config
+from forge.launch import directory, local
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Run directories that a worker was started for; it ends at once, with a result."""
+    seen: list[Path] = []
+
+    def start(run_dir: Path) -> int:
+        seen.append(run_dir)
+        directory.write_json(
+            run_dir / "result.json", {"status": "finished", "reason": "max_steps", "step": 7, "metrics": {"eval/loss": 2.5}}
+        )
+        return 0
+
+    monkeypatch.setattr(local, "start", start)
+    monkeypatch.chdir(tmp_path)
+    return seen
+
+
+def test_compose_gives_a_typed_config_that_can_be_changed():
+    config = forge.compose(["model=llama7b", "train.max_steps=5"])
+    assert isinstance(config, Config)
+    assert (config.model.num_params_estimate, config.train.max_steps) == (6_738_415_616, 5)  # type: ignore[attr-defined]
+    config.train.max_steps = 9
+    assert config.validate().config.train.max_steps == 9
+
+
+def test_a_config_changed_in_python_is_checked():
+    config = forge.compose()
+    config.train.seq_len, config.optimizer.lr = 10**6, -1.0
+    with pytest.raises(ValueError, match="2 problems") as refused:
+        config.validate()
+    assert isinstance(refused.value, ConfigError)
+    assert [p.option for p in refused.value.problems] == ["optimizer.lr", "train.seq_len"]
+
+
+def test_compose_refuses_with_every_problem():
+    with pytest.raises(ValueError, match="2 problems") as refused:
+        forge.compose(["optimizer.lrr=1", "model=lama7b"])
+    assert isinstance(refused.value, forge.ConfigError)
+    assert {p.key for p in refused.value.problems} == {"optimizer.lrr=1", "model=lama7b"}
+
+
+def test_compose_takes_the_users_folders(write):
+    folder = write("experiment/mine.yaml", "# @package _global_\nseed: 9\n")
+    assert forge.compose(["experiment=mine"], config_dirs=[folder]).seed == 9
+
+
+def test_validate_says_what_was_worked_out_and_where_it_would_run():
+    resolution = forge.compose([*SMALL, "scheduler.warmup_steps=100"]).validate(world_size=1)
+    assert (resolution.world.size, resolution.world.source, resolution.world.device) == (1, "the caller", "cpu")
+    assert "train.global_batch_size" in {d.key for d in resolution.derived}
+    assert [w.rule for w in resolution.warnings] == ["scheduler.warmup"]
+    with pytest.raises(ConfigError, match="there are 4 ranks"):
+        forge.compose(SMALL).validate(world_size=4)
+
+
+@pytest.mark.parametrize("resolve_first", [False, True])
+def test_train_starts_a_worker_and_gives_its_result(resolve_first: bool, started: list[Path], tmp_path: Path):
+    config = forge.compose([*SMALL, "run.name=mine"])
+    result = forge.train(config.validate().config if resolve_first else config)
+    assert started == [result.run_dir]
+    assert result.run_dir.parent == tmp_path / "runs"
+    assert "_mine_" in result.run_dir.name
+    assert (result.status, result.step, result.metrics) == ("finished", 7, {"eval/loss": 2.5})
+    assert yaml.safe_load((result.run_dir / "overrides.json").read_text()) == [*SMALL, "run.name=mine"]
+
+
+def test_train_refuses_before_anything_is_made(started: list[Path], tmp_path: Path):
+    config = forge.compose()
+    config.train.seq_len = 10**6
+    with pytest.raises(ConfigError):
+        forge.train(config)
+    assert (started, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_a_run_that_fails(started: list[Path], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "start", lambda run_dir: 1)
+    with pytest.raises(RuntimeError, match=r"the run failed with exit code 1; see .*/error\.json"):
+        forge.train(forge.compose())
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import forge",
+        "import forge.train",
+        "import forge\nimport forge.train",
+        "from forge import train, compose\nimport forge",
+        "import forge.train as t\nimport forge",
+    ],
+)
+def test_train_is_callable_however_it_was_imported(imports: str, tmp_path: Path):
+    code = f"""
+{imports}
+from forge.launch import local
+local.start = lambda run_dir: 3
+try:
+    forge.train(forge.compose())
+except RuntimeError as error:
+    print(error)
+assert forge.train.main(['--help']) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.startswith("the run failed with exit code 3; see "), done.stderr
+
+
+def test_the_package_says_what_it_has():
+    assert forge.train is importlib.import_module("forge.train")
+    assert set(forge.__all__) == {"ConfigError", "compose", "train"}
+    with pytest.raises(AttributeError, match="module 'forge' has no attribute 'trian'"):
+        forge.trian  # noqa: B018  # type: ignore[attr-defined]
+
+
+def test_an_error_reads_as_the_terminal_shows_it():
+    problems = [Problem(key="a.b=1", what="No.", fix="yes", where="here"), Problem(key="c", what="Neither.")]
+    error = ConfigError(problems)
+    assert str(error) == render(problems)
+    assert str(error) == "2 problems; nothing was started or written.\n  1. a.b=1   [here]\n     No.\n     -> yes\n  2. c\n     Neither."
+
+
+def test_what_was_meant():
+    assert closest("lrr", ["lr", "eps", "lr"]) == ["lr"]
+    assert closest("zzz", ["lr"]) == []
+    assert [did_you_mean(m) for m in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "",
+        "did you mean a?",
+        "did you mean a or b?",
+        "did you mean a, b or c?",
+    ]
+
+
+@pytest.mark.parametrize(("key", "option"), [("+a.b=1", "a.b"), ("~a", "a"), ("a.b[1]=2", "a.b"), ("a=b=c", "a")])
+def test_the_option_of_a_problem(key: str, option: str):
+    assert Problem(key=key, what="").option == option
+
+
+def test_a_refusal_survives_another_process():
+    error = ConfigError([Problem(key="a", what="b")])
+    again = pickle.loads(pickle.dumps(error))
+    assert again.problems == error.problems
+    assert str(again) == str(error)

@@ -1,0 +1,150 @@
+"""Nothing is accepted and ignored: every option is read by some code, and a second legal value of it composes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from refusing import SMALL, problems, resolved
+
+from forge.config import schemas
+from forge.config.field import default_of
+from forge.config.schemas import walk_options
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = sorted({key for key, *_ in walk_options()})
+NO_EFFECT_ON_ONE_RANK = {"parallel.pp_schedule", "parallel.nccl_timeout_sec", "parallel.backend", "train.nccl_health_check_interval"}
+REFUSED_ABOVE_ONE = {"parallel.tp", "parallel.pp", "parallel.cp"}
+SCHEMA_FILES = {f"{group}.py" for group in schemas.sections()} | {"root.py"}
+
+
+@cache
+def reads() -> dict[tuple[str, str], set[str]]:
+    """(owner, name) of every attribute that code loads, with the files; `config.train.seq_len` is (train, seq_len).
+
+    A section passed on as `section` or `schedule` counts for the groups whose config module the file imports.
+    """
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for file in [*ROOT.glob("forge/**/*.py"), *ROOT.glob("launch/*.py")]:
+        if file.parent.name == "config" and (file.name in SCHEMA_FILES or file.name.startswith("rules")):
+            continue
+        tree = ast.parse(file.read_text())
+        modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        groups = [group for group in schemas.sections() if f"forge.config.{group}" in modules]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                value = node.value
+                owner = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
+                for name in [owner, *(groups if owner in ("section", "schedule") else [])]:
+                    found[name, node.attr].add(str(file.relative_to(ROOT)))
+    return found
+
+
+@pytest.mark.parametrize("key", [key for key in OPTIONS if not key.endswith("._target_")])
+def test_every_option_has_a_reader(key: str):
+    group, _, name = key.rpartition(".")
+    files = reads()[group or "config", name]
+    if key in NO_EFFECT_ON_ONE_RANK:
+        warned = problems([*SMALL, f"{key}={as_text(second(key))}"])
+        assert [p.rule for p in warned] == ["parallel.no_effect"]
+    elif key in REFUSED_ABOVE_ONE:
+        assert "parallel.single_device" in [p.rule for p in problems([*SMALL, f"{key}=2"])]
+    else:
+        assert files, f"no code reads {key}"
+
+
+def test_targets_are_read_by_build():
+    assert "forge/config/build.py" in reads()["section", "_target_"]
+
+
+def test_exceptions_are_options_without_another_reader():
+    for key in NO_EFFECT_ON_ONE_RANK | REFUSED_ABOVE_ONE:
+        assert not reads()[tuple(key.split("."))], f"{key} has a reader now: take it from the list"  # type: ignore[index]
+
+
+FIELDS = [(key, name, field) for key, name, _, field in walk_options() if field.name != "_target_"]
+WITH = {
+    "model.dim": "128",
+    "train.seq_len": "64",
+    "precision.mixed_precision": "fp16",
+    "model.n_kv_heads": "2",
+    "model.n_heads": "2",
+    "model.ffn_hidden_dim": "96",
+    "model.max_seq_len": "64",
+    "model.vocab_size": "301",
+    "tokenizer.vocab_size": "299",
+    "train.global_batch_size": "4",
+    "train.global_batch_tokens": "128",
+    "train.max_steps": "99",
+    "run.num_processes": "1",
+    "checkpoint.async_mode": "async",
+    "scheduler.decay_steps": "50",
+    "scheduler.stable_steps": "50",
+    "optimizer.betas": "[0.8,0.99]",
+    "profiling.end_step": "9",
+    "profiling.start_step": "4",
+    "run.device": "cpu",
+}
+"""Second values where another rule narrows what is legal."""
+
+
+@pytest.mark.parametrize(("key", "variant", "field"), FIELDS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasses.Field, tmp_path: Path):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    group = key.rpartition(".")[0]
+    needs = {
+        "text": ["data=text", f"data.path={tmp_path / 'a.txt'}"],
+        "file": ["tokenizer=file", f"tokenizer.path={tmp_path / 't.json'}", "model.vocab_size=2"],
+    }
+    choice = needs.get(variant, [f"{group}={variant}"] if variant in choices(group) else [])
+    small = [text for text in SMALL if not text.startswith(f"{group}.") or group in ("model", "train", "run") or variant == "bpe"]
+    small = [text for text in small if variant != "file" or not text.startswith(("tokenizer.", "model.vocab_size"))]
+    value = paths(tmp_path).get(key) or WITH.get(key) or as_text(second(key))
+    if key in REFUSED_ABOVE_ONE | {"parallel.dp_replicate", "parallel.dp_shard", "parallel.ep"}:
+        assert f"parallel.single_device {key}" in [f"{p.rule} {p.option}" for p in problems([*small, f"{key}=2"])]
+        return
+    config = resolved([*small, *choice, f"{key}={value}"]).config
+    section = getattr(config, group) if group else config
+    wanted = yaml.safe_load(value)
+    assert getattr(section, field.name) == (tuple(wanted) if isinstance(wanted, list) else wanted)
+
+
+def choices(group: str) -> dict:
+    return schemas.SCHEMAS.get(group, {}) if group != "model" else {}
+
+
+def paths(folder: Path) -> dict[str, str]:
+    """Second values of options that must exist on disk."""
+    (folder / "b.txt").write_text("b")
+    (folder / "u.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    return {"data.path": str(folder / "b.txt"), "tokenizer.path": str(folder / "u.json"), "checkpoint.load_path": str(folder)} | {
+        key: str(folder / "new") for key in ("run.dir", "data.cache_dir")
+    }
+
+
+def second(key: str) -> object:
+    """A legal value of an option other than its default, from its type, bounds and choices."""
+    field = next(field for other, _, _, field in walk_options() if other == key)
+    default, kind = default_of(field), str(field.type)
+    if field.metadata["choices"]:
+        return next(choice for choice in field.metadata["choices"] if choice != default)
+    if "bool" in kind:
+        return not default
+    if "list[str]" in kind:
+        return ["another"]
+    if "str" in kind:
+        return "another"
+    bounds = field.metadata["bounds"]
+    below = bounds.get("lt", bounds.get("le"))
+    number = ((default or 0) + below) / 2 if below is not None else (default or 0) + 1
+    return int(number) if "int" in kind else number
+
+
+def as_text(value: object) -> str:
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value).replace("'", "")  # type: ignore[call-overload]

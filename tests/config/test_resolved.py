@@ -1,0 +1,115 @@
+"""A resolved config: frozen, plain, pickled, copied, and the same when it is resolved again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+from omegaconf import OmegaConf
+from refusing import SMALL, problems, resolved
+
+from forge.config import compose
+from forge.config.field import Section
+from forge.config.library import Library
+from forge.config.resolve import resolve
+
+VARIED = [
+    [],
+    ["scheduler=wsd", "eval.sample_prompts=[a,b]", "run.trust=[mypkg.]"],
+    ["scheduler=none", "precision=fp32", "train.global_batch_tokens=4096"],
+    ["parallel.dp_shard=-1", "model=llama3_8b", "optimizer.betas=[0.8,0.9]"],
+]
+
+
+def sections(config: Section):
+    yield config
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, Section):
+            yield from sections(value)
+
+
+def test_every_section_is_read_only():
+    config = resolved().config
+    assert len(list(sections(config))) == 15
+    for section in sections(config):
+        assert section.frozen
+        for field in dataclasses.fields(section):
+            with pytest.raises(dataclasses.FrozenInstanceError, match=f"{field.name}: a resolved config is read-only"):
+                setattr(section, field.name, getattr(section, field.name))
+
+
+def test_a_name_that_no_option_has_is_refused_in_python():
+    config = compose.config()
+    with pytest.raises(AttributeError, match="Train has no option 'max_stepps'; did you mean max_steps"):
+        config.train.max_stepps = 5  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"Config has no option 'zzz'$"):
+        config.zzz = 5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("overrides", VARIED, ids=str)
+def test_nothing_of_omegaconf_is_left(overrides: list[str]):
+    for section in sections(resolved(overrides).config):
+        for value in vars(section).values():
+            assert not OmegaConf.is_config(value)
+            assert type(value) in (int, float, str, bool, type(None), tuple) or isinstance(value, Section)
+            if isinstance(value, tuple):
+                assert {type(element) for element in value} <= {str, float}
+
+
+@pytest.mark.parametrize("overrides", VARIED, ids=str)
+def test_it_pickles_and_stays_frozen(overrides: list[str]):
+    config = resolved(overrides).config
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    assert again.overrides == config.overrides == tuple(overrides)
+    assert all(section.frozen for section in sections(again))
+
+
+@pytest.mark.parametrize("overrides", VARIED, ids=str)
+def test_resolving_again_changes_nothing(overrides: list[str]):
+    once = resolved(overrides)
+    again = resolve(once.config)
+    assert again.config == once.config
+    assert again.derived == ()
+    assert [w.what for w in again.warnings] == [w.what for w in once.warnings]
+
+
+def test_a_resolved_config_can_be_checked_for_another_world():
+    once = resolve(compose.config([*SMALL, "parallel.dp_shard=-1"]))
+    with pytest.raises(ValueError, match="there are 8 ranks"):
+        once.config.validate(world_size=8)
+    assert once.config.frozen
+
+
+@pytest.mark.parametrize("overrides", VARIED, ids=str)
+def test_the_config_that_is_resolved_is_not_touched(overrides: list[str]):
+    config = compose.config(overrides)
+    before = copy.deepcopy(config)
+    config.validate()
+    assert config == before
+    assert not any(section.frozen for section in sections(config))
+    config.train.max_steps = 7
+    assert config.validate().config.train.max_steps == 7
+
+
+def test_a_copy_can_be_thawed():
+    config = copy.deepcopy(resolved().config)
+    config.thaw()
+    config.train.max_steps = 3
+    assert config.train.max_steps == 3
+
+
+def test_one_composition_does_not_leak_into_the_next():
+    library = Library()
+    first = library.merge(library.defaults([]).defaults)
+    first.optimizer.lr = 9.0
+    second = library.merge(library.defaults([]).defaults)
+    assert second.optimizer.lr != 9.0
+
+
+def test_a_problem_carries_everything_a_program_needs():
+    (problem,) = problems(["train.seq_len=100000"])
+    assert (problem.option, problem.rule, problem.where, problem.warning) == ("train.seq_len", "train.seq_len", "command line", False)

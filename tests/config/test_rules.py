@@ -1,0 +1,72 @@
+"""Every rule fires on a config that breaks it, with this text, and not on one that keeps it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from refusing import SMALL, problems
+from rule_cases import CASES as OTHER_CASES
+from rule_cases import Case
+from rule_cases_layout import LAYOUT_CASES
+
+from forge.config.rules import RULES
+
+CASES = [*OTHER_CASES, *LAYOUT_CASES]
+ALONE = ["parallel.single_device", "parallel.world_size", "parallel.one_rank"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "my.txt").write_text("some text")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 9}}, "added_tokens": [{"id": 11}]}))
+    return tmp_path
+
+
+def case_id(case: Case) -> str:
+    return f"{case.rule}: {case.breaks}".replace("{tmp}", "tmp")
+
+
+def machine(case: Case) -> dict[str, int | None]:
+    """Where the rule breaks: without GPUs, but for the rule on their number."""
+    return {"gpus": case.gpus if case.rule == "run.gpus" else 0, "world_size": case.world_size}
+
+
+def overrides(text: str, place: Path) -> list[str]:
+    words = shlex.split(text.replace("{tmp}", str(place)))
+    return [*(s for s in SMALL if "tokenizer=file" not in words or not s.startswith("tokenizer.")), *words]
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_a_rule_fires(case: Case, place: Path):
+    found = [p for p in problems(overrides(case.breaks, place), **machine(case)) if p.rule == case.rule]
+    assert [(p.what, p.fix) for p in found] == [(case.what.replace("{tmp}", str(place)), case.fix)]
+    assert found[0].warning == next(r.warning for r in RULES if r.id == case.rule)
+    assert found[0].where, "a problem says where its value comes from"
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_a_rule_is_silent_where_it_is_kept(case: Case, place: Path):
+    found = problems(overrides(case.keeps, place), gpus=case.gpus, world_size=case.world_size_kept)
+    assert case.rule not in [p.rule for p in found]
+    assert [p for p in found if p.rule not in ALONE and not p.warning] == []
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.heals], ids=case_id)
+def test_what_it_advises_helps(case: Case, place: Path):
+    told = [*overrides(case.breaks, place), *case.heals.split()]
+    assert case.rule not in [p.rule for p in problems(told, **machine(case))]
+
+
+def test_every_rule_has_such_a_case():
+    assert sorted({case.rule for case in CASES}) == sorted(rule.id for rule in RULES)
+    assert len({rule.id for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_says_what_it_demands_in_one_sentence(rule):
+    assert rule.sentence.endswith(".")
+    assert 20 < len(rule.sentence) < 140

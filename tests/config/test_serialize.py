@@ -1,0 +1,67 @@
+"""A config in a run directory: written as YAML, read back equal, and no class from outside the allow-list."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from refusing import resolved
+
+from forge.config import serialize
+from forge.config.library import Library
+from forge.config.root import Config
+
+CHOICES = [[f"{group}={option}"] for group in Library().groups() for option in Library().options(group)]
+NEEDS = {"data=text": ["data.path=."], "tokenizer=file": ["tokenizer.path={tmp}/t.json"], "train=long": ["model.max_seq_len=2048"]}
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice[0])
+def test_every_preset_is_read_back_equal(choice: list[str], tmp_path: Path):
+    (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    config = resolved([*choice, *(text.replace("{tmp}", str(tmp_path)) for text in NEEDS.get(choice[0], []))]).config
+    serialize.save(config, tmp_path / "config.yaml")
+    again = serialize.load(tmp_path / "config.yaml")
+    assert again == config
+    assert [type(getattr(again, f)) for f in vars(config) if f[0] != "_"] == [type(getattr(config, f)) for f in vars(config) if f[0] != "_"]
+    assert again.frozen
+    assert isinstance(again.optimizer.betas, tuple)  # type: ignore[attr-defined]
+
+
+def test_awkward_values_survive(tmp_path: Path):
+    awkward = ["run.name='null'", 'eval.sample_prompts=["a: b\\n", "ü", "true", "1e3"]', "optimizer.lr=1e-30", "seed=1000000000000000000"]
+    config = resolved(awkward).config
+    serialize.save(config, tmp_path / "config.yaml")
+    again = serialize.load(tmp_path / "config.yaml")
+    assert again.run.name == "null"
+    assert again.eval.sample_prompts == ("a: b\\n", "ü", "true", "1e3")
+    assert math.isclose(again.optimizer.lr, 1e-30, rel_tol=1e-15)
+    assert again == config
+
+
+def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path):
+    serialize.save(resolved(["scheduler=wsd"]).config, tmp_path / "config.yaml")
+    plain = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert plain["scheduler"]["_type_"] == "forge.config.scheduler.WSD"
+    assert plain["model"]["_type_"] == "forge.config.model.Decoder"
+    assert "_type_" not in plain["train"]
+    assert plain["optimizer"]["betas"] == [0.9, 0.95]
+
+
+@pytest.mark.parametrize("name", ["os.PathLike", "forgery.config.model.Decoder", "collections.OrderedDict"])
+def test_a_class_outside_the_allow_list_is_refused(name: str):
+    plain = serialize.to_plain(resolved().config)
+    plain["model"]["_type_"] = name
+    with pytest.raises(ValueError, match=f"the schema {name} is not under a trusted prefix"):
+        serialize.from_plain(Config, plain)
+
+
+@pytest.mark.parametrize(
+    "name", ["forge.config.cli.refuse", "forge.config.model.ACTIVATIONS", "torch.nn.Linear", "forge.config.errors.Problem"]
+)
+def test_what_is_no_section_is_refused(name: str):
+    plain = serialize.to_plain(resolved().config)
+    plain["model"]["_type_"] = name
+    with pytest.raises(ValueError, match=f"{name} is not a section"):
+        serialize.from_plain(Config, plain)

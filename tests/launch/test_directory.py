@@ -1,0 +1,136 @@
+"""The run directory: what is in it, that it is new, and that a place where it cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import forge
+from forge.config import serialize
+from forge.config.errors import ConfigError
+from forge.config.resolve import Resolution
+from forge.launch import directory
+
+OVERRIDES = ["train.max_steps=7", "scheduler.warmup_steps=7"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def resolution(*overrides: str) -> Resolution:
+    return forge.compose([*OVERRIDES, *overrides]).validate()
+
+
+def read(path: Path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_what_is_in_it(tmp_path: Path):
+    resolved = resolution(f"run.root={tmp_path / 'runs'}")
+    path, config = directory.create(resolved, label="tiny", overrides=tuple(OVERRIDES))
+    assert path.parent == tmp_path / "runs"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_tiny_[0-9a-f]{8}", path.name)
+    assert serialize.load(path / "config.yaml") == config
+    assert config.frozen
+    assert config.run.dir == str(path)
+    assert read(path / "overrides.json") == OVERRIDES
+    assert {"key": "model.gated_mlp", "value": True, "why": "model.activation=silu"} in read(path / "derived.json")
+    assert [w["rule"] for w in read(path / "warnings.json")] == ["scheduler.warmup"]
+    assert resolved.config.run.dir is None, "the resolution is not touched"
+
+
+def test_provenance():
+    made = directory.provenance()
+    assert made["argv"] == sys.argv
+    assert made["cwd"] == os.getcwd()
+    assert (made["host"], made["python"]) == (platform.node(), platform.python_version())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", made["time"])
+    assert made["versions"]["torch"] == metadata.version("torch")
+    assert made["versions"]["forge-lm"] == metadata.version("forge-lm")
+    assert made["versions"].keys() >= {"hydra-core", "omegaconf", "numpy"}
+
+
+def test_the_revision_and_what_differs_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(directory, "__file__", str(tmp_path / "repository" / "launch" / "directory.py"))
+    (tmp_path / "repository" / "launch").mkdir(parents=True)
+
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path / "repository"), *identity, *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert directory.provenance()["git_revision"] is None
+    git("init", "--quiet")
+    (tmp_path / "repository" / "file").write_text("before\n")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "first")
+    assert directory.provenance()["git_revision"] == git("rev-parse", "HEAD")
+    path, _ = directory.create(resolution(), label="tiny", overrides=())
+    assert not (path / "git.diff").exists()
+    (tmp_path / "repository" / "file").write_bytes(b"after \xe9\n")
+    path, _ = directory.create(resolution(), label="tiny", overrides=())
+    assert "-before\n+after \ufffd\n" in (path / "git.diff").read_text(encoding="utf-8")
+
+
+def test_names_within_a_second_differ():
+    assert len({directory.fresh_name("tiny") for _ in range(500)}) == 500
+
+
+def test_a_name_is_one_path_element():
+    assert re.fullmatch(r"[\w-]+_-etc-passwd--ü_\w{8}", directory.fresh_name("/etc/passwd: ü"))
+    path, _ = directory.create(resolution('run.name="../a/b c"'), label="tiny", overrides=())
+    assert path.parent == Path.cwd() / "runs"
+
+
+def test_a_given_directory_is_taken(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    assert directory.create(resolution("run.dir=empty"), label="tiny", overrides=())[0] == tmp_path / "empty"
+    assert directory.create(resolution("run.dir=a/b/c"), label="tiny", overrides=())[0] == tmp_path / "a" / "b" / "c"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("run.root=/dev/null/x", "Not a directory"),
+        ("run.dir=/dev/null/x", "Not a directory"),
+        ("run.root=file", "Not a directory"),
+        (f"run.name={'x' * 300}", "File name too long"),
+    ],
+)
+def test_a_place_where_it_cannot_be(override: str, said: str, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as refused:
+        directory.create(resolution(override), label="tiny", overrides=())
+    (problem,) = refused.value.problems
+    assert problem.what.endswith(f"cannot be written: {said}.")
+    assert problem.key.startswith("run.dir=" if override.startswith("run.dir") else "run.root=")
+    assert problem.fix == "choose another place with run.root or run.dir"
+
+
+def test_json_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    directory.write_json(tmp_path / "a.json", {"step": 1})
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        directory.write_json(tmp_path / "a.json", {"step": 2})
+    assert read(tmp_path / "a.json") == {"step": 1}
+
+
+def test_the_result_of_a_run(tmp_path: Path):
+    assert directory.read_result(tmp_path) is None
+    directory.write_json(
+        tmp_path / "result.json", {"status": "finished", "reason": "max_steps", "step": 7, "tokens": 9, "metrics": {"a": 1.0}}
+    )
+    assert directory.read_result(tmp_path) == directory.Result(run_dir=tmp_path, status="finished", step=7, metrics={"a": 1.0})

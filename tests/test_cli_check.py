@@ -1,0 +1,137 @@
+"""`python -m forge.check`: the plan of a run, number by number, or every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from forge import check
+from forge.config import cli
+
+Plan = Callable[..., str]
+PINNED = (
+    "model.vocab_size=300 model.max_seq_len=64 model.dim=32 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_hidden_dim=64 "
+    "model.tie_embeddings=false model.qk_norm=false tokenizer.vocab_size=300 train.batch_size=4 train.seq_len=16 train.max_steps=100 "
+    "train.grad_accum_steps=2 scheduler.warmup_steps=10 run.device=cpu"
+)
+PINNED_SAID = """\
+model=tiny tokenizer=bpe data=python objective=pretrain optimizer=adamw scheduler=cosine precision=auto parallel=single train=quick \
+eval=default checkpoint=default metrics=default profiling=off run=default
+
+model
+  parameters                     37,792
+    embedding                    9,600
+    attention                    6,144
+    feed-forward                 12,288
+    norms                        160
+    output head                  9,600
+  FLOPs a token                  1.805e+05 (forward and backward, 16 tokens of context)
+  FLOPs in all                   2.31e+09
+
+training
+  global batch                   8 sequences = 128 tokens
+  ends after                     100 steps
+  tokens                         12,800
+"""
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    def run(*arguments: str) -> str:
+        assert check.main(arguments) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def rows(text: str) -> dict[str, str]:
+    return {line[2:33].strip(): line[33:].strip() for line in text.splitlines() if line.startswith("  ")}
+
+
+def test_the_numbers_of_a_small_run(plan: Plan):
+    text = plan(*PINNED.split())
+    assert text.startswith(PINNED_SAID)
+    matrices = 6144 + 12288 + 9600
+    assert 6 * matrices + 12 * 2 * 32 * 16 == 180_480, "the 1.805e+05 above"
+    found = rows(text)
+    assert found["weights (fp32)"] == found["gradients (fp32)"] == "0.1 MiB"
+    assert found["run.num_processes"] == "1   (from the parallel degrees)"
+    assert found["train.global_batch_size"] == "8   (4 a micro-batch * 2 micro-batches * 1 ranks)"
+    assert found["scheduler.decay_steps"] == "90   (train.max_steps=100 - scheduler.warmup_steps=10)"
+    assert found["world"].startswith("1 rank on cpu, from the parallel degrees (")
+    assert found["directory"] == "runs/<date>_tiny_<id>"
+    assert text.endswith("(train.max_steps=100 - scheduler.warmup_steps=10)\n"), "no warnings"
+
+
+def test_the_numbers_of_llama3_70b(plan: Plan):
+    text = plan("model=llama3_70b", "train.seq_len=8192", "train.batch_size=1", "tokenizer.vocab_size=128256", "run.device=cpu")
+    found = rows(text)
+    assert found["parameters"] == "70,553,706,496"
+    assert [found[name] for name in ("embedding", "attention", "feed-forward", "norms", "output head")] == [
+        "1,050,673,152",
+        "12,079,595,520",
+        "56,371,445,760",
+        "1,318,912",
+        "1,050,673,152",
+    ]
+    assert sum(int(found[n].replace(",", "")) for n in ("embedding", "attention", "feed-forward", "norms", "output head")) == 70_553_706_496
+    assert found["weights (fp32)"] == found["gradients (fp32)"] == f"{4 * 70_553_706_496 / 2**30:.2f} GiB" == "262.83 GiB"
+    assert found["optimizer state (fp32)"] == "525.67 GiB"
+    matrices = 12_079_595_520 + 56_371_445_760 + 1_050_673_152
+    assert found["FLOPs a token"].startswith(f"{6 * matrices + 12 * 80 * 8192 * 8192:.4g} ")
+    assert found["global batch"] == "1 sequences = 8,192 tokens"
+    assert "warning" not in text
+
+
+def test_every_end_of_a_run_is_named(plan: Plan):
+    text = plan("train.max_epochs=2", "train.max_time=1.5", "train.max_steps=100000", "scheduler.warmup_steps=10")
+    assert rows(text)["ends after"] == "100,000 steps or 2 epochs or 1.5 minutes, whichever is first"
+
+
+def test_warnings_are_shown_and_do_not_refuse(plan: Plan):
+    text = plan("scheduler.warmup_steps=20", "train.max_steps=20", "parallel.pp_schedule=gpipe")
+    assert text.splitlines()[-7:] == [
+        "2 warnings",
+        "  scheduler.warmup_steps=20   [command line]",
+        "  warm-up (20 steps) does not end before train.max_steps (20).",
+        "  -> scheduler.warmup_steps=2",
+        "  parallel.pp_schedule=gpipe   [command line]",
+        "  parallel.pp_schedule has no effect on one rank.",
+        "  -> leave it at 1f1b",
+    ]
+
+
+def test_the_directory_that_a_run_would_get(plan: Plan):
+    assert rows(plan("run.name=mine", "run.root=/tmp/elsewhere"))["directory"] == "/tmp/elsewhere/<date>_mine_<id>"
+    assert rows(plan("run.dir=/tmp/a_new_one"))["directory"] == "/tmp/a_new_one"
+
+
+def test_problems_exit_with_two(capsys: pytest.CaptureFixture[str]):
+    assert check.main(["train.seq_len=99999", "optimizer.lrr=3"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("2 problems; nothing was started or written.\n  1. train.seq_len=99999   [command line]\n")
+
+
+def test_a_launcher_with_more_ranks_is_refused_with_the_way_out(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert check.main([]) == 2
+    error = capsys.readouterr().err
+    assert "this version trains on one rank, and WORLD_SIZE says 4." in error
+    assert "-> start it without torchrun or srun" in error
+
+
+def test_help(capsys: pytest.CaptureFixture[str]):
+    assert check.main(["-h"]) == 0
+    assert capsys.readouterr().out.startswith("python -m forge.check [group=option] [key=value] ...\n\nWhat would run:")
+
+
+def test_every_derived_value_is_listed(plan: Plan):
+    arguments = ["scheduler=wsd", "scheduler.warmup_steps=10", "train.global_batch_tokens=4096", "run.device=cpu"]
+    found = rows(plan(*arguments))
+    _, resolution = cli.resolved(arguments)
+    assert len(resolution.derived) > 6
+    assert all(found[d.key] == f"{d.value}   ({d.why})" for d in resolution.derived)

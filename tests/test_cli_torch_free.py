@@ -1,0 +1,50 @@
+"""The parent's side imports no torch: not to compose, check, explain, show or refuse; nor does `import forge` import Hydra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = {
+    "compose": "import forge; forge.compose(['model=llama7b']).validate()",
+    "check": "from forge import check; assert check.main(['model=llama3_70b']) == 0",
+    "explain": "from forge import explain; assert explain.main(['scheduler.decay_steps']) == 0",
+    "the config": "import forge.train; assert forge.train.main(['--cfg', 'job']) == 0",
+    "help": "import forge.train; assert forge.train.main(['--help']) == 0",
+    "a refusal": "import forge.train; assert forge.train.main(['optimizer.lrr=1']) == 2",
+    "the worker's module": "import forge.worker",
+    "the generated pages": "import forge.config.document",
+}
+
+
+def modules_after(code: str, folder: Path) -> set[str]:
+    code += "\nimport sys; print('LOADED', *(name for name in sys.modules if '.' not in name))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
+@pytest.mark.parametrize("code", COMMANDS.values(), ids=COMMANDS)
+def test_torch_stays_out(code: str, tmp_path: Path):
+    loaded = modules_after(code, tmp_path)
+    assert "forge" in loaded
+    assert loaded.isdisjoint({"torch", "numpy", "datasets", "transformers", "tokenizers", "wandb"})
+
+
+def test_import_forge_costs_nothing(tmp_path: Path):
+    assert modules_after("import forge", tmp_path).isdisjoint({"torch", "hydra", "omegaconf", "yaml"})
+
+
+def test_a_worker_needs_no_hydra(tmp_path: Path):
+    code = """
+from forge import compose
+from forge.config import serialize
+from pathlib import Path
+serialize.save(compose(['model=tiny']).validate().config, Path('config.yaml'))
+"""
+    modules_after(code, tmp_path)
+    loaded = modules_after("from forge.config import serialize; from pathlib import Path; serialize.load(Path('config.yaml'))", tmp_path)
+    assert "hydra" not in loaded

@@ -1,0 +1,215 @@
+"""`python -m forge.train`: refusals word by word, what it shows, and that it leaves nothing behind when it refuses."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import forge.train
+from forge.config import compose, schemas
+from forge.config.library import Library
+
+SEVEN = "optimizer.lrr=1 model=lama7b train.seq_len=4096 scheduler.min_lr_ratio=2 train.max_steps=abc +optimizer.foo=1 modl.dim=3"
+SEVEN_SAID = """\
+7 problems; nothing was started or written.
+  1. optimizer.lrr=1   [command line]
+     AdamW has no option 'lrr'.
+     -> did you mean optimizer.lr=1?
+  2. model=lama7b   [command line]
+     there is no model named 'lama7b'.
+     -> did you mean model=llama7b, model=llama70b or model=llama3_70b?
+  3. train.seq_len=4096   [command line]
+     train.seq_len (4096) exceeds model.max_seq_len ({longest}).
+     -> train.seq_len={longest} or model.max_seq_len=4096
+  4. scheduler.min_lr_ratio=2.0   [command line]
+     scheduler.min_lr_ratio must be at least 0 and at most 1.
+     -> for example scheduler.min_lr_ratio=1
+  5. train.max_steps=abc   [command line]
+     train.max_steps is an integer; 'abc' is not.
+  6. +optimizer.foo=1   [command line]
+     AdamW has no option 'foo'.
+     -> its options: lr, weight_decay, decay_embeddings, betas, eps, fused
+  7. modl.dim=3   [command line]
+     there is no group or option 'modl'.
+     -> did you mean model.dim=3?
+"""
+SEEDS_EXAMPLE = "model.dim=256 model.n_heads=17 model.n_kv_heads=null model.max_seq_len=1024 train.seq_len=2048 parallel.tp=4"
+SEEDS_EXAMPLE_SAID = """\
+4 problems; nothing was started or written.
+  1. model.n_heads=17   [command line]
+     model.dim (256) is not divisible by model.n_heads (17).
+     -> model.n_heads=16
+  2. train.seq_len=2048   [command line]
+     train.seq_len (2048) exceeds model.max_seq_len (1024).
+     -> train.seq_len=1024 or model.max_seq_len=2048
+  3. parallel.tp=4   [command line]
+     this version trains on one device, and parallel.tp is 4.
+     -> parallel.tp=1
+  4. parallel.tp=4   [command line]
+     model.n_heads (17) must be divisible by parallel.tp (4).
+     -> another model.n_heads or parallel.tp
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def shell(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "forge.train", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ})
+
+
+def test_seven_mistakes_in_one_screen():
+    start = time.perf_counter()
+    done = shell(*SEVEN.split())
+    took = time.perf_counter() - start
+    assert done.stderr == SEVEN_SAID.format(longest=compose.config().model.max_seq_len)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert took < 3
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_the_seeds_own_failing_example(capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main(SEEDS_EXAMPLE.split()) == 2
+    assert capsys.readouterr().err == SEEDS_EXAMPLE_SAID
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "model=lama7b",
+        "train.max_steps=abc",
+        "train.seq_len=99999",
+        "-m seed=1,2",
+        "--cfg job modl=3",
+        "--cfg job -p nothing",
+        "optimizer.betas=[1",
+    ],
+)
+def test_a_refusal_exits_with_two_and_writes_nothing(arguments: str, capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("1 problem; nothing was started or written.\n")
+    assert captured.out == ""
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_sweeps_are_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main(["-m", "seed=1,2,3"]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "  1. -m   [command line]",
+        "     sweeps are not in this version.",
+        "     -> run the points one by one",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["--foo"], ["-x"], ["--cfg"], ["--cfg", "hydra"], ["--cfgg", "job"]])
+def test_an_unknown_flag(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        forge.train.main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: python -m forge.train" in capsys.readouterr().err
+
+
+def test_an_unwritable_place_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main(["run.root=/dev/null/x"]) == 2
+    error = capsys.readouterr().err
+    assert "the run directory /dev/null/x/" in error
+    assert "cannot be written: Not a directory." in error
+
+
+def test_help_lists_groups_options_and_flags(capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    library = Library()
+    for group in library.groups():
+        assert f"  {group:<12} {', '.join(library.options(group))}\n" in text
+    for flag in (
+        "-cd, --config-dir",
+        "-h, --help",
+        "-c, --cfg",
+        "-p, --package",
+        "-m, --multirun",
+        "-i, --info",
+        "-sc, --shell-completion",
+    ):
+        assert re.search(rf"^  {flag} +\S", text, re.MULTILINE), flag
+
+
+@pytest.mark.parametrize("group", Library().groups())
+def test_help_of_a_group_has_every_option_and_key(group: str, capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main([group, "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in Library().options(group):
+        assert re.search(rf"^  {group}={option} +\S", text, re.MULTILINE), option
+    for key in (k for k, *_ in schemas.walk_options() if k.startswith(f"{group}.") and not k.endswith("_target_")):
+        assert re.search(rf"^    {key} +\S+ .*\w", text, re.MULTILINE), key
+
+
+def test_help_of_two_groups(capsys: pytest.CaptureFixture[str]):
+    forge.train.main(["--help", "eval", "seed=3", "precision"])
+    assert [line for line in capsys.readouterr().out.splitlines() if line and line[0] != " "] == ["eval", "precision"]
+
+
+@pytest.mark.parametrize(
+    "order", [["--cfg", "job", "model=small", "seed=7"], ["model=small", "--cfg", "job", "seed=7"], ["model=small", "seed=7", "-c", "job"]]
+)
+def test_the_config_is_shown_with_flags_and_overrides_in_any_order(order: list[str], capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main(order) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert list(shown) == ["seed", *schemas.sections()]
+    assert (shown["seed"], shown["model"]["dim"]) == (7, 512)
+
+
+def test_one_section_of_the_config(capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main(["--cfg", "job", "--package", "model", "model=llama7b"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("_target_: forge.models.decoder.Decoder\nvocab_size: 32000\nmax_seq_len: 4096\ndim: 4096\n")
+    assert set(yaml.safe_load(text)) == {key.removeprefix("model.") for key, *_ in schemas.walk_options() if key.startswith("model.")}
+
+
+def test_hydra_shows_the_defaults_list():
+    done = shell("--info", "defaults", "model=small")
+    assert done.returncode == 0
+    assert re.search(r"\| model/small +\| model +\|", done.stdout)
+    assert re.search(r"\| schema/model/decoder +\| model +\|", done.stdout)
+    assert list(Path.cwd().iterdir()) == []
+
+
+LLAMAS = ["model=llama13b", "model=llama3_70b", "model=llama3_8b", "model=llama70b", "model=llama7b"]
+
+
+@pytest.mark.parametrize(
+    "line", ["forge-train model=ll", "python -m forge.train model=ll", "/x/bin/python3 -m forge.train seed=1 model=ll"]
+)
+@pytest.mark.parametrize("program", [["-m", "forge.train"], [str(Path(sys.executable).with_name("forge-train"))]])
+def test_completion(line: str, program: list[str]):
+    command = [sys.executable, *program, "-sc", "query=bash"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line))})
+    assert done.stdout.split() == LLAMAS
+
+
+def test_completion_is_installed_for_the_console_script():
+    assert shell("-sc", "install=bash").stdout.rstrip().endswith("complete -o nospace -o default -F hydra_bash_completion forge-train")
+
+
+@pytest.mark.parametrize("words", [[], ["nope"], ["install=powershell"], ["install=bash", "query=bash"]])
+def test_completion_says_what_it_takes(words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main(["-sc", *words]) == 2
+    assert "-> -sc install=bash (or fish, zsh)" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"{sys.executable} -m forge.train --cfg job | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,90 @@
+"""Small runs in this process: a text, a tiny model, and the global settings of torch put back afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from forge import worker
+from forge.config import cli
+from forge.launch import directory
+from forge.training.assemble import Parts, assemble
+
+WORDS = ["the", "a", "of", "sea", "ship", "whale", "white", "captain", "said", "and", "to", "in", "was", "his", "it", "man"]
+
+# A step takes a few milliseconds; nothing is evaluated, shown or saved before the end.
+SMALL = [
+    "tokenizer.vocab_size=300",
+    "model.vocab_size=300",
+    "model.dim=16",
+    "model.n_layers=2",
+    "model.n_heads=2",
+    "model.ffn_hidden_dim=32",
+    "model.max_seq_len=32",
+    "train.seq_len=16",
+    "train.batch_size=4",
+    "train.max_steps=6",
+    "scheduler.warmup_steps=2",
+    "optimizer.lr=0.01",
+    "eval.enabled=false",
+    "metrics.enable_console=false",
+    "metrics.log_interval=1",
+    "run.device=cpu",
+    "run.num_threads=1",
+    "run.inline=true",
+]
+
+
+@pytest.fixture(autouse=True)
+def torch_settings() -> Iterator[None]:
+    """What a run sets for its process is put back."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    torch.use_deterministic_algorithms(False)
+    torch.autograd.set_detect_anomaly(False)
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 20 KB of lines of words, all different."""
+    draw = random.Random(0)
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text("".join(f"{i} {' '.join(draw.choices(WORDS, k=8))} {draw.random()}\n" for i in range(300)))
+    return path
+
+
+@pytest.fixture
+def new_run(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
+    """The run directory of SMALL with overrides, as forge.train makes it; nothing runs yet."""
+
+    def make(*overrides: str) -> Path:
+        composition, resolution = cli.resolved(["data=text", f"data.path={text_file}", f"run.root={tmp_path / 'runs'}", *SMALL, *overrides])
+        path, _ = directory.create(resolution, label="test", overrides=composition.overrides)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def assembled(new_run: Callable[..., Path]) -> Callable[..., Parts]:
+    """The parts of a run, ready to run."""
+    return lambda *overrides: assemble(new_run(*overrides))
+
+
+@pytest.fixture
+def trained(new_run: Callable[..., Path]) -> Callable[..., Path]:
+    """The directory of a run that the worker has finished in this process, without an error."""
+
+    def run(*overrides: str, code: int = 0) -> Path:
+        path = new_run(*overrides)
+        assert worker.main([str(path)]) == code
+        return path
+
+    return run

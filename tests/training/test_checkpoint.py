@@ -1,0 +1,289 @@
+"""Checkpoints: what is in them, which are kept, which are taken, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_helpers import assert_bit_equal, stored, weights
+from torch.distributed.checkpoint import FileSystemWriter
+
+from forge import worker
+from forge.config.errors import ConfigError
+from forge.training import checkpoint
+from forge.training.assemble import Parts, assemble
+from forge.training.callback import Callback as LoopCallback
+from forge.training.checkpoint import CheckpointError, find, load
+from forge.training.load_run import load_run
+
+SAVE_OFTEN = ("train.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_last_n=0")
+
+
+def steps(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {f"{name}/{key}": value for name, p in model.named_parameters() for key, value in optimizer.state[p].items()}
+
+
+def test_weights_and_optimizer_state_come_back_bit_for_bit(assembled: Callable[..., Parts]) -> None:
+    parts = assembled()
+    parts.loop.run()
+    path = Path(parts.config.run.dir or "") / "checkpoints" / "step_6"
+    other = assembled("seed=1")
+    assert load(path, model=other.model, optimizer=other.loop.update.optimizer)["train"] == {"step": 6, "samples": 24, "tokens": 384}
+    assert_bit_equal(weights(other.model), weights(parts.model))
+    ours, theirs = (optimizer_state(p.loop.update.optimizer, p.model) for p in (other, parts))
+    assert {key.rpartition("/")[2] for key in ours} == {"step", "exp_avg", "exp_avg_sq"}
+    assert_bit_equal(ours, theirs)
+    assert all(value.item() == 6 for key, value in ours.items() if key.endswith("/step"))
+    by_name = {f"model/{name}": p.detach() for name, p in parts.model.named_parameters()} | {f"optimizer/{k}": v for k, v in theirs.items()}
+    assert_bit_equal(stored(path), by_name)  # under the names of parameters, and nothing else
+
+
+class Event(LoopCallback):
+    """Set after `step` updates."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.event = step, threading.Event()
+
+    def on_step_end(self, loop: Any, output: Any) -> None:
+        if loop.state.step == self.step:
+            self.event.set()
+
+
+def test_async_saves_the_weights_of_its_step_while_training_goes_on(
+    trained: Callable[..., Path], new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tensor is written before the update after the save is done."""
+    sync = trained(*SAVE_OFTEN)
+    path = new_run(*SAVE_OFTEN, "checkpoint.async_mode=async")
+    parts, third = assemble(path), Event(3)
+    parts.loop.callbacks.append(third)
+    write = FileSystemWriter.write_data
+    names: list[str] = []
+
+    def held_back(self: Any, *arguments: Any) -> Any:
+        names.append(threading.current_thread().name)
+        assert third.event.wait(5)
+        return write(self, *arguments)
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", held_back)
+    parts.loop.run()
+    assert len(names) == 3
+    assert "MainThread" not in names
+    assert steps(path) == steps(sync) == ["step_2", "step_4", "step_5"]
+    for name in steps(sync):
+        ours, theirs = path / "checkpoints" / name, sync / "checkpoints" / name
+        assert_bit_equal(stored(ours), stored(theirs))
+        assert (ours / "meta.json").read_text() == (theirs / "meta.json").read_text()
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_a_save_that_fails_fails_the_run(
+    new_run: Callable[..., Path], mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Any, *_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    path = new_run(*SAVE_OFTEN, f"checkpoint.async_mode={mode}")
+    monkeypatch.setattr(FileSystemWriter, "write_data", full)
+    assert worker.main([str(path)]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert "No space left on device" in json.loads((path / "error.json").read_text())["traceback"]
+    assert not (path / "result.json").exists()
+    with pytest.raises(CheckpointError, match="there is no complete checkpoint"):
+        find(path)
+
+
+def test_a_failed_async_save_of_the_last_step_is_not_lost(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = assembled("checkpoint.async_mode=async")
+    monkeypatch.setattr(checkpoint.Checkpointer, "_commit", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        parts.loop.run()
+
+
+def test_saved_every_interval_and_at_the_end_each_step_once(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    save = checkpoint.Checkpointer.save
+    monkeypatch.setattr(checkpoint.Checkpointer, "save", lambda self, step, **parts: saved.append(step) or save(self, step, **parts))
+    trained("train.max_steps=5", "checkpoint.interval=2")
+    trained("train.max_steps=4", "checkpoint.interval=2")
+    trained("train.max_steps=3")
+    assert saved == [2, 4, 5, 2, 4, 3]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, "2 4 6 8"), (1, "8"), (3, "4 6 8")])
+def test_keep_last_n(trained: Callable[..., Path], keep: int, left: str) -> None:
+    path = trained("train.max_steps=8", "checkpoint.interval=2", f"checkpoint.keep_last_n={keep}", "checkpoint.async_mode=async")
+    assert steps(path) == [f"step_{n}" for n in left.split()]
+
+
+def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
+    for name in ("step_9", "step_10", "step_2", "step_11.bak"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "meta.json").write_text("{}")
+    assert find(tmp_path) == tmp_path / "step_10"
+
+
+def test_a_run_a_folder_of_checkpoints_and_a_checkpoint_are_all_found(trained: Callable[..., Path]) -> None:
+    path = trained(*SAVE_OFTEN, "checkpoint.dir=elsewhere/saved")
+    folder = path / "elsewhere" / "saved"
+    assert find(path) == find(folder) == find(folder / "step_5") == folder / "step_5"
+    assert load_run(path).step == load_run(folder).step == 5
+    assert load_run(folder / "step_2").step == 2
+
+
+def test_a_partial_checkpoint_is_never_taken(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed while step_4 is being written, and while step_2 was being removed."""
+    path = new_run(*SAVE_OFTEN)
+    write = FileSystemWriter.write_data
+
+    def killed(self: Any, *arguments: Any) -> Any:
+        if "step_4" in str(self.path):
+            raise KeyboardInterrupt
+        return write(self, *arguments)
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", killed)
+    assert worker.main([str(path)]) == 130
+    folder = path / "checkpoints"
+    assert sorted(p.name for p in folder.iterdir()) == [".step_4.partial", "step_2"]
+    assert find(path) == folder / "step_2"
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        find(folder / ".step_4.partial")
+    (folder / "step_2" / "meta.json").unlink()  # the first thing that pruning removes
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        find(path)
+
+
+def test_nothing_there_is_said_with_the_key(new_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    path = new_run(f"checkpoint.load_path={empty}")
+    assert worker.main([str(path)]) == 2
+    assert f"checkpoint.load_path={empty}: there is no complete checkpoint; give a step_N directory" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="there is no such directory"):
+        find(tmp_path / "nothing")
+
+
+def test_exclude_from_loading_keeps_fresh_weights_and_optimizer_state(
+    trained: Callable[..., Path], assembled: Callable[..., Parts]
+) -> None:
+    source = trained("model.tie_embeddings=false")
+    options = ("model.tie_embeddings=false", "seed=3", "train.max_steps=8", f"checkpoint.load_path={source}")
+    parts, fresh = assembled(*options, "checkpoint.exclude_from_loading=[output,blocks.1.]"), assembled(*options[:2])
+    there, here, new = stored(source / "checkpoints" / "step_6"), weights(parts.model), weights(fresh.model)
+    excluded = {name for name in here if name.startswith(("output", "blocks.1."))}
+    assert len(excluded) == 10
+    for name, value in here.items():
+        assert torch.equal(value, new[name] if name in excluded else there[f"model/{name}"])
+    state = parts.loop.update.optimizer.state
+    assert {name for name, p in parts.model.named_parameters() if state[p]} == set(here) - excluded
+    parts.loop.run()
+    ages = {name: int(state[p]["step"].item()) for name, p in parts.model.named_parameters()}
+    assert ages == {name: 2 if name in excluded else 8 for name in here}
+
+
+def test_an_exclusion_that_fits_nothing_is_refused(trained: Callable[..., Path], assembled: Callable[..., Parts]) -> None:
+    source = trained()
+    with pytest.raises(CheckpointError, match=r"checkpoint.exclude_from_loading: no parameter of this model begins with 'ouput'"):
+        assembled(f"checkpoint.load_path={source}", "checkpoint.exclude_from_loading=[ouput]")
+
+
+@pytest.mark.parametrize(
+    ("options", "faults"),
+    [
+        (("model.ffn_hidden_dim=48",), ["blocks.0.feed_forward.w_gate.weight is (32, 16) there and (48, 16) here", "and 1 more"]),
+        (("model.n_layers=3",), ["blocks.2.attention_norm.weight is missing there"]),
+        (("model.n_layers=1",), ["blocks.1.attention.wk.weight is missing here"]),
+        (("model.tie_embeddings=false",), ["output.weight is missing there"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_another_model_is_refused_with_the_names(
+    trained: Callable[..., Path], assembled: Callable[..., Parts], options: tuple[str, ...], faults: list[str]
+) -> None:
+    source = trained()
+    with pytest.raises(CheckpointError) as raised:
+        assembled(f"checkpoint.load_path={source}", *options)
+    for fault in faults:
+        assert fault in str(raised.value)
+    assert str(raised.value).endswith("Choose the model it was trained with, or checkpoint.exclude_from_loading")
+
+
+def damage_format(path: Path) -> None:
+    meta = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps(meta | {"format": 99}))
+
+
+def damage_meta(path: Path) -> None:
+    (path / "meta.json").write_text('{"format": 1, "st')
+
+
+def the_weights(path: Path) -> Path:
+    return next((path / "weights").glob("*.distcp"))
+
+
+def truncate_weights(path: Path) -> None:
+    the_weights(path).write_bytes(the_weights(path).read_bytes()[:3000])
+
+
+def empty_metadata(path: Path) -> None:
+    (path / "weights" / ".metadata").write_bytes(b"")
+
+
+def scramble_metadata(path: Path) -> None:
+    (path / "weights" / ".metadata").write_bytes(b"\x00" * 200)
+
+
+def overwrite_weights(path: Path) -> None:
+    the_weights(path).write_bytes(b"\x00" * the_weights(path).stat().st_size)
+
+
+def remove_weights(path: Path) -> None:
+    the_weights(path).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_format, "has checkpoint format 99; this version reads format 1"),
+        *[
+            (damage, r"step_6 cannot be read \(\w+: .+\); take another checkpoint")
+            for damage in (damage_meta, truncate_weights, empty_metadata, scramble_metadata, overwrite_weights, remove_weights)
+        ],
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_damaged_checkpoint_is_refused(
+    trained: Callable[..., Path], assembled: Callable[..., Parts], damage: Callable[[Path], None], message: str
+) -> None:
+    path = trained() / "checkpoints" / "step_6"
+    damage(path)
+    with pytest.raises(CheckpointError) as raised:
+        assembled(f"checkpoint.load_path={path}")
+    assert re.search(message, str(raised.value))
+    assert "\n" not in str(raised.value)
+
+
+def test_pinned_staging_is_refused_on_a_cpu(new_run: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="async_with_pinned_mem"):
+        new_run("checkpoint.async_mode=async_with_pinned_mem")
+
+
+def test_a_checkpoint_needs_nothing_of_its_run(trained: Callable[..., Path], tmp_path: Path) -> None:
+    run = trained()
+    shutil.copytree(run / "checkpoints" / "step_6", tmp_path / "moved")
+    expected = weights(load_run(run).model)
+    shutil.rmtree(run)
+    assert_bit_equal(weights(load_run(tmp_path / "moved").model), expected)

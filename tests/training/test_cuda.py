@@ -1,0 +1,66 @@
+"""What only a GPU can show; skipped without one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from run_helpers import assert_bit_equal, logged, stored
+
+from forge.training.assemble import Parts, assemble
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+# torch looks at this once, at the first matrix product of the process; a run of its own sets it in time.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+GPU = ("run.device=cuda", "precision=fp32", "precision.matmul_precision=highest", "run.deterministic=true")
+
+
+def test_bf16_autocast_over_fp32_weights(assembled: Callable[..., Parts]) -> None:
+    parts = assembled("run.device=cuda", "precision=auto")
+    seen: set[torch.dtype] = set()
+    parts.model.blocks["0"].feed_forward.w_down.register_forward_hook(lambda module, x, y: seen.add(y.dtype))
+    parts.loop.run()
+    assert seen == {torch.bfloat16}
+    assert {p.dtype for p in parts.model.parameters()} == {torch.float32}
+    assert all(p.is_cuda for p in parts.model.parameters())
+
+
+def test_fp32_trains_as_on_the_cpu(new_run: Callable[..., Path]) -> None:
+    paths = [new_run("train.max_steps=3"), new_run("train.max_steps=3", *GPU)]
+    for path in paths:
+        assemble(path).loop.run()
+    assert logged(paths[1], "train/loss") == pytest.approx(logged(paths[0], "train/loss"), rel=1e-5)
+    assert logged(paths[1], "train/grad_norm") == pytest.approx(logged(paths[0], "train/grad_norm"), rel=1e-4)
+
+
+@pytest.mark.parametrize("fused", ["true", "false"])
+def test_adamw_is_fused_where_asked(assembled: Callable[..., Parts], fused: str) -> None:
+    parts = assembled(*GPU, f"optimizer.fused={fused}")
+    assert bool(parts.loop.update.optimizer.param_groups[0]["fused"]) is (fused == "true")
+    parts.loop.run()
+
+
+def test_pinned_staging_saves_what_a_plain_save_does(trained: Callable[..., Path]) -> None:
+    options = (*GPU, "train.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_last_n=0")
+    plain, pinned = trained(*options), trained(*options, "checkpoint.async_mode=async_with_pinned_mem")
+    for step in (2, 4, 5):
+        assert_bit_equal(*(stored(path / "checkpoints" / f"step_{step}") for path in (pinned, plain)))
+
+
+def test_resume_is_bit_equal_with_deterministic_kernels(trained: Callable[..., Path]) -> None:
+    options = (*GPU, "train.max_steps=6", "checkpoint.interval=3", "checkpoint.keep_last_n=0")
+    whole = trained(*options)
+    resumed = trained(*options, f"checkpoint.load_path={whole}/checkpoints/step_3")
+    assert_bit_equal(*(stored(path / "checkpoints" / "step_6") for path in (resumed, whole)))
+
+
+def test_memory_snapshot(trained: Callable[..., Path]) -> None:
+    window = ("profiling=on", "profiling.start_step=2", "profiling.end_step=3", "profiling.memory_snapshot=true")
+    path = trained("run.device=cuda", *window)
+    snapshot = pickle.loads((path / "profiler_traces" / "steps_2_to_3_memory.pickle").read_bytes())
+    assert any(trace for trace in snapshot["device_traces"])
+    assert (path / "profiler_traces" / "steps_2_to_3.json").exists()

@@ -1,0 +1,83 @@
+"""conf/debug: each preset end to end on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from run_helpers import logged
+
+from forge import worker
+from forge.config import cli
+from forge.launch import directory
+
+TINY = [
+    "tokenizer.vocab_size=300",
+    "model.vocab_size=300",
+    "model.dim=32",
+    "model.n_layers=2",
+    "model.n_heads=2",
+    "model.ffn_hidden_dim=64",
+    "run.device=cpu",
+    "run.num_threads=1",
+]
+
+
+@pytest.fixture
+def preset(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
+    """Run debug=NAME over the defaults, with nothing but a tiny model."""
+
+    def run(name: str, *overrides: str, code: int = 0) -> Path:
+        place = ["data=text", f"data.path={text_file}", f"run.dir={tmp_path / name}", f"debug={name}"]
+        composition, resolution = cli.resolved([*place, *TINY, *overrides])
+        path, _ = directory.create(resolution, label=name, overrides=composition.overrides)
+        assert worker.main([str(path)]) == code
+        return path
+
+    return run
+
+
+def test_fast_does_three_steps_of_everything(preset: Callable[..., Path]) -> None:
+    path = preset("fast")
+    assert set(logged(path, "train/loss")) == {1, 2, 3}
+    assert set(logged(path, "eval/loss")) == {2, 3}
+    assert (path / "samples.jsonl").exists()
+    assert sorted(p.name for p in (path / "checkpoints").iterdir()) == ["step_2", "step_3"]
+
+
+def test_overfit_learns_one_batch_by_heart(preset: Callable[..., Path]) -> None:
+    path = preset("overfit", "train.batch_size=2", "train.seq_len=16", "optimizer.lr=0.01", "scheduler.warmup_steps=5")
+    losses = logged(path, "train/loss")
+    assert losses[10] > 3
+    assert losses[200] < 0.1
+
+
+def test_anomaly_names_the_operation_that_makes_a_nan(
+    preset: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from forge.objectives import pretrain
+
+    real = pretrain.cross_entropy
+
+    def with_a_nan(logits: torch.Tensor, targets: torch.Tensor, **options: float) -> object:
+        return real(logits + (logits * 0).sqrt(), targets, **options)
+
+    monkeypatch.setattr(pretrain, "cross_entropy", with_a_nan)
+    small = ("train.max_steps=1", "train.batch_size=1", "train.seq_len=16", "eval.enabled=false")
+    with pytest.warns(UserWarning, match="Error detected in MulBackward0"):
+        preset("anomaly", *small, code=1)
+    assert "MulBackward0" in capsys.readouterr().err
+
+
+def test_anomaly_does_not_stop_a_healthy_run(preset: Callable[..., Path]) -> None:
+    path = preset("anomaly", "train.max_steps=2", "train.batch_size=1", "train.seq_len=16", "eval.enabled=false")
+    assert set(logged(path, "train/loss")) == {1, 2}
+
+
+def test_profile_traces_its_window(preset: Callable[..., Path]) -> None:
+    path = preset("profile", "train.batch_size=1", "train.seq_len=16")
+    events = json.loads((path / "profiler_traces" / "steps_5_to_8.json").read_text())["traceEvents"]
+    assert sum(event.get("name", "").startswith("Optimizer.step#AdamW") for event in events) == 4

@@ -1,0 +1,93 @@
+"""What a run sets for its process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import forge
+from forge.config.resolve import resolve
+from forge.config.root import Config
+from forge.training.assemble import Parts
+from forge.training.device import Autocast, check_dtypes, set_up
+
+
+@pytest.fixture(autouse=True)
+def no_cublas_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run adds to the environment is taken out again."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "x")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+
+
+def config(*overrides: str) -> Config:
+    return resolve(forge.compose(["run.device=cpu", *overrides])).config
+
+
+def test_threads() -> None:
+    set_up(config("run.num_threads=3"))
+    assert torch.get_num_threads() == 3
+    set_up(config("run.num_threads=0"))
+    assert torch.get_num_threads() == 3
+
+
+def test_deterministic_is_set_and_taken_back() -> None:
+    set_up(config("run.deterministic=true"))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    set_up(config())
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_deterministic_has_no_effect_on_the_numbers_of_a_cpu(assembled: Callable[..., Parts]) -> None:
+    runs = [assembled(f"run.deterministic={flag}") for flag in ("false", "true")]
+    for parts in runs:
+        set_up(parts.config)
+        parts.loop.run()
+    for ours, theirs in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_matmul_precision(precision: str) -> None:
+    set_up(config(f"precision.matmul_precision={precision}"))
+    assert torch.get_float32_matmul_precision() == precision
+
+
+def test_anomaly_detection_is_set_and_taken_back() -> None:
+    set_up(config("run.detect_anomaly=true"))
+    assert torch.is_anomaly_enabled()
+    set_up(config())
+    assert not torch.is_anomaly_enabled()
+
+
+def test_cuda_without_a_gpu_is_said_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    chosen = config()
+    chosen.thaw()
+    chosen.run.device = "cuda"
+    with pytest.raises(ValueError, match=r"run\.device=cuda: this build of torch finds no usable GPU"):
+        set_up(chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "scales"), [("fp32", None, False), ("bf16", torch.bfloat16, False), ("fp16", torch.float16, True)]
+)
+def test_autocast_and_loss_scaling(name: str, dtype: torch.dtype | None, scales: bool) -> None:
+    autocast = Autocast(config(f"precision={name}", "precision.init_loss_scale=8"), torch.device("cpu"))
+    assert autocast.scaler.is_enabled() is scales
+    assert autocast.scaler.get_scale() == (8.0 if scales else 1.0)
+    with autocast():
+        assert torch.is_autocast_enabled("cpu") is (dtype is not None)
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == (dtype or torch.float32)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_weight_that_is_not_fp32_is_refused_by_its_name(assembled: Callable[..., Parts]) -> None:
+    model = assembled().model
+    check_dtypes(model)
+    model.blocks["1"].feed_forward.w_up.to(torch.bfloat16)
+    with pytest.raises(TypeError) as raised:
+        check_dtypes(model)
+    assert str(raised.value).endswith("these are not: blocks.1.feed_forward.w_up.weight (torch.bfloat16)")

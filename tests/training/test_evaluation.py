@@ -1,0 +1,108 @@
+"""Evaluation: a fixed set, no effect on training, and robust where the model is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from run_helpers import assert_bit_equal, logged, weights
+
+from forge.data import IGNORE_INDEX
+from forge.data.loader import eval_batches
+from forge.models.modes import evaluating
+from forge.training import evaluation
+from forge.training.assemble import Parts, assemble
+
+EVALUATE = ("eval.enabled=true", "eval.interval=2", "eval.steps=0", "eval.sample_prompts=[the]", "eval.sample_tokens=4")
+
+
+def test_each_target_of_the_split_is_scored_once(assembled: Callable[..., Parts]) -> None:
+    store = assembled().prepared.val
+    batches = list(eval_batches(store, seq_len=16, batch_size=4))
+    assert 1 <= len(batches[-1].tokens) < 4, "the last batch must be partial"
+    scored = torch.cat([b.targets[b.targets != IGNORE_INDEX] for b in batches])
+    assert scored.tolist() == store.read(1, len(store)).tolist()
+
+
+def test_eval_steps_takes_the_first_batches(assembled: Callable[..., Parts]) -> None:
+    parts = assembled(*EVALUATE, "eval.steps=2")
+    assert parts.evaluation is not None
+    tokens = parts.prepared.val.read(0, 2 * 4 * 16 + 1).astype(np.int64)
+    x, y = torch.from_numpy(tokens[:-1]).view(8, 16), torch.from_numpy(tokens[1:])
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(parts.model(x).flatten(0, 1), y).item()
+    assert parts.evaluation.run()["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_logits_are_taken_in_pieces_without_a_difference(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = assembled(*EVALUATE)
+    assert parts.evaluation is not None
+    whole = parts.evaluation.run()
+    monkeypatch.setattr(evaluation, "LOGITS_AT_ONCE", 7 * 300)  # 7 rows at once, of 64
+    assert parts.evaluation.run() == pytest.approx(whole, rel=1e-6)
+
+
+def test_the_mode_of_the_model_is_restored_also_after_an_error(assembled: Callable[..., Parts]) -> None:
+    parts = assembled(*EVALUATE)
+    assert parts.evaluation is not None
+    modes: list[bool] = []
+    hook = parts.model.norm.register_forward_hook(lambda module, x, y: modes.append(module.training))
+    for training in (True, False):
+        parts.model.train(training)
+        parts.evaluation.run()
+        assert parts.model.training is training
+    assert modes
+    assert not any(modes)
+    hook.remove()
+    parts.model.train()
+    parts.model.norm.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        parts.evaluation.run()
+    assert parts.model.training
+
+
+def test_evaluation_and_samples_do_not_change_training(assembled: Callable[..., Parts]) -> None:
+    runs = [assembled(), assembled(*EVALUATE, "eval.sample_interval=1")]
+    for parts in runs:
+        parts.loop.run()
+    assert_bit_equal(weights(runs[1].model), weights(runs[0].model))
+
+
+def test_compiled_models_are_evaluated_and_sampled_without_compiling_anew(new_run: Callable[..., Path]) -> None:
+    """The last batch is smaller, and eval mode alone would compile every block again."""
+    torch.compiler.reset()
+    plain, compiled = (
+        assemble(new_run(*EVALUATE, "model.n_layers=3", *more))
+        for more in ((), ("train.compile_model=true", "train.compile_backend=eager"))
+    )
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for parts in (plain, compiled):
+            parts.loop.run()
+    assert compiled.model.blocks["0"]._compiled_call_impl is not None
+    for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert compiled.evaluation is not None
+    assert plain.evaluation is not None
+    assert compiled.evaluation.metrics == pytest.approx(plain.evaluation.metrics, rel=1e-5)
+
+
+def test_the_stance_of_the_compiler_comes_back(assembled: Callable[..., Parts]) -> None:
+    torch.compiler.reset()
+    model = assembled("train.compile_model=true", "train.compile_backend=eager").model
+    compiled = torch._dynamo.utils.counters["stats"]
+    tokens = torch.zeros(1, 16, dtype=torch.int64)
+    with evaluating(model):
+        model(tokens)
+    before = compiled["unique_graphs"]
+    model(tokens)
+    assert compiled["unique_graphs"] == before + 1
+
+
+def test_evaluated_at_every_interval_and_once_at_the_end(trained: Callable[..., Path]) -> None:
+    assert set(logged(trained(*EVALUATE, "train.max_steps=5"), "eval/loss")) == {2, 4, 5}
+    path = trained(*EVALUATE, "train.max_steps=4")
+    assert set(logged(path, "eval/loss")) == {2, 4}
+    assert len([line for line in (path / "metrics.jsonl").read_text().splitlines() if "eval/loss" in line]) == 2

@@ -1,0 +1,138 @@
+"""Options of training that no other test of this folder turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_helpers import assert_bit_equal, logged, weights
+
+from forge.training import samples
+from forge.training.assemble import Parts
+
+SAMPLES = ("eval.enabled=true", "eval.interval=100", "eval.steps=1", "eval.sample_prompts=[the sea,ship]")
+
+
+def read_samples(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_activation_checkpointing_changes_no_bit(assembled: Callable[..., Parts], mode: str) -> None:
+    runs = [assembled(f"train.activation_checkpointing={chosen}") for chosen in ("none", mode)]
+    for parts in runs:
+        parts.loop.run()
+    assert_bit_equal(weights(runs[1].model), weights(runs[0].model))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loader_processes_and_prefetch_change_no_bit(assembled: Callable[..., Parts], workers: int) -> None:
+    runs = [assembled(), assembled(f"data.num_workers={workers}", "data.prefetch_factor=3", "data.pin_memory=false")]
+    for parts in runs:
+        parts.loop.run()
+    assert_bit_equal(weights(runs[1].model), weights(runs[0].model))
+
+
+def test_loader_processes_end_with_the_run(assembled: Callable[..., Parts]) -> None:
+    import multiprocessing
+
+    parts = assembled("data.num_workers=2")
+    parts.loop.run()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_loader_process_ends_for_its_rank_only(assembled: Callable[..., Parts]) -> None:
+    import multiprocessing
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    parts = assembled("data.num_workers=1")
+    next(parts.loop.loader)
+    (process,) = multiprocessing.active_children()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        subprocess.run([sys.executable, "-c", f"import os; os.kill({process.pid}, {int(number)})"], check=True)
+    next(parts.loop.loader)
+    assert process.is_alive()
+    os.kill(process.pid or 0, signal.SIGTERM)
+    process.join(5)
+    assert process.exitcode == 0
+    parts.loop.loader.close()
+
+
+def test_compiled_training_is_that_of_the_plain_model(assembled: Callable[..., Parts]) -> None:
+    runs = [assembled(), assembled("train.compile_model=true", "train.compile_backend=aot_eager")]
+    for parts in runs:
+        parts.loop.run()
+    for ours, theirs in zip(runs[1].model.parameters(), runs[0].model.parameters(), strict=True):
+        assert (ours - theirs).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
+def test_sample_interval_and_prompts(trained: Callable[..., Path], interval: int, steps: list[int]) -> None:
+    path = trained(*SAMPLES, "train.max_steps=5", f"eval.sample_interval={interval}", "eval.sample_tokens=3")
+    found = [(sample["step"], sample["prompt"]) for sample in read_samples(path)]
+    assert found == [(step, prompt) for step in steps for prompt in ("the sea", "ship")]
+
+
+def test_sampling_options_reach_the_sampler(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    real = samples.generate
+
+    def spy(model: Any, tokens: Any, max_new: int, **options: Any) -> Any:
+        asked.append({"tokens": max_new, **options})
+        return real(model, tokens, max_new, **options)
+
+    monkeypatch.setattr(samples, "generate", spy)
+    trained(*SAMPLES, "seed=7", "eval.sample_tokens=5", "eval.sample_temperature=0.3", "eval.sample_top_k=9")
+    eos = asked[0].pop("eos_id")
+    assert isinstance(eos, int)
+    assert asked[0] == {"tokens": 5, "temperature": 0.3, "top_k": 9, "seed": 7}
+    assert len(asked) == 2
+
+
+def test_greedy_samples_are_those_of_the_model(trained: Callable[..., Path]) -> None:
+    import torch
+
+    from forge.training.load_run import load_run
+
+    path = trained(*SAMPLES, "eval.sample_temperature=0", "eval.sample_tokens=4")
+    run = load_run(path)
+    tokens = run.tokenizer.encode("ship")
+    for _ in range(4):
+        with torch.no_grad():
+            tokens.append(int(run.model(torch.tensor([tokens]))[0, -1].argmax()))
+    assert "ship" + read_samples(path)[1]["text"] == run.tokenizer.decode(tokens)
+
+
+def test_the_console_shows_samples_and_the_summary_only_when_on(trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ("--- sample at step 6 ---", "step 6/6 | loss", "all steps done, after 6 steps", "bits per byte")
+    trained(*SAMPLES)
+    silent = capsys.readouterr().out
+    trained(*SAMPLES, "metrics.enable_console=true")
+    shown = capsys.readouterr().out
+    assert [text in silent for text in texts] == [False] * 4
+    assert [text in shown for text in texts] == [True] * 4
+
+
+def test_tensorboard_goes_where_it_is_told(trained: Callable[..., Path]) -> None:
+    path = trained("metrics.enable_tensorboard=true", "metrics.tensorboard_dir=board", "train.max_steps=2")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(path / "board"))
+    events.Reload()
+    assert {e.step: e.value for e in events.Scalars("train/loss")} == pytest.approx(logged(path, "train/loss"))
+
+
+def test_log_interval(trained: Callable[..., Path]) -> None:
+    assert set(logged(trained("metrics.log_interval=4", "train.max_steps=10"), "train/loss")) == {4, 8, 10}
+
+
+def test_no_run_evaluates_or_samples_when_evaluation_is_off(trained: Callable[..., Path]) -> None:
+    path = trained(*SAMPLES, "eval.enabled=false")
+    assert logged(path, "eval/loss") == {}
+    assert not (path / "samples.jsonl").exists()

@@ -1,0 +1,233 @@
+"""When a run ends: steps, epochs, time, a target, no improvement; and in which order its callbacks hear of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_helpers import logged
+
+from forge.config import serialize
+from forge.config.eval import Eval
+from forge.training.assemble import Parts, assemble
+from forge.training.callback import Callback
+from forge.training.stopping import EarlyStopping, TimeLimit
+
+
+class Recorder(Callback):
+    """Writes down each moment with its own name and the step it was at."""
+
+    def __init__(self, name: str, moments: list[tuple[str, str, int]]) -> None:
+        self.name, self.moments = name, moments
+
+    def on_start(self, loop: Any) -> None:
+        self.moments.append((self.name, "start", loop.state.step))
+        assert not loop.ending
+
+    def on_step_end(self, loop: Any, output: Any) -> None:
+        self.moments.append((self.name, "step", loop.state.step))
+        assert loop.state.samples == 4 * loop.state.step
+        assert loop.state.tokens == 16 * loop.state.samples
+        if loop.state.step == 1:
+            loop.evaluated({"loss": 1.0})
+
+    def on_evaluation(self, loop: Any, metrics: dict[str, float]) -> None:
+        self.moments.append((self.name, "evaluation", loop.state.step))
+
+    def on_end(self, loop: Any) -> None:
+        self.moments.append((self.name, "end", loop.state.step))
+        assert loop.ending
+
+    def close(self) -> None:
+        self.moments.append((self.name, "close", -1))
+
+
+def record(parts: Parts, names: str) -> list[tuple[str, str, int]]:
+    moments: list[tuple[str, str, int]] = []
+    parts.loop.callbacks = [Recorder(name, moments) for name in names]
+    return moments
+
+
+def test_the_order_of_moments(assembled: Callable[..., Parts]) -> None:
+    parts = assembled("train.max_steps=2")
+    moments = record(parts, "ab")
+    parts.loop.run()
+    first = [("a", "step", 1), ("a", "evaluation", 1), ("b", "evaluation", 1)]
+    second = [("b", "step", 1), ("a", "evaluation", 1), ("b", "evaluation", 1), ("a", "step", 2), ("b", "step", 2)]
+    edges = [("a", "end", 2), ("b", "end", 2), ("b", "close", -1), ("a", "close", -1)]
+    assert moments == [("a", "start", 0), ("b", "start", 0), *first, *second, *edges]
+
+
+def test_all_callbacks_are_closed_when_an_update_and_a_close_fail(assembled: Callable[..., Parts]) -> None:
+    parts = assembled()
+    moments = record(parts, "abc")
+    parts.loop.callbacks[1].close = lambda: 1 / 0  # type: ignore[method-assign]
+    parts.model.norm.register_forward_hook(lambda *_: [].pop())
+    with pytest.raises(ZeroDivisionError) as raised:
+        parts.loop.run()
+    assert isinstance(raised.value.__context__, IndexError)
+    assert moments[-2:] == [("c", "close", -1), ("a", "close", -1)]
+
+
+def test_max_steps(trained: Callable[..., Path]) -> None:
+    path = trained("train.max_steps=3")
+    result = json.loads((path / "result.json").read_text())
+    assert (result["status"], result["reason"], result["step"], result["tokens"]) == ("finished", "end", 3, 3 * 4 * 16)
+    assert set(logged(path, "train/loss")) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "stable"), [((), None), (("scheduler=wsd", "scheduler.warmup_steps=2"), True), (("scheduler.decay_steps=77",), None)]
+)
+def test_max_epochs_becomes_steps_and_the_schedule_follows(
+    new_run: Callable[..., Path], options: tuple[str, ...], stable: bool | None
+) -> None:
+    path = new_run("train.max_steps=10000", "train.max_epochs=0.05", *options)
+    parts = assemble(path)
+    sequences = (len(parts.prepared.train) - 1) // 16
+    steps = math.ceil(0.05 * sequences / 4)
+    assert 5 < steps < 100
+    schedule: Any = parts.config.scheduler
+    if stable:
+        assert schedule.decay_steps == round(0.2 * steps)
+        assert schedule.stable_steps == steps - 2 - schedule.decay_steps
+    else:
+        assert schedule.decay_steps == (77 if options else steps - 2)
+    assert serialize.load(path / "config.yaml") == parts.config
+    assert serialize.load(path / "config.yaml").train.max_steps == steps
+    derived = {d["key"]: d["value"] for d in json.loads((path / "derived.json").read_text())}
+    assert derived["train.max_steps"] == steps
+    assert derived.get("scheduler.decay_steps", 77) == schedule.decay_steps
+    parts.loop.run()
+    assert max(logged(path, "lr")) == steps
+    if not options:
+        assert logged(path, "lr")[steps] == pytest.approx(0.1 * 0.01)  # the floor, at the last step
+
+
+def test_max_epochs_beyond_max_steps_changes_nothing(new_run: Callable[..., Path]) -> None:
+    path = new_run("train.max_steps=5", "train.max_epochs=3")
+    before = (path / "config.yaml").read_text()
+    assert assemble(path).loop.end_step == 5
+    assert (path / "config.yaml").read_text() == before
+
+
+def test_max_time_ends_the_run_between_steps(new_run: Callable[..., Path]) -> None:
+    parts = assemble(new_run("train.max_steps=1000", f"train.max_time={0.3 / 60}"))
+    parts.loop.callbacks.insert(0, Sleeper(0.1))
+    began = time.perf_counter()
+    assert parts.loop.run() == "max_time"
+    assert 0.3 <= time.perf_counter() - began < 1.5
+    assert 1 < parts.loop.state.step <= 3
+
+
+class Sleeper(Callback):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_step_end(self, loop: Any, output: Any) -> None:
+        time.sleep(self.seconds)
+
+
+class FakeLoop:
+    """What a callback asks of a loop, with a clock set by hand."""
+
+    def __init__(self) -> None:
+        self.state, self.reason, self.seconds = type("State", (), {"step": 10})(), None, 0.0
+
+    def stop(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def training_seconds(self) -> float:
+        return self.seconds
+
+
+def test_time_of_the_resumed_run_counts() -> None:
+    loop, first, second = FakeLoop(), TimeLimit(1.0), TimeLimit(1.0)
+    loop.seconds = 40.0
+    first.on_step_end(loop, None)  # type: ignore[arg-type]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == {"used": 40.0}
+    for seconds, reason in ((19.9, None), (20.0, "max_time")):
+        loop.seconds = seconds
+        second.on_step_end(loop, None)  # type: ignore[arg-type]
+        assert loop.reason == reason
+
+
+def stops_at(values: list[float], **options: Any) -> tuple[int, str] | None:
+    """Number of the evaluation that stops the run, and why."""
+    callback, loop = EarlyStopping(Eval(interval=10, **options)), FakeLoop()
+    for number, value in enumerate(values, start=1):
+        loop.state.step = 10 * number
+        callback.on_evaluation(loop, {"loss": value, "token_accuracy": value})  # type: ignore[arg-type]
+        if loop.reason:
+            return number, loop.reason
+    return None
+
+
+def test_target_in_both_directions() -> None:
+    assert stops_at([3.0, 2.0, 1.9], target=2.0) == (2, "target")
+    assert stops_at([3.0, 2.01], target=2.0) is None
+    assert stops_at([0.1, 0.5, 0.6], target=0.5, metric="token_accuracy") == (2, "target")
+    assert stops_at([0.1, 0.49], target=0.5, metric="token_accuracy") is None
+
+
+def test_patience_counts_evaluations_without_improvement() -> None:
+    assert stops_at([3.0, 2.0, 2.1, 2.0, 1.0], patience=2) == (4, "patience")
+    assert stops_at([3.0, 2.0, 2.1, 1.9, 2.0, 1.8], patience=2) is None
+    assert stops_at([0.3, 0.4, 0.4, 0.3], patience=2, metric="token_accuracy") == (4, "patience")
+    assert stops_at([0.3, 0.2, 0.4, 0.3, 0.5], patience=2, metric="token_accuracy") is None
+    assert stops_at([1.0, 2.0, 3.0, 4.0], patience=0) is None
+
+
+def test_min_delta_is_the_least_improvement() -> None:
+    assert stops_at([3.0, 2.95, 2.91], patience=2, min_delta=0.1) == (3, "patience")  # both within 0.1 of the best
+    assert stops_at([3.0, 2.95, 2.85, 2.8], patience=2, min_delta=0.1) is None
+    assert stops_at([0.5, 0.55, 0.58], patience=2, min_delta=0.1, metric="token_accuracy") == (3, "patience")
+
+
+def test_a_nan_never_improves() -> None:
+    assert stops_at([3.0, math.nan, math.nan], patience=2) == (3, "patience")
+    assert stops_at([math.nan, 3.0, 3.1, 3.1], patience=2) == (4, "patience")
+
+
+def test_the_evaluation_of_the_end_is_no_part_of_patience() -> None:
+    callback, loop = EarlyStopping(Eval(interval=10, patience=2)), FakeLoop()
+    callback.on_evaluation(loop, {"loss": 2.0})  # type: ignore[arg-type]
+    loop.state.step = 17
+    callback.on_evaluation(loop, {"loss": 1.0})  # type: ignore[arg-type]
+    assert callback.state_dict() == {"best": 2.0, "waited": 0}
+
+
+def test_target_and_patience_end_a_real_run(trained: Callable[..., Path]) -> None:
+    evaluate = ("eval.enabled=true", "eval.interval=2", "eval.steps=2", "eval.sample_prompts=[]", "train.max_steps=40")
+    path = trained(*evaluate, "eval.target=5.6")
+    losses, result = logged(path, "eval/loss"), json.loads((path / "result.json").read_text())
+    assert result["reason"] == "target"
+    assert result["step"] == max(losses) < 40
+    assert [step for step, loss in losses.items() if loss <= 5.6] == [result["step"]]
+    assert result["metrics"]["eval/loss"] == losses[result["step"]]
+    assert result["metrics"]["eval/step"] == result["step"]
+    path = trained(*evaluate, "eval.patience=2", "eval.min_delta=100")
+    result = json.loads((path / "result.json").read_text())
+    assert (result["reason"], result["step"]) == ("patience", 6)
+    assert (path / "checkpoints" / "step_6").is_dir()
+
+
+def test_overfit_batches_reads_the_same_data_again(assembled: Callable[..., Parts]) -> None:
+    seen: list[torch.Tensor] = []
+    for option in ("data.overfit_batches=2", "data.overfit_batches=0"):
+        parts = assembled(option)
+        hook = parts.model.embedding.register_forward_pre_hook(lambda module, x: seen.append(x[0].clone()))
+        parts.loop.run()
+        hook.remove()
+    repeated, fresh = seen[:6], seen[6:]
+    assert all(torch.equal(repeated[i], repeated[i % 2]) for i in range(6))
+    assert torch.equal(repeated[0], fresh[0])
+    assert torch.equal(repeated[1], fresh[1])
+    assert len({tuple(x.flatten().tolist()) for x in fresh}) == 6

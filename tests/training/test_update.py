@@ -1,0 +1,188 @@
+"""The update against a plain loop written out by hand, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forge.config.model import Decoder as DecoderConfig
+from forge.config.objective import Pretrain as PretrainConfig
+from forge.config.optimizer import AdamW as AdamWConfig
+from forge.config.precision import Precision
+from forge.config.scheduler import Cosine
+from forge.data.loader import Batch, Step
+from forge.models.decoder import Decoder
+from forge.models.init import init_weights
+from forge.objectives.pretrain import Pretrain
+from forge.optim.adamw import adamw
+from forge.optim.schedules import cosine
+from forge.training.device import Autocast, set_up
+from forge.training.step import Update
+
+VOCAB, SEQ, STEPS = 37, 6, 4
+SHAPE = DecoderConfig(dim=16, n_layers=2, n_heads=2, n_kv_heads=1, vocab_size=VOCAB, max_seq_len=SEQ, ffn_hidden_dim=24, init_std=0.3)
+
+
+def decoder(dtype: torch.dtype = torch.float64) -> Decoder:
+    model = Decoder(SHAPE)
+    init_weights(model, 0)
+    return model.to(dtype)
+
+
+def autocast(mixed_precision: str = "fp32", **options: Any) -> Autocast:
+    return Autocast(SimpleNamespace(precision=Precision(mixed_precision=mixed_precision, **options)), torch.device("cpu"))  # type: ignore[arg-type]
+
+
+def make_update(model: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float = 0.0, **options: Any) -> Update:
+    parts = {"objective": Pretrain(PretrainConfig()), "schedule": lambda step: 1.0, "autocast": autocast()} | options
+    return Update(model=model, optimizer=optimizer, clip_norm=clip, **parts)
+
+
+def global_batches(*, masked: bool) -> list[tuple[Tensor, Tensor]]:
+    """Tokens and targets [8, seq] of each step; masked: the first rows lose most targets, the last ones few, one all."""
+    draw = torch.Generator().manual_seed(1)
+    found = []
+    for _ in range(STEPS):
+        tokens, targets = torch.randint(VOCAB, (2, 8, SEQ), generator=draw)
+        if masked:
+            for row, kept in enumerate((1, 2, 0, 1, 6, 5, 6, 4)):
+                targets[row, kept:] = -100
+        found.append((tokens, targets))
+    return found
+
+
+def as_step(tokens: Tensor, targets: Tensor, accumulation: int) -> Step:
+    batches = [Batch(*pair) for pair in zip(tokens.chunk(accumulation), targets.chunk(accumulation), strict=True)]
+    return Step(batches=batches, n_targets=int((targets != -100).sum()))
+
+
+def plain_sgd(model: Decoder, data: list[tuple[Tensor, Tensor]], lrs: dict[str, float], clip: float) -> tuple[list[float], list[float]]:
+    """Gradient descent without an optimizer, whole batches at once; losses and gradient norms before clipping."""
+    losses, norms = [], []
+    for tokens, targets in data:
+        model.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="mean")
+        loss.backward()
+        norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
+        scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p -= lrs["head" if name.startswith("output") else "rest"] * scale * p.grad
+        losses.append(loss.item())
+        norms.append(norm)
+    return losses, norms
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 1e9], ids=["no_clip", "clipped", "clip_too_large_to_act"])
+@pytest.mark.parametrize("masked", [False, True], ids=["all_targets", "masked_unevenly"])
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_several_updates_equal_a_plain_loop(accumulation: int, masked: bool, clip: float) -> None:
+    data, lrs = global_batches(masked=masked), {"head": 0.02, "rest": 0.1}
+    reference, model = decoder(), decoder()
+    losses, norms = plain_sgd(reference, data, lrs, clip)
+    assert clip != 0.5 or min(norms) > 0.5, "the clipped case must clip"
+    head = [p for name, p in model.named_parameters() if name.startswith("output")]
+    rest = [p for name, p in model.named_parameters() if not name.startswith("output")]
+    groups = [{"params": head, "lr": lrs["head"]}, {"params": rest, "lr": lrs["rest"]}]
+    update = make_update(model, torch.optim.SGD(groups), clip=clip)
+    for number, (tokens, targets) in enumerate(data):
+        output = update(as_step(tokens, targets, accumulation), number)
+        assert output.n_targets == int((targets != -100).sum())
+        assert output.sums["ce"].item() / output.n_targets == pytest.approx(losses[number], rel=1e-12)
+        assert output.grad_norm.item() == pytest.approx(norms[number], rel=1e-11)
+    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12, msg=name)
+
+
+def test_adamw_update_equals_torch_by_hand_in_fp32() -> None:
+    data = global_batches(masked=False)
+    section = AdamWConfig(lr=0.01, fused=False)
+    reference, model = decoder(torch.float32), decoder(torch.float32)
+    by_hand = adamw(section, model=reference)
+    for tokens, targets in data:
+        F.cross_entropy(reference(tokens).flatten(0, 1), targets.flatten()).backward()
+        by_hand.step()
+        by_hand.zero_grad()
+    update = make_update(model, adamw(section, model=model))
+    for number, (tokens, targets) in enumerate(data):
+        update(as_step(tokens, targets, 1), number)
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_lr_of_every_update_is_the_schedules_and_groups_keep_their_ratio() -> None:
+    model = decoder()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD([{"params": parameters[:3], "lr": 0.4}, {"params": parameters[3:], "lr": 0.1}])
+    used: list[list[float]] = []
+    optimizer.register_step_pre_hook(lambda *_: used.append([group["lr"] for group in optimizer.param_groups]))
+    update = make_update(model, optimizer, schedule=cosine(Cosine(warmup_steps=2, decay_steps=4, min_lr_ratio=0.1)))
+    factors = [0.5, 1.0, *(0.1 + 0.9 * (1 + math.cos(math.pi * k / 4)) / 2 for k in (1, 2, 3, 4))]
+    tokens, targets = global_batches(masked=False)[0]
+    reported = [update(as_step(tokens, targets, 1), number).lr for number in range(6)]
+    assert used == [pytest.approx([0.4 * f, 0.1 * f], rel=1e-12) for f in factors]
+    assert reported == pytest.approx([0.4 * f for f in factors], rel=1e-12)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_fp16_skips_an_update_with_infinite_gradients_and_halves_the_scale(fused: bool) -> None:
+    model = decoder(torch.float32)
+    optimizer = adamw(AdamWConfig(lr=0.01, fused=fused), model=model)
+    precision = autocast("fp16", init_loss_scale=1024.0)
+    update = make_update(model, optimizer, clip=1.0, autocast=precision)
+    data = global_batches(masked=False)
+    update(as_step(*data[0], 2), 0)
+    before, moments = [p.detach().clone() for p in model.parameters()], [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
+    poison = model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
+    output = update(as_step(*data[1], 2), 1)
+    poison.remove()
+    assert not math.isfinite(output.grad_norm.item())
+    assert precision.scaler.get_scale() == 512.0
+    for p, old, moment in zip(model.parameters(), before, moments, strict=True):
+        assert torch.equal(p, old)
+        assert torch.equal(optimizer.state[p]["exp_avg"], moment)
+        assert optimizer.state[p]["step"].item() == 1
+    update(as_step(*data[2], 2), 2)
+    assert all(optimizer.state[p]["step"].item() == 2 for p in model.parameters())
+    assert precision.scaler.get_scale() == 512.0
+    assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(("format", "epsilon"), [("bf16", 2**-8), ("fp16", 2**-11)])
+def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(format: str, epsilon: float) -> None:
+    data = global_batches(masked=True)
+    results: dict[str, tuple[Tensor, list[float]]] = {}
+    for chosen in ("fp32", format):
+        model = decoder(torch.float32)
+        seen: set[torch.dtype] = set()
+        model.blocks["0"].feed_forward.w_down.register_forward_hook(lambda module, x, y, seen=seen: seen.add(y.dtype))
+        update = make_update(model, torch.optim.SGD(model.parameters(), lr=0.1), autocast=autocast(chosen))
+        norms = [update(as_step(*pair, 2), number).grad_norm.item() for number, pair in enumerate(data)]
+        assert seen == {{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[chosen]}
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        results[chosen] = torch.cat([p.detach().flatten() for p in model.parameters()]), norms
+    (exact, exact_norms), (rounded, norms) = results["fp32"], results[format]
+    assert norms == pytest.approx(exact_norms, rel=8 * epsilon)
+    assert not torch.equal(exact, rounded)
+    assert torch.linalg.norm(exact - rounded) < 4 * epsilon * torch.linalg.norm(exact)
+
+
+def test_anomaly_detection_names_the_operation(assembled: Callable[..., Any]) -> None:
+    class RootOfNothing:
+        def __call__(self, model: Any, batch: Batch) -> Any:
+            total = (model.hidden(batch.tokens) * 0).sum().sqrt()  # its gradient is infinite, times 0
+            return SimpleNamespace(total=total, sums={"ce": total.detach()})
+
+    parts = assembled("run.detect_anomaly=true", "eval.enabled=false")
+    parts.loop.update.objective = RootOfNothing()
+    with pytest.warns(UserWarning, match="Error detected in MulBackward0"), pytest.raises(RuntimeError, match="MulBackward0"):
+        parts.loop.run()
+    set_up(parts.config)
+    assert torch.is_anomaly_enabled()

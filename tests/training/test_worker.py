@@ -1,0 +1,128 @@
+"""The worker: exit codes, and errors that are said once."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge import worker
+from forge.training import assemble as assembling
+from forge.training.callback import Callback
+
+
+@pytest.fixture
+def failing(new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], Path]:
+    """A run whose second update raises."""
+
+    def make(error: BaseException) -> Path:
+        class Failing(Callback):
+            def on_step_end(self, loop: Any, output: Any) -> None:
+                if loop.state.step == 2:
+                    raise error
+
+        monkeypatch.setattr(assembling, "Signals", lambda timeout: Failing())
+        return new_run()
+
+    return make
+
+
+def test_a_mistake_of_the_user_is_said_without_a_traceback(failing: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    path = failing(ValueError("data.path=x: line 3 is no JSON"))
+    assert worker.main([str(path)]) == 2
+    assert capsys.readouterr().err == f"\ndata.path=x: line 3 is no JSON\n(the traceback is in {path}/error.json)\n"
+    error = json.loads((path / "error.json").read_text())
+    assert (error["type"], error["message"], error["rank"]) == ("ValueError", "data.path=x: line 3 is no JSON", 0)
+    assert "in on_step_end" in error["traceback"]
+    assert not (path / "result.json").exists()
+
+
+def test_an_unexpected_error_shows_its_traceback_once(failing: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    path = failing(KeyError("wk"))
+    assert worker.main([str(path)]) == 1
+    shown = capsys.readouterr().err
+    assert shown.count("Traceback (most recent call last)") == shown.count("KeyError: 'wk'") == 1
+    assert "in on_step_end" in shown
+    assert json.loads((path / "error.json").read_text())["traceback"] == shown
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:115] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+    ids=["python", "cpu", "cuda"],
+)
+def test_out_of_memory_says_what_to_lower(failing: Callable[..., Path], capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    assert worker.main([str(failing(error))]) == 1
+    shown = capsys.readouterr().err
+    assert "out of memory: lower train.batch_size (and raise train.grad_accum_steps)" in shown
+    assert str(error) in shown
+    assert "Traceback" not in shown
+
+
+def test_a_failure_of_the_file_system_is_readable(failing: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert worker.main([str(failing(OSError(28, "No space left on device")))]) == 1
+    shown = capsys.readouterr().err
+    assert "No space left on device" in shown
+    assert "Traceback" not in shown
+
+
+def test_a_directory_without_a_config_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert worker.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{tmp_path} is no run directory: it has no config.yaml\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_outside_the_loop(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    path = new_run()
+    monkeypatch.setattr(assembling, "prepare", interrupted)
+    assert worker.main([str(path)]) == 130
+    assert capsys.readouterr().err == "\ninterrupted outside of the training loop\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2], ids=lambda n: n.name)
+def test_a_signal_within_this_process(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """The step is finished and saved, the handlers are put back, and twice within a second is once."""
+    build = assembling.Logger.on_step_end
+
+    def signalled(self: Any, loop: Any, output: Any) -> None:
+        build(self, loop, output)
+        if loop.state.step == 2:
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(assembling.Logger, "on_step_end", signalled)
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)}
+    path = new_run("train.max_steps=50", "eval.enabled=true", "eval.interval=40", "eval.steps=1", "eval.sample_prompts=[a]")
+    assert worker.main([str(path)]) == 128 + number
+    assert {n: signal.getsignal(n) for n in before} == before
+    result = json.loads((path / "result.json").read_text())
+    assert (result["status"], result["reason"], result["step"]) == ("stopped", number.name, 3)
+    assert set(result["metrics"]) == {"tokens_per_second"}
+    assert [p.name for p in (path / "checkpoints").iterdir()] == ["step_3"]
+    assert not (path / "samples.jsonl").exists()
+    assert capfd.readouterr().err.count(number.name) == 1
+
+
+def test_no_progress_bar_before_the_run_starts(new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run that is refused while it is put together has not taken the terminal, nor opened a tracker."""
+    opened: list[Any] = []
+    monkeypatch.setattr(assembling, "build_trackers", lambda *a, **k: opened.append(a))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert worker.main([str(new_run("metrics.enable_console=true", f"checkpoint.load_path={empty}"))]) == 2
+    assert opened == []

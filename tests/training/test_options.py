@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from run_helpers import assert_bit_equal, logged, weights
 
-from forge.training import samples
+from forge.training import writing
 from forge.training.assemble import Parts
 
 SAMPLES = ("eval.enabled=true", "eval.interval=100", "eval.steps=1", "eval.sample_prompts=[the sea,ship]")
@@ -81,13 +81,13 @@ def test_sample_interval_and_prompts(trained: Callable[..., Path], interval: int
 
 def test_sampling_options_reach_the_sampler(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    real = samples.generate
+    real = writing.generate
 
     def spy(model: Any, tokens: Any, max_new: int, **options: Any) -> Any:
         asked.append({"tokens": max_new, **options})
         return real(model, tokens, max_new, **options)
 
-    monkeypatch.setattr(samples, "generate", spy)
+    monkeypatch.setattr(writing, "generate", spy)
     trained(*SAMPLES, "seed=7", "eval.sample_tokens=5", "eval.sample_temperature=0.3", "eval.sample_top_k=9")
     eos = asked[0].pop("eos_id")
     assert isinstance(eos, int)
@@ -136,3 +136,8 @@ def test_no_run_evaluates_or_samples_when_evaluation_is_off(trained: Callable[..
     path = trained(*SAMPLES, "eval.enabled=false")
     assert logged(path, "eval/loss") == {}
     assert not (path / "samples.jsonl").exists()
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_training(assembled: Callable[..., Parts]) -> None:
+    with pytest.raises(ValueError, match=r"eval\.sample_prompts: a prompt has \d+ tokens, more than model\.max_seq_len=\d+; shorten it"):
+        assembled("eval.enabled=true", f"eval.sample_prompts=[{'x' * 400}]")

@@ -39,7 +39,7 @@ def illegal(override: Override, library: Library) -> Problem | None:
     if override.is_sweep_override():
         return problem(f"{group} has several values, and this is not a sweep.", "choose one")
     value = override.value()
-    if override.package is not None and group in library.places():
+    if override.package is not None and group in library.places:
         return problem(f"{group} has one place in the config.", f"write {group}={override.get_value_string()}")
     if value is None and group in OPTIONAL:
         return None
@@ -55,7 +55,7 @@ def illegal(override: Override, library: Library) -> Problem | None:
         if name not in options and library.file_of(f"{group}/{name}") is None:
             fix = did_you_mean([f"{group}={option}" for option in closest(name, options)]) or f"options: {', '.join(options)}"
             return problem(f"there is no {group} named '{name}'.", fix)
-    if group not in library.places() and not override.is_add():
+    if group not in library.places and not override.is_add():
         return problem(f"{group} has no place of its own in the config.", f"write +{text.lstrip('+')}")
     return None
 
@@ -91,7 +91,7 @@ def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
         result = [other for other in result if other.key_or_group != group or other.package != override.package]
         if override.value() is None:
             override = parse(f"~{group}")
-        elif override.type is not OverrideType.CHANGE and group in library.places():
+        elif override.type is not OverrideType.CHANGE and group in library.places:
             override.type = OverrideType.CHANGE
         result.append(override)
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
@@ -29,6 +30,15 @@ class Composition:
     files: list[tuple[str, str]]
     applied: dict[str, str]
     problems: list[Problem] = field(default_factory=list)
+
+    @cached_property
+    def lines(self) -> dict[str, str]:
+        """File and line of every value that a file of this composition sets."""
+        return written(self.library, self.files)
+
+    def written_at(self, key: str) -> str:
+        """'command line', or the file and line that set a key, or nothing when its default stands."""
+        return COMMAND_LINE if key in self.applied else self.lines.get(key, "")
 
     def typed(self) -> Config:
         """The config as dataclasses. Call it on a sound composition."""
@@ -59,29 +69,28 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -
     refused = {id(o): problem for o in chosen if (problem := groups.illegal(o, library))}
     merged, faults = groups.merge(library, [o for o in chosen if id(o) not in refused])
     problems += [*refused.values(), *faults]
-    lines = written(library, merged.files)
     tree, names = merged.tree, library.groups()
-    if tree.run._get_node("trust")._value() not in ([], "???"):
-        fix = "set it on the command line or in code only, so that no file can widen what is built"
-        problems.append(Problem(key="run.trust", what="a file sets run.trust.", fix=fix, where=lines.get("run.trust", "")))
-        tree.run.trust = []
-    applied: dict[str, str] = {}
-    for override in assigned:
-        problem = values.apply(tree, override, names)
-        if problem is not None:
-            problems.append(problem)
-        else:
-            applied[override.key_or_group] = override.input_line or ""
-    problems += values.open_ends(tree, lines | dict.fromkeys(applied, COMMAND_LINE))
-    return Composition(
+    composition = Composition(
         tree=tree,
         library=library,
         overrides=tuple(overrides),
         choices=merged.choices,
         files=merged.files,
-        applied=applied,
+        applied={},
         problems=problems,
     )
+    if tree.run._get_node("trust")._value() not in ([], "???"):
+        fix = "set it on the command line or in code only, so that no file can widen what is built"
+        problems.append(Problem(key="run.trust", what="a file sets run.trust.", fix=fix, where=composition.lines.get("run.trust", "")))
+        tree.run.trust = []
+    for override in assigned:
+        problem = values.apply(tree, override, names)
+        if problem is not None:
+            problems.append(problem)
+        else:
+            composition.applied[override.key_or_group] = override.input_line or ""
+    problems += values.open_ends(tree, composition.written_at)
+    return composition
 
 
 def _split(items: list[Override], first) -> tuple[list[Override], list[Override]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
@@ -50,13 +51,15 @@ class Library:
     def groups(self) -> list[str]:
         """Names of the groups a user chooses from, in the order of conf/config.yaml."""
         found = self.repository.get_group_options("", ObjectType.GROUP)
-        order = self.places()
+        order = self.places
         known = [name for name in order if name in found]
         return known + [name for name in found if name not in order and name not in ("schema", "hydra")]
 
+    @cached_property
     def places(self) -> list[str]:
         """The groups that conf/config.yaml has a place for; another of the user's own is added with `+`."""
-        entries = [next(iter(entry)) for entry in self._primary_defaults() if isinstance(entry, dict)]
+        defaults = yaml.safe_load((CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))["defaults"]
+        entries = [next(iter(entry)) for entry in defaults if isinstance(entry, dict)]
         return [name.removeprefix("optional ").removeprefix("override ") for name in entries]
 
     def options(self, group: str) -> list[str]:
@@ -88,11 +91,6 @@ class Library:
             if source.scheme() == "file" and source.is_config(config_path):
                 return Path(source.path, config_path).with_suffix(".yaml")
         return None
-
-    def _primary_defaults(self) -> list[Any]:
-        import yaml
-
-        return yaml.safe_load((CONF / f"{PRIMARY}.yaml").read_text())["defaults"]
 
 
 def parse(text: str) -> Override:

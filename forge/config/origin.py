@@ -9,15 +9,12 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from forge.config.compose import Composition
-from forge.config.lines import display, written
-from forge.config.overrides import COMMAND_LINE
+from forge.config.lines import display
 
 
 def origin(composition: Composition, key: str) -> str:
     """'command line', or file and line; empty for a key that does not exist."""
-    if key in composition.applied:
-        return COMMAND_LINE
-    return written(composition.library, composition.files).get(key) or _default(composition, key)
+    return composition.written_at(key) or _default(composition, key)
 
 
 def _default(composition: Composition, key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from textwrap import shorten
 from typing import Any
 
@@ -130,7 +130,7 @@ def option_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def open_ends(tree: DictConfig, origins: Mapping[str, str]) -> list[Problem]:
+def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem]:
     """Options without a value: missing, or an interpolation that fails.
 
     They get their default, so that the rest can be checked.
@@ -146,7 +146,7 @@ def open_ends(tree: DictConfig, origins: Mapping[str, str]) -> list[Problem]:
             what, fix = "a value is missing.", f"give one: {key}=..."
         except OmegaConfBaseException as error:
             what, fix = f"its interpolation fails: {shorten(str(error).splitlines()[0], 200)}.", "name an existing key in ${...}"
-        problems.append(Problem(key=key, what=what, fix=fix, where=origins.get(key, "")))
+        problems.append(Problem(key=key, what=what, fix=fix, where=written_at(key)))
         parent, _, name = key.rpartition(".")
         section = _section(tree, parent)
         schema: Any = OmegaConf.get_type(section)

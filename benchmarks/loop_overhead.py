@@ -80,7 +80,7 @@ def measure(overrides: str, steps: int) -> tuple[int, list[float], list[float]]:
     """(parameters, seconds of forge's steps, seconds of bare steps), the first two blocks of each left out."""
     with tempfile.TemporaryDirectory() as folder:
         config = forge.compose([*COMMON.split(), *overrides.split(), f"train.max_steps={steps}", f"run.dir={folder}/run"])
-        run_dir, resolved = directory.create(config.validate(), label="overhead", overrides=())
+        run_dir, resolved = directory.create(config.validate(), overrides=())
         parts = assemble(Path(run_dir))
         copy = Decoder(resolved.model)  # type: ignore[arg-type]
         copy.load_state_dict(parts.model.state_dict())

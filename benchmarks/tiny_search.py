@@ -45,16 +45,18 @@ SHAPES = {
     "d192 L2": "model.dim=192 model.n_layers=2 model.n_heads=6 optimizer.lr=2e-3",
     "d192 L3": "model.dim=192 model.n_layers=3 model.n_heads=6 optimizer.lr=2e-3",
     "d128 L2": "model.dim=128 model.n_layers=2 model.n_heads=4",
-    "d96 L4": "model.dim=96 model.n_layers=4 model.n_heads=3 optimizer.lr=4e-3",
+    "d160 L2": "model.dim=160 model.n_layers=2 model.n_heads=5",
+    "d96 L2": "model.dim=96 model.n_layers=2 model.n_heads=3",
+    "d128 L1": "model.dim=128 model.n_layers=1 model.n_heads=4",
 }
 CHANGES = {
-    "lr 1.5e-3": "optimizer.lr=1.5e-3",
     "lr 6e-3": "optimizer.lr=6e-3",
-    "batch 8": "train.batch_size=8 optimizer.lr=4e-3",
+    "lr 1.5e-3": "optimizer.lr=1.5e-3",
+    "batch 2": "train.batch_size=2 optimizer.lr=2e-3",
     "seq 512": "train.seq_len=512 train.batch_size=2",
     "no QK-norm": "model.qk_norm=false",
 }
-CENTRE = "d128 L3"
+CENTRE = "d128 L2"
 
 
 def candidates() -> list[tuple[str, str]]:
@@ -92,10 +94,12 @@ def xz_bits_per_byte() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tflops", type=float, default=12.0, help="training arithmetic of each candidate")
+    parser.add_argument("--only", help="names of candidates, separated by commas; default all")
     options = parser.parse_args()
+    chosen = [c for c in candidates() if options.only is None or c[0] in options.only.split(",")]
     print(f"`python {' '.join(sys.argv)}`: {options.tflops:g} TFLOP each, seed 42, torch {torch.__version__}.\n")
     print("| candidate | steps | bits per byte | loss | overrides |\n| --- | --- | --- | --- | --- |", flush=True)
-    planned = [(name, overrides, steps_for(overrides, options.tflops * 1e12)) for name, overrides in candidates()]
+    planned = [(name, overrides, steps_for(overrides, options.tflops * 1e12)) for name, overrides in chosen]
     pool = ThreadPoolExecutor(os.cpu_count())
     runs = [pool.submit(train, overrides, steps=steps) for _, overrides, steps in planned]
     best: tuple[float, str, str, int] | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the prompt with its continuation; exit 2 for a run that has no checkpoint."""
+    """Print the prompt with its continuation; exit 2 for a run that has no checkpoint, or a broken one."""
     parser = argparse.ArgumentParser(prog="python -m forge.generate", description="Continue a text with the newest checkpoint of a run.")
     parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
     parser.add_argument("--prompt", action="append", help="text to continue; more than one may be given (default: a new document)")
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         _generate(options)
-    except ValueError as error:
+    except (ValueError, FloatingPointError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser("forge.train", "Train what the groups and values name, on this machine.")
     arguments.add_argument("-c", "--cfg", choices=("job",), help="print the composed config instead of running it")
     arguments.add_argument("-p", "--package", default="", help="with --cfg: only this section")
-    arguments.add_argument("-m", "--multirun", action="store_true", help="a sweep; not in this version")
+    arguments.add_argument("-m", "--multirun", action="store_true", help="refused: this version runs one point at a time")
     arguments.add_argument("-i", "--info", nargs="?", const="all", help="what Hydra says of the composition: defaults, searchpath, ...")
     arguments.add_argument("-sc", "--shell-completion", action="store_true", help="completion of forge-train: -sc install=bash (fish, zsh)")
     options = cli.parse(arguments, argv)
@@ -42,12 +42,11 @@ def train(config: Config) -> Result:
 
     Raises ConfigError (a ValueError) when it is refused, RuntimeError when the run fails.
     """
-    resolution = resolve(config)
-    run_dir, _ = directory.create(resolution, label=resolution.config.run.name or "run", overrides=config.overrides)
-    code = _start(run_dir, resolution)
+    run_dir, code = _launch(resolve(config), config.overrides)
     result = directory.read_result(run_dir)
     if result is None:
-        raise RuntimeError(f"the run failed with exit code {code}; see {run_dir / directory.ERROR}")
+        said = directory.read_error(run_dir) or f"its worker ended with exit code {code}"
+        raise RuntimeError(f"the run in {run_dir} failed: {said}")
     return result
 
 
@@ -59,20 +58,20 @@ def _main(options) -> int:
             [Problem(key="-m", what="sweeps are not in this version.", fix="run the points one by one", where="command line")]
         )
     composition, resolution = cli.resolved(options.overrides, options.config_dir)
+    return _launch(resolution, composition.overrides)[1]
+
+
+def _launch(resolution: Resolution, overrides: tuple[str, ...]) -> tuple[Path, int]:
+    """Make the run directory and train in it; returns it with the worker's exit code."""
     for warning in resolution.warnings:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
-    label = composition.choices.get("model") or "run"
-    run_dir, _ = directory.create(resolution, label=label, overrides=composition.overrides)
+    run_dir, _ = directory.create(resolution, overrides=overrides)
     print(f"run directory: {_short(run_dir)}", flush=True)
-    return _start(run_dir, resolution)
-
-
-def _start(run_dir: Path, resolution: Resolution) -> int:
     if resolution.config.run.inline:
         from forge import worker
 
-        return worker.main([str(run_dir)])
-    return local.start(run_dir)
+        return run_dir, worker.main([str(run_dir)])
+    return run_dir, local.start(run_dir)
 
 
 def _show(options) -> int:

@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(run_dir: Path) -> int:
     from forge.training.assemble import assemble
     from forge.training.summary import summary
+    from forge.training.writing import say
 
     parts = assemble(run_dir)
     loop = parts.loop
@@ -57,7 +58,7 @@ def _train(run_dir: Path) -> int:
         run_dir / RESULT, {"status": status, "reason": reason, "step": loop.state.step, "tokens": loop.state.tokens, "metrics": metrics}
     )
     if parts.config.metrics.enable_console:
-        print(summary(parts, reason, _short(run_dir)), flush=True)
+        say(summary(parts, reason, run_dir))
     return 128 + signal.Signals[reason] if loop.interrupted else 0
 
 

@@ -32,13 +32,13 @@ class Result:
     metrics: dict[str, float]
 
 
-def create(resolution: Resolution, *, label: str, overrides: tuple[str, ...]) -> tuple[Path, Config]:
+def create(resolution: Resolution, *, overrides: tuple[str, ...]) -> tuple[Path, Config]:
     """Make the directory and write the resolved config, overrides, provenance and warnings into it.
 
     Raises ConfigError when the directory cannot be made.
     """
     config = resolution.config
-    path = Path(config.run.dir) if config.run.dir else Path(config.run.root) / fresh_name(config.run.name or label)
+    path = Path(config.run.dir) if config.run.dir else Path(config.run.root) / fresh_name(config.run.name or config.preset)
     key = "run.dir" if config.run.dir else "run.root"
     try:
         path.mkdir(parents=True, exist_ok=config.run.dir is not None)
@@ -87,6 +87,12 @@ def read_result(path: Path) -> Result | None:
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
     return Result(run_dir=path, status=content["status"], step=content["step"], metrics=content["metrics"])
+
+
+def read_error(path: Path) -> str | None:
+    """What the worker said of its failure, if it could."""
+    file = path / ERROR
+    return json.loads(file.read_text(encoding="utf-8"))["message"] if file.is_file() else None
 
 
 def write_json(path: Path, content: Any) -> None:

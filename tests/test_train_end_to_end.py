@@ -136,7 +136,7 @@ def running(command: Callable[..., list[str]], tmp_path: Path) -> Iterator[Calla
 
 
 MAKE_ONLY = "import sys; from forge.config import cli; from forge.launch import directory; \
-c, r = cli.resolved(sys.argv[1:]); print(directory.create(r, label='test', overrides=c.overrides)[0])"
+c, r = cli.resolved(sys.argv[1:]); print(directory.create(r, overrides=c.overrides)[0])"
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ class Composition:
         """The config as dataclasses. Call it on a sound composition."""
         config = OmegaConf.to_object(self.tree)
         assert isinstance(config, Config)
-        config.__dict__["_overrides"] = self.overrides
+        config.__dict__.update(_overrides=self.overrides, _preset=self.choices.get("model") or "run")
         return config
 
 

@@ -24,6 +24,8 @@ def options_page() -> str:
     """docs/options.md: every group, its options and every key with default, meaning and bounds."""
     library = Library()
     lines = [MADE, "", "# Options", "", "`seed=42`: seed of initial weights, data order and sampling.", ""]
+    lines += ["A default is that of the schema. The options of a group state other values, to be read in `conf/<group>/<option>.yaml`;", ""]
+    lines[-1:] = ["`python -m forge.check` and `forge.explain KEY` show what a run would use, and where it comes from.", ""]
     for group in library.groups():
         lines += [f"## {group}", "", f"| `{group}=` | |", "| --- | --- |"]
         lines += [f"| `{option}` | {_cell(summary(library, group, option))} |" for option in library.options(group)]

@@ -97,7 +97,8 @@ def _missing(tree: DictConfig, node: DictConfig, key: str, above: str, part: str
         return _missing_group(tree, key, part, groups, said)
     other = _elsewhere(above, part)
     if other:
-        return Unknown(f"{what} It belongs to {other}.", [], "choose one of these, or leave it out")
+        fix = "choose one of these, or leave this out" if "," in other else f"choose {other}, or leave this out"
+        return Unknown(f"{what} It belongs to {other}.", [], fix)
     meant = [k for k in option_keys(tree) if k.endswith(f".{part}")][:3]
     meant = meant or [f"{above}.{n}" for n in closest(part, (str(k) for k in node))]
     return Unknown(what, meant, said or f"its options: {', '.join(str(k) for k in node if not str(k).startswith('_'))}")

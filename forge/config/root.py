@@ -52,6 +52,11 @@ class Config(Section):
         """The overrides this config was composed from; empty for one made by hand."""
         return self.__dict__.get("_overrides", ())
 
+    @property
+    def preset(self) -> str:
+        """The option of the model group it was composed from; 'run' for one made by hand."""
+        return self.__dict__.get("_preset", "run")
+
     def validate(self, *, world_size: int | None = None) -> Resolution:
         """Resolve a copy: what would run, with warnings and derived values. Raises ConfigError with every problem."""
         from forge.config.resolve import resolve

@@ -70,7 +70,7 @@ def vocab_unused(config: Config, world: World) -> Iterator[Finding]:
     ids, rows = tokenizer_size(config), config.model.vocab_size
     if ids is not None and rows > 2 * ids:
         what = f"the tokenizer has {ids} ids, so {rows - ids} of the {rows} embedding rows are never trained."
-        fix = f"tokenizer.vocab_size={rows}" if isinstance(config.tokenizer, BPE) else f"model.vocab_size={ids}"
+        fix = f"model.vocab_size={ids}" + (f", or tokenizer.vocab_size={rows}" if isinstance(config.tokenizer, BPE) else "")
         yield f"model.vocab_size={rows}", what, fix
 
 

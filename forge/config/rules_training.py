@@ -126,7 +126,7 @@ def profiling_beyond(config: Config, world: World) -> Iterator[Finding]:
     if section.enable and section.end_step > end:
         yield (
             f"profiling.end_step={section.end_step}",
-            f"the run ends at step {end}, so the trace is cut there.",
+            f"the run ends at step {end}, so " + ("the trace is cut there." if section.start_step <= end else "nothing is traced."),
             f"train.max_steps={section.end_step}",
         )
 

@@ -121,7 +121,7 @@ def _make(
     started = time.perf_counter()
     progress("read the corpus", 0.0)
     split = split_corpus(corpus, data.val_fraction)
-    progress("train the tokenizer", 0.0)
+    progress("make the tokenizer", 0.0)
     tokenizer: Tokenizer = build(section, text=TrainingText(split=split))
     trained = time.perf_counter()
     tokenizer.save(directory / "tokenizer")

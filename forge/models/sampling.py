@@ -56,8 +56,11 @@ def next_token_probabilities(logits: Tensor, temperature: float, top_k: int = 0,
 
     top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens that together have at
     least that probability (nucleus sampling, arXiv:1904.09751; 1 = all). Temperature 0 gives all to the likeliest.
+    Raises FloatingPointError for logits that are not finite.
     """
     logits = logits.float()
+    if not bool(torch.isfinite(logits).all()):
+        raise FloatingPointError("the model's logits are not finite; its weights were trained to NaN or infinity")
     if temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     probabilities = torch.softmax(logits / temperature, dim=-1)

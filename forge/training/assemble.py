@@ -36,6 +36,7 @@ from forge.training.state import TrainState
 from forge.training.step import Update
 from forge.training.stopping import EarlyStopping, Signals, TimeLimit
 from forge.training.trackers import build_trackers
+from forge.training.writing import say
 
 
 @dataclass(kw_only=True)
@@ -57,6 +58,7 @@ def assemble(run_dir: Path) -> Parts:
     device = set_up(config)
     torch.manual_seed(config.seed)
     prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
+    write_json(run_dir / "data.json", prepared.manifest)
     check_vocabulary(config, prepared)
     config = _fit(config, run_dir, len(prepared.train))
     autocast = Autocast(config, device)
@@ -89,7 +91,9 @@ def assemble(run_dir: Path) -> Parts:
     logger = _logger(config, run_dir, device)
     evaluation = _evaluation(config, prepared, model, autocast)
     checkpointer = checkpoint.Checkpointer(run_dir / config.checkpoint.dir, config.checkpoint, config, prepared.tokenizer)
-    saving = Saving(checkpointer, model=model, optimizer=optimizer, autocast=autocast, interval=config.checkpoint.interval)
+    saving = Saving(
+        checkpointer, model=model, optimizer=optimizer, autocast=autocast, interval=config.checkpoint.interval, data=data_identity(prepared)
+    )
     callbacks: list[Callback] = [Signals(train.shutdown_timeout_sec), logger]
     if train.max_time:
         callbacks.append(TimeLimit(train.max_time))
@@ -109,8 +113,9 @@ def assemble(run_dir: Path) -> Parts:
     if config.checkpoint.load_path is not None:
         exclude = tuple(config.checkpoint.exclude_from_loading)
         path = checkpoint.find(Path(config.checkpoint.load_path), name="checkpoint.load_path=")
-        restore(checkpoint.load(path, model=model, optimizer=optimizer, exclude=exclude), loop, autocast)
-        loader.load_state_dict({"samples": state.samples})
+        meta = checkpoint.load(path, model=model, optimizer=optimizer, exclude=exclude)
+        restore(meta, loop, autocast)
+        _go_on(path, meta["data"], data_identity(prepared), loop)
     return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation)
 
 
@@ -121,9 +126,29 @@ def _announce() -> Callable[[str, float], None]:
     def progress(stage: str, share: float) -> None:
         if stage not in seen:
             seen.add(stage)
-            print(f"data: {stage}", flush=True)
+            say(f"data: {stage}")
 
     return progress
+
+
+def data_identity(prepared: Prepared) -> dict[str, str]:
+    """Fingerprints of what a run reads: tokenizer and training tokens."""
+    manifest = prepared.manifest
+    return {"tokenizer": manifest["tokenizer"]["fingerprint"], "train": manifest["splits"]["train"]["sha256"]}
+
+
+def _go_on(path: Path, before: dict[str, str], now: dict[str, str], loop: Loop) -> None:
+    """Take up the data where the checkpoint left it, and say so. Raises CheckpointError for another tokenizer."""
+    if before["tokenizer"] != now["tokenizer"]:
+        what = "it was trained with another tokenizer, so its token ids mean something else here"
+        fix = f"tokenizer=file tokenizer.path={path / checkpoint.TOKENIZER / 'tokenizer.json'} takes its own"
+        raise checkpoint.CheckpointError(f"checkpoint.load_path={path}: {what}; {fix}")
+    state, where = loop.state, "where it stopped in the data"
+    if before["train"] != now["train"]:
+        state.samples, where = 0, "at the beginning of this corpus, which is another one"
+    loop.loader.load_state_dict({"samples": state.samples})
+    rest = f"{loop.end_step - state.step} steps to go" if state.step < loop.end_step else "nothing is left to train; raise train.max_steps"
+    say(f"going on from {path} at step {state.step}, {where}: {rest}")
 
 
 def check_vocabulary(config: Config, prepared: Prepared) -> None:
@@ -142,7 +167,7 @@ def _fit(config: Config, run_dir: Path, tokens: int) -> Config:
     if not found:
         return config
     for step in found:
-        print(f"{step.key} = {step.value}   ({step.why})")
+        say(f"{step.key} = {step.value}   ({step.why})")
     open_config.freeze()
     serialize.save(open_config, run_dir / "config.yaml")
     write_json(run_dir / "derived.json", list((derived | {step.key: asdict(step) for step in found}).values()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import resource
 import sys
 from collections.abc import Callable
@@ -13,6 +15,8 @@ from forge.training.flops import mfu
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
 from forge.training.trackers import Trackers
+
+log = logging.getLogger(__name__)
 
 
 class Logger(Callback):
@@ -37,6 +41,7 @@ class Logger(Callback):
         self.interval, self.device, self.flops_per_token, self.peak = interval, device, flops_per_token, peak
         self.steps: list[StepOutput] = []
         self.since = 0.0
+        self.warned = False
         self.rates: list[tuple[int, float]] = []
 
     def on_start(self, loop: Loop) -> None:
@@ -73,9 +78,16 @@ class Logger(Callback):
         if share is not None:
             values["mfu"] = share
         values["memory_gib"] = peak_memory(self.device) / 2**30
+        self._warn_once(loop.state.step, values)
         self.steps.clear()
         self.trackers.log(loop.state.step, values)
         self.since = loop.training_seconds()
+
+    def _warn_once(self, step: int, values: dict[str, float]) -> None:
+        wrong = [name for name in ("train/loss", "train/grad_norm") if not math.isfinite(values.get(name, 0.0))]
+        if wrong and not self.warned:
+            self.warned = True
+            log.warning("%s is not finite at step %d; a lower optimizer.lr may help, and debug=anomaly names the operation", wrong[0], step)
 
     def mean_rate(self) -> float:
         """Target tokens a second over all logs but the first, which holds the warm-up of caches and kernels."""

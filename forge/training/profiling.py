@@ -10,6 +10,7 @@ from forge.config.profiling import Profiling
 from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
+from forge.training.writing import say
 
 
 class Profiler(Callback):
@@ -55,6 +56,7 @@ class Profiler(Callback):
             if self.snapshot:
                 torch.cuda.memory._dump_snapshot(str(self.folder / f"{name}_memory.pickle"))
             self._stop().export_chrome_trace(str(self.folder / f"{name}.json"))
+        say(f"profile: {self.folder / name}.json")
 
     def _stop(self) -> torch.profiler.profile:
         assert self.profile is not None

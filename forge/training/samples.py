@@ -13,7 +13,7 @@ from forge.training.callback import Callback
 from forge.training.device import Autocast
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
-from forge.training.writing import continue_text, encode_prompt
+from forge.training.writing import continue_text, encode_prompt, say
 
 
 class Samples(Callback):
@@ -41,10 +41,14 @@ class Samples(Callback):
         """Sample now."""
         with loop.paused(), self.file.open("a", encoding="utf-8") as file:
             for prompt in self.section.sample_prompts:
-                text = continue_text(self.model, self.tokenizer, prompt, self.autocast, **self.options)
+                try:
+                    text = continue_text(self.model, self.tokenizer, prompt, self.autocast, **self.options)
+                except FloatingPointError as error:
+                    say(f"no sample at step {loop.state.step}: {error}")
+                    return
                 file.write(json.dumps({"step": loop.state.step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
                 if self.show:
-                    print(f"--- sample at step {loop.state.step} ---\n{prompt}{text}\n---", flush=True)
+                    say(f"--- sample at step {loop.state.step} ---\n{prompt}{text}\n---")
 
     def _check_prompts(self, longest: int) -> None:
         for prompt in self.section.sample_prompts:

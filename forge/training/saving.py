@@ -22,9 +22,18 @@ class Saving(Callback):
     """
 
     def __init__(
-        self, checkpointer: Checkpointer, *, model: nn.Module, optimizer: torch.optim.Optimizer, autocast: Autocast, interval: int
+        self,
+        checkpointer: Checkpointer,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        autocast: Autocast,
+        interval: int,
+        data: dict[str, str],
     ) -> None:
+        """data: fingerprints of the tokenizer and of the tokens, so that a run that goes on knows whether they are the same."""
         self.checkpointer, self.model, self.optimizer, self.autocast, self.interval = checkpointer, model, optimizer, autocast, interval
+        self.data = data
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         if loop.ending or loop.state.step % self.interval == 0:
@@ -46,6 +55,7 @@ class Saving(Callback):
         """All state but the tensors: plain values."""
         return {
             "train": loop.state.state_dict(),
+            "data": self.data,
             "scaler": self.autocast.scaler.state_dict(),
             "callbacks": {type(c).__name__: state for c in loop.callbacks if (state := c.state_dict())},
         }

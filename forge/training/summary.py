@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from pathlib import Path
+
 from forge.training.assemble import Parts
 
 REASONS = {
@@ -12,9 +16,9 @@ REASONS = {
 }
 
 
-def summary(parts: Parts, reason: str, run_dir: str) -> str:
+def summary(parts: Parts, reason: str, run_dir: Path) -> str:
     """Final metrics, speed, the run directory, and what to type next."""
-    state, evaluation = parts.loop.state, parts.evaluation
+    state, evaluation, place = parts.loop.state, parts.evaluation, short(run_dir)
     rows = [("ended", f"{REASONS.get(reason, reason)}, after {state.step} steps and {state.tokens:,} tokens")]
     if evaluation is not None and evaluation.metrics:
         m = evaluation.metrics
@@ -23,6 +27,17 @@ def summary(parts: Parts, reason: str, run_dir: str) -> str:
         if evaluation.at != state.step:
             rows.append(("evaluated", f"after {evaluation.at} steps"))
     rows.append(("tokens a second", f"{parts.logger.mean_rate():,.0f}"))
-    rows.append(("run directory", run_dir))
-    rows.append(("next", f"python -m forge.generate {run_dir} --prompt 'def '"))
+    rows.append(("run directory", place))
+    if parts.loop.interrupted:
+        overrides = json.loads((run_dir / "overrides.json").read_text(encoding="utf-8"))
+        kept = [text for text in overrides if not text.startswith(("run.dir=", "checkpoint.load_path="))]
+        rows.append(("go on", shlex.join(["python", "-m", "forge.train", *kept, f"checkpoint.load_path={place}"])))
+    else:
+        prompt = next((p for p in parts.config.eval.sample_prompts if p), None)
+        rows.append(("next", shlex.join(["python", "-m", "forge.generate", place, *(["--prompt", prompt] if prompt else [])])))
     return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows)])
+
+
+def short(path: Path) -> str:
+    """Relative to where the command was typed, where that is shorter."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

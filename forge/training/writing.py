@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import torch
@@ -10,6 +12,14 @@ from torch import nn
 from forge.data.tokenizer import Tokenizer
 from forge.models.sampling import generate
 from forge.training.device import Autocast
+
+
+def say(text: str) -> None:
+    """Print for whoever watches; that nobody does any more is no reason to fail."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:

@@ -38,7 +38,7 @@ def read(path: Path):
 
 def test_what_is_in_it(tmp_path: Path):
     resolved = resolution(f"run.root={tmp_path / 'runs'}")
-    path, config = directory.create(resolved, label="tiny", overrides=tuple(OVERRIDES))
+    path, config = directory.create(resolved, overrides=tuple(OVERRIDES))
     assert path.parent == tmp_path / "runs"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_tiny_[0-9a-f]{8}", path.name)
     assert serialize.load(path / "config.yaml") == config
@@ -78,10 +78,10 @@ def test_the_revision_and_what_differs_from_it(tmp_path: Path, monkeypatch: pyte
     git("add", ".")
     git("commit", "--quiet", "-m", "first")
     assert directory.provenance()["git_revision"] == git("rev-parse", "HEAD")
-    path, _ = directory.create(resolution(), label="tiny", overrides=())
+    path, _ = directory.create(resolution(), overrides=())
     assert not (path / "git.diff").exists()
     (tmp_path / "repository" / "file").write_bytes(b"after \xe9\n")
-    path, _ = directory.create(resolution(), label="tiny", overrides=())
+    path, _ = directory.create(resolution(), overrides=())
     assert "-before\n+after \ufffd\n" in (path / "git.diff").read_text(encoding="utf-8")
 
 
@@ -91,14 +91,14 @@ def test_names_within_a_second_differ():
 
 def test_a_name_is_one_path_element():
     assert re.fullmatch(r"[\w-]+_-etc-passwd--ü_\w{8}", directory.fresh_name("/etc/passwd: ü"))
-    path, _ = directory.create(resolution('run.name="../a/b c"'), label="tiny", overrides=())
+    path, _ = directory.create(resolution('run.name="../a/b c"'), overrides=())
     assert path.parent == Path.cwd() / "runs"
 
 
 def test_a_given_directory_is_taken(tmp_path: Path):
     (tmp_path / "empty").mkdir()
-    assert directory.create(resolution("run.dir=empty"), label="tiny", overrides=())[0] == tmp_path / "empty"
-    assert directory.create(resolution("run.dir=a/b/c"), label="tiny", overrides=())[0] == tmp_path / "a" / "b" / "c"
+    assert directory.create(resolution("run.dir=empty"), overrides=())[0] == tmp_path / "empty"
+    assert directory.create(resolution("run.dir=a/b/c"), overrides=())[0] == tmp_path / "a" / "b" / "c"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_given_directory_is_taken(tmp_path: Path):
 def test_a_place_where_it_cannot_be(override: str, said: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as refused:
-        directory.create(resolution(override), label="tiny", overrides=())
+        directory.create(resolution(override), overrides=())
     (problem,) = refused.value.problems
     assert problem.what.endswith(f"cannot be written: {said}.")
     assert problem.key.startswith("run.dir=" if override.startswith("run.dir") else "run.root=")

@@ -66,7 +66,7 @@ def new_run(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
 
     def make(*overrides: str) -> Path:
         composition, resolution = cli.resolved(["data=text", f"data.path={text_file}", f"run.root={tmp_path / 'runs'}", *SMALL, *overrides])
-        path, _ = directory.create(resolution, label="test", overrides=composition.overrides)
+        path, _ = directory.create(resolution, overrides=composition.overrides)
         return path
 
     return make

@@ -33,7 +33,7 @@ def preset(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
     def run(name: str, *overrides: str, code: int = 0) -> Path:
         place = ["data=text", f"data.path={text_file}", f"run.dir={tmp_path / name}", f"debug={name}"]
         composition, resolution = cli.resolved([*place, *TINY, *overrides])
-        path, _ = directory.create(resolution, label=name, overrides=composition.overrides)
+        path, _ = directory.create(resolution, overrides=composition.overrides)
         assert worker.main([str(path)]) == code
         return path
 

@@ -1,0 +1,101 @@
+"""What a run says and refuses when it takes up another's checkpoint, is interrupted, or goes wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from forge.generate import main as generate
+from forge.training.assemble import Parts, _go_on
+from forge.training.checkpoint import CheckpointError
+from forge.training.state import TrainState
+from forge.training.summary import summary
+
+
+def test_says_where_it_goes_on(trained: Callable[..., Path], assembled: Callable[..., Parts], capsys: pytest.CaptureFixture[str]) -> None:
+    first = trained()
+    parts = assembled("train.max_steps=9", f"checkpoint.load_path={first}")
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"going on from {first}/checkpoints/step_6 at step 6, where it stopped in the data: 3 steps to go"
+    assert parts.loop.loader.samples == 24
+
+
+def test_says_that_nothing_is_left(
+    trained: Callable[..., Path], assembled: Callable[..., Parts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = trained()
+    assembled(f"checkpoint.load_path={first}")
+    assert capsys.readouterr().out.endswith("where it stopped in the data: nothing is left to train; raise train.max_steps\n")
+
+
+def test_another_tokenizer_is_refused(trained: Callable[..., Path], assembled: Callable[..., Parts]) -> None:
+    first = trained()
+    with pytest.raises(CheckpointError) as caught:
+        assembled("tokenizer.vocab_size=290", f"checkpoint.load_path={first}")
+    step = f"{first}/checkpoints/step_6"
+    assert str(caught.value) == (
+        f"checkpoint.load_path={step}: it was trained with another tokenizer, so its token ids mean something else here; "
+        f"tokenizer=file tokenizer.path={step}/tokenizer/tokenizer.json takes its own"
+    )
+
+
+def test_another_corpus_is_read_from_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = SimpleNamespace(samples=None, state=TrainState(step=6, samples=24), end_step=9)
+    parts.loader = SimpleNamespace(load_state_dict=lambda state: setattr(parts, "samples", state["samples"]))
+    now = {"tokenizer": "t", "train": "b"}
+    _go_on(Path("step_6"), {"tokenizer": "t", "train": "a"}, now, parts)  # type: ignore[arg-type]
+    assert (parts.samples, parts.state.samples, parts.state.step) == (0, 0, 6)
+    where = "at the beginning of this corpus, which is another one"
+    assert capsys.readouterr().out == f"going on from step_6 at step 6, {where}: 3 steps to go\n"
+
+
+def test_the_run_directory_holds_the_data_manifest(trained: Callable[..., Path], text_file: Path) -> None:
+    manifest = json.loads((trained() / "data.json").read_text())
+    assert sum(split["bytes"] for split in manifest["splits"].values()) == text_file.stat().st_size
+    assert set(manifest["splits"]) == {"train", "val"}
+
+
+def test_an_interrupted_run_says_how_to_go_on(assembled: Callable[..., Parts], new_run: Callable[..., Path]) -> None:
+    parts = assembled()
+    parts.loop.interrupt("SIGTERM")
+    path = new_run("optimizer.betas=[0.8,0.9]")
+    last = summary(parts, "SIGTERM", path).splitlines()[-1].split(maxsplit=2)
+    assert last[:2] == ["go", "on"]
+    assert last[2].startswith("python -m forge.train data=text ")
+    assert f"'optimizer.betas=[0.8,0.9]' checkpoint.load_path={path}" in last[2]
+
+
+def test_weights_that_are_not_finite(
+    trained: Callable[..., Path], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        path = trained(
+            "optimizer.lr=1e18",
+            "train.grad_clip_norm=0",
+            "eval.enabled=true",
+            "eval.steps=1",
+            "eval.sample_prompts=[sea]",
+            "eval.interval=100",
+        )
+    said = [record.getMessage() for record in caplog.records if "is not finite" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].endswith("a lower optimizer.lr may help, and debug=anomaly names the operation")
+    assert "no sample at step 6: the model's logits are not finite" in capsys.readouterr().out
+    assert generate([str(path), "--prompt", "sea"]) == 2
+    assert capsys.readouterr().err == "the model's logits are not finite; its weights were trained to NaN or infinity\n"
+
+
+def test_nobody_watches(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader such as `head` that leaves early does not fail the run."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        path = trained("metrics.enable_console=true", "eval.enabled=true", "eval.steps=1", "eval.sample_prompts=[sea]")
+    assert json.loads((path / "result.json").read_text())["status"] == "finished"

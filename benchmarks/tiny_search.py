@@ -47,13 +47,11 @@ SHAPES = {
     "d128 L2": "model.dim=128 model.n_layers=2 model.n_heads=4",
     "d160 L2": "model.dim=160 model.n_layers=2 model.n_heads=5",
     "d96 L2": "model.dim=96 model.n_layers=2 model.n_heads=3",
-    "d128 L1": "model.dim=128 model.n_layers=1 model.n_heads=4",
 }
 CHANGES = {
-    "lr 6e-3": "optimizer.lr=6e-3",
     "lr 1.5e-3": "optimizer.lr=1.5e-3",
-    "batch 2": "train.batch_size=2 optimizer.lr=2e-3",
-    "seq 512": "train.seq_len=512 train.batch_size=2",
+    "batch 8": "train.batch_size=8",
+    "beta2 0.99": "optimizer.betas=[0.9,0.99]",
     "no QK-norm": "model.qk_norm=false",
 }
 CENTRE = "d128 L2"

@@ -71,7 +71,7 @@ CASES = [
         "model.vocab_unused",
         "model.vocab_size=601",
         "the tokenizer has 300 ids, so 301 of the 601 embedding rows are never trained.",
-        "tokenizer.vocab_size=601",
+        "model.vocab_size=300, or tokenizer.vocab_size=601",
         "model.vocab_size=600",
         heals="tokenizer.vocab_size=601",
     ),

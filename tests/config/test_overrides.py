@@ -84,7 +84,7 @@ SAID = [
     (
         "data.path=x",
         "PythonSource has no option 'path'. It belongs to data=text.",
-        "choose one of these, or leave it out",
+        "choose data=text, or leave this out",
     ),
     ("+optimizer.foo=1", "AdamW has no option 'foo'.", ADAMW),
     ("++optimizer.foo=1", "AdamW has no option 'foo'.", ADAMW),

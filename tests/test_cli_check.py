@@ -16,7 +16,7 @@ PINNED = (
     "train.grad_accum_steps=2 scheduler.warmup_steps=10 run.device=cpu"
 )
 PINNED_SAID = """\
-model=tiny tokenizer=bpe data=python objective=pretrain optimizer=adamw scheduler=cosine precision=auto parallel=single train=quick \
+model=tiny tokenizer=bpe data=python objective=pretrain optimizer=adamw scheduler=linear precision=auto parallel=single train=quick \
 eval=default checkpoint=default metrics=default profiling=off run=default
 
 model

@@ -60,7 +60,7 @@ def test_an_overridden_value(say: Say):
         ("seed", [], "conf/config.yaml", "seed: 42"),
         ("train.max_steps", ["debug=fast"], "conf/debug/fast.yaml", "max_steps: 3"),
         ("scheduler.wsd_decay_type", ["experiment=wsd"], "conf/experiment/wsd.yaml", "wsd_decay_type: sqrt"),
-        ("optimizer.betas", [], "conf/optimizer/adamw.yaml", "betas: [0.9, 0.95]"),
+        ("optimizer.betas", [], "conf/optimizer/adamw.yaml", "betas: [0.9, 0.99]"),
         (
             "model.rope_theta",
             ["model=tiny"],

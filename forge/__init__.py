@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["ConfigError", "compose", "train"]
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use: `import forge` itself costs nothing."""
     if name == "train":

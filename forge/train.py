@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from forge.config import cli, help
@@ -27,7 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("-m", "--multirun", action="store_true", help="refused: this version runs one point at a time")
     arguments.add_argument("-i", "--info", nargs="?", const="all", help="what Hydra says of the composition: defaults, searchpath, ...")
     arguments.add_argument("-sc", "--shell-completion", action="store_true", help="completion of forge-train: -sc install=bash (fish, zsh)")
+    arguments.add_argument("--version", action="store_true", help="the version of forge")
     options = cli.parse(arguments, argv)
+    if options.version:
+        return cli.show(f"forge {metadata.version('forge-lm')}")
     if options.help:
         return cli.show(help.page("forge.train", arguments, options.overrides))
     if options.shell_completion:
@@ -42,6 +46,8 @@ def train(config: Config) -> Result:
 
     Raises ConfigError (a ValueError) when it is refused, RuntimeError when the run fails.
     """
+    if not isinstance(config, Config):
+        raise TypeError(f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}")
     run_dir, code = _launch(resolve(config), config.overrides)
     result = directory.read_result(run_dir)
     if result is None:

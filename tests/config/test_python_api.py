@@ -158,3 +158,9 @@ def test_a_refusal_survives_another_process():
     again = pickle.loads(pickle.dumps(error))
     assert again.problems == error.problems
     assert str(again) == str(error)
+
+
+def test_train_takes_a_config_and_dir_lists_what_there_is() -> None:
+    with pytest.raises(TypeError, match=r"^forge\.train takes a config, such as forge\.compose\(\[\.\.\.\]\) gives, not list$"):
+        forge.train(["model=tiny"])  # type: ignore[arg-type]
+    assert {"compose", "train", "ConfigError"} <= set(dir(forge))

@@ -52,7 +52,6 @@ CHANGES = {
     "lr 1.5e-3": "optimizer.lr=1.5e-3",
     "batch 8": "train.batch_size=8",
     "beta2 0.99": "optimizer.betas=[0.9,0.99]",
-    "batch 8, beta2 0.99": "train.batch_size=8 optimizer.betas=[0.9,0.99]",
     "no QK-norm": "model.qk_norm=false",
 }
 CENTRE = "d128 L2"
@@ -93,9 +92,9 @@ def xz_bits_per_byte() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tflops", type=float, default=12.0, help="training arithmetic of each candidate")
-    parser.add_argument("--only", help="names of candidates, separated by semicolons; default all")
+    parser.add_argument("--only", help="names of candidates, separated by commas; default all")
     options = parser.parse_args()
-    chosen = [c for c in candidates() if options.only is None or c[0] in options.only.split(";")]
+    chosen = [c for c in candidates() if options.only is None or c[0] in options.only.split(",")]
     print(f"`python {' '.join(sys.argv)}`: {options.tflops:g} TFLOP each, seed 42, torch {torch.__version__}.\n")
     print("| candidate | steps | bits per byte | loss | overrides |\n| --- | --- | --- | --- | --- |", flush=True)
     planned = [(name, overrides, steps_for(overrides, options.tflops * 1e12)) for name, overrides in chosen]

@@ -47,7 +47,7 @@ SAID = [
     ("optimizer.betas[0]=0.5", "a list is given as a whole.", "optimizer.betas=[...]"),
     # groups
     ("model=lama7b", "there is no model named 'lama7b'.", "did you mean model=llama7b, model=llama70b or model=llama3_70b?"),
-    ("optimizer=nope", "there is no optimizer named 'nope'.", "options: adamw"),
+    ("optimizer=nope", "there is no optimizer named 'nope'.", "options: adamw, adamw_large"),
     ("train=1", "there is no train named '1'.", "options: long, quick"),
     ("model=null", "there is no model named 'null'.", f"options: {MODELS}"),
     ("model=", "there is no model named ''.", f"options: {MODELS}"),

@@ -46,7 +46,7 @@ def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path):
     assert plain["scheduler"]["_type_"] == "forge.config.scheduler.WSD"
     assert plain["model"]["_type_"] == "forge.config.model.Decoder"
     assert "_type_" not in plain["train"]
-    assert plain["optimizer"]["betas"] == [0.9, 0.95]
+    assert plain["optimizer"]["betas"] == [0.9, 0.99]
 
 
 @pytest.mark.parametrize("name", ["os.PathLike", "forgery.config.model.Decoder", "collections.OrderedDict"])

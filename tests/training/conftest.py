@@ -18,6 +18,9 @@ WORDS = ["the", "a", "of", "sea", "ship", "whale", "white", "captain", "said", "
 
 # A step takes a few milliseconds; nothing is evaluated, shown or saved before the end.
 SMALL = [
+    "scheduler=cosine",
+    "model.qk_norm=false",
+    "optimizer.betas=[0.9,0.95]",
     "tokenizer.vocab_size=300",
     "model.vocab_size=300",
     "model.dim=16",

@@ -72,7 +72,7 @@ def _launch(resolution: Resolution, overrides: tuple[str, ...]) -> tuple[Path, i
     for warning in resolution.warnings:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
     run_dir, _ = directory.create(resolution, overrides=overrides)
-    print(f"run directory: {_short(run_dir)}", flush=True)
+    print(f"run directory: {directory.short(run_dir)}", flush=True)
     if resolution.config.run.inline:
         from forge import worker
 
@@ -113,10 +113,6 @@ def _hydra(argv: list[str]) -> int:
     sys.argv[1:] = argv
     hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(lambda _: None)()
     return 0
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 class _Callable(types.ModuleType):

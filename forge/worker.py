@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.launch.directory import CONFIG, ERROR, RESULT, write_json
+from forge.launch.directory import CONFIG, ERROR, RESULT, short, write_json
 
 FAILED, REFUSED = 1, 2
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except (ValueError, OSError) as error:
         _report(run_dir, error)
-        print(f"\n{error}\n(the traceback is in {_short(run_dir / ERROR)})", file=sys.stderr)
+        print(f"\n{error}\n(the traceback is in {short(run_dir / ERROR)})", file=sys.stderr)
         return REFUSED if isinstance(error, ValueError) else FAILED
     except Exception as error:
         _report(run_dir, error)
@@ -69,10 +69,6 @@ def _report(run_dir: Path, error: Exception) -> None:
 
 def _is_out_of_memory(error: Exception) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def die_with_parent() -> None:

@@ -95,6 +95,11 @@ def read_error(path: Path) -> str | None:
     return json.loads(file.read_text(encoding="utf-8"))["message"] if file.is_file() else None
 
 
+def short(path: Path) -> str:
+    """Relative to where the command was typed, when it lies below."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON under a temporary name, then rename: a reader sees all of it or none."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from forge.objectives.cross_entropy import IGNORE_INDEX, CrossEntropySums
+from forge.data import IGNORE_INDEX
+from forge.objectives.cross_entropy import CrossEntropySums
 
 MAX_CHUNK_TOKENS = 4096
 CHUNK_BYTES = 1 << 26

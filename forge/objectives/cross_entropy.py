@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE_INDEX = -100
+from forge.data import IGNORE_INDEX
 
 
 class CrossEntropySums(NamedTuple):

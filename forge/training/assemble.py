@@ -17,7 +17,7 @@ from forge.config.build import build
 from forge.config.derive import fit_epochs
 from forge.config.model import Decoder
 from forge.config.root import Config
-from forge.data.loader import TrainLoader, eval_batches
+from forge.data.loader import TrainLoader, count_windows, eval_batches
 from forge.data.prepare import Prepared, prepare
 from forge.launch.directory import write_json
 from forge.models.init import init_weights
@@ -60,7 +60,7 @@ def assemble(run_dir: Path) -> Parts:
     prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
     write_json(run_dir / "data.json", prepared.manifest)
     check_vocabulary(config, prepared)
-    config = _fit(config, run_dir, len(prepared.train))
+    config = _fit(config, run_dir, count_windows(prepared.train, config.train.seq_len))
     autocast = Autocast(config, device)
     model = build(config.model, path="model", trust=trust)
     init_weights(model, config.seed)
@@ -158,12 +158,12 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
         raise ValueError(f"model.vocab_size={rows}: the tokenizer has {ids} ids; set model.vocab_size={ids}")
 
 
-def _fit(config: Config, run_dir: Path, tokens: int) -> Config:
+def _fit(config: Config, run_dir: Path, samples: int) -> Config:
     """train.max_epochs becomes steps now that the corpus is counted."""
     derived = {d["key"]: d for d in json.loads((run_dir / "derived.json").read_text(encoding="utf-8"))}
     open_config = copy.deepcopy(config)
     open_config.thaw()
-    found = fit_epochs(open_config, (tokens - 1) // config.train.seq_len, derived)
+    found = fit_epochs(open_config, samples, derived)
     if not found:
         return config
     for step in found:

@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+from forge.launch.directory import short
 from forge.training.assemble import Parts
 
 REASONS = {
@@ -36,8 +37,3 @@ def summary(parts: Parts, reason: str, run_dir: Path) -> str:
         prompt = next((p for p in parts.config.eval.sample_prompts if p), None)
         rows.append(("next", shlex.join(["python", "-m", "forge.generate", place, *(["--prompt", prompt] if prompt else [])])))
     return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows)])
-
-
-def short(path: Path) -> str:
-    """Relative to where the command was typed, where that is shorter."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

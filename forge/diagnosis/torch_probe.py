@@ -1,0 +1,111 @@
+"""What torch and the NVIDIA driver say, as JSON lines; a process of its own, since either may crash or hang.
+
+Before each step a line {"doing": ...} names it: the last one tells where a silent end came from.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+
+def main() -> None:
+    """Print what is known, step by step."""
+    _step("asking the NVIDIA driver", "nvml", _nvml)
+    if "error" in _step("importing torch", "torch", _torch):
+        return
+    _step("asking torch for GPUs", "cuda", _cuda)
+    _step("asking torch.distributed", "distributed", _distributed)
+    _step("starting gloo", "gloo", _gloo)
+
+
+def _step(doing: str, name: str, function) -> dict[str, Any]:
+    print(json.dumps({"doing": doing}), flush=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = function()
+        except BaseException as error:
+            found = {"error": f"{type(error).__name__}: {error}"}
+    said = [str(w.message).splitlines()[0] for w in caught if "CUDA" in str(w.message)]
+    found |= {"warning": said[0]} if said else {}
+    print(json.dumps({name: found}), flush=True)
+    return found
+
+
+def _nvml() -> dict[str, Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    version = pynvml.nvmlSystemGetCudaDriverVersion()
+    return {
+        "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+        "cuda": f"{version // 1000}.{version % 1000 // 10}",
+        "devices": pynvml.nvmlDeviceGetCount(),
+    }
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    return {
+        "version": str(torch.__version__),
+        "file": torch.__file__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _cuda() -> dict[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"devices": []}
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        with torch.cuda.device(index):
+            torch.ones(2, device="cuda").sum().item()  # a build without kernels for this GPU fails only here
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+            free, total = torch.cuda.mem_get_info()
+        name = torch.cuda.get_device_name(index)
+        devices.append({"name": name, "capability": f"{major}.{minor}", "bf16": bf16, "free": free, "total": total})
+    return {"devices": devices}
+
+
+def _distributed() -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return {"gloo": False, "nccl": False}
+    nccl = dist.is_nccl_available()
+    version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else None  # pyright: ignore[reportAttributeAccessIssue]
+    return {"gloo": dist.is_gloo_available(), "nccl": nccl, "nccl_version": version}
+
+
+def _gloo() -> dict[str, Any]:
+    """A group of one: it fails where the name of this host has no address, as a larger one would."""
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_gloo_available()):
+        return {}
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(1))
+    finally:
+        dist.destroy_process_group()
+    return {}
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from forge.models.decoder import Decoder
+from forge.models.contract import Cached, LanguageModel
 from forge.models.modes import evaluating
 
 
 @torch.no_grad()
 def generate(
-    model: Decoder,
+    model: LanguageModel,
     tokens: Tensor,
     max_new_tokens: int,
     *,
@@ -26,7 +29,8 @@ def generate(
 
     Stops early at the model's max_seq_len (nothing slides out of sight), and once every row has produced eos_id;
     a row that ended sooner is filled up with eos_id. Temperature 0 is greedy. The same seed gives the same text,
-    and no global generator is touched. The model comes back in the mode, train or eval, it was in.
+    and no global generator is touched. Without a cache every token reads the whole text again. The model comes back in the
+    mode, train or eval, it was in.
     """
     _check(temperature, top_k, top_p)
     prompt = tokens.shape[1]
@@ -34,13 +38,14 @@ def generate(
         raise ValueError(f"model.max_seq_len={model.max_seq_len}: a prompt has 1 to that many tokens, not {prompt}")
     total = min(prompt + max_new_tokens, model.max_seq_len)
     generator = torch.Generator(tokens.device).manual_seed(seed)
-    cache = model.new_cache(total) if use_cache else None
+    cached = cast(Cached, model) if use_cache and isinstance(model, Cached) else None
+    cache = cached.new_cache(total) if cached is not None else None
     ended = torch.zeros(tokens.shape[0], 1, dtype=torch.bool, device=tokens.device)
     unread = tokens
-    with evaluating(model):
+    with evaluating(model):  # type: ignore[arg-type]
         while tokens.shape[1] < total:
-            hidden = model.hidden(unread, cache=cache) if cache is not None else model.hidden(tokens)
-            probabilities = next_token_probabilities(model.logits(hidden[:, -1]), temperature, top_k, top_p)
+            hidden = cached.hidden(unread, cache=cache) if cached is not None else model.hidden(tokens)
+            probabilities = next_token_probabilities(F.linear(hidden[:, -1], model.output_weight), temperature, top_k, top_p)
             unread = torch.multinomial(probabilities, 1, generator=generator)
             if eos_id is not None:
                 unread = unread.masked_fill(ended, eos_id)

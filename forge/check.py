@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from forge.config import cli, help
 from forge.config.compose import Composition
 from forge.config.estimate import memory_by_part
 from forge.config.model import Decoder
 from forge.config.resolve import Resolution
+from forge.config.root import Config
+from forge.config.stored import is_run
+from forge.launch.saved import newest_usable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,6 +68,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
         [
             ("world", f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device}, from {world.source} ({world.devices.source})"),
             ("directory", config.run.dir or f"{config.run.root}/<date>_{config.run.name or composition.choices.get('model')}_<id>"),
+            *_going_on(config),
         ],
     )
     lines += _table("worked out", [(d.key, f"{d.value}   ({d.why})") for d in resolution.derived])
@@ -77,6 +82,15 @@ def warnings(resolution: Resolution) -> list[str]:
     if not found:
         return []
     return [f"{len(found)} warning{'s' if len(found) > 1 else ''}", *(w.render() for w in found)]
+
+
+def _going_on(config: Config) -> list[tuple[str, str]]:
+    """What a run that exists goes on from."""
+    if config.run.dir is None or not is_run(Path(config.run.dir)):
+        return []
+    newest, skipped = newest_usable(Path(config.run.dir) / config.checkpoint.dir)
+    start = f"step {newest.step} of {config.train.max_steps}" if newest else "the beginning: it has no checkpoint that can be used"
+    return [("goes on from", start), *((f"  passed over: {one.path.name}", fault) for one, fault in skipped)]
 
 
 def _choices(composition: Composition) -> list[tuple[str, str]]:

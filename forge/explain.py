@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from forge.config import cli, help
 from forge.config.bounds import describe_bounds
-from forge.config.compose import Composition
+from forge.config.compose import Composition, compose
 from forge.config.errors import ConfigError, Problem, did_you_mean
 from forge.config.field import Section
 from forge.config.origin import origin
@@ -23,17 +23,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print value, origin, meaning, bounds and rules of each key, and exit 0; or all problems, and exit 2."""
     arguments = cli.parser("forge.explain", "The value of an option, where it comes from, what it means and which rules read it.")
     options = cli.parse(arguments, argv)
-    keys = [text for text in options.overrides if "=" not in text]
-    overrides = [text for text in options.overrides if "=" in text]
+    overrides = [text for text in options.overrides if "=" in text or text.startswith("~")]
+    keys = [text for text in options.overrides if text not in overrides]
     if options.help or not keys:
         shown = cli.show(help.page("forge.explain KEY", arguments, []))
         return shown if options.help else cli.REFUSED
 
     def verb() -> int:
-        composition, resolution = cli.resolved(overrides, options.config_dir)
-        groups = composition.library.groups()
-        faults = [(key, unknown(composition.tree, key, groups)) for key in keys if key not in groups]
-        problems = [Problem(key=key, what=f.what, fix=did_you_mean(f.meant) or f.hint) for key, f in faults if f is not None]
+        try:
+            composition, resolution = cli.resolved(overrides, options.config_dir)
+        except ConfigError as error:
+            composition = compose(overrides, config_dirs=options.config_dir)
+            raise ConfigError([*_no_keys(keys, composition), *error.problems]) from None
+        problems = _no_keys(keys, composition)
         if problems:
             raise ConfigError(problems)
         print("\n\n".join(explain(key, composition, resolution) for key in keys))
@@ -69,6 +71,12 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
             break
     lines += [f"  rule          {rule.id}: {rule.sentence}" for rule in RULES if key in rule.reads]
     return "\n".join(lines)
+
+
+def _no_keys(keys: Sequence[str], composition: Composition) -> list[Problem]:
+    groups = composition.library.groups()
+    faults = [(key, unknown(composition.tree, key, groups)) for key in keys if key not in groups]
+    return [Problem(key=key, what=f.what, fix=did_you_mean(f.meant) or f.hint) for key, f in faults if f is not None]
 
 
 def _fields(section: Section) -> list[str]:

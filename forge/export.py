@@ -14,6 +14,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
     parser.add_argument("file", type=Path, help="the .safetensors file to write")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="number format (default: the run's checkpoint.export_dtype)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file where there is one")
+    parser.add_argument("--trust", action="append", default=[], metavar="PREFIX", help="also build the model from modules like mypkg.")
     options = parser.parse_args(argv)
     try:
         print(_export(options))
@@ -30,7 +32,9 @@ def _export(options: argparse.Namespace) -> str:
 
     from forge.training.load_run import load_run
 
-    trained = load_run(options.run)
+    if options.file.exists() and not options.overwrite:
+        raise ValueError(f"{options.file} exists; give another name, or --overwrite")
+    trained = load_run(options.run, trust=options.trust)
     name = options.dtype or trained.config.checkpoint.export_dtype
     dtype = getattr(torch, name)
     tensors = {key: value.detach().to("cpu", dtype).contiguous() for key, value in trained.model.state_dict().items()}

@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--top-k", type=int, default=50, help="among the k likeliest; 0 = all (default 50)")
     parser.add_argument("--top-p", type=float, default=1.0, help="among the likeliest that reach this probability (default 1)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed writes the same text (default 0)")
+    parser.add_argument("--trust", action="append", default=[], metavar="PREFIX", help="also build the model from modules like mypkg.")
     options = parser.parse_args(argv)
     try:
         _generate(options)
@@ -31,7 +32,7 @@ def _generate(options: argparse.Namespace) -> None:
     from forge.training.load_run import load_run
     from forge.training.writing import continue_text
 
-    trained = load_run(options.run)
+    trained = load_run(options.run, trust=options.trust)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p, "seed": options.seed}
     for prompt in options.prompt or [""]:
         print(prompt + continue_text(trained.model, trained.tokenizer, prompt, trained.autocast, tokens=options.tokens, **sampling))

@@ -11,11 +11,13 @@ from importlib import metadata
 from pathlib import Path
 
 from forge.config import cli, help
+from forge.config.changes import shown
 from forge.config.compose import compose
 from forge.config.errors import ConfigError, Problem
 from forge.config.paths import CONF
 from forge.config.resolve import Resolution, resolve
 from forge.config.root import Config
+from forge.config.stored import newest
 from forge.launch import directory, local
 from forge.launch.directory import Result
 
@@ -44,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(config: Config) -> Result:
     """Train a composed config and return how it ended; a run that a signal stopped has the status "stopped".
 
-    Raises ConfigError (a ValueError) when it is refused, RuntimeError when the run fails.
+    With the run.dir of a run, that one goes on. Raises ConfigError (a ValueError) when it is refused, RuntimeError when the run fails.
     """
     if not isinstance(config, Config):
         raise TypeError(f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}")
-    run_dir, code = _launch(resolve(config), config.overrides)
+    run_dir, code = launch(resolve(config), config.overrides)
     result = directory.read_result(run_dir)
-    if result is None:
+    if result is None or result.status == "failed":
         said = directory.read_error(run_dir) or f"its worker ended with exit code {code}"
         raise RuntimeError(f"the run in {run_dir} failed: {said}")
     return result
@@ -64,15 +66,18 @@ def _main(options) -> int:
             [Problem(key="-m", what="sweeps are not in this version.", fix="run the points one by one", where="command line")]
         )
     composition, resolution = cli.resolved(options.overrides, options.config_dir)
-    return _launch(resolution, composition.overrides)[1]
+    return launch(resolution, composition.overrides, options.config_dir)[1]
 
 
-def _launch(resolution: Resolution, overrides: tuple[str, ...]) -> tuple[Path, int]:
-    """Make the run directory and train in it; returns it with the worker's exit code."""
+def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> tuple[Path, int]:
+    """Make the run directory, or take up the one there is, and train in it; returns it with the worker's exit code."""
     for warning in resolution.warnings:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
-    run_dir, _ = directory.create(resolution, overrides=overrides)
-    print(f"run directory: {directory.short(run_dir)}", flush=True)
+    run_dir, changes = directory.prepare(resolution, overrides=overrides, config_dirs=config_dirs)
+    print(f"run directory: {directory.short(run_dir)}   (goes on with: {directory.resume_command(run_dir)})")
+    for change in changes:
+        print(f"  changed: {change.key}={shown(change.after)}   (was {shown(change.before)}; kept in {newest(run_dir).name})")
+    sys.stdout.flush()
     if resolution.config.run.inline:
         from forge import worker
 
@@ -86,7 +91,8 @@ def _show(options) -> int:
     composition = compose(options.overrides, config_dirs=options.config_dir)
     if composition.problems:
         raise ConfigError(composition.problems)
-    node = OmegaConf.select(composition.tree, options.package) if options.package else composition.tree
+    named = re.fullmatch(r"\w+(\.\w+)*", options.package)
+    node = OmegaConf.select(composition.tree, options.package) if named else None if options.package else composition.tree
     if not OmegaConf.is_config(node):
         raise ConfigError(
             [Problem(key=f"--package {options.package}", what="there is no such section.", fix="a group, such as --package model")]

@@ -3,43 +3,59 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import math
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from forge.launch.directory import CONFIG, ERROR, RESULT, short, write_json
+from forge.config.stored import CONFIG, is_run, newest
+from forge.launch import attempts, directory
+from forge.launch.directory import ERROR, RESULT, Result, short, write_json
+from forge.launch.local import PARENT
+from forge.launch.lock import Held, Lock
 
 FAILED, REFUSED = 1, 2
+REASONS = {"end": "all steps are done", "max_time": "train.max_time is used up", "target": "eval.target is reached"}
+REASONS["patience"] = "there was no improvement for eval.patience evaluations"
+LOWER = "lower train.batch_size (train.global_batch_size keeps the batch of a step), train.seq_len or the model; "
+LOWER += "train.activation_checkpointing=full and objective.loss_fn=chunked_cross_entropy need less memory too"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train what the run directory says; the exit code is 0, 1 for a failure, 2 for the user's mistake, 128+n for a signal."""
     run_dir = Path((sys.argv[1:] if argv is None else argv)[0]).resolve()
-    if not (run_dir / CONFIG).is_file():
+    if not is_run(run_dir):
         print(f"{run_dir} is no run directory: it has no {CONFIG}", file=sys.stderr)
         return REFUSED
+    done = directory.finished(run_dir)
+    if done is not None:
+        print(f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}")
+        return 0
+    try:
+        lock = Lock(run_dir).acquire()
+    except Held as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    with lock, log_file(run_dir):
+        return _guarded(run_dir)
+
+
+def _guarded(run_dir: Path) -> int:
+    """Train, and turn whatever goes wrong into one message, error.json and an exit code."""
+    for name in (RESULT, ERROR):
+        (run_dir / name).unlink(missing_ok=True)
     try:
         return _train(run_dir)
     except KeyboardInterrupt:
         print("\ninterrupted outside of the training loop", file=sys.stderr)
         return 128 + signal.SIGINT
-    except (ValueError, OSError) as error:
-        _report(run_dir, error)
-        print(f"\n{error}\n(the traceback is in {short(run_dir / ERROR)})", file=sys.stderr)
-        return REFUSED if isinstance(error, ValueError) else FAILED
     except Exception as error:
-        _report(run_dir, error)
-        if _is_out_of_memory(error):
-            print(
-                f"\nout of memory: lower train.batch_size (and raise train.grad_accum_steps), train.seq_len or the model.\n{error}",
-                file=sys.stderr,
-            )
-        else:
-            traceback.print_exc()
-        return FAILED
+        return _fail(run_dir, error)
 
 
 def _train(run_dir: Path) -> int:
@@ -48,23 +64,77 @@ def _train(run_dir: Path) -> int:
     from forge.training.writing import say
 
     parts = assemble(run_dir)
-    loop = parts.loop
+    loop, config = parts.loop, parts.config
     reason = loop.run()
-    metrics: dict[str, float] = {"tokens_per_second": parts.logger.mean_rate()}
+    metrics: dict[str, float] = {**parts.logger.last, "tokens_per_second": parts.logger.mean_rate()}
     if parts.evaluation is not None and parts.evaluation.at is not None:
         metrics |= {f"eval/{name}": value for name, value in parts.evaluation.metrics.items()} | {"eval/step": parts.evaluation.at}
-    status = "stopped" if loop.interrupted else "finished"
-    write_json(
-        run_dir / RESULT, {"status": status, "reason": reason, "step": loop.state.step, "tokens": loop.state.tokens, "metrics": metrics}
-    )
-    if parts.config.metrics.enable_console:
+    known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    status = "failed" if parts.guard.fault else "stopped" if loop.interrupted else "finished"
+    result = {"status": status, "reason": reason, "step": loop.state.step, "tokens": loop.state.tokens, "config": newest(run_dir).name}
+    result |= {"objective": {"name": config.run.objective, "value": known.get(str(config.run.objective))}, "metrics": known}
+    write_json(run_dir / RESULT, result)
+    if parts.guard.fault:
+        return _fail(run_dir, RuntimeError(parts.guard.fault), step=loop.state.step)
+    attempts.ended(run_dir, status=status, reason=reason, step=loop.state.step)
+    if status == "finished" and config.run.objective not in known:
+        print(f"run.objective={config.run.objective} was never logged; logged were {', '.join(known)}", file=sys.stderr)
+    if config.metrics.enable_console:
         say(summary(parts, reason, run_dir))
-    return 128 + signal.Signals[reason] if loop.interrupted else 0
+    return 128 + signal.Signals.__members__.get(reason, signal.SIGTERM) if loop.interrupted else 0
 
 
-def _report(run_dir: Path, error: Exception) -> None:
-    content = {"type": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
-    write_json(run_dir / ERROR, {"rank": int(os.environ.get("RANK", 0)), **content})
+def _fail(run_dir: Path, error: Exception, step: int | None = None) -> int:
+    content = {"type": type(error).__name__, "message": str(error), "traceback": "".join(traceback.format_exception(error))}
+    try:
+        write_json(run_dir / ERROR, {"rank": int(os.environ.get("RANK", 0)), **content})
+        attempts.ended(run_dir, status="failed", reason=f"{type(error).__name__}: {error}", step=step)
+        place = f"\n(the traceback is in {short(run_dir / ERROR)}; the run goes on with: {directory.resume_command(run_dir)})"
+    except OSError:
+        place = ""  # the directory is why it failed
+    said = f"out of memory: {LOWER}.\n{error}" if _is_out_of_memory(error) else str(error)
+    told = isinstance(error, ValueError | OSError) or type(error).__name__ == "CallbackError" or said != str(error) or step is not None
+    if not told:
+        traceback.print_exc()
+        said = f"the run failed: {type(error).__name__}"
+    logging.getLogger("forge.worker").debug("failed", exc_info=error)
+    print(f"\n{said}{place}", file=sys.stderr)
+    return REFUSED if isinstance(error, ValueError) else FAILED
+
+
+def _prolong(run_dir: Path, done: Result) -> str:
+    if done.reason == "end":
+        return f"to go on: {directory.resume_command(run_dir)} train.max_steps={2 * done.step}"
+    return f"raise what ended it to go on: {directory.resume_command(run_dir)} ..."
+
+
+@contextmanager
+def log_file(run_dir: Path) -> Iterator[None]:
+    """Keep what is logged in logs/rank_N.log too; warnings still go to the terminal."""
+    path = run_dir / "logs" / f"rank_{os.environ.get('RANK', 0)}.log"
+    root, level = logging.getLogger(), logging.getLogger("forge").level
+    handlers: list[logging.Handler] = []
+    if not root.handlers:
+        shown = logging.StreamHandler()
+        shown.setLevel(logging.WARNING)
+        handlers.append(shown)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        kept = logging.FileHandler(path, encoding="utf-8")
+        kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers.append(kept)
+    except OSError as error:
+        print(f"{path} cannot be written: {error.strerror}; the run goes on without it", file=sys.stderr)
+    logging.getLogger("forge").setLevel(logging.DEBUG)
+    for handler in handlers:
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("forge").setLevel(level)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -75,6 +145,9 @@ def die_with_parent() -> None:
     """Ask Linux to end this process when its parent does, so that a killed parent leaves no rank behind."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+        parent = os.environ.pop(PARENT, None)
+        if parent is not None and int(parent) != os.getppid():
+            sys.exit(128 + signal.SIGTERM)  # it ended before this process could ask
 
 
 if __name__ == "__main__":

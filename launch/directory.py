@@ -1,103 +1,180 @@
-"""The run directory: made once by the parent, read by every worker."""
+"""The run directory: made once by the parent, changed by it when the run goes on, read by every worker."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import secrets
-import subprocess
-import sys
+import shlex
+import shutil
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from forge.config import serialize
+from forge.config import serialize, stored
+from forge.config.changes import Change, changes, permitted
 from forge.config.errors import ConfigError, Problem
 from forge.config.resolve import Resolution
 from forge.config.root import Config
+from forge.config.stored import CONFIG, is_run, newest, numbered
+from forge.launch.lock import Held, Lock
+from forge.launch.portable import consent, portable
+from forge.launch.provenance import diff, provenance
 
-CONFIG, ERROR, RESULT = "config.yaml", "error.json", "result.json"
+ERROR, RESULT, OVERRIDES = "error.json", "result.json", "overrides.json"
+PROLONGING = {"end": ("train.max_steps", "train.max_epochs"), "max_time": ("train.max_time",), "target": ("eval",), "patience": ("eval",)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a run ended: its directory, status, final metrics."""
+    """How a run ended: status, reason, final metrics, and the value of run.objective (None when it was never logged)."""
 
     run_dir: Path
     status: str
+    reason: str
     step: int
     metrics: dict[str, float]
+    objective: float | None
 
 
-def create(resolution: Resolution, *, overrides: tuple[str, ...]) -> tuple[Path, Config]:
+def prepare(resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> tuple[Path, list[Change]]:
+    """The directory of a run that is to start or to go on, with all that its worker reads; and what changes. Raises ConfigError."""
+    given = resolution.config.run.dir
+    if given is not None and is_run(Path(given)):
+        path = Path(given).resolve()
+        return path, go_on(path, resolution, overrides=overrides, config_dirs=config_dirs)
+    return create(resolution, overrides=overrides, config_dirs=config_dirs)[0], []
+
+
+def create(resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> tuple[Path, Config]:
     """Make the directory and write the resolved config, overrides, provenance and warnings into it.
 
-    Raises ConfigError when the directory cannot be made.
+    config.yaml comes last and makes it a run. Raises ConfigError when the directory cannot be made.
     """
     config = resolution.config
     path = Path(config.run.dir) if config.run.dir else Path(config.run.root) / fresh_name(config.run.name or config.preset)
     key = "run.dir" if config.run.dir else "run.root"
+    absent = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
         path.mkdir(parents=True, exist_ok=config.run.dir is not None)
         path = path.resolve()
         config = replace(config, run=replace(config.run, dir=str(path)))
         config.freeze()
-        serialize.save(config, path / CONFIG)
-        write_json(path / "overrides.json", list(overrides))
-        write_json(path / "derived.json", [asdict(d) for d in resolution.derived])
-        write_json(path / "warnings.json", [asdict(w) for w in resolution.warnings])
-        write_json(path / "provenance.json", provenance())
-        diff = _git("diff", "HEAD")
-        if diff:
-            (path / "git.diff").write_text(diff, encoding="utf-8")
+        with Lock(path).acquire():
+            if is_run(path):
+                raise Held(f"another process has just made a run in {path}. Type the command again, or give another run.dir")
+            write_json(path / "provenance.json", {"run_id": secrets.token_hex(8), **provenance()})
+            found = diff()
+            if found:
+                (path / "git.diff").write_text(found, encoding="utf-8")
+            _write_version(path, 1, config, resolution, portable(overrides, config_dirs, config))
+    except Held as error:
+        raise _held(path, error) from None
     except OSError as error:
-        what = f"the run directory {path} cannot be written: {error.strerror or error}."
-        raise ConfigError([Problem(key=f"{key}={path}", what=what, fix="choose another place with run.root or run.dir")]) from None
+        _remove(absent)
+        raise _unwritable(f"{key}={path}", path, error) from None
     return path, config
+
+
+def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[Change]:
+    """Keep what changes in a run that goes on as config.N.yaml, with its overrides and the list of changes, which is returned.
+
+    Which changes are allowed is a matter of the rules. Raises ConfigError when another process works in the directory, or it
+    cannot be written.
+    """
+    config = replace(resolution.config, run=replace(resolution.config.run, dir=str(path)))
+    config.freeze()
+    try:
+        with Lock(path).acquire():
+            file = newest(path)
+            before = serialize.load(file, trust=config.run.trust)
+            before = replace(before, run=replace(before.run, trust=serialize.stored_trust(file)))
+            found = changes(before, config)
+            if any(not change.free and not permitted(change.key, config.run.allow_change) for change in found):
+                raise Held(f"another process has just changed the run in {path}. Type the command again")
+            if found:
+                n = stored.number(file.name) + 1
+                write_json(path / numbered("changes.json", n), [asdict(change) for change in found])
+                write_json(path / numbered("provenance.json", n), provenance())
+                _write_version(path, n, config, resolution, portable(overrides, config_dirs, config))
+    except Held as error:
+        raise _held(path, error) from None
+    except OSError as error:
+        raise _unwritable(f"run.dir={path}", path, error) from None
+    return found
+
+
+def changed(run_dir: Path, since: str = "") -> list[Change]:
+    """What the config in force has changed: since the file `since`, or since the version before it."""
+    n = stored.number(newest(run_dir).name)
+    first = stored.number(since) + 1 if since else n
+    found: list[Change] = []
+    for version in range(max(first, 2), n + 1):
+        found += [Change(**change) for change in read_json(run_dir / numbered("changes.json", version))]
+    return found
+
+
+def finished(run_dir: Path) -> Result | None:
+    """The result of a run that has nothing left to do: it finished, and nothing that ended it was changed since."""
+    result = read_result(run_dir)
+    if result is None or result.status != "finished":
+        return None
+    since = changed(run_dir, read_json(run_dir / RESULT)["config"])
+    sections = PROLONGING.get(result.reason)
+    for change in since:
+        if sections is None or change.key.startswith(sections) or (change.key == "checkpoint.resume_from" and change.after is not None):
+            return None
+    return result
+
+
+def run_id(run_dir: Path) -> str:
+    """What tells this run from every other, wherever its directory is moved."""
+    return read_json(run_dir / "provenance.json")["run_id"]
+
+
+def resume_command(run_dir: Path) -> str:
+    """What to type for the run to go on; what it needs trust for is typed again."""
+    return shlex.join(["python", "-m", "forge.resume", short(run_dir), *consent(read_json(newest_overrides(run_dir)))])
+
+
+def newest_overrides(run_dir: Path) -> Path:
+    """The overrides of the config in force."""
+    return run_dir / numbered(OVERRIDES, stored.number(newest(run_dir).name))
 
 
 def fresh_name(label: str) -> str:
     """A dated name that no other run has, also within the same second."""
     clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in label)
+    clean = clean.encode()[:100].decode(errors="ignore")  # a file system takes names of 255 bytes
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{clean}_{secrets.token_hex(4)}"
 
 
-def provenance() -> dict[str, Any]:
-    """What a run was made with: argv, host, Python, package versions, git revision."""
-    packages = ("forge-lm", "torch", "hydra-core", "omegaconf", "numpy", "tokenizers", "torchao", "datasets")
-    return {
-        "argv": sys.argv,
-        "cwd": os.getcwd(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in packages},
-        "git_revision": _git("rev-parse", "HEAD").strip() or None,
-    }
-
-
 def read_result(path: Path) -> Result | None:
-    """The result that the worker left, if it finished."""
-    file = path / RESULT
-    if not file.is_file():
+    """The result that the worker left, if it ended of its own."""
+    if not (path / RESULT).is_file():
         return None
-    content = json.loads(file.read_text(encoding="utf-8"))
-    return Result(run_dir=path, status=content["status"], step=content["step"], metrics=content["metrics"])
+    content = read_json(path / RESULT)
+    kept = {name: content[name] for name in ("status", "reason", "step", "metrics")}
+    return Result(run_dir=path, objective=content["objective"]["value"], **kept)
 
 
 def read_error(path: Path) -> str | None:
     """What the worker said of its failure, if it could."""
     file = path / ERROR
-    return json.loads(file.read_text(encoding="utf-8"))["message"] if file.is_file() else None
+    return read_json(file)["message"] if file.is_file() else None
 
 
 def short(path: Path) -> str:
     """Relative to where the command was typed, when it lies below."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -107,17 +184,27 @@ def write_json(path: Path, content: Any) -> None:
     scratch.replace(path)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def _write_version(path: Path, n: int, config: Config, resolution: Resolution, overrides: Sequence[str]) -> None:
+    write_json(path / numbered(OVERRIDES, n), list(overrides))
+    write_json(path / numbered("derived.json", n), [asdict(d) for d in resolution.derived])
+    write_json(path / numbered("warnings.json", n), [asdict(w) for w in resolution.warnings])
+    serialize.save(config, path / numbered(CONFIG, n))
 
 
-def _git(*arguments: str) -> str:
-    root = Path(__file__).resolve().parents[1]
-    try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+def _remove(made: Sequence[Path]) -> None:
+    """Take back the directories of a run that could not be made, the deepest first; above it only what is empty."""
+    if made:
+        shutil.rmtree(made[0], ignore_errors=True)
+    for folder in made[1:]:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _held(path: Path, error: Held) -> ConfigError:
+    what, _, fix = str(error).partition(". ")
+    return ConfigError([Problem(key=f"run.dir={path}", what=f"{what}.", fix=fix)])
+
+
+def _unwritable(key: str, path: Path, error: OSError) -> ConfigError:
+    what = f"the run directory {path} cannot be written: {error.strerror or error}."
+    return ConfigError([Problem(key=key, what=what, fix="choose another place with run.root or run.dir")])

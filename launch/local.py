@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import site
 import subprocess
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 
 from forge.launch.directory import ERROR
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+PARENT = "FORGE_PARENT"  # tells a worker the process that started it
+
+
+def search_path() -> str:
+    """PYTHONPATH of a worker: where this process imports from, beyond Python's own folders, so that a user's package is found there too."""
+    library = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own = [os.path.join(path, "") for path in (*library, *site.getsitepackages(), site.getusersitepackages())]
+    added = [os.path.abspath(path) for path in sys.path if path and not path.endswith(".zip")]
+    return os.pathsep.join(path for path in added if not os.path.join(path, "").startswith(tuple(own)))
 
 
 def start(run_dir: Path) -> int:
@@ -21,7 +32,8 @@ def start(run_dir: Path) -> int:
     signals are passed on, when this is called where Python can take them: in the main thread.
     """
     command = [sys.executable, "-m", "forge.worker", str(run_dir)]
-    worker = subprocess.Popen(command, env={**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"})
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    worker = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": search_path(), PARENT: str(os.getpid()), **ranks})
     previous = {}
     try:
         if threading.current_thread() is threading.main_thread():

@@ -49,6 +49,8 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, option) for option in inner)
     if origin in (list, tuple):
         return isinstance(value, list | tuple) and all(fits(element, inner[0]) for element in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(isinstance(name, str) for name in value)
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, int | float if hint is float else hint)
@@ -61,6 +63,8 @@ def kind(hint: Any) -> str:
         return " or ".join(kind(option) for option in inner)
     if origin in (list, tuple):
         return f"a list of {kind(inner[0]).partition(' ')[2]}s"
+    if origin is dict:
+        return "a dict of entries by name"
     return KINDS.get(hint) or f"a {hint.__name__} section"
 
 

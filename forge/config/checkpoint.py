@@ -1,4 +1,4 @@
-"""The `checkpoint` group: what is saved and when."""
+"""The `checkpoint` group: what is saved and when, and what a run starts from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ class Checkpoint(Section):
     """Checkpoints by torch.distributed.checkpoint, complete or absent."""
 
     dir: str = opt("checkpoints", "directory of the checkpoints, relative to the run directory")
-    interval: int = opt(1000, "save every N steps, and at the end", gt=0)
+    interval: int = opt(1000, "save every N steps, and at the end", gt=0, free=True)
+    interval_minutes: float = opt(0.0, "save every M minutes too; 0 = off", ge=0, free=True)
     async_mode: str = opt(
-        "disabled", "write while training goes on; pinned staging needs a GPU", choices=("disabled", "async", "async_with_pinned_mem")
+        "disabled",
+        "write while training goes on; pinned staging needs a GPU",
+        choices=("disabled", "async", "async_with_pinned_mem"),
+        free=True,
     )
-    keep_last_n: int = opt(3, "keep the newest N; 0 = all", ge=0)
-    load_path: str | None = opt(None, "start from this checkpoint (a step_N directory, or a run directory)")
-    export_dtype: str = opt("bfloat16", "number format of the weights that forge.export writes", choices=("float32", "bfloat16"))
-    exclude_from_loading: list[str] = opt([], "parameter name prefixes that load_path does not overwrite")
+    keep_last_n: int = opt(3, "keep the newest N; 0 = all", ge=0, free=True)
+    keep_best: int = opt(0, "keep the N best by eval.metric too, each saved when it is found; 0 = off", ge=0, free=True)
+    resume_from: str | None = opt(None, "go on from this step of the run, or from this checkpoint or run elsewhere", free=True)
+    init_from: str | None = opt(None, "begin with the weights alone of this checkpoint, run or .safetensors file")
+    exclude_from_loading: list[str] = opt([], "parameter name prefixes that keep their initial values in init_from and resume_from")
+    export_dtype: str = opt("bfloat16", "number format of the weights that forge.export writes", choices=("float32", "bfloat16"), free=True)

@@ -52,7 +52,7 @@ def illegal(override: Override, library: Library) -> Problem | None:
         return problem(f"{group} takes one option.", "choose one")
     for wanted in value if isinstance(value, list) else [value]:
         name = "null" if wanted is None else str(wanted)
-        if name not in options and library.file_of(f"{group}/{name}") is None:
+        if name not in options and (".." in name.split("/") or library.file_of(f"{group}/{name}") is None):
             fix = did_you_mean([f"{group}={option}" for option in closest(name, options)]) or f"options: {', '.join(options)}"
             return problem(f"there is no {group} named '{name}'.", fix)
     if group not in library.places and not override.is_add():

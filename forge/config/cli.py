@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from forge.config.compose import Composition, compose
 from forge.config.errors import ConfigError, Problem, render
+from forge.config.grammar import COMMAND_LINE
 from forge.config.origin import origin
 from forge.config.resolve import Resolution, resolve
 
+__all__ = ["COMMAND_LINE", "REFUSED", "parse", "parser", "refuse", "resolved", "show"]
 REFUSED = 2
 
 
-def parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """A parser of overrides and the search path; verbs add their own flags."""
+def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> argparse.ArgumentParser:
+    """A parser of overrides and the search path; verbs add their own flags. takes: what the help calls the words it is given."""
     result = argparse.ArgumentParser(prog=f"python -m {prog}", description=description, add_help=False, allow_abbrev=False)
-    result.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="group=option, or key=value")
+    result.add_argument("overrides", nargs="*", metavar=takes, help="group=option, or key=value")
     result.add_argument("-cd", "--config-dir", action="append", default=[], metavar="DIR", help="also take groups and options from DIR")
     result.add_argument("-h", "--help", action="store_true", help="this text; `--help GROUP` shows the options of one group")
     return result
@@ -46,7 +49,10 @@ def resolved(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world
 
 def refuse(verb: Callable[[], int]) -> int:
     """Run a verb; a ConfigError is printed and becomes exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding shows an escape for what it lacks
     try:
+        _somewhere()
         code = verb()
         sys.stdout.flush()
         return code
@@ -56,6 +62,14 @@ def refuse(verb: Callable[[], int]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 0
+
+
+def _somewhere() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        what = "the directory that this was typed in has been removed."
+        raise ConfigError([Problem(key=".", what=what, fix="cd to one that is there", where=COMMAND_LINE)]) from None
 
 
 def show(text: str) -> int:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from forge.config import choices as groups
 from forge.config import overrides as values
+from forge.config import packages
 from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE, read
 from forge.config.library import Library
@@ -37,8 +38,10 @@ class Composition:
         return written(self.library, self.files)
 
     def written_at(self, key: str) -> str:
-        """'command line', or the file and line that set a key, or nothing when its default stands."""
-        return COMMAND_LINE if key in self.applied else self.lines.get(key, "")
+        """'command line', or the file and line that set a key, or the first below it, or nothing when its default stands."""
+        if any(key == done or key.startswith(f"{done}.") or done.startswith(f"{key}.") for done in self.applied):
+            return COMMAND_LINE
+        return self.lines.get(key) or next((line for name, line in self.lines.items() if name.startswith(f"{key}.")), "")
 
     def typed(self) -> Config:
         """The config as dataclasses. Call it on a sound composition."""
@@ -100,7 +103,11 @@ def _split(items: list[Override], first) -> tuple[list[Override], list[Override]
 def _source(path: str, problems: list[Problem]) -> str | None:
     scheme, sign, _ = path.partition("://")
     if not sign:
-        return f"file://{Path(path).expanduser().resolve()}"
+        return f"file://{os.path.realpath(os.path.expanduser(path))}"
+    fault = packages.import_fault(path.removeprefix("pkg://")) if scheme == "pkg" else None
+    if fault is not None:
+        problems.append(Problem(key=f"hydra.searchpath=[{path}]", what=fault[0], fix=fault[1], where=COMMAND_LINE))
+        return None
     if scheme in ("file", "pkg"):
         return path
     what = f"{path} is neither a directory nor a package."

@@ -15,10 +15,10 @@ class Data(Section):
 
     _target_: str = MISSING
     val_fraction: float = opt(0.05, "share of the documents held out for validation, chosen by a hash of their content", gt=0, lt=1)
-    cache_dir: str | None = opt(None, "where tokenizers and shards are kept; null = $FORGE_CACHE, else ~/.cache/forge")
-    num_workers: int = opt(4, "loader processes; 0 = load in the training process", ge=0)
-    pin_memory: bool = opt(True, "page-locked batches for faster copies to a GPU; without effect on a CPU")
-    prefetch_factor: int = opt(2, "batches each loader process keeps ready", ge=1)
+    cache_dir: str | None = opt(None, "where tokenizers and shards are kept; null = $FORGE_CACHE, else ~/.cache/forge", free=True)
+    num_workers: int = opt(4, "loader processes; 0 = load in the training process", ge=0, free=True)
+    pin_memory: bool = opt(True, "page-locked batches for faster copies to a GPU; without effect on a CPU", free=True)
+    prefetch_factor: int = opt(2, "batches each loader process keeps ready", ge=1, free=True)
     overfit_batches: int = opt(0, "train on the first N global batches over and over; 0 = off", ge=0)
 
 

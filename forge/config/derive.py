@@ -14,7 +14,8 @@ from forge.config.root import Config
 from forge.config.scheduler import WSD, Constant, Decay
 from forge.config.world import World
 
-PATHS = ("data.path", "data.cache_dir", "tokenizer.path", "checkpoint.load_path")
+PATHS = ("data.path", "data.cache_dir", "tokenizer.path", "checkpoint.init_from", "checkpoint.resume_from")
+SCHEDULE = ("scheduler.decay_steps", "scheduler.stable_steps")
 DECAY_SHARE = 0.2  # arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine
 
 
@@ -80,16 +81,36 @@ def device(config: Config, world: World) -> Iterator[Derived]:
         yield Derived(key="precision.mixed_precision", value=chosen, why=f"run.device={world.device}")
 
 
+@derivation(reads=("eval.enabled", "eval.metric"), writes=("run.objective",))
+def objective(config: Config, world: World) -> Iterator[Derived]:
+    """The metric that a run is judged by."""
+    if config.run.objective is None:
+        evaluated = config.eval.enabled
+        value, why = (
+            (f"eval/{config.eval.metric}", f"eval.metric={config.eval.metric}") if evaluated else ("train/loss", "eval.enabled=false")
+        )
+        yield Derived(key="run.objective", value=value, why=why)
+
+
 @derivation(reads=PATHS, writes=PATHS)
 def paths(config: Config, world: World) -> Iterator[Derived]:
     """Paths become absolute: a run may start, or go on, elsewhere."""
     for key in PATHS:
         group, name = key.split(".")
         path = getattr(getattr(config, group), name, None)
-        if path:
+        if path and not (key == "checkpoint.resume_from" and path.isdecimal()):
             absolute = os.path.abspath(os.path.expanduser(path))
             if absolute != path:
                 yield Derived(key=key, value=absolute, why="from where the command was typed")
+
+
+@derivation(reads=("run.dir", "run.root"), writes=("run.dir", "run.root"))
+def home(config: Config, world: World) -> Iterator[Derived]:
+    """A run directory under ~ is in the home directory."""
+    for name in ("dir", "root"):
+        path = getattr(config.run, name)
+        if path and (expanded := os.path.expanduser(path)) != path:
+            yield Derived(key=f"run.{name}", value=expanded, why="~ is the home directory")
 
 
 @derivation(reads=tuple(f"parallel.{axis}" for axis in AXES), writes=("run.num_processes", "parallel.dp_shard"))
@@ -128,7 +149,7 @@ def batch(config: Config, world: World) -> Iterator[Derived]:
         yield Derived(key="train.global_batch_tokens", value=size * train.seq_len, why=f"{size} sequences * {train.seq_len} tokens")
 
 
-@derivation(reads=("train.max_steps", "scheduler.warmup_steps"), writes=("scheduler.decay_steps", "scheduler.stable_steps"))
+@derivation(reads=("train.max_steps", "scheduler.warmup_steps"), writes=SCHEDULE)
 def schedule(config: Config, world: World | None) -> Iterator[Derived]:
     """Decay and stable steps from the horizon, train.max_steps."""
     schedule, horizon = config.scheduler, config.train.max_steps
@@ -183,9 +204,9 @@ def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[D
     train.max_steps = max(math.ceil(steps), 1)
     why = f"{train.max_epochs:g} epochs * {samples} sequences / {train.global_batch_size} a step"
     found = [Derived(key="train.max_steps", value=train.max_steps, why=why)]
-    for name in ("decay_steps", "stable_steps"):
-        if f"scheduler.{name}" in derived:
-            setattr(config.scheduler, name, None)
+    for key in SCHEDULE:
+        if key in derived:
+            setattr(config.scheduler, key.rpartition(".")[2], None)
     for step in schedule(config, None):
         setattr(config.scheduler, step.key.rpartition(".")[2], step.value)
         found.append(step)

@@ -23,9 +23,23 @@ MADE = "<!-- made by `make docs`; do not edit -->"
 def options_page() -> str:
     """docs/options.md: every group, its options and every key with default, meaning and bounds."""
     library = Library()
-    lines = [MADE, "", "# Options", "", "`seed=42`: seed of initial weights, data order and sampling.", ""]
+    lines = [
+        MADE,
+        "",
+        "# Options",
+        "",
+        "At the root:",
+        "",
+        "| key | default | meaning | admits | free |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [*(_row("", field, all_free=False) for field in schemas.root_options()), ""]
     lines += ["A default is that of the schema. The options of a group state other values, to be read in `conf/<group>/<option>.yaml`;", ""]
-    lines[-1:] = ["`python -m forge.check` and `forge.explain KEY` show what a run would use, and where it comes from.", ""]
+    lines[-1:] = ["`python -m forge.check` and `forge.explain KEY` show what a run would use, and where it comes from."]
+    lines += [
+        "A *free* option may change when a run goes on ([run_directory.md](run_directory.md)); a larger `train.max_steps` may too.",
+        "",
+    ]
     for group in library.groups():
         lines += [f"## {group}", "", f"| `{group}=` | |", "| --- | --- |"]
         lines += [f"| `{option}` | {_cell(summary(library, group, option))} |" for option in library.options(group)]
@@ -34,12 +48,16 @@ def options_page() -> str:
             continue
         for name, schema in schemas.variants(group).items():
             title = f"`{group}={name}` ({schema.__name__})" if group in schemas.SCHEMAS else schema.__name__
-            lines += [f"**{title}**: {first_line(schema)}", "", "| key | default | meaning | admits |", "| --- | --- | --- | --- |"]
+            lines += [
+                f"**{title}**: {first_line(schema)}",
+                "",
+                "| key | default | meaning | admits | free |",
+                "| --- | --- | --- | --- | --- |",
+            ]
             for field in dataclasses.fields(schema):
                 if field.name.startswith("_"):
                     continue
-                row = f"| `{group}.{field.name}` | `{show(default_of(field))}` | {_cell(field.metadata['help'])} | "
-                lines.append(row + f"{_cell(describe_bounds(field.metadata))} |")
+                lines.append(_row(f"{group}.", field, all_free=schema.all_free))
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -74,6 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, page in {**PAGES, "seeds.md": render_markdown}.items():
         (folder / name).write_text(page(), encoding="utf-8")
     return 0
+
+
+def _row(prefix: str, field: dataclasses.Field, *, all_free: bool) -> str:
+    admitted, free = _cell(describe_bounds(field.metadata)), "free" if all_free or field.metadata["free"] else ""
+    return f"| `{prefix}{field.name}` | `{show(default_of(field))}` | {_cell(field.metadata['help'])} | {admitted} | {free} |"
 
 
 def _keys(names: Sequence[str]) -> str:

@@ -7,15 +7,23 @@ from dataclasses import dataclass
 from forge.config.field import Section, opt
 
 METRICS = ("loss", "perplexity", "token_accuracy", "bits_per_byte")
+HIGHER_IS_BETTER = frozenset({"token_accuracy"})
+
+
+def better(metric: str, value: float, other: float) -> bool:
+    """Whether one value of a metric is better than another."""
+    return value > other if metric in HIGHER_IS_BETTER else value < other
 
 
 @dataclass(kw_only=True)
 class Eval(Section):
     """Evaluation on the validation split, which is the same sequences every time."""
 
+    all_free = True
+
     enabled: bool = opt(False, "evaluate in the loop and at its end")
     interval: int = opt(1000, "evaluate every N steps", gt=0)
-    steps: int = opt(50, "batches an evaluation, from the start of the validation split; 0 = the whole split", ge=0)
+    steps: int = opt(50, "evaluate as many sequences as N steps train on, from the start of the validation split; 0 = all of it", ge=0)
     target: float | None = opt(None, "stop once `metric` is at least this good; null = off")
     metric: str = opt("loss", "what target and patience look at", choices=METRICS)
     patience: int = opt(0, "stop after this many evaluations without improvement; 0 = off", ge=0)

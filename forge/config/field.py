@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, dataclass
 from typing import Any
 
 from forge.config.errors import closest, did_you_mean
+from forge.config.frozen import freeze_value, thaw_value
 
 
 def opt(
@@ -19,14 +20,15 @@ def opt(
     lt: float | None = None,
     le: float | None = None,
     choices: Sequence[str] | None = None,
+    free: bool = False,
 ) -> Any:
     """A dataclass field that knows its help text and the values it admits.
 
     Bounds apply to a number, to each element of a list, and to nothing when the value is null.
-    `choices` names the legal strings (OmegaConf 2.3 has no Literal).
+    `choices` names the legal strings (OmegaConf 2.3 has no Literal). `free`: the value may be another one when a run goes on.
     """
     bounds = {name: limit for name, limit in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)) if limit is not None}
-    metadata = {"help": help, "bounds": bounds, "choices": tuple(choices) if choices else None}
+    metadata = {"help": help, "bounds": bounds, "choices": tuple(choices) if choices else None, "free": free}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -36,14 +38,16 @@ def opt(
 class Section:
     """Base of every schema class: ordinary while it is being composed, read-only once resolved."""
 
+    all_free = False  # whether every option of the section may change when a run goes on
+
     def freeze(self) -> None:
         """Make this section and all sections below it read-only; lists become tuples."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Section):
                 value.freeze()
-            elif isinstance(value, list):
-                setattr(self, field.name, tuple(value))
+            elif isinstance(value, list | dict):
+                setattr(self, field.name, freeze_value(value))
         self.__dict__["_frozen"] = True
 
     def thaw(self) -> None:
@@ -53,6 +57,8 @@ class Section:
             value = getattr(self, field.name)
             if isinstance(value, Section):
                 value.thaw()
+            elif isinstance(value, dict):
+                setattr(self, field.name, thaw_value(value))
 
     @property
     def frozen(self) -> bool:

@@ -17,10 +17,14 @@ ELEMENT = re.compile(r"([A-Za-z_][\w.]*)\[\d+\]", re.ASCII)
 
 def read(text: str) -> Override | Problem:
     """One override as Hydra's grammar has it."""
+    if any("\ud800" <= sign <= "\udfff" for sign in text):  # what Python makes of bytes that it cannot decode
+        return Problem(key=text, what="it has bytes that are no UTF-8 text.", fix="write it in UTF-8", where=COMMAND_LINE)
     try:
         override = parse(text)
     except (HydraException, RecursionError):
         return _unreadable(text)
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        return Problem(key=text, what="it has a number of too many digits.", fix="a smaller one", where=COMMAND_LINE)
     return override if override.key_or_group else _unreadable(text)
 
 

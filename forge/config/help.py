@@ -22,6 +22,7 @@ def page(command: str, arguments: argparse.ArgumentParser, topics: Sequence[str]
     flags = [action for action in arguments._actions if action.option_strings]
     lines = [f"python -m {command} [group=option] [key=value] ...", "", arguments.description or "", "", "groups"]
     lines += [f"  {group:<12} {', '.join(library.options(group))}" for group in library.groups()]
+    lines += ["", "at the root", *(f"  {field.name:<12} {describe(field)}" for field in schemas.root_options())]
     lines += ["", f"  python -m {command.split()[0]} --help GROUP shows what one of them offers", "", "flags"]
     lines += [f"  {', '.join(action.option_strings):<24} {action.help}" for action in flags]
     return "\n".join(lines)

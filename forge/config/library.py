@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 
 import yaml
@@ -88,9 +89,14 @@ class Library:
     def file_of(self, config_path: str) -> Path | None:
         """The YAML file behind a config path, or None for a schema."""
         for source in self.repository.get_sources():
-            if source.scheme() == "file" and source.is_config(config_path):
-                return Path(source.path, config_path).with_suffix(".yaml")
+            if source.scheme() in ("file", "pkg") and source.is_config(config_path):
+                root = Path(source.path) if source.scheme() == "file" else _folder_of(source.path)
+                return (root / config_path).with_suffix(".yaml")
         return None
+
+
+def _folder_of(package: str) -> Path:
+    return Path(str(resources.files(package)))
 
 
 def parse(text: str) -> Override:

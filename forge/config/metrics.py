@@ -9,7 +9,9 @@ from forge.config.field import Section, opt
 
 @dataclass(kw_only=True)
 class Metrics(Section):
-    """Every run writes metrics.jsonl; the console, TensorBoard and W&B are switches."""
+    """Every run writes metrics.jsonl and performance.jsonl; the console, TensorBoard and W&B are switches."""
+
+    all_free = True
 
     log_interval: int = opt(10, "log every N steps", gt=0)
     enable_console: bool = opt(True, "progress bar and log lines on the terminal")
@@ -19,5 +21,5 @@ class Metrics(Section):
     wandb_mode: str = opt("online", "offline needs no account; `wandb sync` uploads later", choices=("online", "offline"))
     wandb_project: str = opt("forge", "W&B project")
     wandb_run_name: str | None = opt(None, "W&B run name; null = the name of the run directory")
-    wandb_run_id: str = opt("", "W&B run id to go on with; empty = a new run")
+    wandb_run_id: str = opt("", "W&B run id to go on with; empty = the one of this run directory, or a new one")
     peak_tflops: float = opt(0.0, "peak of the device for MFU, in TFLOP/s; 0 = known from its name, else MFU is n/a", ge=0)

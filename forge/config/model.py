@@ -24,6 +24,10 @@ class Model(Section):
         """Whether any block routes its tokens to experts."""
         return False
 
+    def flops_per_token(self, seq_len: int) -> int | None:
+        """Training FLOPs a token, forward and backward; None = not known, and then no mfu is logged."""
+        return None
+
 
 @dataclass(kw_only=True)
 class Decoder(Model):

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from forge.config import schemas, seeds
+from forge.config import free, schemas, seeds
 from forge.config.errors import Problem, closest, did_you_mean
 from forge.config.field import default_of
 from forge.config.grammar import COMMAND_LINE
@@ -22,6 +22,8 @@ KINDS = {IntegerNode: "an integer", FloatNode: "a number", BooleanNode: "true or
 def apply(tree: DictConfig, override: Override, groups: Iterable[str]) -> Problem | None:
     """Set one value in the tree, or say why it does not fit."""
     text, key = override.input_line or "", override.key_or_group
+    if key.split(".")[0] in schemas.free_dicts():
+        return free.apply(tree, override)
     value = "" if override.is_delete() else override.get_value_string()
     fault = unknown(tree, key, groups)
     if fault is not None:
@@ -44,11 +46,13 @@ def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None
     node = _section(tree, parent)._get_node(name)
     if isinstance(node, IntegerNode) and isinstance(value, float) and value.is_integer():
         value = int(value)
+    elif isinstance(node, BooleanNode) and isinstance(value, int) and value not in (0, 1):
+        return _problem(text, f"{key} is true or false; '{value}' is not.", "")  # OmegaConf takes 2 for true
     elif isinstance(node, StringNode) and isinstance(value, int | float):
         value = text.partition("=")[2]  # a name such as 1.50 or 12e4 is what was typed, not the number
     try:
         OmegaConf.update(tree, key, value, merge=True)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, OverflowError) as error:
         kind = KINDS.get(type(node), "a list" if isinstance(node, ListConfig) else "a legal value")
         shown = text.split("=", 1)[1]
         if value is None:
@@ -90,7 +94,8 @@ def unknown(tree: DictConfig, key: str, groups: Iterable[str]) -> Unknown | None
 
 def _missing(tree: DictConfig, node: DictConfig, key: str, above: str, part: str, groups: Iterable[str]) -> Unknown:
     said = seeds.suggestion(key)
-    what = f"{getattr(OmegaConf.get_type(node), '__name__', above)} has no option '{part}'." if above else ""
+    schema = OmegaConf.get_type(node)
+    what = f"{schema.__name__ if dataclasses.is_dataclass(schema) else above} has no option '{part}'." if above else ""
     if said and seeds.names(key):
         return Unknown(what or f"there is no group or option '{part}'.", [], said)
     if not above:
@@ -125,8 +130,8 @@ def option_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
     """Dotted keys of all values in the tree."""
     for name in tree:
         node = tree._get_node(name)
-        if OmegaConf.is_dict(node):
-            yield from option_keys(node, f"{prefix}{name}.")  # type: ignore[arg-type]
+        if isinstance(node, DictConfig) and not (node._is_missing() or node._is_interpolation()):
+            yield from option_keys(node, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
 
@@ -151,7 +156,10 @@ def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Proble
         parent, _, name = key.rpartition(".")
         section = _section(tree, parent)
         schema: Any = OmegaConf.get_type(section)
-        section[name] = default_of(schema.__dataclass_fields__[name])
+        if dataclasses.is_dataclass(schema):
+            section[name] = default_of(schema.__dataclass_fields__[name])  # type: ignore[index]
+        else:
+            section[name] = None
     return problems
 
 

@@ -14,6 +14,8 @@ AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 class Parallel(Section):
     """Degrees of parallelism; their product is the number of ranks."""
 
+    all_free = True
+
     dp_shard: int = opt(-1, "FSDP shards; -1 = all devices that the other degrees leave", ge=-1)
     dp_replicate: int = opt(1, "replicas of the FSDP groups", ge=1)
     tp: int = opt(1, "tensor parallel degree", ge=1)

@@ -11,6 +11,8 @@ from forge.config.field import Section, opt
 class Profiling(Section):
     """A trace of a few steps, for Perfetto or chrome://tracing."""
 
+    all_free = True
+
     enable: bool = opt(False, "record a trace of steps start_step to end_step")
     start_step: int = opt(5, "first step recorded", gt=0)
     end_step: int = opt(8, "last step recorded; must be greater than start_step", gt=0)

@@ -71,7 +71,7 @@ def get(config: Config, key: str) -> Any:
     """The value at a dotted key."""
     value: Any = config
     for part in key.split("."):
-        value = getattr(value, part)
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
     return value
 
 

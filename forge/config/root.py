@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
@@ -46,6 +46,8 @@ class Config(Section):
     metrics: Metrics = MISSING
     profiling: Profiling = MISSING
     run: Run = MISSING
+    callbacks: dict[str, Any] = opt({}, "your callbacks by name, each {_target_: dotted path, and its keywords}", free=True)
+    trackers: dict[str, Any] = opt({}, "your trackers by name, each {_target_: dotted path, and its keywords}", free=True)
 
     @property
     def overrides(self) -> tuple[str, ...]:

@@ -6,10 +6,12 @@ import dataclasses
 import glob
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
+from forge.config import schemas
 from forge.config.data import Text
 from forge.config.field import Section
+from forge.config.frozen import unkeepable
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.target import target_fault
@@ -51,19 +53,6 @@ def inline(config: Config, world: World) -> Iterator[Finding]:
         yield "run.inline=true", f"{world.size} ranks cannot share one process.", "run.inline=false"
 
 
-@rule("run.dir", reads=("run.dir",))
-def run_dir(config: Config, world: World) -> Iterator[Finding]:
-    """run.dir must be new, empty or absent."""
-    path = config.run.dir
-    if path is None:
-        return
-    place = Path(path)
-    if os.path.isfile(place):
-        yield f"run.dir={path}", f"{path} is a file.", "give a directory"
-    elif os.path.isdir(place) and os.listdir(place):
-        yield f"run.dir={path}", f"{place} is not empty; a run directory holds one run.", "give a new directory, or leave run.dir out"
-
-
 @rule("precision.fp16_cpu", reads=("precision.mixed_precision", "run.device"), warning=True)
 def slow_on_cpu(config: Config, world: World) -> Iterator[Finding]:
     """16-bit matrix products are slow on most CPUs."""
@@ -76,10 +65,29 @@ def slow_on_cpu(config: Config, world: World) -> Iterator[Finding]:
 @rule("target", reads=())
 def target(config: Config, world: World) -> Iterator[Finding]:
     """Every _target_ must name an existing class or function under forge., torch.optim., torch.nn. or a trusted prefix."""
-    for field in dataclasses.fields(config):
-        section = getattr(config, field.name)
-        path = getattr(section, "_target_", None)
-        if isinstance(section, Section) and path is not None:
-            fault = target_fault(path, config.run.trust)
-            if fault:
-                yield f"{field.name}._target_={path}", *fault
+    sections = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    found = [(name, vars(value)["_target_"]) for name, value in sections if isinstance(value, Section) and "_target_" in vars(value)]
+    found += [(name, entry["_target_"]) for name, entry in _entries(config) if isinstance(entry, dict) and "_target_" in entry]
+    for name, path in found:
+        fault = target_fault(path, config.run.trust)
+        if fault:
+            yield f"{name}._target_={path}", *fault
+
+
+@rule("entries", reads=("callbacks", "trackers"))
+def entries(config: Config, world: World) -> Iterator[Finding]:
+    """Every entry of callbacks and trackers has a _target_, and values that a file can keep."""
+    for key, entry in _entries(config):
+        if not isinstance(entry, dict):
+            yield f"{key}={entry}", "an entry has a _target_ and keywords; this is a value.", f"~{key}, or {key}={{_target_: mypkg.Mine}}"
+        elif "_target_" not in entry:
+            yield key, "it has no _target_, the class that is built for it.", f"+{key}._target_=mypkg.Mine"
+        elif fault := unkeepable(entry, key):
+            yield key, f"{fault}, which no file can keep.", "texts, numbers, booleans, null, lists and dicts of them"
+
+
+def _entries(config: Config) -> Iterator[tuple[str, Any]]:
+    """(config path, entry) of every free dict."""
+    for group in schemas.free_dicts():
+        for name, entry in getattr(config, group).items():
+            yield f"{group}.{name}", entry

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from forge.config.derive import data_ranks, horizon
 from forge.config.root import Config
@@ -89,25 +89,39 @@ def pinned(config: Config, world: World) -> Iterator[Finding]:
         )
 
 
-@rule("checkpoint.load_path", reads=("checkpoint.load_path",))
-def load_path(config: Config, world: World) -> Iterator[Finding]:
-    """checkpoint.load_path must exist."""
-    path = config.checkpoint.load_path
-    if path is not None and not Path(path).is_dir():
-        yield (
-            f"checkpoint.load_path={path}",
-            f"there is no directory {path}.",
-            "give a step_N directory, or a run directory that has checkpoints",
-        )
+@rule("checkpoint.init_from", reads=("checkpoint.init_from",))
+def init_from(config: Config, world: World) -> Iterator[Finding]:
+    """checkpoint.init_from must exist."""
+    path = config.checkpoint.init_from
+    if path is not None and not os.path.exists(path):
+        fix = "give a step_N directory, a run directory that has checkpoints, or a .safetensors file"
+        yield f"checkpoint.init_from={path}", f"there is nothing at {path}.", fix
+
+
+@rule("checkpoint.two_starts", reads=("checkpoint.init_from", "checkpoint.resume_from", "run.dir"))
+def two_starts(config: Config, world: World) -> Iterator[Finding]:
+    """A new run starts from checkpoint.init_from or from checkpoint.resume_from elsewhere, not from both."""
+    section = config.checkpoint
+    if section.init_from is not None and section.resume_from is not None and not section.resume_from.isdecimal():
+        what = "checkpoint.resume_from takes the weights from its checkpoint too, and checkpoint.init_from would have no effect."
+        yield f"checkpoint.init_from={section.init_from}", what, "give one of the two"
 
 
 @rule("checkpoint.exclude_unused", reads=("checkpoint.exclude_from_loading",), warning=True)
 def exclude_unused(config: Config, world: World) -> Iterator[Finding]:
-    """checkpoint.exclude_from_loading is read together with checkpoint.load_path only."""
+    """checkpoint.exclude_from_loading is read together with checkpoint.init_from or resume_from only."""
     section = config.checkpoint
-    if section.exclude_from_loading and section.load_path is None:
+    if section.exclude_from_loading and section.init_from is None and section.resume_from is None:
         key = f"checkpoint.exclude_from_loading={list(section.exclude_from_loading)}"
-        yield key, "checkpoint.exclude_from_loading has no effect without checkpoint.load_path.", "checkpoint.load_path=..."
+        yield key, "checkpoint.exclude_from_loading has no effect without checkpoint.init_from.", "checkpoint.init_from=..."
+
+
+@rule("checkpoint.keep_best", reads=("checkpoint.keep_best", "eval.enabled"))
+def keep_best(config: Config, world: World) -> Iterator[Finding]:
+    """checkpoint.keep_best needs eval.enabled=true."""
+    if config.checkpoint.keep_best and not config.eval.enabled:
+        what = "the best checkpoint is known by evaluation, and eval.enabled is false."
+        yield f"checkpoint.keep_best={config.checkpoint.keep_best}", what, "eval.enabled=true"
 
 
 @rule("profiling.window", reads=("profiling.start_step", "profiling.end_step"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from collections.abc import Iterator
 
 from hydra.core.config_store import ConfigStore
 
 from forge.config import data, model, objective, optimizer, scheduler, tokenizer
-from forge.config.field import Section
+from forge.config.field import Section, default_of
 from forge.config.root import Config
 
 SCHEMAS: dict[str, dict[str, type[Section]]] = {
@@ -38,10 +39,38 @@ def register() -> None:
             store.store(group=f"schema/{group}", name=name, node=node)
 
 
+def add(group: str, name: str, schema: type[Section]) -> None:
+    """Add a schema of the user's own. Raises ValueError for a group without variants, a class that does not fit, a taken name."""
+    place = f"forge.config.register({group!r}, {name!r}, {getattr(schema, '__qualname__', schema)})"
+    if group not in SCHEMAS:
+        raise ValueError(f"{place}: only these groups take further schemas: {', '.join(SCHEMAS)}")
+    base = sections()[group]
+    if not (isinstance(schema, type) and issubclass(schema, base) and dataclasses.is_dataclass(schema)):
+        raise ValueError(f"{place}: the schema must be a dataclass(kw_only=True) that subclasses {base.__module__}.{base.__name__}")
+    undecorated = [name for name in inspect.get_annotations(schema) if name not in schema.__dataclass_fields__]
+    if undecorated:
+        raise ValueError(f"{place}: it is no dataclass itself, so {', '.join(undecorated)} would be no option; decorate it")
+    before = SCHEMAS[group].get(name)
+    if before is not None and (before.__module__, before.__qualname__) != (schema.__module__, schema.__qualname__):
+        raise ValueError(f"{place}: the name is taken by {before.__module__}.{before.__qualname__}")
+    SCHEMAS[group][name] = schema
+    ConfigStore.instance().store(group=f"schema/{group}", name=name, node=schema)
+
+
 def sections() -> dict[str, type[Section]]:
     """The class of each root section: the base class where the group has variants."""
     hints = typing.get_type_hints(Config)
-    return {f.name: hints[f.name] for f in dataclasses.fields(Config) if f.name != "seed"}
+    return {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Section)}
+
+
+def root_options() -> list[dataclasses.Field]:
+    """The options that stand at the root, in no section."""
+    return [field for field in dataclasses.fields(Config) if field.name not in sections()]
+
+
+def free_dicts() -> list[str]:
+    """The root options that a user adds entries to."""
+    return [field.name for field in root_options() if isinstance(default_of(field), dict)]
 
 
 def variants(group: str) -> dict[str, type[Section]]:
@@ -51,7 +80,8 @@ def variants(group: str) -> dict[str, type[Section]]:
 
 def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]]:
     """Every option: (key, variant name, schema, field); a field shared by variants comes once each."""
-    yield "seed", "", Config, next(f for f in dataclasses.fields(Config) if f.name == "seed")
+    for field in root_options():
+        yield field.name, "", Config, field
     for group in sections():
         for name, schema in variants(group).items():
             for field in dataclasses.fields(schema):

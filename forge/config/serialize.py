@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from forge.config import packages
 from forge.config.field import Section
+from forge.config.frozen import thaw_value
 from forge.config.root import Config
+from forge.config.stored import newest
 from forge.config.target import allowed
 
 TYPE = "_type_"
@@ -29,8 +34,8 @@ def to_plain(section: Section) -> dict[str, Any]:
             if type(value) is not hints[field.name]:
                 nested = {TYPE: f"{type(value).__module__}.{type(value).__qualname__}", **nested}
             value = nested
-        elif isinstance(value, tuple | list):
-            value = list(value)
+        elif isinstance(value, tuple | list | dict):
+            value = thaw_value(value)
         plain[field.name] = value
     return plain
 
@@ -49,23 +54,45 @@ def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...]
 
 
 def save(config: Config, path: Path) -> None:
-    """Write a config as YAML."""
-    path.write_text(yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    """Write a config as YAML; a reader sees all of it or none."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    scratch.replace(path)
 
 
-def load(path: Path) -> Config:
-    """Read a config that `save` wrote, frozen."""
+def load(path: Path, *, trust: Sequence[str]) -> Config:
+    """Read a config that `save` wrote, frozen; run.trust is `trust`, whatever the file says.
+
+    Raises ValueError for a class that is not under forge or a trusted prefix.
+    """
     plain = yaml.safe_load(path.read_text(encoding="utf-8"))
-    config = from_plain(Config, plain, trust=tuple(plain["run"]["trust"]))
+    plain["run"]["trust"] = list(trust)
+    config = from_plain(Config, plain, trust=tuple(trust))
     config.freeze()
     return config
 
 
+def load_own(run_dir: Path) -> Config:
+    """The config in force of a run directory that was made, and so trusted, by whoever starts this process."""
+    file = newest(run_dir)
+    return load(file, trust=stored_trust(file))
+
+
+def stored_trust(file: Path) -> tuple[str, ...]:
+    """The run.trust in a file that `save` wrote, whoever wrote it: nothing to build by, unless this process was started to."""
+    return tuple(yaml.safe_load(file.read_text(encoding="utf-8"))["run"]["trust"])
+
+
 def _schema(name: str, trust: tuple[str, ...]) -> type[Section]:
     if not allowed(name, trust):
-        raise ValueError(f"the schema {name} is not under a trusted prefix; run.trust lists them")
+        package = name.partition(".")[0]
+        how = f"run.trust=[{package}.], or --trust {package}. where a run is only read"
+        raise ValueError(f"its schema {name} is not under a trusted prefix; if you trust it: {how}")
     module, _, attribute = name.rpartition(".")
-    schema = getattr(importlib.import_module(module), attribute)
+    try:
+        schema = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:
+        raise ValueError("its schema {} cannot be used: {} -> {}".format(name, *packages.explain(module, error))) from error
     if not (isinstance(schema, type) and issubclass(schema, Section)):
         raise ValueError(f"the schema {name} is not a section")
     return schema

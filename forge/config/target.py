@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from forge.config.errors import closest, did_you_mean
 
@@ -21,13 +23,13 @@ def allowed(path: str, trust: Sequence[str] = ()) -> bool:
     return path.startswith(prefixes)
 
 
-def target_fault(path: str, trust: Sequence[str] = ()) -> tuple[str, str] | None:
+def target_fault(path: Any, trust: Sequence[str] = ()) -> tuple[str, str] | None:
     """(what is wrong, what to do) with a `_target_`, or None.
 
     forge's own modules are read, not imported, so that a misspelt name is found before anything starts;
     other packages are checked when they are built.
     """
-    if not PATH.fullmatch(path):
+    if not isinstance(path, str) or not PATH.fullmatch(path):
         return f"'{path}' is not the path of a class or function.", "such as torch.optim.SGD"
     if not allowed(path, trust):
         package = path.partition(".")[0]
@@ -36,7 +38,7 @@ def target_fault(path: str, trust: Sequence[str] = ()) -> tuple[str, str] | None
         return None
     module, _, name = path.rpartition(".")
     file = ROOT.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    if not file.is_file():
+    if not os.path.isfile(file):  # unlike is_file, also for a name that is too long
         return f"there is no module {module}.", "check the path"
     names = _names(file)
     if name not in names:

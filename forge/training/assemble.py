@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,27 +14,31 @@ from torch import nn
 from forge.config import serialize
 from forge.config.build import build
 from forge.config.derive import fit_epochs
-from forge.config.model import Decoder
 from forge.config.root import Config
+from forge.config.stored import newest, number, numbered
 from forge.data.loader import TrainLoader, count_windows, eval_batches
 from forge.data.prepare import Prepared, prepare
-from forge.launch.directory import write_json
+from forge.launch import directory
+from forge.models.contract import check_model
 from forge.models.init import init_weights
 from forge.parallel.apply import apply
-from forge.training import checkpoint
 from forge.training.callback import Callback
+from forge.training.checkpoint import Checkpointer
 from forge.training.device import Autocast, check_dtypes, set_up
-from forge.training.evaluation import Evaluation, evaluate
+from forge.training.evaluation import Evaluation, evaluate, unless
 from forge.training.flops import peak_flops
+from forge.training.guard import BadSteps
 from forge.training.logging import Logger
 from forge.training.loop import Loop
 from forge.training.profiling import Profiler
 from forge.training.samples import Samples
-from forge.training.saving import Saving, restore
+from forge.training.saving import Saving
+from forge.training.starting import begin, choose
 from forge.training.state import TrainState
 from forge.training.step import Update
 from forge.training.stopping import EarlyStopping, Signals, TimeLimit
 from forge.training.trackers import build_trackers
+from forge.training.user import user_callbacks, user_trackers
 from forge.training.writing import say
 
 
@@ -49,20 +52,22 @@ class Parts:
     loop: Loop
     logger: Logger
     evaluation: Evaluation | None
+    guard: BadSteps
 
 
 def assemble(run_dir: Path) -> Parts:
     """Build all that the config of a run directory names. Raises ValueError for what the user can put right."""
-    config = serialize.load(run_dir / "config.yaml")
+    config = serialize.load_own(run_dir)
     trust = config.run.trust
     device = set_up(config)
     torch.manual_seed(config.seed)
+    users = user_callbacks(config)
     prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
-    write_json(run_dir / "data.json", prepared.manifest)
     check_vocabulary(config, prepared)
     config = _fit(config, run_dir, count_windows(prepared.train, config.train.seq_len))
     autocast = Autocast(config, device)
     model = build(config.model, path="model", trust=trust)
+    check_model(model, config.model._target_)
     init_weights(model, config.seed)
     model = apply(model.to(device), config)
     check_dtypes(model)
@@ -88,13 +93,25 @@ def assemble(run_dir: Path) -> Parts:
         prefetch_factor=data.prefetch_factor,
         overfit_batches=data.overfit_batches,
     )
-    logger = _logger(config, run_dir, device)
-    evaluation = _evaluation(config, prepared, model, autocast)
-    checkpointer = checkpoint.Checkpointer(run_dir / config.checkpoint.dir, config.checkpoint, config, prepared.tokenizer)
+    signals = Signals(train.shutdown_timeout_sec)
+    evaluation = _evaluation(config, prepared, model, autocast, signals)
+    folder = run_dir / config.checkpoint.dir
+    checkpointer = Checkpointer(folder, config.checkpoint, config, prepared.tokenizer, directory.run_id(run_dir))
+    checkpointer.clean()
+    start = choose(run_dir, config, checkpointer)
+    logger = _logger(config, run_dir, device, resumed_at=start.meta.get("step", 0) if start.own else 0)
+    guard = BadSteps(train, interval=config.metrics.log_interval, checkpoints=folder)
     saving = Saving(
-        checkpointer, model=model, optimizer=optimizer, autocast=autocast, interval=config.checkpoint.interval, data=data_identity(prepared)
+        checkpointer,
+        config.checkpoint,
+        model=model,
+        optimizer=optimizer,
+        autocast=autocast,
+        run_dir=run_dir,
+        data=data_identity(prepared),
+        metric=config.eval.metric,
     )
-    callbacks: list[Callback] = [Signals(train.shutdown_timeout_sec), logger]
+    callbacks: list[Callback] = [signals, guard, logger]
     if train.max_time:
         callbacks.append(TimeLimit(train.max_time))
     if config.profiling.enable:
@@ -108,15 +125,29 @@ def assemble(run_dir: Path) -> Parts:
                     config.eval, model=model, tokenizer=prepared.tokenizer, autocast=autocast, run_dir=run_dir, seed=config.seed, show=show
                 )
             )
-    callbacks.append(saving)
-    loop = Loop(update=update, loader=loader, state=state, callbacks=callbacks, end_step=train.max_steps)
-    if config.checkpoint.load_path is not None:
-        exclude = tuple(config.checkpoint.exclude_from_loading)
-        path = checkpoint.find(Path(config.checkpoint.load_path), name="checkpoint.load_path=")
-        meta = checkpoint.load(path, model=model, optimizer=optimizer, exclude=exclude)
-        restore(meta, loop, autocast)
-        _go_on(path, meta["data"], data_identity(prepared), loop)
-    return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation)
+    callbacks += [*users, saving]
+    loop = Loop(
+        update=update,
+        loader=loader,
+        state=state,
+        callbacks=callbacks,
+        end_step=train.max_steps,
+        config=config,
+        run_dir=run_dir,
+        report=lambda step, values: logger.trackers.log(step, values),
+    )
+    begin(
+        start,
+        run_dir=run_dir,
+        config=config,
+        model=model,
+        optimizer=optimizer,
+        loop=loop,
+        autocast=autocast,
+        data=data_identity(prepared),
+    )
+    directory.write_json(run_dir / "data.json", prepared.manifest)
+    return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation, guard=guard)
 
 
 def _announce() -> Callable[[str, float], None]:
@@ -137,20 +168,6 @@ def data_identity(prepared: Prepared) -> dict[str, str]:
     return {"tokenizer": manifest["tokenizer"]["fingerprint"], "train": manifest["splits"]["train"]["sha256"]}
 
 
-def _go_on(path: Path, before: dict[str, str], now: dict[str, str], loop: Loop) -> None:
-    """Take up the data where the checkpoint left it, and say so. Raises CheckpointError for another tokenizer."""
-    if before["tokenizer"] != now["tokenizer"]:
-        what = "it was trained with another tokenizer, so its token ids mean something else here"
-        fix = f"tokenizer=file tokenizer.path={path / checkpoint.TOKENIZER / 'tokenizer.json'} takes its own"
-        raise checkpoint.CheckpointError(f"checkpoint.load_path={path}: {what}; {fix}")
-    state, where = loop.state, "where it stopped in the data"
-    if before["train"] != now["train"]:
-        state.samples, where = 0, "at the beginning of this corpus, which is another one"
-    loop.loader.load_state_dict({"samples": state.samples})
-    rest = f"{loop.end_step - state.step} steps to go" if state.step < loop.end_step else "nothing is left to train; raise train.max_steps"
-    say(f"going on from {path} at step {state.step}, {where}: {rest}")
-
-
 def check_vocabulary(config: Config, prepared: Prepared) -> None:
     """Raises ValueError when the tokenizer has ids that the model has no row for."""
     ids, rows = prepared.tokenizer.vocab_size, config.model.vocab_size
@@ -160,7 +177,8 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
 
 def _fit(config: Config, run_dir: Path, samples: int) -> Config:
     """train.max_epochs becomes steps now that the corpus is counted."""
-    derived = {d["key"]: d for d in json.loads((run_dir / "derived.json").read_text(encoding="utf-8"))}
+    file = run_dir / numbered("derived.json", number(newest(run_dir).name))
+    derived = {d["key"]: d for d in directory.read_json(file)}
     open_config = copy.deepcopy(config)
     open_config.thaw()
     found = fit_epochs(open_config, samples, derived)
@@ -169,21 +187,28 @@ def _fit(config: Config, run_dir: Path, samples: int) -> Config:
     for step in found:
         say(f"{step.key} = {step.value}   ({step.why})")
     open_config.freeze()
-    serialize.save(open_config, run_dir / "config.yaml")
-    write_json(run_dir / "derived.json", list((derived | {step.key: asdict(step) for step in found}).values()))
+    directory.write_json(file, list((derived | {step.key: asdict(step) for step in found}).values()))
     return open_config
 
 
-def _logger(config: Config, run_dir: Path, device: torch.device) -> Logger:
+def _logger(config: Config, run_dir: Path, device: torch.device, *, resumed_at: int) -> Logger:
     metrics, model = config.metrics, config.model
-    trackers = partial(build_trackers, metrics, run_dir, total_steps=config.train.max_steps, config_dict=serialize.to_plain(config))
+    trackers = partial(
+        build_trackers,
+        metrics,
+        run_dir,
+        total_steps=config.train.max_steps,
+        config_dict=serialize.to_plain(config),
+        resumed_at=resumed_at,
+        more=user_trackers(config, run_dir),
+    )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    flops = model.flops_per_token(config.train.seq_len) if isinstance(model, Decoder) else None
+    flops = model.flops_per_token(config.train.seq_len)
     peak = peak_flops(metrics.peak_tflops, name)
     return Logger(trackers, interval=metrics.log_interval, device=device, flops_per_token=flops, peak=peak)
 
 
-def _evaluation(config: Config, prepared: Prepared, model: nn.Module, autocast: Autocast) -> Evaluation | None:
+def _evaluation(config: Config, prepared: Prepared, model: nn.Module, autocast: Autocast, signals: Signals) -> Evaluation | None:
     if not config.eval.enabled:
         return None
     sizes = torch.zeros(config.model.vocab_size, dtype=torch.int64)
@@ -191,8 +216,10 @@ def _evaluation(config: Config, prepared: Prepared, model: nn.Module, autocast: 
     sizes[: len(known)] = known
     sizes = sizes.to(autocast.device)
 
-    def run() -> dict[str, float]:
-        batches = eval_batches(prepared.val, seq_len=config.train.seq_len, batch_size=config.train.batch_size, steps=config.eval.steps)
-        return evaluate(model, batches, token_bytes=sizes, autocast=autocast)
+    def run(interrupted: Callable[[], bool]) -> dict[str, float]:
+        train = config.train
+        steps = config.eval.steps * train.grad_accum_steps  # the same text whatever the micro-batch
+        batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, steps=steps)
+        return evaluate(model, unless(interrupted, batches), token_bytes=sizes, autocast=autocast)
 
-    return Evaluation(run, interval=config.eval.interval)
+    return Evaluation(run, interval=config.eval.interval, interrupted=signals.interrupted)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -61,16 +62,29 @@ def _sums(model: nn.Module, hidden: Tensor, targets: Tensor, token_bytes: Tensor
     return sums
 
 
+class Interrupted(Exception):
+    """An evaluation was broken off."""
+
+
 class Evaluation(Callback):
     """Evaluates every `interval` steps and after the last one, unless the run was interrupted.
 
+    A run that is told to stop does not wait for an evaluation: it breaks it off, and does it when it goes on.
     metrics: those of the last evaluation, which was after update number `at`.
     """
 
-    def __init__(self, run: Callable[[], dict[str, float]], *, interval: int) -> None:
-        self.run, self.interval = run, interval
+    def __init__(
+        self, run: Callable[[Callable[[], bool]], dict[str, float]], *, interval: int, interrupted: Callable[[Loop], bool] = lambda _: False
+    ) -> None:
+        """run: evaluates, asking between batches whether to break off by raising Interrupted. interrupted: whether to stop."""
+        self.run, self.interval, self.interrupted = run, interval, interrupted
         self.metrics: dict[str, float] = {}
         self.at: int | None = None
+        self.due = False
+
+    def on_start(self, loop: Loop) -> None:
+        if self.due:
+            self.evaluate(loop)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         if loop.state.step % self.interval == 0:
@@ -81,8 +95,30 @@ class Evaluation(Callback):
             self.evaluate(loop)
 
     def evaluate(self, loop: Loop) -> None:
-        """Evaluate now and tell the callbacks."""
-        self.at = loop.state.step
-        with loop.paused():
-            self.metrics = self.run()
-        loop.evaluated(self.metrics)
+        """Evaluate now and tell the callbacks; when the run is to stop, leave it for later."""
+        self.due = True
+        try:
+            with loop.paused():
+                metrics = self.run(lambda: self.interrupted(loop))
+        except Interrupted:
+            return
+        self.due = False
+        self.at, self.metrics = loop.state.step, metrics
+        loop.evaluated(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"due": self.due, "at": self.at, "metrics": self.metrics}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.due, self.at, self.metrics = state["due"], state["at"], state["metrics"]
+
+
+T = TypeVar("T")
+
+
+def unless(interrupted: Callable[[], bool], batches: Iterable[T]) -> Iterator[T]:
+    """The batches; raises Interrupted in front of the next one when the run is to stop."""
+    for batch in batches:
+        if interrupted():
+            raise Interrupted
+        yield batch

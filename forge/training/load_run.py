@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from forge.config import serialize
 from forge.config.build import build
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
-from forge.models.decoder import Decoder
-from forge.training import checkpoint
+from forge.launch import saved
+from forge.training import restore
 from forge.training.device import Autocast, set_up
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -21,28 +25,33 @@ class Trained:
     """A model with its weights on its device, the tokenizer and the checkpoint they are from."""
 
     config: Config
-    model: Decoder
+    model: nn.Module
     tokenizer: Tokenizer
     autocast: Autocast
     path: Path
     step: int
 
 
-def load_run(run: Path) -> Trained:
-    """Load the newest checkpoint of a run directory, or the step_N directory that is given.
+def load_run(run: Path, *, trust: Sequence[str] = ()) -> Trained:
+    """Load the newest usable checkpoint of a run directory, or the step_N directory that is given.
 
-    A run that was trained on a GPU is read in fp32 where there is none. Raises ValueError when there is no checkpoint, or it
-    does not fit.
+    A run that was trained on a GPU is read in fp32 where there is none. trust: prefixes of modules outside of forge that the
+    model may be built from. Raises ValueError when there is no checkpoint, it does not fit, or it needs code that is not trusted.
     """
-    path = checkpoint.find(run)
-    meta = checkpoint.read_meta(path)
-    config = _for_this_machine(serialize.load(path / checkpoint.CONFIG))
+    found, skipped = saved.find(run)
+    for one, fault in skipped:
+        log.warning("%s is passed over: %s", one.path, fault)
+    config = _for_this_machine(restore.config_of(found.path, trust=trust))
     device = set_up(config)
-    model = build(config.model, path="model", trust=config.run.trust)
-    checkpoint.load(path, model=model)
-    tokenizer = Tokenizer.load(path / checkpoint.TOKENIZER)
+    model = build(config.model, path="model", trust=trust)
+    restore.load(found.path, model=model)
     return Trained(
-        config=config, model=model.to(device).eval(), tokenizer=tokenizer, autocast=Autocast(config, device), path=path, step=meta["step"]
+        config=config,
+        model=model.to(device).eval(),
+        tokenizer=Tokenizer.load(found.path / saved.TOKENIZER),
+        autocast=Autocast(config, device),
+        path=found.path,
+        step=found.meta["step"],
     )
 
 

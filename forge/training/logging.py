@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import resource
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -16,15 +17,40 @@ from forge.training.loop import Loop
 from forge.training.step import StepOutput
 from forge.training.trackers import Trackers
 
-log = logging.getLogger(__name__)
+
+@dataclass(kw_only=True)
+class Gathered:
+    """Steps since the last log as plain numbers, summed in the order of the steps; those whose update was skipped are not in `sums`."""
+
+    steps: int = 0
+    kept: int = 0
+    targets: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    grad_norm: float = math.nan
+    lr: float = math.nan
+
+    def add(self, output: StepOutput) -> None:
+        """Add a step; waits for the device."""
+        skipped = output.skipped.item()
+        self.steps += 1
+        self.kept += not skipped
+        self.targets += 0 if skipped else output.n_targets
+        for name, value in output.sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + (0.0 if skipped else value.item())
+        self.grad_norm, self.lr = output.grad_norm.item(), output.lr
+
+    def means(self) -> dict[str, float]:
+        """Means over the target tokens of the updates that were made, by name in order; NaN where none was."""
+        return {name: self.sums[name] / max(self.targets, 1) if self.kept else math.nan for name in sorted(self.sums)}
 
 
 class Logger(Callback):
     """Gathers the steps since the last log and hands their metrics to the trackers.
 
-    train/loss and the other train sums are means over all target tokens of those steps; train/grad_norm
-    (before clipping) and lr are those of the last of them; tokens_per_second and step_seconds leave out
-    evaluation and checkpoints. The only wait for the device is at a log.
+    train/loss and the other train sums are means over all target tokens of those steps, skipped ones left out; train/grad_norm
+    (before clipping) and lr are those of the last of them; tokens_per_second and step_seconds are those of this process, without
+    evaluation and checkpoints. The only waits for the device are at a log and at a checkpoint, which keeps what is gathered, so
+    that the next log of a run that goes on is that of one that never stopped. last: values of the last log but those of the clock.
     """
 
     def __init__(
@@ -39,9 +65,11 @@ class Logger(Callback):
         """open_trackers is called when the run starts, so that nothing before it finds the terminal taken."""
         self.open_trackers, self.trackers = open_trackers, Trackers()
         self.interval, self.device, self.flops_per_token, self.peak = interval, device, flops_per_token, peak
-        self.steps: list[StepOutput] = []
+        self.gathered = Gathered()
+        self.unread: list[StepOutput] = []
+        self.last: dict[str, float] = {}
         self.since = 0.0
-        self.warned = False
+        self.timed_steps, self.timed_targets = 0, 0
         self.rates: list[tuple[int, float]] = []
 
     def on_start(self, loop: Loop) -> None:
@@ -49,12 +77,14 @@ class Logger(Callback):
         self.since = loop.training_seconds()
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        self.steps.append(output)
+        self.unread.append(output)
+        self.timed_steps += 1
+        self.timed_targets += output.n_targets
         if loop.state.step % self.interval == 0:
             self.log(loop)
 
     def on_end(self, loop: Loop) -> None:
-        if self.steps:
+        if (self.unread or self.gathered.steps) and not loop.interrupted:
             self.log(loop)
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
@@ -63,36 +93,50 @@ class Logger(Callback):
     def close(self) -> None:
         self.trackers.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        self._read()
+        gathered = asdict(self.gathered)
+        return {"gathered": _nulls(gathered | {"sums": _nulls(gathered["sums"])}), "last": _nulls(self.last)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        gathered = _numbers(state["gathered"])
+        gathered["sums"] = _numbers(gathered["sums"])
+        self.gathered = Gathered(**gathered)
+        self.last = _numbers(state["last"])
+
     def log(self, loop: Loop) -> None:
         """Log the steps gathered so far and begin anew."""
-        targets = sum(step.n_targets for step in self.steps)
-        names = self.steps[-1].sums
-        values = {_name(name): sum(step.sums[name].item() for step in self.steps) / max(targets, 1) for name in names}
-        values["train/grad_norm"] = self.steps[-1].grad_norm.item()
-        values["lr"] = self.steps[-1].lr
-        seconds = loop.training_seconds() - self.since
-        rate = targets / seconds
-        self.rates.append((targets, seconds))
-        values |= {"tokens": loop.state.tokens, "tokens_per_second": rate, "step_seconds": seconds / len(self.steps)}
-        share = mfu(rate, self.flops_per_token, self.peak, 1) if self.flops_per_token and self.peak else None
-        if share is not None:
-            values["mfu"] = share
-        values["memory_gib"] = peak_memory(self.device) / 2**30
-        self._warn_once(loop.state.step, values)
-        self.steps.clear()
-        self.trackers.log(loop.state.step, values)
+        self._read()
+        loop.state.settle()
+        gathered, self.gathered = self.gathered, Gathered()
+        self.last = {_name(name): mean for name, mean in gathered.means().items()}
+        self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
+        self.last |= {"tokens": loop.state.tokens, "skipped_steps": loop.state.skipped}
+        self.trackers.log(loop.state.step, self.last | self._speed(loop))
         self.since = loop.training_seconds()
-
-    def _warn_once(self, step: int, values: dict[str, float]) -> None:
-        wrong = [name for name in ("train/loss", "train/grad_norm") if not math.isfinite(values.get(name, 0.0))]
-        if wrong and not self.warned:
-            self.warned = True
-            log.warning("%s is not finite at step %d; a lower optimizer.lr may help, and debug=anomaly names the operation", wrong[0], step)
 
     def mean_rate(self) -> float:
         """Target tokens a second over all logs but the first, which holds the warm-up of caches and kernels."""
         counted = self.rates[1:] or self.rates
         return sum(t for t, _ in counted) / sum(s for _, s in counted) if counted else 0.0
+
+    def _read(self) -> None:
+        for output in self.unread:
+            self.gathered.add(output)
+        self.unread.clear()
+
+    def _speed(self, loop: Loop) -> dict[str, float]:
+        """What depends on the clock and the machine; nothing where this process did none of the steps."""
+        steps, targets = self.timed_steps, self.timed_targets
+        self.timed_steps, self.timed_targets = 0, 0
+        if not steps:
+            return {}
+        seconds = loop.training_seconds() - self.since
+        rate = targets / seconds
+        self.rates.append((targets, seconds))
+        values = {"tokens_per_second": rate, "step_seconds": seconds / steps, "memory_gib": peak_memory(self.device) / 2**30}
+        share = mfu(rate, self.flops_per_token, self.peak, 1) if self.flops_per_token and self.peak else None
+        return values if share is None else values | {"mfu": share}
 
 
 def peak_memory(device: torch.device) -> int:
@@ -105,3 +149,12 @@ def peak_memory(device: torch.device) -> int:
 
 def _name(sum_name: str) -> str:
     return "train/loss" if sum_name == "ce" else f"train/{sum_name}"
+
+
+def _nulls(values: dict[str, Any]) -> dict[str, Any]:
+    """As strict JSON has them: what is not finite as None."""
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in values.items()}

@@ -2,54 +2,129 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
+from forge.config.root import Config
 from forge.data.loader import TrainLoader
-from forge.training.callback import Callback
+from forge.training.callback import Callback, blaming, name_of
 from forge.training.state import TrainState
 from forge.training.step import Update
 
+logger = logging.getLogger(__name__)
+
 
 class Loop:
-    """Updates until `end_step`, or until a callback calls `stop` or `interrupt`."""
+    """Updates until `end_step`, or until a callback calls `stop` or `interrupt`.
 
-    def __init__(self, *, update: Update, loader: TrainLoader, state: TrainState, callbacks: Sequence[Callback], end_step: int) -> None:
+    What callbacks may use: model, optimizer, config, run_dir, state, log, stop, interrupt, stop_reason, paused and ending.
+    """
+
+    def __init__(
+        self,
+        *,
+        update: Update,
+        loader: TrainLoader,
+        state: TrainState,
+        callbacks: Sequence[Callback],
+        end_step: int,
+        config: Config,
+        run_dir: Path,
+        report: Callable[[int, dict[str, float]], None],
+    ) -> None:
+        """report: takes a step and metrics for the trackers."""
         self.update, self.loader, self.state, self.callbacks, self.end_step = update, loader, state, callbacks, end_step
+        self.config, self.run_dir, self.report = config, run_dir, report
         self.stop_reason: str | None = None
         self.interrupted = False
         self.started = time.perf_counter()
         self.paused_seconds = 0.0
+        self.seconds_before = 0.0
+        self._acting: dict[str, list[Callback]] = {}
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that is trained."""
+        return self.update.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What updates it."""
+        return self.update.optimizer
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Give metrics by name to all trackers, at the current step; to read one that is a tensor waits for the device."""
+        self.report(self.state.step, {name: float(value) for name, value in values.items()})
 
     def run(self) -> str:
-        """Train, close every callback whatever happens, the last one first, and return why it ended."""
-        with ExitStack() as stack:
-            stack.callback(self.loader.close)
-            for callback in self.callbacks:
-                stack.callback(callback.close)
-            return self._run()
+        """Train, close every callback whatever happens, the last one first, and return why it ended.
 
-    def _run(self) -> str:
+        The first error is the one raised; what fails after it is a warning.
+        """
+        first: BaseException | None = None
+        try:
+            self._run()
+        except BaseException as error:
+            first = error
+        first = self._close(first)
+        if first is not None:
+            raise first
+        assert self.stop_reason is not None
+        return self.stop_reason
+
+    def _run(self) -> None:
         self.started = time.perf_counter()
-        for callback in self.callbacks:
-            callback.on_start(self)
+        self._acting.clear()
+        self._tell("on_start")
+        self.update.on_gradients = (lambda: self._tell("on_gradients")) if self._who("on_gradients") else None
         state = self.state
         steps = iter(self.loader)
         while not self.ending:
             step = next(steps)
+            self._tell("on_step_start")
             output = self.update(step, state.step)
             state.step += 1
             state.samples = self.loader.samples
             state.tokens += step.n_targets
-            for callback in self.callbacks:
-                callback.on_step_end(self, output)
+            self._tell("on_step_end", output)
         self.stop_reason = self.stop_reason or "end"
-        for callback in self.callbacks:
-            callback.on_end(self)
-        return self.stop_reason
+        self._tell("on_end")
+
+    def _close(self, first: BaseException | None) -> BaseException | None:
+        """Close all; returns the first error of the run."""
+        for owner in [*reversed(self.callbacks), self.loader]:
+            try:
+                if isinstance(owner, Callback):
+                    with blaming(owner, "close", self.state.step):
+                        owner.close()
+                else:
+                    owner.close()
+            except BaseException as error:
+                if first is None:
+                    first = error
+                else:
+                    name = name_of(owner) if isinstance(owner, Callback) else "the loader"
+                    logger.warning("%s could not be closed either: %s: %s", name, type(error).__name__, error)
+        return first
+
+    def _who(self, moment: str) -> list[Callback]:
+        """The callbacks that act at a moment, in order."""
+        if moment not in self._acting:
+            idle = getattr(Callback, moment)
+            self._acting[moment] = [one for one in self.callbacks if getattr(getattr(one, moment), "__func__", None) is not idle]
+        return self._acting[moment]
+
+    def _tell(self, moment: str, *arguments: Any) -> None:
+        for callback in self._who(moment):
+            with blaming(callback, moment, self.state.step):
+                getattr(callback, moment)(self, *arguments)
 
     @property
     def ending(self) -> bool:
@@ -61,14 +136,17 @@ class Loop:
         self.stop_reason = self.stop_reason or reason
 
     def interrupt(self, reason: str) -> None:
-        """Stop in a hurry: nothing at the end that a run which goes on later does not need."""
+        """Stop in a hurry, on the signal that `reason` names: nothing at the end that a run which goes on later does not need."""
         self.interrupted = True
-        self.stop(reason)
+        self.stop_reason = reason
 
     def evaluated(self, metrics: dict[str, float]) -> None:
         """Tell every callback the result of an evaluation."""
-        for callback in self.callbacks:
-            callback.on_evaluation(self, metrics)
+        self._tell("on_evaluation", metrics)
+
+    def checkpointed(self, path: Path) -> None:
+        """Tell every callback that a checkpoint is complete; call it on the thread of the loop."""
+        self._tell("on_checkpoint", path)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

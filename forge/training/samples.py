@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import closing
 from pathlib import Path
 
 from torch import nn
@@ -12,6 +12,7 @@ from forge.data.tokenizer import Tokenizer
 from forge.training.callback import Callback
 from forge.training.device import Autocast
 from forge.training.loop import Loop
+from forge.training.rows import SAMPLES, Rows
 from forge.training.step import StepOutput
 from forge.training.writing import continue_text, encode_prompt, say
 
@@ -23,7 +24,7 @@ class Samples(Callback):
         self, section: Eval, *, model: nn.Module, tokenizer: Tokenizer, autocast: Autocast, run_dir: Path, seed: int, show: bool
     ) -> None:
         self.section, self.model, self.tokenizer, self.autocast = section, model, tokenizer, autocast
-        self.file, self.show = run_dir / "samples.jsonl", show
+        self.path, self.show = run_dir / SAMPLES, show
         temperature, top_k = section.sample_temperature, section.sample_top_k
         self.options = {"tokens": section.sample_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
         self._check_prompts(int(model.max_seq_len))  # type: ignore[arg-type]
@@ -39,14 +40,14 @@ class Samples(Callback):
 
     def sample(self, loop: Loop) -> None:
         """Sample now."""
-        with loop.paused(), self.file.open("a", encoding="utf-8") as file:
+        with loop.paused(), closing(Rows(self.path)) as rows:
             for prompt in self.section.sample_prompts:
                 try:
                     text = continue_text(self.model, self.tokenizer, prompt, self.autocast, **self.options)
                 except FloatingPointError as error:
                     say(f"no sample at step {loop.state.step}: {error}")
                     return
-                file.write(json.dumps({"step": loop.state.step, "prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
+                rows.append({"step": loop.state.step, "prompt": prompt, "text": text})
                 if self.show:
                     say(f"--- sample at step {loop.state.step} ---\n{prompt}{text}\n---")
 

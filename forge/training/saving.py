@@ -1,21 +1,26 @@
-"""The callback that saves: every so many steps, at the end, and what it keeps of every callback."""
+"""The callback that saves: at its intervals, the best, and at the end; and what it keeps of every callback."""
 
 from __future__ import annotations
 
+import math
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from forge.config.checkpoint import Checkpoint
+from forge.training import callback_state, rows
 from forge.training.callback import Callback
-from forge.training.checkpoint import Checkpointer
+from forge.training.checkpoint import Checkpointer, Tensors, prefixed
 from forge.training.device import Autocast
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
 
 
 class Saving(Callback):
-    """Saves every `interval` steps and after the last one.
+    """Saves every `interval` steps, every `interval_minutes`, when an evaluation is among the best, and after the last step.
 
     It stands last among the callbacks: what it keeps of them is from the end of the same step, and whether that step is the last
     one is settled. So the last save comes before all that is done at the end of a run.
@@ -24,49 +29,99 @@ class Saving(Callback):
     def __init__(
         self,
         checkpointer: Checkpointer,
+        section: Checkpoint,
         *,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         autocast: Autocast,
-        interval: int,
+        run_dir: Path,
         data: dict[str, str],
+        metric: str,
     ) -> None:
-        """data: fingerprints of the tokenizer and of the tokens, so that a run that goes on knows whether they are the same."""
-        self.checkpointer, self.model, self.optimizer, self.autocast, self.interval = checkpointer, model, optimizer, autocast, interval
-        self.data = data
+        """data: fingerprints of the tokenizer and of the tokens, so that a run that goes on knows whether they are the same.
+
+        metric: the one of an evaluation by which checkpoints are the best.
+        """
+        self.checkpointer, self.section, self.model, self.optimizer, self.autocast = checkpointer, section, model, optimizer, autocast
+        self.run_dir, self.data, self.metric = run_dir, data, metric
+        self.saved_at = 0.0
+        self.evaluated: tuple[int, dict[str, float]] = (-1, {})
+
+    def on_start(self, loop: Loop) -> None:
+        self.saved_at = time.monotonic()
+        if self._best(loop):  # by the evaluation that a stop had broken off
+            with loop.paused():
+                self.save(loop, "best")
+
+    def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
+        self.evaluated = (loop.state.step, metrics)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        if loop.ending or loop.state.step % self.interval == 0:
-            self.save(loop)
+        self._tell(loop)
+        reason = self._reason(loop)
+        if reason is not None:
+            with loop.paused():
+                self.save(loop, reason)
+            self._tell(loop)
 
     def on_end(self, loop: Loop) -> None:
         with loop.paused():
             self.checkpointer.wait()
+        self._tell(loop)
 
     def close(self) -> None:
         self.checkpointer.close()
 
-    def save(self, loop: Loop) -> None:
+    def save(self, loop: Loop, reason: str) -> None:
         """Save now."""
-        with loop.paused():
-            self.checkpointer.save(loop.state.step, model=self.model, optimizer=self.optimizer, meta=self.meta(loop))
+        plain, tensors = callback_state.take(loop.callbacks, loop.state.step)
+        self.checkpointer.save(
+            loop.state.step,
+            model=self.model,
+            optimizer=self.optimizer,
+            meta={"reason": reason, **self._meta(loop, plain)},
+            extra=prefixed("callbacks", tensors),
+        )
+        self.saved_at = time.monotonic()
 
-    def meta(self, loop: Loop) -> dict[str, Any]:
+    def _reason(self, loop: Loop) -> str | None:
+        if loop.ending:
+            return loop.stop_reason or "end"
+        if loop.state.step % self.section.interval == 0:
+            return "interval"
+        minutes = self.section.interval_minutes
+        if minutes and time.monotonic() - self.saved_at >= minutes * 60:
+            return "interval_minutes"
+        return "best" if self._best(loop) else None
+
+    def _best(self, loop: Loop) -> bool:
+        step, metrics = self.evaluated
+        return step == loop.state.step and self.checkpointer.is_best(metrics[self.metric])
+
+    def _tell(self, loop: Loop) -> None:
+        for path in self.checkpointer.committed():
+            loop.checkpointed(path)
+
+    def _meta(self, loop: Loop, callbacks: dict[str, Any]) -> dict[str, Any]:
         """All state but the tensors: plain values."""
+        step, metrics = self.evaluated
         return {
+            "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+            if step == loop.state.step
+            else {},
             "train": loop.state.state_dict(),
+            "seconds": loop.seconds_before + loop.training_seconds(),
             "data": self.data,
             "scaler": self.autocast.scaler.state_dict(),
-            "callbacks": {type(c).__name__: state for c in loop.callbacks if (state := c.state_dict())},
+            "rows": rows.lengths(self.run_dir),
+            "callbacks": callbacks,
         }
 
 
-def restore(meta: dict[str, Any], loop: Loop, autocast: Autocast) -> None:
+def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop, autocast: Autocast) -> None:
     """Give loop, loss scaler and callbacks the state that a checkpoint kept."""
     loop.state.load_state_dict(meta["train"])
+    loop.seconds_before = meta["seconds"]
     if meta["scaler"]:
         autocast.scaler.load_state_dict(meta["scaler"])
-    for callback in loop.callbacks:
-        state = meta["callbacks"].get(type(callback).__name__)
-        if state:
-            callback.load_state_dict(state)
+    callback_state.give(loop.callbacks, meta["callbacks"], tensors, loop.state.step)

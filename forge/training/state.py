@@ -3,21 +3,61 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from forge.training.step import StepOutput
+
+
+class BadStep(NamedTuple):
+    """A step whose update was skipped, and what was not finite: "loss" or "gradient norm"."""
+
+    step: int
+    what: str
 
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Counters of trained-on data, in updates, sequences and target tokens, over all ranks."""
+    """Counters of trained-on data, in updates, sequences and target tokens, over all ranks.
+
+    skipped: updates of the run that were skipped, which `step` counts too; bad_in_a_row: how many of them end at `step`. Both are
+    up to date after `settle`. bad: the skipped ones that nobody has reported yet.
+    """
 
     step: int = 0
     samples: int = 0
     tokens: int = 0
+    skipped: int = 0
+    bad_in_a_row: int = 0
+    bad: list[BadStep] = field(default_factory=list, init=False)
+    unread: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
+
+    def record(self, output: StepOutput) -> None:
+        """Keep what says whether the update that `step` has just counted was skipped; does not wait for the device."""
+        self.unread.append((self.step, output))
+
+    def settle(self) -> None:
+        """Count the skipped updates among those recorded; waits for the device."""
+        if not self.unread:
+            return
+        unread, self.unread = self.unread, []
+        flags = torch.stack([output.skipped for _, output in unread]).tolist()
+        for (step, output), skipped in zip(unread, flags, strict=True):
+            self.bad_in_a_row = self.bad_in_a_row + 1 if skipped else 0
+            if skipped:
+                self.skipped += 1
+                self.bad.append(BadStep(step, "gradient norm" if math.isfinite(output.loss.item()) else "loss"))
 
     def state_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        self.settle()
+        return {name: getattr(self, name) for name in self._counters()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, state[field.name])
+        for name in self._counters():
+            setattr(self, name, state[name])
+
+    def _counters(self) -> list[str]:
+        return [field.name for field in dataclasses.fields(self) if field.init]

@@ -1,4 +1,4 @@
-"""One optimizer update: accumulate, clip, step."""
+"""One optimizer update: accumulate, clip, step; or no step where loss or gradient is not finite."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ from forge.training.device import Autocast
 class StepOutput:
     """What one update leaves behind, still on the device.
 
-    sums: sums over the step's target tokens, by name. grad_norm: global L2 norm before clipping.
+    loss: what was minimised, over the step's target tokens. grad_norm: global L2 norm before clipping. skipped: bool, whether
+    weights and optimizer were left as they were because one of the two is not finite. sums: sums over target tokens, by name.
     """
 
     n_targets: int
     lr: float
+    loss: Tensor
     grad_norm: Tensor
+    skipped: Tensor
     sums: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Update:
-    """Forward, backward and update for one step; nothing in here waits for the device."""
+    """Forward, backward and update for one step.
+
+    On CUDA nothing in here waits for the device with an optimizer that can skip an update there by itself, as torch's fused ones
+    can; with any other, each step waits once, to see whether loss and gradient are finite.
+    """
 
     def __init__(
         self,
@@ -44,6 +51,8 @@ class Update:
         self.autocast, self.clip_norm = autocast, clip_norm
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.skips_on_device = autocast.device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False)
+        self.on_gradients: Callable[[], None] | None = None
 
     def __call__(self, step: Step, number: int) -> StepOutput:
         """Update number `number`, counted from 0.
@@ -52,18 +61,21 @@ class Update:
         their number, however they are spread over micro-batches.
         """
         lr = self._set_lr(number)
-        sums = self._accumulate(step)
+        loss, sums = self._accumulate(step)
         scaler = self.autocast.scaler
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
         grad_norm = self._clip()
+        if self.on_gradients is not None:
+            self.on_gradients()
+        bad_loss, bad_gradient = ~loss.isfinite(), ~grad_norm.isfinite()
+        self._step_unless(bad_loss | bad_gradient)
         if scaler.is_enabled():
-            scaler.step(self.optimizer)
+            # An overflow is the scaler's business, as long as there is a smaller scale to try.
+            bad_gradient = bad_gradient & (scaler.scale(torch.ones_like(loss)) < 1)
             scaler.update()
-        else:
-            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepOutput(n_targets=step.n_targets, lr=lr, grad_norm=grad_norm, sums=sums)
+        return StepOutput(n_targets=step.n_targets, lr=lr, loss=loss, grad_norm=grad_norm, skipped=bad_loss | bad_gradient, sums=sums)
 
     def _set_lr(self, number: int) -> float:
         factor = self.schedule(number)
@@ -71,17 +83,19 @@ class Update:
             group["lr"] = peak * factor
         return self.peaks[0] * factor
 
-    def _accumulate(self, step: Step) -> dict[str, Tensor]:
+    def _accumulate(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
         sums: dict[str, Tensor] = {}
+        whole = torch.zeros((), device=self.autocast.device)
         scaler, weight = self.autocast.scaler, 1.0 / max(step.n_targets, 1)
         for batch in _on(self.autocast.device, step.batches):
             with self.autocast():
                 losses = self.objective(self.model, batch)
             loss = losses.total * weight
             (scaler.scale(loss) if scaler.is_enabled() else loss).backward()
+            whole = whole + loss.detach()
             for name, value in losses.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
-        return sums
+        return whole, sums
 
     def _clip(self) -> Tensor:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -89,6 +103,19 @@ class Update:
         if self.clip_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         return norm
+
+    def _step_unless(self, bad: Tensor) -> None:
+        """The optimizer's step where `bad` is false; where it is true, weights and state keep every bit."""
+        if not self.skips_on_device:
+            if not bad.item():
+                self.optimizer.step()
+            return
+        # The attributes by which torch.amp.GradScaler tells an optimizer the same; its kernel then returns at once.
+        self.optimizer.grad_scale, self.optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
+        try:
+            self.optimizer.step()
+        finally:
+            del self.optimizer.grad_scale, self.optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def _on(device: torch.device, batches: Sequence[Batch]) -> Sequence[Batch]:

@@ -9,32 +9,21 @@ import threading
 import time
 from typing import Any
 
-from forge.config.eval import Eval
+from forge.config.eval import HIGHER_IS_BETTER, Eval
 from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
 
-HIGHER_IS_BETTER = frozenset({"token_accuracy"})
-
 
 class TimeLimit(Callback):
-    """Stops after `minutes` of training; evaluation and checkpoints do not count. The time of the run that this one resumes does."""
+    """Stops after `minutes` of training; evaluation and checkpoints do not count. What the run trained before it went on does."""
 
     def __init__(self, minutes: float) -> None:
         self.limit = minutes * 60
-        self.before = 0.0
-        self.used = 0.0
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        self.used = self.before + loop.training_seconds()
-        if self.used >= self.limit:
+        if loop.seconds_before + loop.training_seconds() >= self.limit:
             loop.stop("max_time")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"used": self.used}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.before = self.used = state["used"]
 
 
 class EarlyStopping(Callback):
@@ -90,8 +79,13 @@ class Signals(Callback):
             self.previous = {number: signal.signal(number, self._handle) for number in self.NUMBERS}
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        if self.received is not None:
+        self.interrupted(loop)
+
+    def interrupted(self, loop: Loop) -> bool:
+        """Whether a signal has come; the loop is told."""
+        if self.received is not None and not loop.interrupted:
             loop.interrupt(signal.Signals(self.received).name)
+        return loop.interrupted
 
     def close(self) -> None:
         for number, handler in self.previous.items():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
-from forge.launch.directory import short
+from forge.launch.directory import resume_command, short
 from forge.training.assemble import Parts
 
 REASONS = {
@@ -29,11 +28,9 @@ def summary(parts: Parts, reason: str, run_dir: Path) -> str:
             rows.append(("evaluated", f"after {evaluation.at} steps"))
     rows.append(("tokens a second", f"{parts.logger.mean_rate():,.0f}"))
     rows.append(("run directory", place))
-    if parts.loop.interrupted:
-        overrides = json.loads((run_dir / "overrides.json").read_text(encoding="utf-8"))
-        kept = [text for text in overrides if not text.startswith(("run.dir=", "checkpoint.load_path="))]
-        rows.append(("go on", shlex.join(["python", "-m", "forge.train", *kept, f"checkpoint.load_path={place}"])))
-    else:
+    if not parts.loop.interrupted:
         prompt = next((p for p in parts.config.eval.sample_prompts if p), None)
         rows.append(("next", shlex.join(["python", "-m", "forge.generate", place, *(["--prompt", prompt] if prompt else [])])))
+    longer = [f"train.max_steps={2 * state.step}"] if reason == "end" else []
+    rows.append(("goes on with", " ".join([resume_command(run_dir), *longer])))
     return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows)])

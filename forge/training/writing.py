@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -13,9 +14,12 @@ from forge.data.tokenizer import Tokenizer
 from forge.models.sampling import generate
 from forge.training.device import Autocast
 
+log = logging.getLogger(__name__)
+
 
 def say(text: str) -> None:
-    """Print for whoever watches; that nobody does any more is no reason to fail."""
+    """Print for whoever watches, and log; that nobody watches any more is no reason to fail."""
+    log.info("%s", text.strip())
     try:
         print(text, flush=True)
     except BrokenPipeError:

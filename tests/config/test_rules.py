@@ -7,14 +7,17 @@ import shlex
 from pathlib import Path
 
 import pytest
-from refusing import SMALL, problems
+from refusing import SMALL, problems, resolved
 from rule_cases import CASES as OTHER_CASES
 from rule_cases import Case
+from rule_cases_going_on import GOING_ON_CASES
 from rule_cases_layout import LAYOUT_CASES
+from rule_cases_places import PLACE_CASES
 
+from forge.config import serialize
 from forge.config.rules import RULES
 
-CASES = [*OTHER_CASES, *LAYOUT_CASES]
+CASES = [*OTHER_CASES, *LAYOUT_CASES, *PLACE_CASES, *GOING_ON_CASES]
 ALONE = ["parallel.single_device", "parallel.world_size", "parallel.one_rank"]
 
 
@@ -23,6 +26,9 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "my.txt").write_text("some text")
     (tmp_path / "empty").mkdir()
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 9}}, "added_tokens": [{"id": 11}]}))
+    for step in (2, 10):
+        (tmp_path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
+    serialize.save(resolved(SMALL).config, tmp_path / "run" / "config.yaml")
     return tmp_path
 
 

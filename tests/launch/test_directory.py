@@ -17,7 +17,7 @@ import forge
 from forge.config import serialize
 from forge.config.errors import ConfigError
 from forge.config.resolve import Resolution
-from forge.launch import directory
+from forge.launch import directory, provenance
 
 OVERRIDES = ["train.max_steps=7", "scheduler.warmup_steps=7"]
 
@@ -41,7 +41,7 @@ def test_what_is_in_it(tmp_path: Path):
     path, config = directory.create(resolved, overrides=tuple(OVERRIDES))
     assert path.parent == tmp_path / "runs"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_tiny_[0-9a-f]{8}", path.name)
-    assert serialize.load(path / "config.yaml") == config
+    assert serialize.load(path / "config.yaml", trust=()) == config
     assert config.frozen
     assert config.run.dir == str(path)
     assert read(path / "overrides.json") == OVERRIDES
@@ -51,7 +51,7 @@ def test_what_is_in_it(tmp_path: Path):
 
 
 def test_provenance():
-    made = directory.provenance()
+    made = provenance.provenance()
     assert made["argv"] == sys.argv
     assert made["cwd"] == os.getcwd()
     assert (made["host"], made["python"]) == (platform.node(), platform.python_version())
@@ -62,8 +62,8 @@ def test_provenance():
 
 
 def test_the_revision_and_what_differs_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(directory, "__file__", str(tmp_path / "repository" / "launch" / "directory.py"))
-    (tmp_path / "repository" / "launch").mkdir(parents=True)
+    monkeypatch.setattr(provenance, "OURS", tmp_path / "repository")
+    (tmp_path / "repository").mkdir()
 
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -72,12 +72,12 @@ def test_the_revision_and_what_differs_from_it(tmp_path: Path, monkeypatch: pyte
         )
         return done.stdout.strip()
 
-    assert directory.provenance()["git_revision"] is None
+    assert provenance.provenance()["git_revision"] is None
     git("init", "--quiet")
     (tmp_path / "repository" / "file").write_text("before\n")
     git("add", ".")
     git("commit", "--quiet", "-m", "first")
-    assert directory.provenance()["git_revision"] == git("rev-parse", "HEAD")
+    assert provenance.provenance()["git_revision"] == git("rev-parse", "HEAD")
     path, _ = directory.create(resolution(), overrides=())
     assert not (path / "git.diff").exists()
     (tmp_path / "repository" / "file").write_bytes(b"after \xe9\n")
@@ -101,23 +101,32 @@ def test_a_given_directory_is_taken(tmp_path: Path):
     assert directory.create(resolution("run.dir=a/b/c"), overrides=())[0] == tmp_path / "a" / "b" / "c"
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("run.root=/dev/null/x", "Not a directory"),
-        ("run.dir=/dev/null/x", "Not a directory"),
-        ("run.root=file", "Not a directory"),
-        (f"run.name={'x' * 300}", "File name too long"),
-    ],
-)
-def test_a_place_where_it_cannot_be(override: str, said: str, tmp_path: Path):
-    (tmp_path / "file").write_text("")
+@pytest.mark.parametrize(("override", "said"), [("run.root=place", "Not a directory"), ("run.dir=place", "File exists")])
+def test_a_place_that_is_taken_after_it_was_checked(override: str, said: str, tmp_path: Path):
+    checked = resolution(override)
+    (tmp_path / "place").write_text("")
     with pytest.raises(ConfigError) as refused:
-        directory.create(resolution(override), overrides=())
+        directory.create(checked, overrides=())
     (problem,) = refused.value.problems
     assert problem.what.endswith(f"cannot be written: {said}.")
-    assert problem.key.startswith("run.dir=" if override.startswith("run.dir") else "run.root=")
+    assert problem.key.startswith(override)
     assert problem.fix == "choose another place with run.root or run.dir"
+    assert [p.name for p in tmp_path.iterdir()] == ["place"]
+
+
+def test_what_could_not_be_made_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(serialize, "save", full)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+        directory.create(resolution("run.dir=a/b"), overrides=())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_long_name_is_cut_to_what_a_file_system_takes():
+    assert len(directory.fresh_name("ü" * 300).encode()) < 255
+    directory.create(resolution(f"run.name={'x' * 300}"), overrides=())
 
 
 def test_json_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -130,7 +139,8 @@ def test_json_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_result_of_a_run(tmp_path: Path):
     assert directory.read_result(tmp_path) is None
-    directory.write_json(
-        tmp_path / "result.json", {"status": "finished", "reason": "max_steps", "step": 7, "tokens": 9, "metrics": {"a": 1.0}}
+    content = {"status": "finished", "reason": "end", "step": 7, "tokens": 9, "config": "config.yaml", "metrics": {"a": 1.0}}
+    directory.write_json(tmp_path / "result.json", {**content, "objective": {"name": "a", "value": 1.0}})
+    assert directory.read_result(tmp_path) == directory.Result(
+        run_dir=tmp_path, status="finished", reason="end", step=7, metrics={"a": 1.0}, objective=1.0
     )
-    assert directory.read_result(tmp_path) == directory.Result(run_dir=tmp_path, status="finished", step=7, metrics={"a": 1.0})

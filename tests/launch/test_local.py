@@ -151,3 +151,18 @@ local.start(run_dir)
     process.kill()
     process.wait()
     wait_for(lambda: not alive(pid))
+
+
+def test_the_worker_imports_from_where_its_parent_does(start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "only_here.py").write_text("")
+    monkeypatch.syspath_prepend("mine")
+    assert start("import only_here") == 0
+    monkeypatch.undo()
+    assert start("import only_here") == 1
+
+
+def test_python_itself_is_not_on_the_workers_path() -> None:
+    inherited = [p for p in local.search_path().split(os.pathsep) if p]
+    assert not [p for p in inherited if (Path(p) / "encodings").exists() or (Path(p) / "torch").exists()]

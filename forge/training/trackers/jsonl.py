@@ -1,25 +1,32 @@
-"""Metrics as JSON lines."""
+"""Metrics as JSON lines: what the config determines in one file, what the machine and the hour do in another."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
+from forge.training.rows import METRICS, PERFORMANCE, Rows
+
+WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "mfu", "memory_gib"})
+
 
 class JsonLines:
-    """One line a log, flushed at once: {"step": ..., "time": seconds since 1970, **values}.
+    """metrics.jsonl: {"step": ..., **values}; performance.jsonl: {"step": ..., "time": seconds since 1970, **WALL_CLOCK values}.
 
-    Appends to what is there. NaN and infinities are written as Python's json writes and reads them.
+    Appends to what is there. A log without a value for a file adds no row to it. NaN and infinities are null.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, run_dir: Path) -> None:
+        self._metrics, self._performance = Rows(run_dir / METRICS), Rows(run_dir / PERFORMANCE)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        self._file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
-        self._file.flush()
+        metrics = {name: value for name, value in values.items() if name not in WALL_CLOCK}
+        performance = {name: value for name, value in values.items() if name in WALL_CLOCK}
+        if metrics:
+            self._metrics.append({"step": step, **metrics})
+        if performance:
+            self._performance.append({"step": step, "time": time.time(), **performance})
 
     def close(self) -> None:
-        self._file.close()
+        self._metrics.close()
+        self._performance.close()

@@ -7,24 +7,37 @@ from typing import Any
 
 from forge.config.metrics import Metrics
 
+ID_FILE = "wandb_id"
+FINISH_SECONDS = 120.0  # what is not uploaded by then stays in the run directory, for `wandb sync`
+
 
 class WandB:
-    """One W&B run, its files under `run_dir`/wandb; offline needs neither network nor account."""
+    """One W&B run, its files under `run_dir`/wandb; offline needs neither network nor account.
+
+    Its id is kept in `run_dir`/wandb_id, so that a run that goes on does so in the same W&B run. There, a step that was logged
+    before is not logged again: its values are the same.
+    """
 
     def __init__(self, section: Metrics, run_dir: Path, config: dict[str, Any]) -> None:
         import wandb
 
         online = section.wandb_mode == "online"
+        kept = run_dir / ID_FILE
+        run_id = section.wandb_run_id or (kept.read_text(encoding="utf-8").strip() if kept.is_file() else None)
+        settings = wandb.Settings(console="off")
+        if hasattr(settings, "finish_timeout"):  # later wandb only
+            settings.finish_timeout = FINISH_SECONDS
         self._run = wandb.init(
             project=section.wandb_project,
             name=section.wandb_run_name or run_dir.resolve().name,
-            id=section.wandb_run_id or None,
-            resume="allow" if section.wandb_run_id and online else None,
+            id=run_id,
+            resume="allow" if run_id and online else None,
             mode="online" if online else "offline",
             dir=str(run_dir),
             config=config,
-            settings=wandb.Settings(console="off"),
+            settings=settings,
         )
+        kept.write_text(f"{self._run.id}\n", encoding="utf-8")
 
     def log(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)

@@ -1,0 +1,67 @@
+"""`python -m forge.checkpoints RUN`: the checkpoints of a run, and which of them can be used."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forge.config import stored
+from forge.launch import directory
+from forge.launch.saved import CheckpointError, Saved, listed, saved_folder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """List them, oldest first; exit 2 for what is no run directory."""
+    parser = argparse.ArgumentParser(prog="python -m forge.checkpoints", description="List the checkpoints of a run.")
+    parser.add_argument("run", type=Path, help="a run directory")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    options = parser.parse_args(argv)
+    try:
+        rows = describe(options.run)
+    except CheckpointError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps(rows, indent=1) if options.json else table(options.run, rows))
+    return 0
+
+
+def describe(run_dir: Path) -> list[dict[str, Any]]:
+    """step, time, reason, bytes, metrics and fault (null when it can be used) of every checkpoint. Raises CheckpointError for no run."""
+    if not stored.is_run(run_dir):
+        raise CheckpointError(f"{run_dir} is no run directory: it has no {stored.CONFIG}")
+    try:
+        identity = directory.run_id(run_dir)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{run_dir / 'provenance.json'} cannot be read: {error}") from None
+    return [_row(saved, identity) for saved in listed(saved_folder(run_dir))]
+
+
+def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as text."""
+    if not rows:
+        return f"{run_dir} has no checkpoints"
+    heads = ("step", "saved at", "because of", "size", "evaluation", "")
+    cells = [heads, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells)
+
+
+def _row(saved: Saved, run_id: str) -> dict[str, Any]:
+    meta = saved.meta
+    kept = {name: meta.get(name) for name in ("time", "reason", "metrics")}
+    return {"step": saved.step, "path": str(saved.path), **kept, "bytes": saved.size, "fault": saved.fault(run_id)}
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    shown = {name: value for name, value in (row["metrics"] or {}).items() if name in ("loss", "bits_per_byte")}
+    metrics = ", ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in shown.items())
+    state = f"cannot be used: {row['fault']}" if row["fault"] else "ok"
+    return (str(row["step"]), row["time"] or "", row["reason"] or "", f"{row['bytes'] / 2**20:.1f} MiB", metrics, state)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""`python -m forge.resume RUN [overrides]`: let a run go on from the overrides it was made with."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge.config import cli, stored
+from forge.config.errors import ConfigError, Problem
+from forge.launch import directory
+from forge.launch.portable import consent, quoted, without_consent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Go on, and exit with the worker's code; 2 when the run cannot go on with these overrides."""
+    description = "Let a run go on: with the overrides it was made with, then those given here."
+    arguments = cli.parser("forge.resume", description, takes="RUN [OVERRIDE ...]")
+    options = cli.parse(arguments, argv)
+    if options.help:
+        return cli.show(arguments.format_help())
+    return cli.refuse(lambda: _main(options))
+
+
+def _main(options) -> int:
+    from forge.train import launch
+
+    if not options.overrides:
+        raise ConfigError(
+            [Problem(key="RUN", what="which run is to go on?", fix="python -m forge.resume runs/<run>", where=cli.COMMAND_LINE)]
+        )
+    place, *typed = options.overrides
+    overrides = overrides_of(Path(place), typed)
+    composition, resolution = cli.resolved(overrides, options.config_dir)
+    return launch(resolution, composition.overrides, options.config_dir)[1]
+
+
+def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
+    """The overrides a run goes on with: its own, then `typed`. Raises ConfigError for what is no run, or needs trust that was not typed."""
+    if not stored.is_run(run_dir):
+        what = f"{run_dir} is no run directory: " + ("it has no config.yaml." if os.path.exists(run_dir) else "there is no such directory.")
+        raise ConfigError([Problem(key=str(run_dir), what=what, fix="give the directory of a run", where=cli.COMMAND_LINE)])
+    file = directory.newest_overrides(run_dir)
+    try:
+        own = [str(text) for text in directory.read_json(file)]
+    except (OSError, ValueError, TypeError) as error:
+        what, fix = f"{file} cannot be read: {error}.", f"type the overrides of the run again, with run.dir={run_dir}"
+        raise ConfigError([Problem(key=str(run_dir), what=what, fix=fix, where=cli.COMMAND_LINE)]) from None
+    missing = [text for text in consent(own) if text not in consent(typed)]
+    if missing and not consent(typed):
+        what = "the run was made with code outside of forge, which is only used by who asks for it."
+        command = shlex.join(["python", "-m", "forge.resume", str(run_dir), *missing])
+        raise ConfigError([Problem(key=" ".join(missing), what=what, fix=f"if you trust it: {command}", where=cli.COMMAND_LINE)])
+    return [*without_consent(own), *typed, f"run.dir={quoted(str(run_dir.resolve()))}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Loading: a checkpoint into a model and its optimizer, or weights alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from forge.config import serialize
+from forge.config.root import Config
+from forge.launch.saved import CONFIG, WEIGHTS, CheckpointError
+from forge.training import tensor_files
+from forge.training.checkpoint import Tensors, one_process, prefixed
+
+log = logging.getLogger(__name__)
+ADVICE = "Choose the model it was trained with, or checkpoint.exclude_from_loading"
+
+
+def config_of(path: Path, *, trust: Sequence[str]) -> Config:
+    """The config inside a checkpoint. Raises CheckpointError when it cannot be read, or needs code that is not trusted."""
+    try:
+        return serialize.load(path / CONFIG, trust=trust)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        reason = next(iter(str(error).splitlines()), "no details")
+        advice = "" if type(error) is ValueError else "; take another checkpoint"
+        raise CheckpointError(f"{path / CONFIG} cannot be read ({type(error).__name__}: {reason}){advice}") from error
+
+
+def load(
+    path: Path,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    exclude: tuple[str, ...] = (),
+    changed: bool = False,
+    with_optimizer_state: bool = True,
+) -> Tensors:
+    """Load weights, and the state of an optimizer where one is given, in place; returns the tensors of callbacks.
+
+    Parameters whose names begin with a prefix of `exclude` keep what they have, and begin with fresh optimizer state; so do, when
+    the model was `changed` on purpose, those that do not fit, with a warning that names them. Raises CheckpointError
+    naming the parameters that only one side has or that differ in shape, and a prefix that fits no parameter.
+    """
+    with _unreadable(path):
+        stored = tensor_files.stored(path / WEIGHTS)
+    own = model.state_dict()
+    kept = _kept(
+        path, own, {k.removeprefix("model/"): tuple(v.size) for k, v in stored.items() if k.startswith("model/")}, exclude, changed
+    )
+    wanted = prefixed("model", {name: own[name] for name in kept})
+    rest = () if optimizer is None else ("optimizer/", "callbacks/") if with_optimizer_state else ("callbacks/",)
+    for key, what in stored.items():
+        if key.startswith(rest) and (key.startswith("callbacks/") or key.removeprefix("optimizer/").rpartition("/")[0] in kept):
+            wanted[key] = torch.empty(what.size, dtype=what.properties.dtype)
+    _read(path, wanted)
+    if optimizer is not None and with_optimizer_state:
+        restore_optimizer(model, optimizer, _below("optimizer/", wanted))
+    return _below("callbacks/", wanted)
+
+
+def load_weights(path: Path, *, model: nn.Module, exclude: tuple[str, ...] = ()) -> None:
+    """Load the weights of a checkpoint or of a .safetensors file. Raises CheckpointError as `load` does."""
+    if path.is_dir():
+        load(path, model=model, exclude=exclude)
+        return
+    from safetensors import SafetensorError, safe_open
+
+    own = model.state_dict()
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
+            for name in _kept(path, own, shapes, exclude, changed=False):
+                own[name].copy_(file.get_tensor(name))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
+    """Give an optimizer, fresh or used, the state that `optimizer_tensors` took."""
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    ordered = [p for group in optimizer.param_groups for p in group["params"]]
+    indices = {names[p]: index for index, p in enumerate(ordered)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, _, entry = key.rpartition("/")
+        state.setdefault(indices[name], {})[entry] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _read(path: Path, wanted: Tensors) -> None:
+    from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
+
+    one_process()
+    with _unreadable(path), tensor_files.causes():
+        read_tensors(wanted, storage_reader=tensor_files.reader(path / WEIGHTS))
+
+
+def _kept(path: Path, own: Tensors, stored: dict[str, tuple[int, ...]], exclude: tuple[str, ...], changed: bool) -> set[str]:
+    """The names to load."""
+    _check_prefixes(exclude, own)
+    ours = {name: tuple(tensor.shape) for name, tensor in own.items() if not name.startswith(exclude)}
+    theirs = {name: shape for name, shape in stored.items() if not name.startswith(exclude)}
+    faults = {name: "is missing there" for name in ours if name not in theirs}
+    faults |= {name: "is missing here" for name in theirs if name not in ours}
+    faults |= {
+        name: f"is {theirs[name]} there and {shape} here" for name, shape in ours.items() if name in theirs and theirs[name] != shape
+    }
+    if faults:
+        items = [f"{name} {fault}" for name, fault in faults.items()]
+        shown = "; ".join(items[:5]) + (f"; and {len(items) - 5} more" if len(items) > 5 else "")
+        if not changed:
+            raise CheckpointError(f"{path} does not fit this model: {shown}. {ADVICE}")
+        log.warning("the model was changed, so what does not fit begins with its initial value: %s", shown)
+    return set(ours) - set(faults)
+
+
+def _check_prefixes(exclude: tuple[str, ...], names: Iterable[str]) -> None:
+    names = list(names)
+    for prefix in exclude:
+        if not any(name.startswith(prefix) for name in names):
+            raise CheckpointError(f"checkpoint.exclude_from_loading: no parameter of this model begins with {prefix!r}")
+
+
+def _below(prefix: str, tensors: Tensors) -> Tensors:
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
+@contextmanager
+def _unreadable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), "no details")
+        raise CheckpointError(f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint") from error

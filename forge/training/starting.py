@@ -1,0 +1,164 @@
+"""What a run starts from: its own newest checkpoint, one that is named, weights alone, or nothing."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from forge.config.changes import changes, permitted
+from forge.config.root import Config
+from forge.launch import attempts, saved
+from forge.launch.saved import TOKENIZER, CheckpointError, Saved
+from forge.training import restore, rows
+from forge.training.checkpoint import Checkpointer
+from forge.training.device import Autocast
+from forge.training.loop import Loop
+from forge.training.saving import restore as give_state
+from forge.training.writing import say
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where the run goes on from; `own` when that is a checkpoint of this run. weights: what it takes the weights alone from."""
+
+    checkpoint: Saved | None = None
+    own: bool = False
+    weights: Path | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
+    """What the run starts from. Raises CheckpointError when what was asked for cannot be used, or nothing that is there can.
+
+    In this order: checkpoint.resume_from, when the last start did not take it; the newest usable checkpoint of the run;
+    checkpoint.resume_from; checkpoint.init_from; nothing. What cannot be used is passed over with a warning.
+    """
+    folder = run_dir / config.checkpoint.dir
+    wanted = config.checkpoint.resume_from
+    if wanted is not None and attempts.resumed_from(run_dir) != wanted:
+        return _wanted(folder, wanted, checkpointer)
+    newest, skipped = saved.newest_usable(folder, checkpointer.run_id)
+    _warn(skipped)
+    if newest is not None:
+        return Start(checkpoint=newest, own=True, meta=newest.meta)
+    whole = [(one, fault) for one, fault in skipped if not fault.startswith("it is torn")]
+    if whole:
+        what = "; ".join(f"{one.path.name}: {fault}" for one, fault in whole)
+        raise CheckpointError(
+            f"{folder} has checkpoints and none can be used ({what}); move them away to begin anew, or give another run.dir"
+        )
+    if wanted is not None:
+        return _wanted(folder, wanted, checkpointer)
+    if config.checkpoint.init_from is not None:
+        return Start(weights=_weights(Path(config.checkpoint.init_from)))
+    return Start()
+
+
+def begin(
+    start: Start,
+    *,
+    run_dir: Path,
+    config: Config,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loop: Loop,
+    autocast: Autocast,
+    data: dict[str, str],
+) -> None:
+    """Load what the start names, put the data and the rows where it left them, and say so. data: fingerprints of what is read now."""
+    exclude = tuple(config.checkpoint.exclude_from_loading)
+    rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
+    source = "nothing"
+    if start.weights is not None:
+        restore.load_weights(start.weights, model=model, exclude=exclude)
+        source = str(start.weights)
+        say(f"beginning with the weights of {source}")
+    elif start.checkpoint is not None:
+        path = start.checkpoint.path
+        before = restore.config_of(path, trust=config.run.trust)
+        changed = start.own and any(change.key.startswith("model") for change in changes(before, config))
+        same_optimizer = type(before.optimizer) is type(config.optimizer)
+        where = _check_data(start, path, config, data, loop)
+        tensors = restore.load(
+            path,
+            model=model,
+            optimizer=optimizer,
+            exclude=() if start.own else exclude,
+            changed=changed,
+            with_optimizer_state=same_optimizer,
+        )
+        give_state(start.meta, tensors, loop, autocast)
+        if where is None:
+            loop.state.samples = 0
+        loop.loader.load_state_dict({"samples": loop.state.samples})
+        source = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
+        _say_where(source, loop, where)
+        if not same_optimizer:
+            say(f"the optimizer begins anew: {source} has the state of another")
+    attempts.started(run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from)
+
+
+def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
+    """checkpoint.resume_from: a step of this run, or a path. Later steps of this run are set aside."""
+    key = f"checkpoint.resume_from={wanted}"
+    if wanted.isdecimal():
+        found = Saved(folder / f"step_{int(wanted)}")
+        fault = found.fault(checkpointer.run_id)
+        if fault is not None:
+            raise CheckpointError(f"{key}: {found.path} cannot be used: {fault}")
+        own = True
+    else:
+        found, skipped = saved.find(Path(wanted), name="checkpoint.resume_from=")
+        _warn(skipped)
+        own = found.meta.get("run_id") == checkpointer.run_id and found.path.parent == folder
+    moved = checkpointer.set_aside(found.step if own else -1)
+    if moved:
+        say(f"{key}: set aside {', '.join(path.name for path in moved)}")
+    return Start(checkpoint=found, own=own, meta=found.meta)
+
+
+def _weights(path: Path) -> Path:
+    if path.is_file():
+        return path
+    found, skipped = saved.find(path, name="checkpoint.init_from=")
+    _warn(skipped)
+    return found.path
+
+
+def _warn(skipped: list[tuple[Saved, str]]) -> None:
+    for one, fault in skipped:
+        log.warning("%s is passed over: %s", one.path, fault)
+
+
+def _check_data(start: Start, path: Path, config: Config, data: dict[str, str], loop: Loop) -> str | None:
+    """Where in the data the run goes on, in words; None for the beginning of another text.
+
+    Raises CheckpointError when tokenizer or text is another one and nobody said that it may be.
+    """
+    before, allowed = start.meta["data"], config.run.allow_change
+    if before["tokenizer"] != data["tokenizer"] and not (start.own and permitted("tokenizer", allowed)):
+        what = "it was trained with another tokenizer, so its token ids mean something else here"
+        if start.own and before["train"] != data["train"]:
+            what = "the text has changed under this run, and with it the tokenizer that is trained on it"
+        fix = f"put it back, or take its own: tokenizer=file tokenizer.path={path / TOKENIZER / 'tokenizer.json'}"
+        raise CheckpointError(f"{path}: {what}; {fix}" + (" run.allow_change=[data,tokenizer]" if start.own else ""))
+    if before["train"] == data["train"]:
+        return "where it stopped in the data"
+    if start.own and not permitted("data", allowed):
+        what = "the text has changed under this run, so its place in the data means something else"
+        raise CheckpointError(f"{path}: {what}; put it back, or run.allow_change=[data] goes on at the beginning of the new text")
+    return None
+
+
+def _say_where(source: str, loop: Loop, where: str | None) -> None:
+    where = where or "at the beginning of this corpus, which is another one"
+    left = loop.end_step - loop.state.step
+    rest = f"{left} steps to go" if left > 0 else "nothing is left to train; raise train.max_steps"
+    say(f"going on from {source} at step {loop.state.step}, {where}: {rest}")

@@ -1,0 +1,85 @@
+"""One process at a time on a run directory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+LOCK = "run.lock"
+PATIENCE = 3.0  # seconds that a killed process, and the children it had, may take to let go
+_held: set[int] = set()
+
+
+class Held(ValueError):
+    """Another process works in the run directory: which one, where, and since when."""
+
+
+class Lock:
+    """An flock on `run.lock`, which says who holds it: host, process, since when. The kernel releases it when its process ends.
+
+    Children do not inherit it, or a loader process that outlives its rank by a moment would keep the directory shut.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / LOCK
+        self._descriptor: int | None = None
+
+    def acquire(self, *, patience: float = PATIENCE) -> Lock:
+        """Take the lock, waiting at most `patience` seconds. Raises Held."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + patience
+        while not _lock(descriptor):
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise Held(f"{self.path.parent} is in use by {holder(self.path)}. Wait for it, end it, or give another run.dir")
+            time.sleep(0.05)
+        who = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, (json.dumps(who) + "\n").encode(), 0)
+        self._descriptor = descriptor
+        _held.add(descriptor)
+        return self
+
+    def release(self) -> None:
+        """Let go; without effect when it is not held."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+    def __enter__(self) -> Lock:
+        return self if self._descriptor is not None else self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def holder(path: Path) -> str:
+    """Who a lock file says holds it."""
+    try:
+        who: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {who['pid']} on {who['host']} since {who['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _leave_to_the_parent() -> None:
+    for descriptor in list(_held):
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -1,0 +1,67 @@
+"""What a run was made with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("forge-lm", "torch", "hydra-core", "omegaconf", "numpy", "tokenizers", "torchao", "datasets")
+OURS = Path(__file__).resolve().parents[1]
+
+
+def provenance() -> dict[str, Any]:
+    """argv, host, Python, package versions, and the git revision of forge and of where the command was typed."""
+    return {
+        "argv": sys.argv,
+        "cwd": os.getcwd(),
+        "time": now(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions(),
+        "git_revision": revision(OURS),
+        "cwd_git_revision": revision(Path.cwd()),
+    }
+
+
+def now() -> str:
+    """The time with its zone, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of the packages that a run's numbers may depend on."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def revision(folder: Path) -> str | None:
+    """The git commit that a folder is at, or None."""
+    return git(folder, "rev-parse", "HEAD").strip() or None
+
+
+def diff() -> str:
+    """What differs from those commits, in forge and where the command was typed."""
+    folders = dict.fromkeys(git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd()))
+    return "".join(git(Path(folder), "diff", "HEAD") for folder in folders if folder)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """The output of a git command, empty when it fails."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

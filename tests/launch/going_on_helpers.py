@@ -1,0 +1,50 @@
+"""Runs taken up as the verbs do it, up to where a worker would start."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from forge.config import cli, serialize
+from forge.config.changes import Change
+from forge.config.resolve import put, resolve
+from forge.config.stored import newest
+from forge.launch import directory
+from forge.resume import overrides_of
+
+
+def take(*overrides: str, config_dirs: tuple[str, ...] = ()) -> tuple[Path, list[Change]]:
+    """What `forge.train` does with these overrides before it starts ranks."""
+    composition, resolution = cli.resolved(overrides, config_dirs)
+    return directory.prepare(resolution, overrides=composition.overrides, config_dirs=config_dirs)
+
+
+def resume(run: Path | str, *typed: str) -> tuple[Path, list[Change]]:
+    """What `forge.resume` does."""
+    return take(*overrides_of(Path(run), typed))
+
+
+def alter(run: Path, **values: Any) -> list[Change]:
+    """What `resume` does with other values, without composing, which takes most of its time; a key is written train__max_steps."""
+    config = copy.deepcopy(serialize.load(newest(run), trust=()))
+    config.thaw()
+    for key, value in values.items():
+        put(config, key.replace("__", "."), value)
+    return directory.go_on(run, resolve(config), overrides=[])
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file with its bytes, but for the lock, which says who looked last."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"}
+
+
+def end(run: Path, *, status: str = "finished", reason: str = "end", config: str = "config.yaml", step: int = 7) -> None:
+    """The result that a worker leaves."""
+    result = {"status": status, "reason": reason, "step": step, "tokens": 1, "config": config, "metrics": {}}
+    directory.write_json(run / "result.json", {**result, "objective": {"name": "train/loss", "value": None}})

@@ -1,0 +1,281 @@
+"""A run directory that exists: the same command goes on, changes are kept, a refusal writes nothing, and what is finished stays so."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from going_on_helpers import alter, content, end, read, resume, take
+
+from forge.config import serialize, stored
+from forge.config.errors import ConfigError
+from forge.launch import directory
+from forge.launch.lock import Lock
+
+RUN = ("run.dir=run", "train.max_steps=40", "scheduler=cosine", "scheduler.warmup_steps=4")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(directory, "diff", lambda: "")
+    monkeypatch.setattr(directory, "provenance", lambda: {"argv": []})  # git takes longer than all the rest
+    monkeypatch.setitem(Lock.acquire.__kwdefaults__, "patience", 1.0)
+
+
+def test_the_same_command_goes_on_and_writes_nothing(tmp_path: Path) -> None:
+    path, changes = take(*RUN)
+    assert (path, changes) == (tmp_path / "run", [])
+    before = content(path)
+    assert take(*RUN) == (path, [])
+    assert resume("run") == (path, [])
+    assert content(path) == before
+
+
+def test_what_is_derived_differently_but_equal_is_no_change() -> None:
+    take(*RUN, "train.batch_size=4")
+    assert take(*RUN, "scheduler.decay_steps=36", "train.global_batch_size=4")[1] == []
+    changes = take(*RUN, "train.batch_size=2", "train.global_batch_tokens=1024")[1]
+    assert {c.key: c.after for c in changes} == {"train.batch_size": 2, "train.grad_accum_steps": 2}
+
+
+def test_a_change_is_kept_in_files_of_its_own(tmp_path: Path) -> None:
+    path, _ = take(*RUN)
+    first = content(path)
+    assert [(c.key, c.before, c.after, c.free) for c in resume("run", "metrics.log_interval=3")[1]] == [
+        ("metrics.log_interval", 10, 3, True)
+    ]
+    resume("run", "train.max_steps=50", "optimizer.lr=0.5", "run.allow_change=[optimizer.lr]")
+    assert {name: content(path)[name] for name in first} == first, "what was there stays as it was"
+    names = {f"{name}.{n}.{end}" for n in (2, 3) for name, end in [("config", "yaml"), *((x, "json") for x in KEPT)]}
+    assert set(content(path)) == {*first, *names}
+    configs = [serialize.load(path / name, trust=()) for name in ("config.yaml", "config.2.yaml", "config.3.yaml")]
+    assert [c.metrics.log_interval for c in configs] == [10, 3, 3]
+    assert [c.train.max_steps for c in configs] == [40, 40, 50]
+    assert [c.scheduler.decay_steps for c in configs] == [36, 36, 46]  # type: ignore[attr-defined]
+    assert stored.newest(path).name == "config.3.yaml"
+    changes = [(c["key"], c["before"], c["after"], c["free"]) for c in read(path / "changes.3.json")]
+    assert sorted(changes) == [
+        ("optimizer.lr", 0.003, 0.5, False),
+        ("run.allow_change", [], ["optimizer.lr"], True),
+        ("scheduler.decay_steps", 36, 46, True),
+        ("train.max_steps", 40, 50, True),
+    ]
+    typed = ["train.max_steps=50", "optimizer.lr=0.5", "run.allow_change=[optimizer.lr]"]
+    assert read(path / "overrides.3.json") == [*RUN[1:], "metrics.log_interval=3", *typed]
+    assert {d["key"]: d["value"] for d in read(path / "derived.3.json")}["scheduler.decay_steps"] == 46
+    assert read(path / "provenance.3.json").keys() == read(path / "provenance.json").keys() - {"run_id"}
+    assert take("run.dir=run", *read(path / "overrides.3.json"))[1] == []
+
+
+KEPT = ("changes", "overrides", "derived", "warnings", "provenance")
+
+
+def test_the_tenth_change_comes_after_the_ninth() -> None:
+    path, _ = take(*RUN)
+    for n in range(1, 11):
+        alter(path, metrics__log_interval=n + 100)
+    assert stored.newest(path).name == "config.11.yaml"
+    assert directory.newest_overrides(path).name == "overrides.11.json"
+    assert [c.after for c in directory.changed(path, "config.9.yaml")] == [109, 110]
+    assert [c.after for c in directory.changed(path)] == [110]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["model.n_layers=3", "seed=1", "train.seq_len=64", "train.batch_size=2", "optimizer.lr=1", "scheduler=linear", "train.max_steps=39"],
+)
+def test_a_refusal_writes_nothing(change: str) -> None:
+    path, _ = take(*RUN)
+    before = content(path)
+    with pytest.raises(ConfigError) as refused:
+        resume(path, change)
+    assert {p.rule for p in refused.value.problems} == {"run.identity"}
+    assert content(path) == before
+
+
+def test_a_directory_in_use_is_refused_and_left_alone() -> None:
+    path, _ = take(*RUN)
+    before = content(path)
+    with Lock(path), pytest.raises(ConfigError) as refused:
+        resume(path, "metrics.log_interval=3")
+    (problem,) = refused.value.problems
+    assert (problem.key, problem.fix) == (f"run.dir={path}", "Wait for it, end it, or give another run.dir")
+    assert problem.what.startswith(f"{path} is in use by process ")
+    assert content(path) == before
+
+
+def test_of_two_commands_at_once_one_makes_the_run() -> None:
+    """The other is told to come again, and the id that names the run's checkpoints stays the first one's."""
+    Path("run").mkdir()
+    said: list[str] = []
+
+    def late() -> None:
+        try:
+            take(*RUN)
+        except ConfigError as error:
+            said.extend(p.what for p in error.problems)
+
+    with Lock(Path("run")) as lock:
+        other = threading.Thread(target=late)
+        other.start()
+        other.join(0.5)
+        assert other.is_alive()
+        shutil.copytree(take("run.dir=made", *RUN[1:])[0], "run", dirs_exist_ok=True)
+        identity = directory.run_id(Path("run"))
+        lock.release()
+        other.join()
+    assert said == [f"another process has just made a run in {Path('run').resolve()}."]
+    assert directory.run_id(Path("run")) == identity
+
+
+@pytest.mark.parametrize("killed_at", range(1, 5))
+def test_a_directory_that_a_kill_left_half_made_is_taken(killed_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after so many files, each of them before config.yaml; in the next one a scratch file was left too."""
+    left = killed_at
+
+    def write(path: Path, content: object) -> None:
+        nonlocal left
+        if not left:
+            path.with_name(f".{path.name}.123").write_text("{")
+            raise KeyboardInterrupt
+        left -= 1
+        real(path, content)
+
+    real = directory.write_json
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "write_json", write)
+        patch.setattr(serialize, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            take(*RUN)
+    assert not stored.is_run(Path("run"))
+    assert len(list(Path("run").glob("*.json"))) == killed_at
+    assert take(*RUN)[1] == []
+    assert take(*RUN, "metrics.log_interval=3")[1] != []
+
+
+def test_a_change_that_a_kill_left_half_kept_is_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = take(*RUN)
+    with monkeypatch.context() as patch:
+        patch.setattr(serialize, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            resume(path, "metrics.log_interval=3")
+    assert (path / "changes.2.json").is_file()
+    assert stored.newest(path).name == "config.yaml"
+    assert directory.newest_overrides(path).name == "overrides.json"
+    assert directory.changed(path) == []
+    assert resume(path) == (path, [])
+    assert [c.after for c in resume(path, "metrics.log_interval=5")[1]] == [5]
+    assert [c["after"] for c in read(path / "changes.2.json")] == [5]
+
+
+def test_a_directory_with_files_of_another_is_no_place_for_a_run() -> None:
+    Path("run").mkdir()
+    Path("run/thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match=r"is not empty and has no config\.yaml"):
+        take(*RUN)
+    assert [p.name for p in Path("run").iterdir()] == ["thesis.tex"]
+
+
+def test_every_run_has_an_id_of_its_own_that_goes_with_it() -> None:
+    first, _ = take(*RUN)
+    second, _ = take("run.dir=other", *RUN[1:])
+    identity = directory.run_id(first)
+    assert identity != directory.run_id(second)
+    resume(first, "metrics.log_interval=3")
+    shutil.move(first, "elsewhere")
+    assert directory.run_id(Path("elsewhere")) == identity
+    assert resume("elsewhere") == (Path("elsewhere").resolve(), [])
+    assert [c.key for c in resume("elsewhere", "metrics.log_interval=4")[1]] == ["metrics.log_interval"]
+    assert serialize.load(Path("elsewhere/config.3.yaml"), trust=()).run.dir == str(Path("elsewhere").resolve())
+
+
+def test_a_stored_trust_that_nobody_typed_is_not_in_force() -> None:
+    """Whoever hands a run over may have written anything into it; what the worker reads is what was composed here."""
+    path, _ = take(*RUN)
+    text = (path / "config.yaml").read_text()
+    assert "trust: []" in text
+    (path / "config.yaml").write_text(text.replace("trust: []", "trust: ['evil.']"))
+    assert serialize.load_own(path).run.trust == ("evil.",)
+    assert [(c.key, c.after) for c in resume(path)[1]] == [("run.trust", ())]
+    assert serialize.load_own(path).run.trust == ()
+
+
+LONGER = {"train__max_steps": 80}
+PROLONG: list[tuple[str, dict[str, object], bool]] = [
+    ("end", LONGER, True),
+    ("end", {"train__max_epochs": 2.0}, True),
+    ("end", {"train__max_time": 90.0, "eval__interval": 7, "checkpoint__interval": 5, "metrics__log_interval": 3}, False),
+    ("max_time", {"train__max_time": 90.0}, True),
+    ("max_time", {**LONGER, "eval__interval": 7}, False),
+    ("target", {"eval__target": 0.1}, True),
+    ("target", {**LONGER, "train__max_time": 90.0}, False),
+    ("patience", {"eval__patience": 9}, True),
+    ("patience", {**LONGER, "train__max_time": 90.0}, False),
+]
+
+
+def test_a_finished_run_goes_on_when_what_ended_it_changes(tmp_path: Path) -> None:
+    """And not when something else does, nor does a later change hide it."""
+    take(*RUN, "eval.enabled=true", "eval.target=1", "eval.patience=2", "train.max_time=60", "train.max_epochs=1")
+    for number, (reason, change, goes_on) in enumerate(PROLONG):
+        path = tmp_path / str(number)
+        shutil.copytree("run", path)
+        end(path, reason=reason)
+        done = directory.finished(path)
+        assert done is not None
+        assert (done.reason, done.step, done.run_dir) == (reason, 7, path)
+        assert alter(path, **change)
+        assert (directory.finished(path) is None) is goes_on, (reason, change)
+        assert alter(path, metrics__log_interval=4)
+        assert (directory.finished(path) is None) is goes_on, (reason, change)
+
+
+def test_only_what_changed_since_the_result_counts() -> None:
+    path, _ = take(*RUN)
+    alter(path, **LONGER)
+    end(path, config="config.2.yaml")
+    assert directory.finished(path) is not None
+    alter(path, train__max_steps=81)
+    assert directory.finished(path) is None
+
+
+def test_a_step_to_go_back_to_takes_up_a_finished_run_once() -> None:
+    path, _ = take(*RUN)
+    (path / "checkpoints" / "step_5").mkdir(parents=True)
+    end(path)
+    resume(path, "checkpoint.resume_from=5")
+    assert directory.finished(path) is None
+    end(path, config="config.2.yaml")
+    assert resume(path, "checkpoint.resume_from=5")[1] == []
+    assert directory.finished(path) is not None
+    resume(path, "checkpoint.resume_from=null")
+    assert directory.finished(path) is not None
+
+
+@pytest.mark.parametrize(("status", "reason"), [("stopped", "SIGTERM"), ("failed", "bad_steps")])
+def test_a_run_that_did_not_finish_is_not_finished(status: str, reason: str) -> None:
+    path, _ = take(*RUN)
+    assert directory.finished(path) is None
+    end(path, status=status, reason=reason)
+    assert directory.finished(path) is None
+
+
+@pytest.mark.parametrize(("mode", "said"), [("read-only", "Permission denied"), ("full", "No space left on device")])
+def test_a_directory_that_cannot_be_written_is_said(mode: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = take(*RUN)
+    before = content(path)
+    error = {"read-only": PermissionError(13, "Permission denied"), "full": OSError(28, "No space left on device")}[mode]
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(directory, "write_json", refuse)
+    with pytest.raises(ConfigError) as refused:
+        resume(path, "metrics.log_interval=3")
+    (problem,) = refused.value.problems
+    assert problem.what == f"the run directory {path} cannot be written: {said}."
+    assert content(path) == before

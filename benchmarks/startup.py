@@ -26,7 +26,7 @@ def first_step(cache: str) -> tuple[float, float]:
             [sys.executable, "-m", "forge.train", *overrides], check=True, capture_output=True, env={**os.environ, "FORGE_CACHE": cache}
         )
         end = time.time()
-        row = json.loads(Path(folder, "run", "metrics.jsonl").read_text().splitlines()[0])
+        row = json.loads(Path(folder, "run", "performance.jsonl").read_text().splitlines()[0])
     return row["time"] - begin, end - begin
 
 

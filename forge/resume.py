@@ -10,8 +10,9 @@ from pathlib import Path
 
 from forge.config import cli, stored
 from forge.config.errors import ConfigError, Problem
+from forge.config.literal import quoted
 from forge.launch import directory
-from forge.launch.portable import consent, quoted, without_consent
+from forge.launch.portable import consent, without_consent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +54,13 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
         what = "the run was made with code outside of forge, which is only used by who asks for it."
         command = shlex.join(["python", "-m", "forge.resume", str(run_dir), *missing])
         raise ConfigError([Problem(key=" ".join(missing), what=what, fix=f"if you trust it: {command}", where=cli.COMMAND_LINE)])
-    return [*without_consent(own), *typed, f"run.dir={quoted(str(run_dir.resolve()))}"]
+    return [*_outdone(without_consent(own), typed), *typed, f"run.dir={quoted(str(run_dir.resolve()))}"]
+
+
+def _outdone(own: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """The run's own overrides without the values inside a group of which another option is chosen now."""
+    chosen = {text.lstrip("+").partition("=")[0] for text in typed if text not in own}
+    return [text for text in own if text.lstrip("+").partition("=")[0].partition(".")[0] not in chosen]
 
 
 if __name__ == "__main__":

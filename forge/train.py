@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 
 from forge.config import cli, help
-from forge.config.changes import shown
 from forge.config.compose import compose
 from forge.config.errors import ConfigError, Problem
+from forge.config.literal import shown
 from forge.config.paths import CONF
 from forge.config.resolve import Resolution, resolve
 from forge.config.root import Config

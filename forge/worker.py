@@ -103,9 +103,9 @@ def _fail(run_dir: Path, error: Exception, step: int | None = None) -> int:
 
 
 def _prolong(run_dir: Path, done: Result) -> str:
-    if done.reason == "end":
-        return f"to go on: {directory.resume_command(run_dir)} train.max_steps={2 * done.step}"
-    return f"raise what ended it to go on: {directory.resume_command(run_dir)} ..."
+    longer = directory.longer(run_dir, done.reason, done.step)
+    how = "to go on" if longer != "..." else "raise what ended it to go on"
+    return f"{how}: {directory.resume_command(run_dir)} {longer}"
 
 
 @contextmanager
@@ -150,6 +150,13 @@ def die_with_parent() -> None:
             sys.exit(128 + signal.SIGTERM)  # it ended before this process could ask
 
 
+def end_on_interrupt() -> None:
+    """Until the loop listens, Ctrl-C ends the process as SIGTERM does: an exception is lost in an import that catches all."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 if __name__ == "__main__":
+    end_on_interrupt()
     die_with_parent()
     sys.exit(main())

@@ -140,6 +140,14 @@ def resume_command(run_dir: Path) -> str:
     return shlex.join(["python", "-m", "forge.resume", short(run_dir), *consent(read_json(newest_overrides(run_dir)))])
 
 
+def longer(run_dir: Path, reason: str, step: int) -> str:
+    """What to add to the command of a run that has finished, for it to go on twice as long."""
+    train = serialize.load_own(run_dir).train
+    if reason != "end":
+        return "..."
+    return f"train.max_epochs={2 * train.max_epochs:g}" if train.max_epochs and step < train.max_steps else f"train.max_steps={2 * step}"
+
+
 def newest_overrides(run_dir: Path) -> Path:
     """The overrides of the config in force."""
     return run_dir / numbered(OVERRIDES, stored.number(newest(run_dir).name))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import platform
 import time
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 LOCK = "run.lock"
 PATIENCE = 3.0  # seconds that a killed process, and the children it had, may take to let go
+NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # as Lustre without its flock option, and some network file systems
 _held: set[int] = set()
 
 
@@ -73,6 +78,10 @@ def _lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        log.warning("this file system has no locks (%s), so see to it that no two processes work in one run directory", error.strerror)
     return True
 
 

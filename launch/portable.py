@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 
 from forge.config.derive import PATHS
+from forge.config.literal import quoted
 from forge.config.resolve import get
 from forge.config.root import Config
 
@@ -37,14 +37,6 @@ def consent(overrides: Sequence[str]) -> list[str]:
 def without_consent(overrides: Sequence[str]) -> list[str]:
     """The rest."""
     return [text for text in overrides if not _needs_consent(text)]
-
-
-def quoted(value: str) -> str:
-    """A text as Hydra's grammar reads it back; quoted where it must be, with backslashes doubled in front of a quote only."""
-    if re.fullmatch(r"[A-Za-z/.][\w.:@%-]*[/:][\w./:@%-]*", value, re.ASCII):
-        return value
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"'{escaped}'"
 
 
 def _needs_consent(text: str) -> bool:

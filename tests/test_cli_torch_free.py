@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+MADE = """
+from forge.config import cli; from forge.launch import directory
+c, r = cli.resolved(["run.dir=run"]); directory.create(r, overrides=c.overrides)
+RESULT = '{"status": "finished", "reason": "end", "step": 1, "metrics": {}, "config": "config.yaml", "objective": {"value": 1}}'
+"""
 COMMANDS = {
     "compose": "import forge; forge.compose(['model=llama7b']).validate()",
     "check": "from forge import check; assert check.main(['model=llama3_70b']) == 0",
@@ -16,6 +21,12 @@ COMMANDS = {
     "help": "import forge.train; assert forge.train.main(['--help']) == 0",
     "a refusal": "import forge.train; assert forge.train.main(['optimizer.lrr=1']) == 2",
     "the worker's module": "import forge.worker",
+    "a run that goes on": MADE + "from forge import resume; from forge.launch import local; local.start = lambda path: 0; "
+    "assert resume.main(['run', 'metrics.log_interval=3']) == 0",
+    "a change that is refused": MADE + "from forge import resume; assert resume.main(['run', 'seed=7']) == 2",
+    "a finished run": MADE + "from forge import worker; from pathlib import Path; Path('run/result.json').write_text(RESULT); "
+    "assert worker.main(['run']) == 0",
+    "its checkpoints": MADE + "from forge import checkpoints; assert checkpoints.main(['run']) == 0",
     "the generated pages": "import forge.config.document",
 }
 
@@ -46,5 +57,7 @@ from pathlib import Path
 serialize.save(compose(['model=tiny']).validate().config, Path('config.yaml'))
 """
     modules_after(code, tmp_path)
-    loaded = modules_after("from forge.config import serialize; from pathlib import Path; serialize.load(Path('config.yaml'))", tmp_path)
+    loaded = modules_after(
+        "from forge.config import serialize; from pathlib import Path; serialize.load(Path('config.yaml'), trust=())", tmp_path
+    )
     assert "hydra" not in loaded

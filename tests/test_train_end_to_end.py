@@ -194,7 +194,8 @@ def test_a_mistake_in_the_data_is_said_once_and_readably(command: Callable[..., 
     assert "bad.jsonl" in error["message"]
     assert "Traceback" in error["traceback"]
     assert done.stderr.count(error["message"]) == 1
-    assert done.stderr.strip().splitlines() == [*error["message"].splitlines(), f"(the traceback is in {tmp_path}/run/error.json)"]
+    place = f"(the traceback is in {tmp_path}/run/error.json; the run goes on with: python -m forge.resume {tmp_path}/run)"
+    assert done.stderr.strip().splitlines() == [*error["message"].splitlines(), place]
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -249,6 +250,9 @@ def test_a_run_of_a_gpu_is_read_on_a_machine_without_one(
     plain = yaml.safe_load(config.read_text())
     plain["run"]["device"], plain["precision"]["mixed_precision"] = "cuda", "bf16"
     config.write_text(yaml.safe_dump(plain))
+    meta = json.loads((tmp_path / "step_8" / "meta.json").read_text())
+    meta["files"]["config.yaml"] = config.stat().st_size
+    (tmp_path / "step_8" / "meta.json").write_text(json.dumps(meta))
     run = load_run(tmp_path / "step_8")
     assert run.autocast.device.type == "cpu"
     with run.autocast():

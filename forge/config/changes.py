@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from forge.config import derive
 from forge.config.field import Section
 from forge.config.frozen import freeze_value
+from forge.config.literal import literal
 from forge.config.root import Config
 
 PLACES = ("run.dir", "run.root", "run.name")
@@ -43,13 +45,10 @@ def permitted(key: str, allowed: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in allowed)
 
 
-def shown(value: object) -> str:
-    """A value as it is typed."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(shown(v) for v in value)}]"
-    return str(value)
+def assignments(before: Section, after: Section) -> list[str]:
+    """`key=value` for every option of `after` that differs; a section of another class has no such text."""
+    found = [(change.key, functools.reduce(getattr, change.key.split("."), after)) for change in _walk(before, after, "")]
+    return [f"{key}={literal(value)}" for key, value in found if not isinstance(value, Section)]
 
 
 def _walk(before: Section, after: Section, prefix: str, *, all_free: bool = False) -> Iterator[Change]:

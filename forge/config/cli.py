@@ -15,7 +15,7 @@ from forge.config.origin import origin
 from forge.config.resolve import Resolution, resolve
 
 __all__ = ["COMMAND_LINE", "REFUSED", "parse", "parser", "refuse", "resolved", "show"]
-REFUSED = 2
+REFUSED, INTERRUPTED = 2, 130
 
 
 def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> argparse.ArgumentParser:
@@ -48,7 +48,7 @@ def resolved(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world
 
 
 def refuse(verb: Callable[[], int]) -> int:
-    """Run a verb; a ConfigError is printed and becomes exit code 2."""
+    """Run a verb; a ConfigError is printed and becomes exit code 2, and Ctrl-C 130."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding shows an escape for what it lacks
     try:
@@ -59,6 +59,8 @@ def refuse(verb: Callable[[], int]) -> int:
     except ConfigError as error:
         print(render(error.problems), file=sys.stderr)
         return REFUSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE, read
 from forge.config.library import Library
 from forge.config.lines import written
+from forge.config.literal import quoted
 from forge.config.root import Config
 
 
@@ -30,6 +32,7 @@ class Composition:
     choices: dict[str, str | None]
     files: list[tuple[str, str]]
     applied: dict[str, str]
+    config_dirs: tuple[str, ...] = ()
     problems: list[Problem] = field(default_factory=list)
 
     @cached_property
@@ -47,7 +50,9 @@ class Composition:
         """The config as dataclasses. Call it on a sound composition."""
         config = OmegaConf.to_object(self.tree)
         assert isinstance(config, Config)
-        config.__dict__.update(_overrides=self.overrides, _preset=self.choices.get("model") or "run")
+        search = (f"hydra.searchpath=[{quoted(os.path.abspath(path))}]" for path in self.config_dirs)
+        config.__dict__.update(_overrides=(*search, *self.overrides), _preset=self.choices.get("model") or "run")
+        config.__dict__.update(_composed=copy.deepcopy(config))
         return config
 
 
@@ -80,6 +85,7 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -
         choices=merged.choices,
         files=merged.files,
         applied={},
+        config_dirs=tuple(config_dirs),
         problems=problems,
     )
     if tree.run._get_node("trust")._value() not in ([], "???"):

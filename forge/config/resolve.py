@@ -40,6 +40,7 @@ def resolve(
     Raises ConfigError with every problem.
     """
     config = copy.deepcopy(config)
+    config.__dict__.update(_overrides=config.overrides, _composed=None)  # what is worked out below was not set by anyone
     config.thaw()
     problems = list(check_bounds(config))
     broken = {problem.option for problem in [*known, *problems]}

@@ -51,8 +51,11 @@ class Config(Section):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The overrides this config was composed from; empty for one made by hand."""
-        return self.__dict__.get("_overrides", ())
+        """The overrides that make this config: those it was composed from, and what was set in Python since; none for one made by hand."""
+        from forge.config.changes import assignments
+
+        composed, typed = self.__dict__.get("_composed"), self.__dict__.get("_overrides", ())
+        return typed if composed is None else (*typed, *assignments(composed, self))
 
     @property
     def preset(self) -> str:

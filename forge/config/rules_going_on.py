@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 
 from forge.config import changes, serialize, stored
-from forge.config.changes import shown
 from forge.config.errors import closest, did_you_mean
 from forge.config.eval import METRICS
 from forge.config.field import Section
+from forge.config.literal import shown
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.world import World
@@ -58,6 +58,15 @@ def allow_change(config: Config, world: World) -> Iterator[Finding]:
             yield f"run.allow_change=[{name}]", f"there is no option or section '{name}'.", meant or "a key such as optimizer.lr, or model"
 
 
+@rule("checkpoint.init_from", reads=("checkpoint.init_from", "checkpoint.dir", "run.dir"))
+def init_from(config: Config, world: World) -> Iterator[Finding]:
+    """checkpoint.init_from must exist, until the run has a checkpoint of its own."""
+    path = config.checkpoint.init_from
+    if path is not None and not os.path.exists(path) and not _is_behind(config, "init_from"):
+        fix = "give a step_N directory, a run directory that has checkpoints, or a .safetensors file"
+        yield f"checkpoint.init_from={path}", f"there is nothing at {path}.", fix
+
+
 @rule("checkpoint.resume_from", reads=("checkpoint.resume_from", "checkpoint.dir", "run.dir"))
 def resume_from(config: Config, world: World) -> Iterator[Finding]:
     """checkpoint.resume_from is a step that the run in run.dir has saved, or an existing directory."""
@@ -65,7 +74,7 @@ def resume_from(config: Config, world: World) -> Iterator[Finding]:
     if wanted is None:
         return
     if not wanted.isdecimal():
-        if not os.path.isdir(wanted):
+        if not os.path.isdir(wanted) and not _is_behind(config, "resume_from"):
             fix = "a step of this run, a step_N directory, or a run directory that has checkpoints"
             yield f"checkpoint.resume_from={wanted}", f"there is no directory {wanted}.", fix
         return
@@ -112,6 +121,14 @@ def _stored(config: Config) -> Config | str | None:
         return serialize.load(file, trust=config.run.trust)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, yaml.YAMLError) as error:
         return f"{file} cannot be read: {next(iter(str(error).splitlines()), type(error).__name__)}."
+
+
+def _is_behind(config: Config, start: str) -> bool:
+    """Whether the run in run.dir was begun with this option of `checkpoint`, and has saved since: then nobody reads what it names."""
+    before = _stored(config)
+    if not isinstance(before, Config) or getattr(before.checkpoint, start) != getattr(config.checkpoint, start):
+        return False
+    return any(Path(str(config.run.dir), config.checkpoint.dir).glob("step_[0-9]*"))
 
 
 def _keys(section: Section, prefix: str) -> Iterator[str]:

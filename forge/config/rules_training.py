@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from forge.config.derive import data_ranks, horizon
@@ -87,15 +86,6 @@ def pinned(config: Config, world: World) -> Iterator[Finding]:
             "page-locked memory needs a GPU; this run is on the CPU.",
             "checkpoint.async_mode=async",
         )
-
-
-@rule("checkpoint.init_from", reads=("checkpoint.init_from",))
-def init_from(config: Config, world: World) -> Iterator[Finding]:
-    """checkpoint.init_from must exist."""
-    path = config.checkpoint.init_from
-    if path is not None and not os.path.exists(path):
-        fix = "give a step_N directory, a run directory that has checkpoints, or a .safetensors file"
-        yield f"checkpoint.init_from={path}", f"there is nothing at {path}.", fix
 
 
 @rule("checkpoint.two_starts", reads=("checkpoint.init_from", "checkpoint.resume_from", "run.dir"))

@@ -48,11 +48,19 @@ def load_run(run: Path, *, trust: Sequence[str] = ()) -> Trained:
     return Trained(
         config=config,
         model=model.to(device).eval(),
-        tokenizer=Tokenizer.load(found.path / saved.TOKENIZER),
+        tokenizer=_tokenizer(found.path / saved.TOKENIZER),
         autocast=Autocast(config, device),
         path=found.path,
         step=found.meta["step"],
     )
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.load(path)
+    except Exception as error:  # the tokenizers library raises a bare Exception
+        reason = next(iter(str(error).splitlines()), "no details")
+        raise saved.CheckpointError(f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint") from error
 
 
 def _for_this_machine(config: Config) -> Config:

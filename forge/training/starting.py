@@ -74,7 +74,6 @@ def begin(
 ) -> None:
     """Load what the start names, put the data and the rows where it left them, and say so. data: fingerprints of what is read now."""
     exclude = tuple(config.checkpoint.exclude_from_loading)
-    rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
     source = "nothing"
     if start.weights is not None:
         restore.load_weights(start.weights, model=model, exclude=exclude)
@@ -84,7 +83,8 @@ def begin(
         path = start.checkpoint.path
         before = restore.config_of(path, trust=config.run.trust)
         changed = start.own and any(change.key.startswith("model") for change in changes(before, config))
-        same_optimizer = type(before.optimizer) is type(config.optimizer)
+        old, new = before.optimizer, config.optimizer
+        same_optimizer = (type(old), old._target_) == (type(new), new._target_)
         where = _check_data(start, path, config, data, loop)
         tensors = restore.load(
             path,
@@ -102,6 +102,7 @@ def begin(
         _say_where(source, loop, where)
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
+    rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
     attempts.started(run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from)
 
 

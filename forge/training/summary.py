@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from forge.launch.directory import resume_command, short
+from forge.launch.directory import longer, resume_command, short
 from forge.training.assemble import Parts
 
 REASONS = {
@@ -31,6 +31,6 @@ def summary(parts: Parts, reason: str, run_dir: Path) -> str:
     if not parts.loop.interrupted:
         prompt = next((p for p in parts.config.eval.sample_prompts if p), None)
         rows.append(("next", shlex.join(["python", "-m", "forge.generate", place, *(["--prompt", prompt] if prompt else [])])))
-    longer = [f"train.max_steps={2 * state.step}"] if reason == "end" else []
-    rows.append(("goes on with", " ".join([resume_command(run_dir), *longer])))
+    more = [] if parts.loop.interrupted else [longer(run_dir, reason, state.step)]
+    rows.append(("goes on with", " ".join([resume_command(run_dir), *more])))
     return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows)])

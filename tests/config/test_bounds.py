@@ -82,7 +82,7 @@ def test_every_number_is_finite(key: str, schema: type[Section], field: dataclas
 
 @pytest.mark.parametrize(("key", "schema", "field"), OPTIONS, ids=lambda value: str(value)[:40])
 def test_every_option_has_a_type_that_is_checked(key: str, schema: type[Section], field: dataclasses.Field):
-    (found,) = faults(key, schema, field, {"no": "option is a dict"})
+    (found,) = faults(key, schema, field, {3: "no option has numbers for names"})
     assert found.rule == "type"
     assert found.option == key
 
@@ -153,5 +153,7 @@ def test_annotations_are_what_the_check_understands():
     understood = (int, float, bool, str, type(None))
     for key, schema, field in OPTIONS:
         hint = typing.get_type_hints(schema)[field.name]
+        if hint == dict[str, typing.Any]:
+            continue
         inner = [hint] if isinstance(hint, type) else [h for h in typing.get_args(hint) if h is not ...]
         assert all(h in understood or (isinstance(h, type) and issubclass(h, Section)) for h in inner), key

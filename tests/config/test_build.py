@@ -15,7 +15,9 @@ from forge.config import schemas
 from forge.config.build import build, locate, signature_fault, takes_section
 from forge.config.errors import ConfigError
 from forge.config.field import Section, opt
+from forge.config.frozen import freeze_value
 from forge.config.optimizer import AdamW
+from forge.config.packages import IMPORTABLE
 from forge.config.target import ALLOWED, allowed, target_fault
 
 
@@ -101,7 +103,7 @@ def outside(target: str, package: str) -> str:
         ("forge.optim.adam.adamw", "there is no module forge.optim.adam. | check the path"),
         ("forge.config.build.importlib.import_module", "there is no module forge.config.build.importlib. | check the path"),
         ("torch.optim.SGDD", "torch.optim.SGDD cannot be imported: module 'torch.optim' has no attribute 'SGDD'. | check the path"),
-        ("torch.nn.nothing.X", "torch.nn.nothing.X cannot be imported: No module named 'torch.nn.nothing'. | check the path"),
+        ("torch.nn.nothing.X", "the package torch.nn has no 'nothing'. | check the path"),
         ("torch.optim.lr_scheduler", "torch.optim.lr_scheduler is not a class or function. | check the path"),
         (
             "torch.optim.swa_utils.deepcopy",
@@ -109,8 +111,7 @@ def outside(target: str, package: str) -> str:
         ),
         (
             "torch.nn.modules.module.warnings.warn",
-            "torch.nn.modules.module.warnings.warn cannot be imported: No module named 'torch.nn.modules.module.warnings'; "
-            "'torch.nn.modules.module' is not a package. | check the path",
+            "the package torch.nn.modules.module has no 'warnings'. | check the path",
         ),
     ],
 )
@@ -174,3 +175,61 @@ def test_signatures_that_take_anything():
     assert signature_fault(lambda **anything: None, {"a", "b"}) is None
     assert signature_fault(lambda *values, a=1: None, {"a"}) is None
     assert signature_fault(lambda a, b=2: None, {"b"}) == ("test_signatures_that_take_anything.<locals>.<lambda> also needs a.")
+
+
+class Tracking:
+    """What an entry of a free dict builds."""
+
+    def __init__(self, run_dir: str, path: str, size: int = 3, *, names: list[str] | None = None) -> None:
+        self.given = (run_dir, path, size, names)
+
+
+@pytest.fixture
+def tracking(mine: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys.modules[mine], "Tracking", Tracking, raising=False)
+    return f"{mine}.Tracking"
+
+
+def of_entry(entry: dict, **runtime) -> object:
+    return build(freeze_value(entry), path="trackers.t", trust=["mypkg."], **runtime)
+
+
+def test_an_entry_gives_its_values_as_keywords_in_plain_lists(tracking: str):
+    built = of_entry({"_target_": tracking, "path": "x", "names": ["a"]}, run_dir="d")
+    assert built.given == ("d", "x", 3, ["a"])  # type: ignore[attr-defined]
+    assert type(built.given[3]) is list  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"pahts": "x", "path": "y"}, ["trackers.t.pahts | Tracking does not take pahts. | did you mean trackers.t.path?"]),
+        ({"zzz": 1, "path": "y"}, ["trackers.t.zzz | Tracking does not take zzz. | it takes path, size, names"]),
+        (
+            {"zzz": 1, "yyy": 2},
+            [f"trackers.t.{name} | Tracking does not take {name}. | it takes path, size, names" for name in ("yyy", "zzz")],
+        ),
+        ({}, ["trackers.t._target_=mypkg.parts.Tracking | Tracking also needs path. | +trackers.t.path=..."]),
+        ({"path": "y", "run_dir": "z"}, ["trackers.t.run_dir | run_dir is given by forge. | ~trackers.t.run_dir"]),
+    ],
+)
+def test_an_entry_that_does_not_fit_is_refused_by_its_key(tracking: str, entry: dict, said: list[str]):
+    with pytest.raises(ConfigError) as refused:
+        of_entry({"_target_": tracking, **entry}, run_dir="d")
+    assert [f"{p.key} | {p.what} | {p.fix}" for p in refused.value.problems] == said
+
+
+def test_a_target_that_does_not_take_what_forge_gives_is_refused(tracking: str):
+    with pytest.raises(ConfigError, match="Tracking does not take logger, which forge gives it") as refused:
+        of_entry({"_target_": tracking, "path": "x"}, run_dir="d", logger=1)
+    assert refused.value.problems[0].fix == "add the parameter logger"
+
+
+def test_a_module_that_raises_when_it_is_imported_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "raising9.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="importing raising9 fails: ZeroDivisionError: division by zero"):
+        locate("raising9.Thing", trust=["raising9."])
+    with pytest.raises(ConfigError, match="there is no package absent9") as refused:
+        locate("absent9.things.Thing", trust=["absent9."])
+    assert refused.value.problems[0].fix == IMPORTABLE

@@ -72,7 +72,7 @@ def test_a_derived_value_and_its_reason(overrides: str, key: str, value: object,
 
 def test_what_is_given_is_not_worked_out():
     given = ["model.n_kv_heads=2", "model.gated_mlp=false", "model.ffn_hidden_dim=96", "scheduler.decay_steps=90", "run.num_processes=1"]
-    given += ["precision=fp32", "train.global_batch_size=2", "train.global_batch_tokens=64"]
+    given += ["precision=fp32", "train.global_batch_size=2", "train.global_batch_tokens=64", "run.objective=eval/loss"]
     assert derived(given) == {}
 
 

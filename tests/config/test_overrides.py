@@ -8,6 +8,7 @@ from refusing import only, problems, resolved
 from forge.config import compose
 from forge.config.errors import ConfigError
 from forge.config.grammar import read
+from forge.config.packages import IMPORTABLE
 
 KEYS = "group=option or key=value, such as model=small or optimizer.lr=1e-3"
 MODELS = "gpt2, llama13b, llama3_70b, llama3_8b, llama70b, llama7b, small, tiny"
@@ -128,7 +129,7 @@ SAID = [
     ("~hydra.searchpath", "hydra.searchpath is a list of directories.", "hydra.searchpath=[my/conf]"),
     ("hydra.searchpath=conf", "hydra.searchpath is a list of directories.", "hydra.searchpath=[my/conf]"),
     ("hydra.searchpath=[/nonexistent]", "there is no directory or package /nonexistent.", "give an existing one"),
-    ("hydra.searchpath=[pkg://nope.conf]", "there is no directory or package nope.conf.", "give an existing one"),
+    ("hydra.searchpath=[pkg://nope.conf]", "there is no package nope, which nope.conf is in.", IMPORTABLE),
     ("hydra.searchpath=[s3://x]", "s3://x is neither a directory nor a package.", "hydra.searchpath=[my/conf] or [pkg://my.conf]"),
 ]
 

@@ -13,6 +13,7 @@ import yaml
 from refusing import SMALL
 
 import forge
+from forge import resume
 from forge.config.errors import ConfigError, Problem, closest, did_you_mean, render
 from forge.config.root import Config
 from forge.launch import directory, local
@@ -25,9 +26,8 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     def start(run_dir: Path) -> int:
         seen.append(run_dir)
-        directory.write_json(
-            run_dir / "result.json", {"status": "finished", "reason": "max_steps", "step": 7, "metrics": {"eval/loss": 2.5}}
-        )
+        content = {"status": "finished", "reason": "end", "step": 7, "metrics": {"eval/loss": 2.5}}
+        directory.write_json(run_dir / "result.json", {**content, "objective": {"name": "eval/loss", "value": 2.5}})
         return 0
 
     monkeypatch.setattr(local, "start", start)
@@ -80,8 +80,29 @@ def test_train_starts_a_worker_and_gives_its_result(resolve_first: bool, started
     assert started == [result.run_dir]
     assert result.run_dir.parent == tmp_path / "runs"
     assert "_mine_" in result.run_dir.name
-    assert (result.status, result.step, result.metrics) == ("finished", 7, {"eval/loss": 2.5})
+    assert (result.status, result.step, result.metrics, result.objective) == ("finished", 7, {"eval/loss": 2.5}, 2.5)
     assert yaml.safe_load((result.run_dir / "overrides.json").read_text()) == [*SMALL, "run.name=mine"]
+
+
+def test_what_is_set_in_python_is_an_override_of_the_run(started: list[Path], write):
+    folder = write("experiment/mine.yaml", "# @package _global_\nseed: 9\n")
+    config = forge.compose([*SMALL, "experiment=mine"], config_dirs=[folder])
+    config.optimizer.lr, config.run.name, config.eval.sample_prompts = 0.25, "it's 1", ["a, b", "true"]
+    run_dir = forge.train(config).run_dir
+    again = resume.overrides_of(run_dir)
+    assert again[:-1] == [
+        f"hydra.searchpath=[{folder}]",
+        *SMALL,
+        "experiment=mine",
+        "optimizer.lr=0.25",
+        "eval.sample_prompts=['a, b','true']",
+        "run.name='it\\'s 1'",
+    ]
+    composed = forge.compose(again)
+    assert (composed.seed, composed.optimizer.lr, composed.run.name) == (9, 0.25, "it's 1")
+    assert list(composed.eval.sample_prompts) == ["a, b", "true"]
+    assert forge.train(config.validate().config).run_dir != run_dir
+    assert resume.overrides_of(started[-1])[:-1] == again[:-1]  # what resolving worked out was not set by anyone
 
 
 def test_train_refuses_before_anything_is_made(started: list[Path], tmp_path: Path):

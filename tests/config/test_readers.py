@@ -89,6 +89,7 @@ WITH = {
     "profiling.end_step": "9",
     "profiling.start_step": "4",
     "run.device": "cpu",
+    "run.allow_change": "[optimizer.lr]",
 }
 """Second values where another rule narrows what is legal."""
 
@@ -123,9 +124,11 @@ def paths(folder: Path) -> dict[str, str]:
     """Second values of options that must exist on disk."""
     (folder / "b.txt").write_text("b")
     (folder / "u.json").write_text('{"model": {"vocab": {"a": 0}}}')
-    return {"data.path": str(folder / "b.txt"), "tokenizer.path": str(folder / "u.json"), "checkpoint.load_path": str(folder)} | {
-        key: str(folder / "new") for key in ("run.dir", "data.cache_dir")
-    }
+    return (
+        {"data.path": str(folder / "b.txt"), "tokenizer.path": str(folder / "u.json"), "checkpoint.resume_from": str(folder)}
+        | {"checkpoint.init_from": str(folder)}
+        | {key: str(folder / "new") for key in ("run.dir", "data.cache_dir")}
+    )
 
 
 def second(key: str) -> object:
@@ -138,6 +141,8 @@ def second(key: str) -> object:
         return not default
     if "list[str]" in kind:
         return ["another"]
+    if "dict" in kind:
+        return {"another": {"_target_": "torch.nn.Module"}}
     if "str" in kind:
         return "another"
     bounds = field.metadata["bounds"]

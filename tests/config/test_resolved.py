@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -12,6 +14,7 @@ from refusing import SMALL, problems, resolved
 
 from forge.config import compose
 from forge.config.field import Section
+from forge.config.frozen import FrozenDict
 from forge.config.library import Library
 from forge.config.resolve import resolve
 
@@ -20,6 +23,7 @@ VARIED = [
     ["scheduler=wsd", "eval.sample_prompts=[a,b]", "run.trust=[mypkg.]"],
     ["scheduler=none", "precision=fp32", "train.global_batch_tokens=4096"],
     ["parallel.dp_shard=-1", "model=llama3_8b", "optimizer.betas=[0.8,0.9]"],
+    ["+callbacks.a={_target_:torch.nn.Module,of:[1,{b:[2,null]}],dim:${model.dim}}", "+trackers.b._target_=torch.nn.Module"],
 ]
 
 
@@ -54,9 +58,17 @@ def test_nothing_of_omegaconf_is_left(overrides: list[str]):
     for section in sections(resolved(overrides).config):
         for value in vars(section).values():
             assert not OmegaConf.is_config(value)
-            assert type(value) in (int, float, str, bool, type(None), tuple) or isinstance(value, Section)
+            assert type(value) in (int, float, str, bool, type(None), tuple, FrozenDict) or isinstance(value, Section)
             if isinstance(value, tuple):
                 assert {type(element) for element in value} <= {str, float}
+            if isinstance(value, FrozenDict):
+                assert {type(inner) for inner in below(value)} <= {int, float, str, bool, type(None), tuple, FrozenDict}
+
+
+def below(value: Any) -> Iterator[Any]:
+    yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ():
+        yield from below(inner)
 
 
 @pytest.mark.parametrize("overrides", VARIED, ids=str)

@@ -53,7 +53,9 @@ def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path):
 def test_a_class_outside_the_allow_list_is_refused(name: str):
     plain = serialize.to_plain(resolved().config)
     plain["model"]["_type_"] = name
-    with pytest.raises(ValueError, match=rf"its schema {name} is not under a trusted prefix; if you trust it: run.trust=\[{name.partition('.')[0]}.\]"):
+    with pytest.raises(
+        ValueError, match=rf"its schema {name} is not under a trusted prefix; if you trust it: run.trust=\[{name.partition('.')[0]}.\]"
+    ):
         serialize.from_plain(Config, plain)
 
 

@@ -153,7 +153,9 @@ local.start(run_dir)
     wait_for(lambda: not alive(pid))
 
 
-def test_the_worker_imports_from_where_its_parent_does(start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_imports_from_where_its_parent_does(
+    start: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "only_here.py").write_text("")

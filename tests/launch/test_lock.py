@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -64,9 +65,7 @@ def test_the_second_process_is_refused_with_host_and_process_of_the_first(
 
 
 @pytest.mark.parametrize("more", ["pass", *FORKS.values()], ids=["alone", *FORKS])
-def test_a_kill_releases_it_at_once_though_children_live_on(
-    hold: Callable[..., subprocess.Popen[str]], tmp_path: Path, more: str
-) -> None:
+def test_a_kill_releases_it_at_once_though_children_live_on(hold: Callable[..., subprocess.Popen[str]], tmp_path: Path, more: str) -> None:
     first = hold(more)
     first.kill()
     first.wait()
@@ -146,3 +145,14 @@ def test_a_longer_name_of_an_earlier_holder_leaves_no_trace(tmp_path: Path) -> N
     (tmp_path / "run.lock").write_text("x" * 500)
     with Lock(tmp_path).acquire():
         assert set(json.loads((tmp_path / "run.lock").read_text())) == {"host", "pid", "since"}
+
+
+def test_a_file_system_without_locks_is_warned_of_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    Lock(tmp_path).acquire().release()
+    assert "this file system has no locks (Function not implemented)" in caplog.text

@@ -13,11 +13,18 @@ from hypothesis import strategies as st
 import forge
 from forge.config import compose
 from forge.config.grammar import read as parse
+from forge.config.literal import quoted
 from forge.config.stored import newest
 from forge.launch import directory
-from forge.launch.portable import consent, portable, quoted, without_consent
+from forge.launch.portable import consent, portable, without_consent
 
-PLAIN = ["train.max_steps=7", "optimizer.betas=[0.8,0.9]", "~callbacks.x", "+callbacks.y={_target_:a.b,c:'d=e'}", "eval.sample_prompts=['a,b']"]
+PLAIN = [
+    "train.max_steps=7",
+    "optimizer.betas=[0.8,0.9]",
+    "~callbacks.x",
+    "+callbacks.y={_target_:a.b,c:'d=e'}",
+    "eval.sample_prompts=['a,b']",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,6 +74,30 @@ def new_run(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
         return path
 
     return make
+
+
+@pytest.fixture(scope="session")
+def _three_saved(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
+    options = [
+        "data=text",
+        f"data.path={text_file}",
+        *SMALL,
+        "checkpoint.interval=2",
+        f"run.dir={tmp_path_factory.mktemp('saved') / 'run'}",
+    ]
+    composition, resolution = cli.resolved(options)
+    path, _ = directory.create(resolution, overrides=composition.overrides)
+    assert worker.main([str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def saved_run(_three_saved: Path, tmp_path: Path) -> Path:
+    """A run of SMALL, finished and moved here, with checkpoints of steps 2, 4 and 6; it is as if it had been killed then."""
+    path = tmp_path / "saved_run"
+    shutil.copytree(_three_saved, path)
+    (path / "result.json").unlink()
+    return path
 
 
 @pytest.fixture

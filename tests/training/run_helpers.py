@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
+from tensor_folders import load
 from torch import Tensor
 
-from forge.training.checkpoint import WEIGHTS
+from forge.launch.saved import WEIGHTS
 
 
-def logged(run_dir: Path, key: str) -> dict[int, float]:
-    """step -> value, of a key in metrics.jsonl."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+def logged(run_dir: Path, key: str, *, file: str = "metrics.jsonl") -> dict[int, float]:
+    """step -> value, of a key in the metrics of a run, or in another of its files of rows."""
+    lines = [json.loads(line) for line in (run_dir / file).read_text().splitlines()]
     return {line["step"]: line[key] for line in lines if key in line}
 
 
@@ -30,10 +32,11 @@ def assert_bit_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None
 
 
 def stored(checkpoint: Path) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint by its stored name, read by torch.distributed.checkpoint alone."""
-    import torch.distributed.checkpoint as dcp
+    """Every tensor of a checkpoint by its stored name."""
+    return load(checkpoint / WEIGHTS)
 
-    described = dcp.FileSystemReader(checkpoint / WEIGHTS).read_metadata().state_dict_metadata
-    tensors = {key: torch.empty(what.size, dtype=what.properties.dtype) for key, what in described.items()}
-    dcp.load(tensors, checkpoint_id=checkpoint / WEIGHTS, no_dist=True)
-    return tensors
+
+def meta(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, but for what depends on the clock and on the run's own name."""
+    content = json.loads((checkpoint / "meta.json").read_text())
+    return {key: value for key, value in content.items() if key not in {"time", "run_id", "seconds", "versions", "files", "rows"}}

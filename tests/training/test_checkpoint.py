@@ -12,18 +12,25 @@ from typing import Any
 
 import pytest
 import torch
-from run_helpers import assert_bit_equal, stored, weights
-from torch.distributed.checkpoint import FileSystemWriter
+from run_helpers import assert_bit_equal, meta, stored, weights
 
 from forge import worker
 from forge.config.errors import ConfigError
+from forge.launch import saved
+from forge.launch.saved import CheckpointError
 from forge.training import checkpoint
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback as LoopCallback
-from forge.training.checkpoint import CheckpointError, find, load
 from forge.training.load_run import load_run
+from forge.training.restore import load
+from forge.training.state import TrainState
+from forge.training.tensor_storage import TensorWriter
 
 SAVE_OFTEN = ("train.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_last_n=0")
+
+
+def find(path: Path) -> Path:
+    return saved.find(path)[0].path
 
 
 def steps(run_dir: Path) -> list[str]:
@@ -39,7 +46,8 @@ def test_weights_and_optimizer_state_come_back_bit_for_bit(assembled: Callable[.
     parts.loop.run()
     path = Path(parts.config.run.dir or "") / "checkpoints" / "step_6"
     other = assembled("seed=1")
-    assert load(path, model=other.model, optimizer=other.loop.update.optimizer)["train"] == {"step": 6, "samples": 24, "tokens": 384}
+    assert load(path, model=other.model, optimizer=other.loop.update.optimizer) == {}
+    assert meta(path)["train"] == TrainState(step=6, samples=24, tokens=384).state_dict()
     assert_bit_equal(weights(other.model), weights(parts.model))
     ours, theirs = (optimizer_state(p.loop.update.optimizer, p.model) for p in (other, parts))
     assert {key.rpartition("/")[2] for key in ours} == {"step", "exp_avg", "exp_avg_sq"}
@@ -68,7 +76,7 @@ def test_async_saves_the_weights_of_its_step_while_training_goes_on(
     path = new_run(*SAVE_OFTEN, "checkpoint.async_mode=async")
     parts, third = assemble(path), Event(3)
     parts.loop.callbacks.append(third)
-    write = FileSystemWriter.write_data
+    write = TensorWriter.write_data
     names: list[str] = []
 
     def held_back(self: Any, *arguments: Any) -> Any:
@@ -76,7 +84,7 @@ def test_async_saves_the_weights_of_its_step_while_training_goes_on(
         assert third.event.wait(5)
         return write(self, *arguments)
 
-    monkeypatch.setattr(FileSystemWriter, "write_data", held_back)
+    monkeypatch.setattr(TensorWriter, "write_data", held_back)
     parts.loop.run()
     assert len(names) == 3
     assert "MainThread" not in names
@@ -84,7 +92,7 @@ def test_async_saves_the_weights_of_its_step_while_training_goes_on(
     for name in steps(sync):
         ours, theirs = path / "checkpoints" / name, sync / "checkpoints" / name
         assert_bit_equal(stored(ours), stored(theirs))
-        assert (ours / "meta.json").read_text() == (theirs / "meta.json").read_text()
+        assert meta(ours) == meta(theirs)
 
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])
@@ -95,7 +103,7 @@ def test_a_save_that_fails_fails_the_run(
         raise OSError(28, "No space left on device")
 
     path = new_run(*SAVE_OFTEN, f"checkpoint.async_mode={mode}")
-    monkeypatch.setattr(FileSystemWriter, "write_data", full)
+    monkeypatch.setattr(TensorWriter, "write_data", full)
     assert worker.main([str(path)]) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert "No space left on device" in json.loads((path / "error.json").read_text())["traceback"]
@@ -130,7 +138,7 @@ def test_keep_last_n(trained: Callable[..., Path], keep: int, left: str) -> None
 def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
     for name in ("step_9", "step_10", "step_2", "step_11.bak"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "meta.json").write_text("{}")
+        (tmp_path / name / "meta.json").write_text('{"format": 2}')
     assert find(tmp_path) == tmp_path / "step_10"
 
 
@@ -147,21 +155,21 @@ def test_a_partial_checkpoint_is_never_taken(
 ) -> None:
     """Killed while step_4 is being written, and while step_2 was being removed."""
     path = new_run(*SAVE_OFTEN)
-    write = FileSystemWriter.write_data
+    write = TensorWriter.write_data
 
     def killed(self: Any, *arguments: Any) -> Any:
-        if "step_4" in str(self.path):
+        if "step_4" in str(self.folder):
             raise KeyboardInterrupt
         return write(self, *arguments)
 
-    monkeypatch.setattr(FileSystemWriter, "write_data", killed)
+    monkeypatch.setattr(TensorWriter, "write_data", killed)
     assert worker.main([str(path)]) == 130
     folder = path / "checkpoints"
     assert sorted(p.name for p in folder.iterdir()) == [".step_4.partial", "step_2"]
     assert find(path) == folder / "step_2"
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         find(folder / ".step_4.partial")
-    (folder / "step_2" / "meta.json").unlink()  # the first thing that pruning removes
+    (folder / "step_2" / "meta.json").unlink()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         find(path)
 
@@ -169,9 +177,9 @@ def test_a_partial_checkpoint_is_never_taken(
 def test_nothing_there_is_said_with_the_key(new_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    path = new_run(f"checkpoint.load_path={empty}")
+    path = new_run(f"checkpoint.resume_from={empty}")
     assert worker.main([str(path)]) == 2
-    assert f"checkpoint.load_path={empty}: there is no complete checkpoint; give a step_N directory" in capsys.readouterr().err
+    assert f"checkpoint.resume_from={empty}: there is no complete checkpoint; give a step_N directory" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="there is no such directory"):
         find(tmp_path / "nothing")
 
@@ -180,7 +188,7 @@ def test_exclude_from_loading_keeps_fresh_weights_and_optimizer_state(
     trained: Callable[..., Path], assembled: Callable[..., Parts]
 ) -> None:
     source = trained("model.tie_embeddings=false")
-    options = ("model.tie_embeddings=false", "seed=3", "train.max_steps=8", f"checkpoint.load_path={source}")
+    options = ("model.tie_embeddings=false", "seed=3", "train.max_steps=8", f"checkpoint.resume_from={source}")
     parts, fresh = assembled(*options, "checkpoint.exclude_from_loading=[output,blocks.1.]"), assembled(*options[:2])
     there, here, new = stored(source / "checkpoints" / "step_6"), weights(parts.model), weights(fresh.model)
     excluded = {name for name in here if name.startswith(("output", "blocks.1."))}
@@ -197,7 +205,7 @@ def test_exclude_from_loading_keeps_fresh_weights_and_optimizer_state(
 def test_an_exclusion_that_fits_nothing_is_refused(trained: Callable[..., Path], assembled: Callable[..., Parts]) -> None:
     source = trained()
     with pytest.raises(CheckpointError, match=r"checkpoint.exclude_from_loading: no parameter of this model begins with 'ouput'"):
-        assembled(f"checkpoint.load_path={source}", "checkpoint.exclude_from_loading=[ouput]")
+        assembled(f"checkpoint.resume_from={source}", "checkpoint.exclude_from_loading=[ouput]")
 
 
 @pytest.mark.parametrize(
@@ -215,35 +223,47 @@ def test_another_model_is_refused_with_the_names(
 ) -> None:
     source = trained()
     with pytest.raises(CheckpointError) as raised:
-        assembled(f"checkpoint.load_path={source}", *options)
+        assembled(f"checkpoint.resume_from={source}", *options)
     for fault in faults:
         assert fault in str(raised.value)
     assert str(raised.value).endswith("Choose the model it was trained with, or checkpoint.exclude_from_loading")
 
 
 def damage_format(path: Path) -> None:
-    meta = json.loads((path / "meta.json").read_text())
-    (path / "meta.json").write_text(json.dumps(meta | {"format": 99}))
+    content = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps(content | {"format": 99}))
 
 
 def damage_meta(path: Path) -> None:
-    (path / "meta.json").write_text('{"format": 1, "st')
+    (path / "meta.json").write_text('{"format": 2, "st')
 
 
 def the_weights(path: Path) -> Path:
-    return next((path / "weights").glob("*.distcp"))
+    return path / "weights" / "rank_0.bin"
+
+
+def the_index(path: Path) -> Path:
+    return path / "weights" / "tensors.json"
 
 
 def truncate_weights(path: Path) -> None:
     the_weights(path).write_bytes(the_weights(path).read_bytes()[:3000])
 
 
-def empty_metadata(path: Path) -> None:
-    (path / "weights" / ".metadata").write_bytes(b"")
+def empty_index(path: Path) -> None:
+    the_index(path).write_bytes(b"")
 
 
-def scramble_metadata(path: Path) -> None:
-    (path / "weights" / ".metadata").write_bytes(b"\x00" * 200)
+def scramble_index(path: Path) -> None:
+    the_index(path).write_bytes(b"\x00" * the_index(path).stat().st_size)
+
+
+def scramble_config(path: Path) -> None:
+    (path / "config.yaml").write_bytes(b"{[" * 5 + b" " * ((path / "config.yaml").stat().st_size - 10))
+
+
+def empty_config(path: Path) -> None:
+    (path / "config.yaml").write_bytes(b" " * (path / "config.yaml").stat().st_size)
 
 
 def overwrite_weights(path: Path) -> None:
@@ -257,23 +277,37 @@ def remove_weights(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_format, "has checkpoint format 99; this version reads format 1"),
-        *[
-            (damage, r"step_6 cannot be read \(\w+: .+\); take another checkpoint")
-            for damage in (damage_meta, truncate_weights, empty_metadata, scramble_metadata, overwrite_weights, remove_weights)
-        ],
+        (
+            damage_format,
+            "cannot be used: it has checkpoint format 99, and this version reads format 2; a newer version of forge wrote it; "
+            "take another checkpoint",
+        ),
+        (damage_meta, "cannot be used: its meta.json cannot be read; take another checkpoint"),
+        (truncate_weights, r"cannot be used: it is torn: weights/rank_0.bin has 3000 bytes of \d+; take another checkpoint"),
+        (empty_index, r"cannot be used: it is torn: weights/tensors.json has 0 bytes of \d+; take another checkpoint"),
+        (remove_weights, "cannot be used: it is torn: weights/rank_0.bin is missing; take another checkpoint"),
+        *[(damage, r"step_6 cannot be read \(\w+: .+\); take another checkpoint") for damage in (scramble_index, overwrite_weights)],
+        (scramble_config, r"step_6/config.yaml cannot be read \(ParserError: .+\); take another checkpoint"),
+        (empty_config, r"step_6/config.yaml cannot be read \(TypeError: .+\); take another checkpoint"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_damaged_checkpoint_is_refused(
-    trained: Callable[..., Path], assembled: Callable[..., Parts], damage: Callable[[Path], None], message: str
+    trained: Callable[..., Path],
+    assembled: Callable[..., Parts],
+    new_run: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    message: str,
 ) -> None:
     path = trained() / "checkpoints" / "step_6"
     damage(path)
     with pytest.raises(CheckpointError) as raised:
-        assembled(f"checkpoint.load_path={path}")
+        assembled(f"checkpoint.resume_from={path}")
     assert re.search(message, str(raised.value))
     assert "\n" not in str(raised.value)
+    assert worker.main([str(new_run(f"checkpoint.resume_from={path}"))]) == 2
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_pinned_staging_is_refused_on_a_cpu(new_run: Callable[..., Path]) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_helpers import assert_bit_equal, logged, stored
+from run_helpers import assert_bit_equal, logged, stored, weights
+from test_guard import Poisoned, state_of
 
+from forge.data.loader import Batch
 from forge.training.assemble import Parts, assemble
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -44,6 +46,27 @@ def test_adamw_is_fused_where_asked(assembled: Callable[..., Parts], fused: str)
     parts.loop.run()
 
 
+def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(assembled: Callable[..., Parts]) -> None:
+    """As on the host bit for bit, the first update and a later one."""
+    results = []
+    for on_device in (True, False):
+        parts = assembled(*GPU, "optimizer.fused=true")
+        update, steps = parts.loop.update, [next(parts.loop.loader) for _ in range(4)]
+        assert update.skips_on_device
+        update.skips_on_device = on_device
+        update.objective = Poisoned(loss=(0,), gradient=(2,))
+        for step in steps:
+            step.batches[:] = [Batch(*(tensor.to("cuda") for tensor in batch)) for batch in step.batches]
+        torch.cuda.set_sync_debug_mode("error" if on_device else "default")
+        try:
+            outputs = [update(step, number) for number, step in enumerate(steps)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert [bool(output.skipped) for output in outputs] == [True, False, True, False]
+        results.append(weights(parts.model) | state_of(update.optimizer))
+    assert_bit_equal(*results)
+
+
 def test_pinned_staging_saves_what_a_plain_save_does(trained: Callable[..., Path]) -> None:
     options = (*GPU, "train.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_last_n=0")
     plain, pinned = trained(*options), trained(*options, "checkpoint.async_mode=async_with_pinned_mem")
@@ -54,7 +77,7 @@ def test_pinned_staging_saves_what_a_plain_save_does(trained: Callable[..., Path
 def test_resume_is_bit_equal_with_deterministic_kernels(trained: Callable[..., Path]) -> None:
     options = (*GPU, "train.max_steps=6", "checkpoint.interval=3", "checkpoint.keep_last_n=0")
     whole = trained(*options)
-    resumed = trained(*options, f"checkpoint.load_path={whole}/checkpoints/step_3")
+    resumed = trained(*options, f"checkpoint.resume_from={whole}/checkpoints/step_3")
     assert_bit_equal(*(stored(path / "checkpoints" / "step_6") for path in (resumed, whole)))
 
 

@@ -16,6 +16,11 @@ from forge.models.modes import evaluating
 from forge.training import evaluation
 from forge.training.assemble import Parts, assemble
 
+
+def never() -> bool:
+    return False
+
+
 EVALUATE = ("eval.enabled=true", "eval.interval=2", "eval.steps=0", "eval.sample_prompts=[the]", "eval.sample_tokens=4")
 
 
@@ -34,15 +39,25 @@ def test_eval_steps_takes_the_first_batches(assembled: Callable[..., Parts]) -> 
     x, y = torch.from_numpy(tokens[:-1]).view(8, 16), torch.from_numpy(tokens[1:])
     with torch.no_grad():
         expected = torch.nn.functional.cross_entropy(parts.model(x).flatten(0, 1), y).item()
-    assert parts.evaluation.run()["loss"] == pytest.approx(expected, rel=1e-6)
+    assert parts.evaluation.run(never)["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch", [8, 2])
+def test_the_micro_batch_does_not_change_what_is_evaluated(assembled: Callable[..., Parts], micro_batch: int) -> None:
+    options = (*EVALUATE, "eval.steps=2", "train.global_batch_size=8")
+    ours, theirs = assembled(*options), assembled(*options, f"train.batch_size={micro_batch}")
+    assert ours.evaluation is not None
+    assert theirs.evaluation is not None
+    assert ours.config.train.batch_size == 4
+    assert theirs.evaluation.run(never) == pytest.approx(ours.evaluation.run(never), rel=1e-6)
 
 
 def test_logits_are_taken_in_pieces_without_a_difference(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
     parts = assembled(*EVALUATE)
     assert parts.evaluation is not None
-    whole = parts.evaluation.run()
+    whole = parts.evaluation.run(never)
     monkeypatch.setattr(evaluation, "LOGITS_AT_ONCE", 7 * 300)  # 7 rows at once, of 64
-    assert parts.evaluation.run() == pytest.approx(whole, rel=1e-6)
+    assert parts.evaluation.run(never) == pytest.approx(whole, rel=1e-6)
 
 
 def test_the_mode_of_the_model_is_restored_also_after_an_error(assembled: Callable[..., Parts]) -> None:
@@ -52,7 +67,7 @@ def test_the_mode_of_the_model_is_restored_also_after_an_error(assembled: Callab
     hook = parts.model.norm.register_forward_hook(lambda module, x, y: modes.append(module.training))
     for training in (True, False):
         parts.model.train(training)
-        parts.evaluation.run()
+        parts.evaluation.run(never)
         assert parts.model.training is training
     assert modes
     assert not any(modes)
@@ -60,7 +75,7 @@ def test_the_mode_of_the_model_is_restored_also_after_an_error(assembled: Callab
     parts.model.train()
     parts.model.norm.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        parts.evaluation.run()
+        parts.evaluation.run(never)
     assert parts.model.training
 
 

@@ -7,20 +7,18 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from forge.generate import main as generate
-from forge.training.assemble import Parts, _go_on
-from forge.training.checkpoint import CheckpointError
-from forge.training.state import TrainState
+from forge.launch.saved import CheckpointError
+from forge.training.assemble import Parts
 from forge.training.summary import summary
 
 
 def test_says_where_it_goes_on(trained: Callable[..., Path], assembled: Callable[..., Parts], capsys: pytest.CaptureFixture[str]) -> None:
     first = trained()
-    parts = assembled("train.max_steps=9", f"checkpoint.load_path={first}")
+    parts = assembled("train.max_steps=9", f"checkpoint.resume_from={first}")
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == f"going on from {first}/checkpoints/step_6 at step 6, where it stopped in the data: 3 steps to go"
     assert parts.loop.loader.samples == 24
@@ -30,29 +28,31 @@ def test_says_that_nothing_is_left(
     trained: Callable[..., Path], assembled: Callable[..., Parts], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = trained()
-    assembled(f"checkpoint.load_path={first}")
+    assembled(f"checkpoint.resume_from={first}")
     assert capsys.readouterr().out.endswith("where it stopped in the data: nothing is left to train; raise train.max_steps\n")
 
 
 def test_another_tokenizer_is_refused(trained: Callable[..., Path], assembled: Callable[..., Parts]) -> None:
     first = trained()
     with pytest.raises(CheckpointError) as caught:
-        assembled("tokenizer.vocab_size=290", f"checkpoint.load_path={first}")
+        assembled("tokenizer.vocab_size=290", f"checkpoint.resume_from={first}")
     step = f"{first}/checkpoints/step_6"
     assert str(caught.value) == (
-        f"checkpoint.load_path={step}: it was trained with another tokenizer, so its token ids mean something else here; "
-        f"tokenizer=file tokenizer.path={step}/tokenizer/tokenizer.json takes its own"
+        f"{step}: it was trained with another tokenizer, so its token ids mean something else here; "
+        f"put it back, or take its own: tokenizer=file tokenizer.path={step}/tokenizer/tokenizer.json"
     )
 
 
-def test_another_corpus_is_read_from_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
-    parts = SimpleNamespace(samples=None, state=TrainState(step=6, samples=24), end_step=9)
-    parts.loader = SimpleNamespace(load_state_dict=lambda state: setattr(parts, "samples", state["samples"]))
-    now = {"tokenizer": "t", "train": "b"}
-    _go_on(Path("step_6"), {"tokenizer": "t", "train": "a"}, now, parts)  # type: ignore[arg-type]
-    assert (parts.samples, parts.state.samples, parts.state.step) == (0, 0, 6)
+def test_another_corpus_is_read_from_its_beginning(
+    trained: Callable[..., Path], assembled: Callable[..., Parts], text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = trained() / "checkpoints" / "step_6"
+    other = tmp_path / "other.txt"
+    other.write_text(2 * text_file.read_text())  # another text with the same tokenizer
+    parts = assembled(f"data.path={other}", "train.max_steps=9", f"checkpoint.resume_from={step}")
+    assert (parts.loop.loader.samples, parts.loop.state.samples, parts.loop.state.step) == (0, 0, 6)
     where = "at the beginning of this corpus, which is another one"
-    assert capsys.readouterr().out == f"going on from step_6 at step 6, {where}: 3 steps to go\n"
+    assert capsys.readouterr().out.splitlines()[-1] == f"going on from {step} at step 6, {where}: 3 steps to go"
 
 
 def test_the_run_directory_holds_the_data_manifest(trained: Callable[..., Path], text_file: Path) -> None:
@@ -64,11 +64,17 @@ def test_the_run_directory_holds_the_data_manifest(trained: Callable[..., Path],
 def test_an_interrupted_run_says_how_to_go_on(assembled: Callable[..., Parts], new_run: Callable[..., Path]) -> None:
     parts = assembled()
     parts.loop.interrupt("SIGTERM")
-    path = new_run("optimizer.betas=[0.8,0.9]")
-    last = summary(parts, "SIGTERM", path).splitlines()[-1].split(maxsplit=2)
-    assert last[:2] == ["go", "on"]
-    assert last[2].startswith("python -m forge.train data=text ")
-    assert f"'optimizer.betas=[0.8,0.9]' checkpoint.load_path={path}" in last[2]
+    path = new_run("run.trust=[mine.]")
+    lines = summary(parts, "SIGTERM", path).splitlines()
+    assert lines[-1] == f"  goes on with     python -m forge.resume {path} 'run.trust=[mine.]'"
+    assert not [line for line in lines if line.split()[:1] == ["next"]]
+
+
+def test_a_finished_run_says_how_to_train_longer(assembled: Callable[..., Parts], new_run: Callable[..., Path]) -> None:
+    parts, path = assembled(), new_run()
+    parts.loop.run()
+    last = summary(parts, "end", path).splitlines()[-1]
+    assert last == f"  goes on with     python -m forge.resume {path} train.max_steps=12"
 
 
 def test_weights_that_are_not_finite(

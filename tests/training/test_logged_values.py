@@ -1,4 +1,4 @@
-"""Every value in metrics.jsonl against a reference that is computed apart: the data order, a plain loop, numpy."""
+"""Every value in metrics.jsonl and performance.jsonl against a reference that is computed apart: the data order, a plain loop, numpy."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_speed_and_mfu_leave_out_pauses(new_run: Callable[..., Path]) -> None:
     parts = assemble(path)
     parts.loop.callbacks.insert(0, Slow())
     parts.loop.run()
-    seconds, rate, mfu = (logged(path, key) for key in ("step_seconds", "tokens_per_second", "mfu"))
+    seconds, rate, mfu = (logged(path, key, file="performance.jsonl") for key in ("step_seconds", "tokens_per_second", "mfu"))
     assert set(seconds) == {2, 4}
     model = parts.config.model
     for step in (2, 4):
@@ -181,8 +181,8 @@ def test_speed_and_mfu_leave_out_pauses(new_run: Callable[..., Path]) -> None:
 def test_memory_is_the_resident_peak_of_this_process(trained: Callable[..., Path]) -> None:
     path = trained("train.max_steps=1")
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    assert logged(path, "memory_gib")[1] == pytest.approx(int(peak.split()[1]) / 2**20, rel=0.05)
+    assert logged(path, "memory_gib", file="performance.jsonl")[1] == pytest.approx(int(peak.split()[1]) / 2**20, rel=0.05)
 
 
 def test_mfu_is_left_out_where_the_peak_is_unknown(trained: Callable[..., Path]) -> None:
-    assert logged(trained("train.max_steps=1"), "mfu") == {}
+    assert logged(trained("train.max_steps=1"), "mfu", file="performance.jsonl") == {}

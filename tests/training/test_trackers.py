@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
-import math
+import os
 import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from forge.config.metrics import Metrics
 from forge.training.trackers import Trackers, build_trackers
-from forge.training.trackers.jsonl import JsonLines
+from forge.training.trackers.wandb import FINISH_SECONDS, WandB
 
 LOGS = [
     (10, {"train/loss": 3.141592653589793, "lr": 3e-4, "tokens_per_second": 12345.6}),
@@ -25,6 +29,7 @@ LOGS = [
     (30, {"train/loss": 1e-7, "lr": 0.0, "tokens_per_second": 1.5e9}),
 ]
 QUIET = {"enable_console": False}
+GO_ON = "make room or give access, then go on with this run: nothing is lost up to its last checkpoint"
 
 
 def write(section: Metrics, run_dir: Path) -> None:
@@ -33,8 +38,10 @@ def write(section: Metrics, run_dir: Path) -> None:
             trackers.log(step, values)
 
 
-def read_jsonl(path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def read_jsonl(run_dir: Path, *files: str) -> list[dict[str, float]]:
+    """The rows of both files, or of one."""
+    files = files or ("metrics.jsonl", "performance.jsonl")
+    return [json.loads(line) for file in files for line in (run_dir / file).read_text().splitlines()]
 
 
 def scalars(rows: list[dict[str, float]]) -> dict[tuple[int, str], float]:
@@ -45,26 +52,14 @@ def scalars(rows: list[dict[str, float]]) -> dict[tuple[int, str], float]:
 EXPECTED = {(step, name): value for step, values in LOGS for name, value in values.items()}
 
 
-def test_jsonl_has_one_line_a_log_with_step_time_and_every_value(tmp_path):
+def test_what_the_config_determines_and_what_the_clock_does_are_in_two_files(tmp_path):
     start = time.time()
     write(Metrics(**QUIET), tmp_path)
-    rows = read_jsonl(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [step for step, _ in LOGS]
-    assert scalars(rows) == EXPECTED
-    assert all(start <= row["time"] <= time.time() for row in rows)
-
-
-def test_jsonl_line_is_there_before_close_and_a_second_run_appends(tmp_path):
-    first = JsonLines(tmp_path / "metrics.jsonl")
-    first.log(1, {"a": 1.0, "b": math.nan})
-    (row,) = read_jsonl(tmp_path / "metrics.jsonl")
-    assert row["a"] == 1
-    assert math.isnan(row["b"])
-    first.close()
-    second = JsonLines(tmp_path / "metrics.jsonl")
-    second.log(2, {"a": math.inf})
-    second.close()
-    assert [row["a"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, math.inf]
+    metrics, performance = read_jsonl(tmp_path, "metrics.jsonl"), read_jsonl(tmp_path, "performance.jsonl")
+    assert metrics == [{"step": step, **{k: v for k, v in values.items() if k != "tokens_per_second"}} for step, values in LOGS]
+    assert [(row["step"], row["tokens_per_second"]) for row in performance] == [(10, 12345.6), (20, 23456.7), (30, 1.5e9)]
+    assert scalars(metrics + performance) == EXPECTED
+    assert all(start <= row["time"] <= time.time() for row in performance)
 
 
 def test_tensorboard_scalars_equal_the_jsonl(tmp_path):
@@ -72,8 +67,36 @@ def test_tensorboard_scalars_equal_the_jsonl(tmp_path):
     write(Metrics(enable_tensorboard=True, tensorboard_dir="events", **QUIET), tmp_path)
     reader = event_accumulator.EventAccumulator(str(tmp_path / "events")).Reload()
     found = {(event.step, name): event.value for name in reader.Tags()["scalars"] for event in reader.Scalars(name)}
-    expected = {key: float(np.float32(value)) for key, value in scalars(read_jsonl(tmp_path / "metrics.jsonl")).items()}
+    expected = {key: float(np.float32(value)) for key, value in scalars(read_jsonl(tmp_path)).items()}
     assert found == expected  # exact, in the fp32 of the event file
+
+
+def test_tensorboard_of_a_run_that_goes_on_shows_each_step_once(tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    section = Metrics(enable_tensorboard=True, **QUIET)
+    for resumed_at, steps, sign in ((0, range(1, 8), 1.0), (4, range(5, 7), -1.0), (0, range(1, 4), 2.0), (3, range(4, 5), 3.0)):
+        with build_trackers(section, tmp_path, total_steps=9, config_dict={}, resumed_at=resumed_at) as trackers:
+            for step in steps:
+                trackers.log(step, {"train/loss": sign * step})
+        reader = event_accumulator.EventAccumulator(str(tmp_path / "tb_logs")).Reload()
+        if resumed_at == 4:
+            found = [(event.step, event.value) for event in reader.Scalars("train/loss")]
+            assert found == [(1, 1), (2, 2), (3, 3), (4, 4), (5, -5), (6, -6)]  # 7 is gone, 5 and 6 are the new ones
+    assert [(event.step, event.value) for event in reader.Scalars("train/loss")] == [(1, 2), (2, 4), (3, 6), (4, 12)]
+
+
+def test_tensorboard_rows_survive_a_kill(tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    script = f"""
+import os, signal
+from pathlib import Path
+from forge.training.trackers.tensorboard import TensorBoard
+TensorBoard(Path({str(tmp_path)!r}), resumed_at=0).log(10, {{"train/loss": 2.0}})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, cwd=Path(__file__).parents[2])
+    (event,) = event_accumulator.EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
+    assert (event.step, event.value) == (10, 2.0)
 
 
 def read_wandb(path: Path) -> list:
@@ -94,12 +117,18 @@ def read_wandb(path: Path) -> list:
     return records
 
 
-def test_offline_wandb_scalars_equal_the_jsonl(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
+@pytest.fixture
+def wandb(tmp_path, monkeypatch):
+    """The package, without settings of this machine."""
+    package = pytest.importorskip("wandb")
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_RUN_ID", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    return package
+
+
+def test_offline_wandb_scalars_equal_the_jsonl(tmp_path, wandb):
     run_dir = tmp_path / "my-run"
     run_dir.mkdir()
     write(Metrics(enable_wandb=True, wandb_mode="offline", wandb_project="trial", wandb_run_id="abc123", **QUIET), run_dir)
@@ -116,7 +145,38 @@ def test_offline_wandb_scalars_equal_the_jsonl(tmp_path, monkeypatch):
         if record.HasField("history"):
             row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             found |= {(row["_step"], name): value for name, value in row.items() if not name.startswith("_")}
-    assert found == scalars(read_jsonl(run_dir / "metrics.jsonl"))
+    assert found == scalars(read_jsonl(run_dir))
+
+
+def test_offline_wandb_goes_on_under_its_id(tmp_path, wandb):
+    for _ in range(2):
+        write(Metrics(enable_wandb=True, wandb_mode="offline", **QUIET), tmp_path)
+    write(Metrics(enable_wandb=True, wandb_mode="offline", wandb_run_id="given", **QUIET), tmp_path)
+    wandb.teardown()
+    kept = (tmp_path / "wandb_id").read_text()
+    assert kept == "given\n"
+    ids = [path.stem.removeprefix("run-") for path in tmp_path.glob("wandb/offline-run-*/*.wandb")]
+    first, second, third = sorted(ids, key="given".__eq__)
+    assert first == second != third == "given"
+
+
+@pytest.mark.parametrize(
+    ("section", "kept", "expected"), [("", None, (None, None)), ("", "abc\n", ("abc", "allow")), ("own", "abc", ("own", "allow"))]
+)
+def test_online_wandb_is_asked_to_resume_the_id_it_has(tmp_path, wandb, monkeypatch, section, kept, expected):
+    asked = {}
+
+    def init(**options: Any) -> Any:
+        asked.update(options)
+        return SimpleNamespace(id=options["id"] or "new", finish=lambda: None)
+
+    monkeypatch.setattr(wandb, "init", init)
+    if kept:
+        (tmp_path / "wandb_id").write_text(kept)
+    WandB(Metrics(enable_wandb=True, wandb_run_id=section), tmp_path, {})
+    assert (asked["id"], asked["resume"]) == expected
+    assert asked["settings"].finish_timeout == FINISH_SECONDS
+    assert (tmp_path / "wandb_id").read_text() == f"{expected[0] or 'new'}\n"
 
 
 class Recorder:
@@ -178,11 +238,50 @@ def test_trackers_are_closed_when_the_run_fails():
     assert recorder.closed == 1
 
 
-def test_a_run_directory_that_takes_no_file_does_not_fail_the_run(tmp_path, caplog):
+class FullDisk(io.RawIOBase):
+    """A file that takes `room` bytes and then no more."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def write(self, data: Any) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = min(self.room, len(data))
+        self.room -= taken
+        return taken
+
+
+def test_a_run_directory_that_takes_no_file_ends_the_run(tmp_path):
     (tmp_path / "run").write_text("not a directory")
-    with caplog.at_level(logging.WARNING):
+    with pytest.raises(OSError) as caught:
         write(Metrics(**QUIET), tmp_path / "run")
-    assert "metrics.jsonl failed" in caplog.records[0].getMessage()
+    assert str(caught.value) == f"{tmp_path}/run/metrics.jsonl cannot be written: File exists; {GO_ON}"
+
+
+def test_a_full_disk_ends_the_run_and_the_other_trackers_are_closed(tmp_path):
+    other = Recorder()
+    trackers = build_trackers(Metrics(**QUIET), tmp_path, total_steps=1, config_dict={})
+    trackers.add("other", lambda: other)
+    rows = trackers._active["JSON lines"]._metrics
+    trackers.log(1, {"a": 1.0})
+    real, rows._file = rows._file, FullDisk(5)
+    with pytest.raises(OSError) as caught, trackers:
+        trackers.log(2, {"a": 1.0})
+    assert str(caught.value) == f"{tmp_path}/metrics.jsonl cannot be written: No space left on device; {GO_ON}"
+    assert (other.steps, other.closed) == ([1], 1)
+    real.close()
+
+
+def test_further_trackers_get_every_log_and_a_failing_one_is_named(tmp_path, caplog):
+    recorder = Recorder()
+    more = [("trackers.bad", lambda: Recorder(fail_at=10)), ("trackers.good", lambda: recorder)]
+    with caplog.at_level(logging.WARNING), build_trackers(Metrics(**QUIET), tmp_path, total_steps=1, config_dict={}, more=more) as trackers:
+        for step, values in LOGS:
+            trackers.log(step, values)
+    assert (recorder.steps, recorder.closed) == ([10, 20, 20, 30], 1)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("trackers.bad failed and is off")
 
 
 def test_what_is_not_enabled_is_not_imported(tmp_path):

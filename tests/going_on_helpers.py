@@ -28,11 +28,11 @@ def resume(run: Path | str, *typed: str) -> tuple[Path, list[Change]]:
 
 def alter(run: Path, **values: Any) -> list[Change]:
     """What `resume` does with other values, without composing, which takes most of its time; a key is written train__max_steps."""
-    config = copy.deepcopy(serialize.load(newest(run), trust=()))
+    config = copy.deepcopy(serialize.load(newest(run), trust=values.get("run__trust", ())))
     config.thaw()
-    for key, value in values.items():
+    for key, value in {"run__dir": str(run), **values}.items():
         put(config, key.replace("__", "."), value)
-    return directory.go_on(run, resolve(config), overrides=[])
+    return directory.go_on(run, resolve(config), overrides=read(directory.newest_overrides(run)))
 
 
 def read(path: Path) -> Any:

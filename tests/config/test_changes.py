@@ -1,0 +1,207 @@
+"""What may change when a run goes on: every option of the schema decided, and what two configs differ in."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from refusing import SMALL, resolved
+
+from forge.config import schemas, serialize
+from forge.config.changes import Change, changes, permitted
+from forge.config.literal import shown
+from forge.config.resolve import put
+from forge.config.root import Config
+
+FREE = {
+    "": ("callbacks", "trackers"),
+    "checkpoint": ("async_mode", "export_dtype", "interval", "interval_minutes", "keep_best", "keep_last_n", "resume_from"),
+    "data": ("cache_dir", "num_workers", "pin_memory", "prefetch_factor"),
+    "train": (
+        *("activation_checkpointing", "batch_size", "compile_backend", "compile_model", "grad_accum_steps", "max_bad_steps"),
+        *("max_epochs", "max_time", "nccl_health_check_interval", "shutdown_timeout_sec"),
+    ),
+}
+FREE_AS_A_WHOLE = {"eval", "metrics", "parallel", "profiling", "run"}
+IDENTITY = {
+    "": ("seed",),
+    "checkpoint": ("dir", "exclude_from_loading", "init_from"),
+    "data": ("_target_", "overfit_batches", "path", "text_field", "val_fraction"),
+    "train": ("global_batch_size", "global_batch_tokens", "grad_clip_norm", "max_steps", "seq_len"),
+}
+IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "scheduler", "tokenizer"}
+
+
+@pytest.mark.parametrize(("key", "schema", "field"), [pytest.param(k, s, f, id=f"{k} {v}") for k, v, s, f in schemas.walk_options()])
+def test_every_option_is_decided(key: str, schema: Any, field: Any) -> None:
+    """An option that is new is put into one of the tables above."""
+    group, _, name = key.rpartition(".")
+    is_free = name in FREE.get(group, ()) or group in FREE_AS_A_WHOLE
+    is_identity = name in IDENTITY.get(group, ()) or group in IDENTITY_AS_A_WHOLE
+    assert is_free != is_identity, f"say in this file whether {key} may change when a run goes on"
+    assert (schema.all_free or field.metadata.get("free", False)) is is_free
+
+
+def test_the_tables_name_options_only() -> None:
+    options = {key for key, *_ in schemas.walk_options()}
+    named = {f"{group}.{name}".lstrip(".") for table in (FREE, IDENTITY) for group, names in table.items() for name in names}
+    assert named <= options
+    assert {*FREE_AS_A_WHOLE, *IDENTITY_AS_A_WHOLE, *FREE} == {*schemas.sections(), ""}
+
+
+@pytest.fixture(scope="module")
+def before() -> Config:
+    return resolved([*SMALL, "scheduler=cosine", "+callbacks.a={_target_:torch.nn.Module,of:[1,{b:[2,null]}]}"]).config
+
+
+def with_values(config: Config, **values: Any) -> Config:
+    """A copy with other values; a key is written train__max_steps."""
+    other = copy.deepcopy(config)
+    other.thaw()
+    for key, value in values.items():
+        put(other, key.replace("__", "."), value)
+    other.freeze()
+    return other
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "free"),
+    [
+        ("seed", 43, False),
+        ("model.n_layers", 3, False),
+        ("tokenizer.vocab_size", 301, False),
+        ("data.val_fraction", 0.5, False),
+        ("data.num_workers", 3, True),
+        ("data.cache_dir", "/elsewhere", True),
+        ("objective.z_loss_weight", 0.5, False),
+        ("optimizer.lr", 0.5, False),
+        ("optimizer.betas", (0.1, 0.2), False),
+        ("scheduler.warmup_steps", 11, False),
+        ("scheduler.decay_steps", 50, False),
+        ("precision.mixed_precision", "bf16", False),
+        ("parallel.tp", 2, True),
+        ("train.seq_len", 16, False),
+        ("train.batch_size", 1, True),
+        ("train.global_batch_size", 1, False),
+        ("train.max_steps", 99, False),
+        ("train.max_steps", 101, True),
+        ("train.max_time", 1.0, True),
+        ("eval.interval", 3, True),
+        ("checkpoint.interval", 3, True),
+        ("checkpoint.dir", "saved", False),
+        ("checkpoint.init_from", "/x", False),
+        ("checkpoint.resume_from", "3", True),
+        ("metrics.log_interval", 3, True),
+        ("profiling.enable", True, True),
+        ("run.device", "cuda", True),
+        ("run.trust", ("mine.",), True),
+        ("callbacks", {}, True),
+        ("trackers", {"t": {"_target_": "torch.nn.Module"}}, True),
+    ],
+)
+def test_a_change_with_its_values(before: Config, key: str, value: Any, free: bool) -> None:
+    after = with_values(before, **{key: value})
+    (found,) = changes(before, after)
+    old: Any = before
+    for name in key.split("."):
+        old = getattr(old, name)
+    assert found == Change(key=key, before=old, after=value, free=free)
+
+
+def test_nothing_differs_from_itself_written_and_read(before: Config, tmp_path: Path) -> None:
+    """Lists in the file are tuples here, in free dicts too."""
+    serialize.save(before, tmp_path / "config.yaml")
+    again = serialize.load(tmp_path / "config.yaml", trust=())
+    assert changes(before, again) == changes(again, before) == []
+    again.thaw()
+    assert isinstance(again.callbacks["a"]["of"], list)
+    again.optimizer.betas = list(again.optimizer.betas)  # type: ignore[attr-defined]
+    assert changes(before, again) == changes(again, before) == []
+
+
+def test_where_a_run_lies_is_no_change(before: Config) -> None:
+    assert changes(before, with_values(before, run__dir="/x", run__root="/y", run__name="z")) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "group", "was", "becomes"),
+    [
+        ("scheduler=wsd", "scheduler", "forge.optim.schedules.cosine", "forge.optim.schedules.wsd"),
+        ("tokenizer=file", "tokenizer", "forge.data.tokenizer.BPETokenizer", None),
+    ],
+)
+def test_another_variant_is_one_change(before: Config, option: str, group: str, was: str, becomes: str | None, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}')
+    more = [f"tokenizer.path={tmp_path}/t.json"] if group == "tokenizer" else []
+    small = [text for text in SMALL if group != "tokenizer" or not text.startswith("tokenizer.")]
+    after = resolved([*small, "scheduler=cosine", option, *more, "+callbacks.a={_target_:torch.nn.Module,of:[1,{b:[2,null]}]}"]).config
+    (found,) = changes(before, after)
+    assert (found.key, found.free) == (group, False)
+    assert found.before == getattr(before, group)._target_ != found.after
+    assert becomes is None or (found.before, found.after) == (was, becomes)
+
+
+def schedule(*options: str) -> Config:
+    return resolved([*SMALL, *options]).config
+
+
+@pytest.mark.parametrize("option", ["scheduler=cosine", "scheduler=linear", "scheduler=wsd", "scheduler=rex"])
+def test_a_schedule_that_was_worked_out_follows_a_longer_run(option: str) -> None:
+    shorter, longer = schedule(option), schedule(option, "train.max_steps=200")
+    found = changes(shorter, longer)
+    assert {c.key for c in found} >= {"train.max_steps", "scheduler.decay_steps"}
+    assert all(c.free for c in found)
+    back = changes(longer, shorter)
+    assert {c.key for c in back} == {c.key for c in found}
+    assert [c.key for c in back if not c.free] == ["train.max_steps"], "one word of the user's is enough for a shorter run"
+
+
+def test_a_part_that_was_worked_out_follows_too() -> None:
+    found = changes(*(schedule("scheduler=wsd", "scheduler.decay_steps=20", f"train.max_steps={n}") for n in (100, 200)))
+    assert {c.key: (c.before, c.after, c.free) for c in found} == {
+        "train.max_steps": (100, 200, True),
+        "scheduler.stable_steps": (70, 170, True),
+    }
+
+
+@pytest.mark.parametrize(("first", "second"), [("80", "150"), ("null", "150"), ("80", "null")])
+def test_a_schedule_that_was_given_does_not_change_freely(first: str, second: str) -> None:
+    shorter = schedule("scheduler=cosine", f"scheduler.decay_steps={first}")
+    longer = schedule("scheduler=cosine", f"scheduler.decay_steps={second}", "train.max_steps=200")
+    assert {c.key: c.free for c in changes(shorter, longer)} == {"train.max_steps": True, "scheduler.decay_steps": False}
+
+
+def test_nothing_else_of_a_schedule_follows() -> None:
+    longer = schedule("scheduler=cosine", "scheduler.warmup_steps=20", "scheduler.min_lr_ratio=0.3", "train.max_steps=200")
+    free = {c.key: c.free for c in changes(schedule("scheduler=cosine"), longer)}
+    assert (free["scheduler.warmup_steps"], free["scheduler.min_lr_ratio"]) == (False, False)
+
+
+def test_without_another_horizon_no_part_of_a_schedule_follows() -> None:
+    """Both are what could have been worked out, each from the other part."""
+    a, b = (schedule("scheduler=wsd", f"scheduler.decay_steps={n}") for n in (20, 30))
+    assert {c.key: c.free for c in changes(a, b)} == {"scheduler.decay_steps": False, "scheduler.stable_steps": False}
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed", "yes"),
+    [
+        ("optimizer.lr", ("optimizer.lr",), True),
+        ("optimizer.lr", ("optimizer",), True),
+        ("optimizer", ("optimizer",), True),
+        ("optimizer.lr", (), False),
+        ("optimizer.lr", ("optimizer.betas", "model"), False),
+        ("optimizer.lr", ("optimizer.l", "opt", "lr"), False),
+        ("optimizer", ("optimizer.lr",), False),
+        ("seed", ("seed",), True),
+    ],
+)
+def test_permitted(key: str, allowed: tuple[str, ...], yes: bool) -> None:
+    assert permitted(key, allowed) is yes
+
+
+def test_values_are_shown_as_they_are_typed() -> None:
+    values = [True, False, None, 3, 0.003, "a b", (0.9, 0.95), ["x", None], ()]
+    assert [shown(value) for value in values] == ["true", "false", "null", "3", "0.003", "a b", "[0.9,0.95]", "[x,null]", "[]"]

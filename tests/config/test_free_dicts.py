@@ -1,0 +1,193 @@
+"""Free dicts, `callbacks` and `trackers`: entries added, changed and removed, from anywhere, and read-only at the end."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from refusing import only, resolved
+
+from forge import check, explain
+from forge.config import compose, serialize
+from forge.config.document import options_page
+from forge.config.frozen import FrozenDict, freeze_value, thaw_value, unkeepable
+from forge.config.resolve import resolve
+
+EMA = ["+callbacks.ema._target_=torch.nn.Module", "+callbacks.ema.decay=0.9"]
+WRITTEN = "# @package callbacks.ema\n_target_: torch.nn.Module\ndecay: 0.99\nparts: [a, {b: 1}]\n"
+Write = Callable[[str, str], str]
+
+
+def entries(overrides: list[str], **where) -> dict:
+    return thaw_value(resolved(overrides, **where).config.callbacks)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], {}),
+        (EMA, {"ema": {"_target_": "torch.nn.Module", "decay": 0.9}}),
+        ([*EMA, "callbacks.ema.decay=0.5"], {"ema": {"_target_": "torch.nn.Module", "decay": 0.5}}),
+        ([*EMA, "~callbacks.ema.decay"], {"ema": {"_target_": "torch.nn.Module"}}),
+        ([*EMA, "~callbacks.ema"], {}),
+        ([*EMA, "++callbacks.ema.decay=1", "++callbacks.ema.every=2"], {"ema": {"_target_": "torch.nn.Module", "decay": 1, "every": 2}}),
+        (["+callbacks.ema={_target_:torch.nn.Module,names:[a,b]}"], {"ema": {"_target_": "torch.nn.Module", "names": ["a", "b"]}}),
+        (["callbacks={ema:{_target_:torch.nn.Module}}"], {"ema": {"_target_": "torch.nn.Module"}}),
+        ([*EMA, "callbacks.ema={decay:0.1}"], {"ema": {"_target_": "torch.nn.Module", "decay": 0.1}}),
+        ([*EMA, "+callbacks.ema.sub.deep=${train.max_steps}", "train.max_steps=77"], None),
+    ],
+    ids=str,
+)
+def test_on_the_command_line(overrides: list[str], expected: dict | None):
+    found = entries(overrides)
+    assert found == (expected if expected is not None else {"ema": {"_target_": "torch.nn.Module", "decay": 0.9, "sub": {"deep": 77}}})
+
+
+def test_order_of_entries_is_that_of_the_command_line():
+    names = ["b", "a", "c"]
+    assert list(entries([f"+callbacks.{name}._target_=torch.nn.Module" for name in names])) == names
+
+
+def test_from_a_group_of_the_users_own(write: Write):
+    folder = write("callback/ema.yaml", WRITTEN)
+    whole = {"_target_": "torch.nn.Module", "decay": 0.99, "parts": ["a", {"b": 1}]}
+    assert entries(["+callback=ema"], config_dirs=[folder]) == {"ema": whole}
+    assert entries(["+callback=ema", "callbacks.ema.decay=0.5"], config_dirs=[folder]) == {"ema": whole | {"decay": 0.5}}
+    twice = entries(["+callback@callbacks.one=ema", "+callback@callbacks.two=ema", "callbacks.two.decay=0.1"], config_dirs=[folder])
+    assert twice == {"one": whole, "two": whole | {"decay": 0.1}}
+
+
+def test_from_an_experiment(write: Write):
+    folder = write("callback/ema.yaml", WRITTEN)
+    write("experiment/mine.yaml", "# @package _global_\ndefaults:\n  - /callback: ema\ncallbacks:\n  ema: {decay: 0.5}\n")
+    assert entries(["experiment=mine"], config_dirs=[folder])["ema"]["decay"] == 0.5
+    assert entries(["experiment=mine", "~callbacks.ema"], config_dirs=[folder]) == {}
+
+
+SAID = [
+    (["callbacks.ema.decay=3"], "callbacks has no 'ema'.", "+callbacks.ema.decay=3 adds it"),
+    (
+        [*EMA, "callbacks.ema.dekay=3"],
+        "callbacks.ema has no 'dekay'.",
+        "did you mean callbacks.ema.decay=3? +callbacks.ema.dekay=3 adds it",
+    ),
+    ([*EMA, "callbacks.emma.decay=3"], "callbacks has no 'emma'.", "did you mean callbacks.ema.decay=3? +callbacks.emma.decay=3 adds it"),
+    ([*EMA, "~callbacks.emma"], "callbacks has no 'emma'.", "did you mean ~callbacks.ema? it has ema"),
+    (["~callbacks.ema"], "callbacks has no 'ema'.", "it is empty"),
+    ([*EMA, "~callbacks.ema=3"], "a removal takes no value.", "write ~callbacks.ema"),
+    (["~callbacks"], "callbacks itself cannot be removed; its entries can.", "~callbacks.NAME"),
+    ([*EMA, "+callbacks.ema.decay=1"], "callbacks.ema.decay exists; + is for what does not.", "write callbacks.ema.decay=1"),
+    ([*EMA, "+callbacks.ema.decay.x=1"], "callbacks.ema.decay is a value and has nothing below it.", "write callbacks.ema.decay=..."),
+    (
+        [*EMA, "+callbacks.ema.l=[1]", "+callbacks.ema.l.x=1"],
+        "callbacks.ema.l is a list, and is given as a whole.",
+        "callbacks.ema.l=[...]",
+    ),
+    (["callbacks=null"], "callbacks is a dict of entries by name.", "+callbacks.NAME._target_=mypkg.Mine adds one"),
+    (["+callbacks=ema"], "callbacks is a dict of entries by name.", "+callbacks.NAME._target_=mypkg.Mine adds one"),
+    (
+        [*EMA, "callbacks.ema.decay=1,2"],
+        "callbacks.ema.decay has several values, and this is not a sweep.",
+        "one value; callbacks.ema.decay=[...] for a list",
+    ),
+    (["callbacks={1:{}}"], "it does not fit callbacks: Key 1 (int) is incompatible with (str)", "callbacks holds entries by name"),
+    (["callbacks.ema@x=1"], "only a group takes @.", "write callbacks.ema=1"),
+    ([*EMA, "+callbacks.ema.x=${nope}"], "its interpolation fails: Interpolation key 'nope' not found.", "name an existing key in ${...}"),
+    ([*EMA, "+callbacks.ema.x=???"], "a value is missing.", "give one: callbacks.ema.x=..."),
+]
+
+
+@pytest.mark.parametrize(("overrides", "what", "fix"), SAID, ids=[overrides[-1] for overrides, *_ in SAID])
+def test_what_is_said(overrides: list[str], what: str, fix: str):
+    found = only(overrides)
+    assert (found.what, found.fix) == (what, fix)
+    assert found.where == "command line"
+
+
+def test_a_fault_in_a_file_says_where(write: Write):
+    folder = write("callback/ema.yaml", WRITTEN.replace("torch.nn.Module", "os.system"))
+    found = only(["+callback=ema"], config_dirs=[folder])
+    assert found.rule == "target"
+    assert found.where == f"{folder}/callback/ema.yaml:2"
+
+
+def test_a_dangling_dict_in_a_file_is_one_problem(write: Write):
+    folder = write("experiment/mine.yaml", "# @package _global_\ncallbacks: ${nope}\n")
+    assert only(["experiment=mine"], config_dirs=[folder]).option == "callbacks"
+
+
+def test_an_entry_of_a_file_that_has_no_target_says_where(write: Write):
+    folder = write("callback/ema.yaml", WRITTEN.replace("_target_: torch.nn.Module\n", ""))
+    found = only(["+callback=ema"], config_dirs=[folder])
+    assert (found.rule, found.where) == ("entries", f"{folder}/callback/ema.yaml:2")
+
+
+def test_resolved_entries_are_read_only_all_the_way_down():
+    entry = resolved([*EMA, "+callbacks.ema.deep={a:[{b:1}]}"]).config.callbacks["ema"]
+    for change in (
+        lambda: entry.update(decay=1),
+        lambda: entry.pop("decay"),
+        lambda: entry.setdefault("x", 1),
+        lambda: entry["deep"].clear(),
+        lambda: entry["deep"]["a"][0].__setitem__("b", 2),
+        lambda: entry.__delitem__("decay"),
+        lambda: entry.__ior__({"x": 1}),
+    ):
+        with pytest.raises(dataclasses.FrozenInstanceError, match="a resolved config is read-only"):
+            change()
+    assert entry == {"_target_": "torch.nn.Module", "decay": 0.9, "deep": {"a": ({"b": 1},)}}
+
+
+def test_frozen_values_copy_pickle_and_thaw():
+    value = {"a": [1, {"b": [None, "x"]}], "c": {}}
+    held = freeze_value(value)
+    assert isinstance(held["a"][1], FrozenDict)
+    for again in (copy.deepcopy(held), pickle.loads(pickle.dumps(held)), copy.copy(held)):
+        assert again == held
+        assert type(again) is FrozenDict
+    assert thaw_value(held) == value
+    assert type(thaw_value(held)["a"][1]) is dict
+
+
+def test_what_no_file_can_keep_is_named():
+    assert unkeepable({"a": [1, {"b": {1, 2}}]}, "callbacks.x") == "callbacks.x.a[1].b is a set"
+    assert unkeepable({"a": [1, 2.5, None, True, {"b": ("x",)}], 3: "y"}, "callbacks.x") is None
+
+
+def test_an_entry_set_in_python_is_checked():
+    config = compose.config()
+    config.callbacks["mine"] = {"_target_": "torch.nn.Module", "of": object()}
+    with pytest.raises(ValueError, match=r"callbacks\.mine\.of is a object, which no file can keep"):
+        config.validate()
+    config.callbacks = {1: {}}  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="callbacks must be a dict of entries by name"):
+        config.validate()
+
+
+def test_it_survives_the_run_directory(tmp_path: Path):
+    config = resolved([*EMA, "+callbacks.ema.deep={a:[{b:1}],t:'yes'}", "+trackers.t._target_=torch.nn.Module"]).config
+    serialize.save(config, tmp_path / "config.yaml")
+    again = serialize.load(tmp_path / "config.yaml", trust=())
+    assert (again.callbacks, again.trackers) == (config.callbacks, config.trackers)
+    assert again.callbacks["ema"]["deep"]["a"] == ({"b": 1},)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        again.callbacks["x"] = 1
+    assert resolve(again).config.callbacks == config.callbacks
+
+
+def test_explain_and_check_know_them(capsys: pytest.CaptureFixture[str], write: Write):
+    folder = write("callback/ema.yaml", WRITTEN)
+    assert explain.main(["callbacks.ema.decay", "callbacks", "-cd", folder, "+callback=ema", "+callbacks.ema.x=1"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"callbacks.ema.decay = 0.99\n  from          {folder}/callback/ema.yaml:3\n\ncallbacks = ")
+    assert "meaning       your callbacks by name" in shown
+    assert explain.main(["callbacks.ema.dekay", "-cd", folder, "+callback=ema"]) == 2
+    assert "callbacks.ema has no option 'dekay'." in capsys.readouterr().err
+    assert check.main(["-cd", folder, "+callback=ema"]) == 0
+    assert check.main(["--help"]) == 0
+    assert "  callbacks    {}   your callbacks by name" in capsys.readouterr().out
+    assert "| `callbacks` | `{}` | your callbacks by name" in options_page()

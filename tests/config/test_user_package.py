@@ -1,0 +1,180 @@
+"""A package of the user's own on the search path: its schemas are ours' equals, and what is wrong with it is said."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hydra.core.config_store import ConfigStore
+from refusing import only, problems, resolved
+
+from forge.config import register, schemas, serialize
+from forge.config.field import opt
+from forge.config.model import Decoder, Model
+from forge.config.packages import IMPORTABLE
+from forge.config.train import Train
+
+SEARCH = ["hydra.searchpath=[pkg://mine.conf]", "run.trust=[mine.]"]
+SCHEMA = """
+    from dataclasses import dataclass
+    from forge.config import register
+    from forge.config.field import opt
+    from forge.config.model import Model
+
+    @dataclass(kw_only=True)
+    class Wide(Model):
+        _target_: str = "mine.model.Wide"
+        width: int = opt(64, "how wide it is", gt=0)
+
+    register("model", "wide", Wide)
+"""
+OPTION = "# A wide one.\ndefaults:\n  - /schema/model@_here_: wide\n  - _self_\nvocab_size: 4096\nmax_seq_len: 512\nwidth: 32\n"
+Package = Callable[..., None]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    """Writes the package `mine`: file -> text; what it registers and imports is gone afterwards."""
+    before = {group: dict(variants) for group, variants in schemas.SCHEMAS.items()}
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(files: dict[str, str]) -> None:
+        for name, text in ({"mine/__init__.py": "", "mine/conf/__init__.py": ""} | files).items():
+            file = tmp_path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(textwrap.dedent(text), encoding="utf-8")
+
+    yield write
+    for group, variants in before.items():
+        for name in set(schemas.SCHEMAS[group]) - set(variants):
+            del schemas.SCHEMAS[group][name]
+            ConfigStore.instance().repo["schema"][group].pop(f"{name}.yaml", None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def wide(package: Package) -> None:
+    package({"mine/conf/__init__.py": SCHEMA, "mine/conf/model/wide.yaml": OPTION})
+
+
+def test_its_option_composes_typed(wide: None) -> None:
+    model = resolved([*SEARCH, "model=wide", "model.width=48"]).config.model
+    assert (type(model).__name__, model.width, model.vocab_size, model._target_) == ("Wide", 48, 4096, "mine.model.Wide")  # type: ignore[attr-defined]
+
+
+def test_its_mistakes_are_found_like_ours(wide: None, tmp_path: Path) -> None:
+    assert only([*SEARCH, "model=wide", "model.widht=3"]).fix == "did you mean model.width=3?"
+    assert only([*SEARCH, "model=wide", "model.width=0"]).what == "model.width must be greater than 0."
+    assert only([*SEARCH, "model=wide", "model.width=x"]).what == "model.width is an integer; 'x' is not."
+    assert only([*SEARCH, "model=wide", "model.max_seq_len=8", "train.seq_len=9"]).rule == "train.seq_len"
+    assert only([*SEARCH, "model=wider"]).fix.startswith("did you mean model=wide")
+    assert only([*SEARCH, "model.width=3"]).what == "Decoder has no option 'width'. It belongs to model=wide."
+    (tmp_path / "mine/conf/model/wide.yaml").write_text(OPTION.replace("width: 32", "widht: 32"))
+    found = only([*SEARCH, "model=wide"])
+    assert (found.what, found.fix) == ("Wide has no option 'widht'.", "did you mean width?")
+    assert found.where.endswith("mine/conf/model/wide.yaml:7")
+
+
+def test_it_needs_trust(wide: None) -> None:
+    found = only([SEARCH[0], "model=wide"])
+    assert (found.rule, found.fix) == ("target", "if you trust it: run.trust=[mine.]")
+
+
+def test_it_survives_the_run_directory_of_who_trusts_it(wide: None, tmp_path: Path) -> None:
+    config = resolved([*SEARCH, "model=wide"]).config
+    serialize.save(config, tmp_path / "config.yaml")
+    assert serialize.load(tmp_path / "config.yaml", trust=["mine."]) == config
+    with pytest.raises(ValueError, match=r"its schema mine\.conf\.Wide is not under a trusted prefix"):
+        serialize.load(tmp_path / "config.yaml", trust=[])
+    text = (tmp_path / "config.yaml").read_text().replace("mine.conf.Wide", "mine.gone.Wide")
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"its schema mine\.gone\.Wide cannot be used: the package mine has no 'gone'\. -> check the path"):
+        serialize.load(tmp_path / "config.yaml", trust=["mine."])
+
+
+def test_a_config_group_of_its_own(package: Package) -> None:
+    package({"mine/conf/recipe/fast.yaml": "# @package _global_\ndefaults:\n  - override /scheduler: wsd\ntrain:\n  max_steps: 7\n"})
+    found = resolved([*SEARCH, "+recipe=fast", "scheduler.warmup_steps=1"]).config
+    assert (found.train.max_steps, type(found.scheduler).__name__) == (7, "WSD")
+    assert only([*SEARCH, "recipe=fast"]).what == "recipe has no place of its own in the config."
+    assert only([*SEARCH, "+recipe=fats"]).fix == "did you mean recipe=fast?"
+
+
+GROUPS = "name the package whose folders are the groups"
+CORRECT = "correct the package"
+BROKEN = [
+    ("pkg://nowhere.conf", {}, "there is no package nowhere, which nowhere.conf is in.", IMPORTABLE),
+    ("pkg://nowhere", {}, "there is no package nowhere.", IMPORTABLE),
+    ("pkg://mine.config", {}, "the package mine has no 'config'.", "check the path"),
+    ("pkg://mine.conf", {"mine/conf/__init__.py": "1 / 0"}, "importing mine.conf fails: ZeroDivisionError: division by zero.", CORRECT),
+    (
+        "pkg://mine.conf",
+        {"mine/conf/__init__.py": "def"},
+        "importing mine.conf fails: SyntaxError: invalid syntax (__init__.py, line 1).",
+        CORRECT,
+    ),
+    (
+        "pkg://mine.conf",
+        {"mine/__init__.py": "import torchx9"},
+        "importing mine.conf fails: ModuleNotFoundError: No module named 'torchx9'.",
+        CORRECT,
+    ),
+    ("pkg://mine.text", {"mine/text.py": ""}, "mine.text is a module, and no package that can hold groups.", GROUPS),
+    ("pkg://mine.bare", {"mine/bare/model/x.yaml": ""}, "the folder of mine.bare has no __init__.py.", "add one; it may be empty"),
+    ("pkg://", {}, "importing  fails: ValueError: Empty module name.", CORRECT),
+]
+
+
+@pytest.mark.parametrize(("entry", "files", "what", "fix"), BROKEN, ids=[what for *_, what, _ in BROKEN])
+def test_what_is_wrong_with_a_package_is_said(package: Package, entry: str, files: dict[str, str], what: str, fix: str) -> None:
+    package(files)
+    found = only([f"hydra.searchpath=['{entry}']"])
+    assert (found.what, found.fix, found.where) == (what, fix, "command line")
+
+
+@dataclass(kw_only=True)
+class Other(Model):
+    """A schema that registers under a name that is taken."""
+
+    _target_: str = "mine.Other"
+    size: int = opt(1, "size")
+
+
+class Undecorated(Other):
+    """Adds an option and forgets to say that it is a dataclass."""
+
+    more: int = opt(1, "more")
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "schema", "said"),
+    [
+        ("train", "mine", Train, "only these groups take further schemas: model, tokenizer, data, objective, optimizer, scheduler"),
+        ("model", "mine", Train, "the schema must be a dataclass(kw_only=True) that subclasses forge.config.model.Model"),
+        ("model", "mine", Undecorated, "it is no dataclass itself, so more would be no option; decorate it"),
+        ("model", "decoder", Other, "the name is taken by forge.config.model.Decoder"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(group: str, name: str, schema: type, said: str) -> None:
+    with pytest.raises(ValueError, match="register") as raised:
+        register(group, name, schema)
+    assert said in str(raised.value)
+
+
+def test_a_package_that_registers_wrongly_is_a_problem_of_the_search_path(package: Package) -> None:
+    package({"mine/conf/__init__.py": SCHEMA.replace('"wide"', '"decoder"')})
+    found = problems(SEARCH)
+    assert "the name is taken by forge.config.model.Decoder" in found[0].what
+    assert schemas.SCHEMAS["model"]["decoder"] is Decoder
+
+
+def test_registering_the_same_again_is_no_mistake(wide: None) -> None:
+    resolved([*SEARCH, "model=wide"])
+    for name in ("mine.conf", "mine"):
+        del sys.modules[name]
+    assert type(resolved([*SEARCH, "model=wide"]).config.model).__name__ == "Wide"

@@ -1,0 +1,108 @@
+"""`python -m forge.checkpoints RUN`: the table, the same as JSON, and what is said of what is no run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge import checkpoints
+from forge.config import cli
+from forge.launch import directory
+
+TABLE = """\
+step  saved at                  because of        size     evaluation
+3     2026-01-02T03:04:05+0000  interval          0.0 MiB  loss 4.391, bits_per_byte 1.793  ok
+20    2026-01-02T03:04:05+0000  interval_minutes  1.0 MiB                                   ok
+100   2026-01-02T03:04:05+0000  best              0.0 MiB  loss not finite                  ok
+110                                               0.0 MiB                                   cannot be used: {torn}
+120   2026-01-02T03:04:05+0000  interval          0.0 MiB                                   cannot be used: {short}
+130   2026-01-02T03:04:05+0000  interval          0.0 MiB                                   cannot be used: {foreign}
+140   2026-01-02T03:04:05+0000  end               0.0 MiB                                   cannot be used: {newer}
+"""
+FAULTS = {
+    "torn": "it is torn: it has no meta.json, which is written last",
+    "short": "it is torn: weights/rank_0.bin is missing",
+    "foreign": "it is of another run; checkpoint.resume_from takes one on purpose",
+    "newer": "it has checkpoint format 9, and this version reads format 2; a newer version of forge wrote it",
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    composition, resolution = cli.resolved([f"run.dir={tmp_path / 'run'}"])
+    return directory.create(resolution, overrides=composition.overrides)[0]
+
+
+def save(run: Path, step: int, **meta: Any) -> Path:
+    path = run / "checkpoints" / f"step_{step}"
+    path.mkdir(parents=True)
+    about = {"format": 2, "step": step, "time": "2026-01-02T03:04:05+0000", "run_id": directory.run_id(run), "reason": "interval"}
+    (path / "meta.json").write_text(json.dumps({**about, "metrics": {}, "files": {}, **meta}))
+    return path
+
+
+@pytest.fixture
+def seven(run: Path) -> Path:
+    save(run, 100, reason="best", metrics={"loss": None})
+    save(run, 3, metrics={"loss": 4.39123, "bits_per_byte": 1.7931, "perplexity": 80.7})
+    (save(run, 20, reason="interval_minutes") / "tensors").write_bytes(bytes(2**20))
+    (save(run, 110) / "meta.json").unlink()
+    save(run, 120, files={"weights/rank_0.bin": 7})
+    save(run, 130, run_id="another")
+    save(run, 140, format=9, reason="end")
+    for name in ("step_5.undone", ".step_6.partial", "notes"):
+        (run / "checkpoints" / name).mkdir()
+    (run / "checkpoints" / "step_7").write_text("a file")
+    return run
+
+
+def test_the_table(seven: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkpoints.main([str(seven)]) == 0
+    assert capsys.readouterr() == (TABLE.format(**FAULTS), "")
+
+
+def test_as_json(seven: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkpoints.main([str(seven), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["step"] for row in rows] == [3, 20, 100, 110, 120, 130, 140]
+    assert set(rows[0]) == {"step", "path", "time", "reason", "metrics", "bytes", "fault"}
+    assert rows[0]["metrics"]["loss"] == 4.39123
+    assert (rows[0]["fault"], rows[0]["path"]) == (None, f"{seven}/checkpoints/step_3")
+    assert rows[1]["bytes"] == 2**20 + (seven / "checkpoints/step_20/meta.json").stat().st_size
+    assert (rows[3]["time"], rows[3]["fault"]) == (None, FAULTS["torn"])
+
+
+def test_a_run_without_any(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkpoints.main([str(run)]) == 0
+    assert capsys.readouterr().out == f"{run} has no checkpoints\n"
+    assert checkpoints.main([str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_folder_of_another_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    composition, resolution = cli.resolved([f"run.dir={tmp_path / 'run'}", "checkpoint.dir=kept/here"])
+    run = directory.create(resolution, overrides=composition.overrides)[0]
+    save(run, 3).parent.rename(run / "moved")
+    (run / "kept").mkdir()
+    (run / "moved").rename(run / "kept" / "here")
+    assert checkpoints.main([str(run)]) == 0
+    assert re.search(r"^3 .* ok$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_what_is_no_run(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path, tmp_path / "absent", run / "config.yaml"):
+        assert checkpoints.main([str(path)]) == 2
+        assert capsys.readouterr() == ("", f"{path} is no run directory: it has no config.yaml\n")
+
+
+@pytest.mark.parametrize(("name", "content"), [("provenance.json", "{"), ("provenance.json", "[]"), ("config.yaml", "a: [")])
+def test_a_run_that_is_damaged(run: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / name).write_text(content)
+    assert checkpoints.main([str(run)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"{run / name} cannot be read: ")

@@ -1,0 +1,266 @@
+"""When a run saves, what it keeps, and what is left when a save fails: the last checkpoint whole, one message, nothing half done."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from going_on_helpers import alter
+from run_helpers import assert_bit_equal, meta, stored
+
+from forge import worker
+from forge.launch import saved
+from forge.training import checkpoint
+from forge.training.assemble import Parts, assemble
+from forge.training.callback import Callback as LoopCallback
+from forge.training.checkpoint import Checkpointer
+from forge.training.saving import Saving
+from forge.training.tensor_storage import TensorWriter
+
+OFTEN = ("train.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_last_n=0")
+EVERY = (
+    "checkpoint.interval=1",
+    "checkpoint.keep_last_n=1",
+    "checkpoint.keep_best=2",
+    "eval.enabled=true",
+    "eval.interval=1",
+    "eval.sample_prompts=[]",
+)
+
+
+def folders(run: Path) -> list[str]:
+    return sorted(p.name for p in (run / "checkpoints").iterdir())
+
+
+def reasons(run: Path) -> dict[int, str]:
+    return {one.step: one.meta["reason"] for one in saved.listed(run / "checkpoints")}
+
+
+class At(LoopCallback):
+    """Does something after update number `step`, before the run saves."""
+
+    def __init__(self, step: int, act: Callable[[Any], None]) -> None:
+        self.step, self.act = step, act
+
+    def on_step_end(self, loop: Any, output: Any) -> None:
+        if loop.state.step == self.step:
+            self.act(loop)
+
+
+def test_every_save_says_why(trained: Callable[..., Path]) -> None:
+    assert reasons(trained(*OFTEN)) == {2: "interval", 4: "interval", 5: "end"}
+
+
+@pytest.mark.parametrize(("given", "expected"), [("max_time", "max_time"), ("target", "target")])
+def test_a_stop_is_the_reason_of_the_last(assembled: Callable[..., Parts], given: str, expected: str) -> None:
+    parts = assembled(*OFTEN)
+    parts.loop.callbacks.insert(0, At(3, lambda loop: loop.stop(given)))
+    parts.loop.run()
+    assert reasons(parts.loop.run_dir) == {2: "interval", 3: expected}
+
+
+def test_minutes_count_from_the_last_save(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 s a step and one save a minute; the save of the interval, at 3, begins the minute anew."""
+    parts = assembled("train.max_steps=9", "checkpoint.interval=3", "checkpoint.keep_last_n=0", "checkpoint.interval_minutes=1")
+    parts.loop.end_step, clock = 7, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    parts.loop.callbacks.insert(0, AtEach(lambda: clock.__setitem__(0, clock[0] + 30)))
+    parts.loop.run()
+    assert reasons(parts.loop.run_dir) == {2: "interval_minutes", 3: "interval", 5: "interval_minutes", 6: "interval", 7: "end"}
+
+
+class AtEach(LoopCallback):
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+
+    def on_step_end(self, loop: Any, output: Any) -> None:
+        self.act()
+
+
+def evaluating(monkeypatch: pytest.MonkeyPatch, metric: str, values: list[float]) -> None:
+    """Evaluations that find these values, one after the other, unless they are broken off."""
+    left = iter(values)
+
+    def evaluate(model: Any, batches: Any, **_: Any) -> dict[str, float]:
+        next(iter(batches))
+        return {"loss": 1.0, metric: next(left)}
+
+    monkeypatch.setattr("forge.training.assemble.evaluate", evaluate)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "kept"),
+    [
+        ("loss", [5.0, 3.0, 4.0, 3.5, 9.0, 9.0], [2, 4, 6]),
+        ("loss", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1, 2, 6]),
+        ("token_accuracy", [0.1, 0.3, 0.2, 0.25, 0.0, 0.0], [2, 4, 6]),
+        ("loss", [math.nan, 3.0, math.nan, 4.0, 5.0, math.nan], [2, 4, 6]),
+        ("loss", [math.inf, math.nan, math.nan, math.nan, math.nan, 1.0], [6]),
+    ],
+)
+def test_the_best_are_kept_beside_the_newest(
+    trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, metric: str, values: list[float], kept: list[int]
+) -> None:
+    evaluating(monkeypatch, metric, values)
+    path = trained(*EVERY, f"eval.metric={metric}", f"run.objective=eval/{metric}")
+    assert [one.step for one in saved.listed(path / "checkpoints")] == kept
+    newest = saved.listed(path / "checkpoints")[-1].meta["metrics"][metric]
+    assert newest == (values[-1] if math.isfinite(values[-1]) else None)
+
+
+def test_a_best_one_is_saved_when_it_is_found(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluating(monkeypatch, "loss", [5.0, 3.0, 4.0, 2.0, 9.0, 9.0])
+    path = trained(*EVERY, "checkpoint.interval=100", "checkpoint.keep_best=1")
+    assert reasons(path) == {4: "best", 6: "end"}
+
+
+def test_a_best_one_whose_evaluation_was_broken_off_is_saved_when_the_run_goes_on(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluating(monkeypatch, "loss", [5.0, 3.0, 2.0, 9.0, 9.0, 9.0])
+    path = new_run(*EVERY, "checkpoint.interval=100", "checkpoint.keep_best=1")
+    loop = assemble(path).loop
+    loop.callbacks.insert(0, At(3, lambda loop: loop.interrupt("SIGTERM")))
+    loop.run()
+    assert reasons(path) == {2: "best", 3: "SIGTERM"}
+    assert worker.main([str(path)]) == 0
+    assert reasons(path) == {3: "best", 6: "end"}
+
+
+def test_on_checkpoint_hears_of_each_when_it_is_complete(assembled: Callable[..., Parts]) -> None:
+    for mode in ("disabled", "async"):
+        parts = assembled(*OFTEN, f"checkpoint.async_mode={mode}")
+        heard: list[str] = []
+
+        class Hearing(LoopCallback):
+            def on_checkpoint(self, loop: Any, path: Path) -> None:
+                assert saved.Saved(path).fault() is None
+                heard.append(path.name)  # noqa: B023
+
+        parts.loop.callbacks.insert(0, Hearing())
+        parts.loop.run()
+        assert heard == ["step_2", "step_4", "step_5"]
+
+
+def the_checkpointer(parts: Parts) -> Checkpointer:
+    return next(one.checkpointer for one in parts.loop.callbacks if isinstance(one, Saving))
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_before_it_is_committed_a_hook_sees_all_of_it(assembled: Callable[..., Parts], mode: str) -> None:
+    parts = assembled("train.max_steps=2", f"checkpoint.async_mode={mode}")
+    seen: list[tuple[str, list[str]]] = []
+    the_checkpointer(parts).before_commit.append(lambda path: seen.append((path.name, sorted(p.name for p in path.iterdir()))))
+    parts.loop.run()
+    assert seen == [(".step_2.partial", ["config.yaml", "tokenizer", "weights"])]
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = assembled("train.max_steps=2")
+    events: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        events.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        events.append(("rename", str(self)))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    parts.loop.run()
+    folder = parts.loop.run_dir / "checkpoints"
+    partial = f"{folder}/.step_2.partial"
+    named = events.index(("rename", partial))
+    before = [path for kind, path in events[:named] if kind == "sync"]
+    files = {str(path.relative_to(folder / "step_2")) for path in (folder / "step_2").rglob("*")}
+    assert {os.path.relpath(path, partial) for path in before} >= files | {"."}
+    last = {path: index for index, path in enumerate(before)}
+    contents = [name for name in files if name != "meta.json"]
+    assert all(last[f"{partial}/{name}"] < last[f"{partial}/meta.json"] < last[partial] for name in contents), "meta.json is written last"
+    assert ("sync", str(folder)) in events[named:], "and so is the name"
+
+
+def no_space(self: Any, *_: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Usage:
+    free = 1000
+
+
+FULL: dict[str, tuple[Any, str, Any]] = {
+    "before it is written": (shutil, "disk_usage", lambda _: Usage),
+    "while tensors are written": (TensorWriter, "write_data", no_space),
+    "while the config is written": (checkpoint.serialize, "save", no_space),
+    "while it is committed": (checkpoint, "_sync", no_space),
+}
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+@pytest.mark.parametrize("when", FULL)
+def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(
+    saved_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str, mode: str
+) -> None:
+    """And the run goes on afterwards to the same end, bit for bit."""
+    rows = (saved_run / "metrics.jsonl").read_bytes()
+    alter(saved_run, checkpoint__resume_from="4", checkpoint__async_mode=mode)
+    with monkeypatch.context() as patch:
+        patch.setattr(*FULL[when])
+        assert worker.main([str(saved_run)]) == 1
+    said = capsys.readouterr().err
+    reason = "it needs 0.2 MiB, and 0.0 MiB are free" if when.startswith("before") else "No space left on device"
+    advice = "Make room or give access, then go on with this run; the checkpoint of step 4 is whole"
+    assert said.splitlines()[1] == f"{saved_run}/checkpoints/step_6 cannot be written: {reason}. {advice}"
+    assert said.splitlines()[2].endswith(f"the run goes on with: python -m forge.resume {saved_run})")
+    assert "Traceback" not in said
+    assert folders(saved_run) == ["step_2", "step_4", "step_6.undone"], "what was half written is gone"
+    assert json.loads((saved_run / "error.json").read_text())["type"] == "OSError"
+    assert worker.main([str(saved_run)]) == 0
+    ours, undisturbed = (saved_run / "checkpoints" / name for name in ("step_6", "step_6.undone"))
+    assert_bit_equal(stored(ours), stored(undisturbed))
+    assert meta(ours) == meta(undisturbed)
+    assert (saved_run / "metrics.jsonl").read_bytes() == rows
+
+
+def test_a_first_save_that_fails_says_that_there_is_none(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(TensorWriter, "write_data", no_space)
+    assert worker.main([str(new_run())]) == 1
+    assert "then go on with this run; there is no earlier checkpoint\n" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written(new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """A file where the folder should be: what root, too, may not write through."""
+    path = new_run()
+    (path / "checkpoints").write_text("")
+    assert worker.main([str(path)]) == 1
+    said = capsys.readouterr().err
+    assert said.splitlines()[1].startswith(f"{path}/checkpoints/step_6 cannot be written: ")
+    assert "Traceback" not in said
+
+
+def test_a_killed_removal_is_no_checkpoint_and_is_cleaned_up(saved_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if path.exists():
+            (path / "meta.json").unlink()
+            raise KeyboardInterrupt
+
+    alter(saved_run, train__max_steps=8, checkpoint__keep_last_n=1, run__allow_change=["scheduler"])
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        assert worker.main([str(saved_run)]) == 130
+    assert folders(saved_run) == [".step_2.removed", "step_4", "step_6", "step_8"]
+    assert worker.main([str(saved_run)]) == 0
+    assert folders(saved_run) == ["step_4", "step_6", "step_8"]

@@ -33,6 +33,10 @@ def _main(options) -> int:
             [Problem(key="RUN", what="which run is to go on?", fix="python -m forge.resume runs/<run>", where=cli.COMMAND_LINE)]
         )
     place, *typed = options.overrides
+    moved = [text for text in typed if text.lstrip("+").startswith("run.dir=")]
+    if moved:
+        what = f"it is the run in {place} that goes on, in its own directory."
+        raise ConfigError([Problem(key=moved[0], what=what, fix="leave it out", where=cli.COMMAND_LINE)])
     overrides = overrides_of(Path(place), typed)
     composition, resolution = cli.resolved(overrides, options.config_dir)
     return launch(resolution, composition.overrides, options.config_dir)[1]
@@ -58,9 +62,13 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
 
 
 def _outdone(own: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """The run's own overrides without the values inside a group of which another option is chosen now."""
-    chosen = {text.lstrip("+").partition("=")[0] for text in typed if text not in own}
-    return [text for text in own if text.lstrip("+").partition("=")[0].partition(".")[0] not in chosen]
+    """The run's own overrides without the values inside a group of which another option is chosen now.
+
+    run.allow_change is said each time, or one change that was allowed would let all later ones pass.
+    """
+    groups = {text.lstrip("+").partition("=")[0] for text in typed if text not in own and "." not in text.partition("=")[0]}
+    keys = [(text, text.lstrip("+").partition("=")[0]) for text in own]
+    return [text for text, key in keys if key != "run.allow_change" and key.partition(".")[0] not in groups]
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from forge.config.root import Config
 from forge.config.stored import newest
 from forge.launch import directory, local
 from forge.launch.directory import Result
+from forge.launch.local import FAILED, REFUSED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +53,7 @@ def train(config: Config) -> Result:
         raise TypeError(f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}")
     run_dir, code = launch(resolve(config), config.overrides)
     result = directory.read_result(run_dir)
-    if result is None or result.status == "failed":
+    if result is None or result.status == "failed" or code in (FAILED, REFUSED):
         said = directory.read_error(run_dir) or f"its worker ended with exit code {code}"
         raise RuntimeError(f"the run in {run_dir} failed: {said}")
     return result

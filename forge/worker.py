@@ -10,16 +10,15 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from forge.config.stored import CONFIG, is_run, newest
 from forge.launch import attempts, directory
 from forge.launch.directory import ERROR, RESULT, Result, short, write_json
-from forge.launch.local import PARENT
+from forge.launch.local import FAILED, PARENT, REFUSED
 from forge.launch.lock import Held, Lock
 
-FAILED, REFUSED = 1, 2
 REASONS = {"end": "all steps are done", "max_time": "train.max_time is used up", "target": "eval.target is reached"}
 REASONS["patience"] = "there was no improvement for eval.patience evaluations"
 LOWER = "lower train.batch_size (train.global_batch_size keeps the batch of a step), train.seq_len or the model; "
@@ -32,27 +31,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not is_run(run_dir):
         print(f"{run_dir} is no run directory: it has no {CONFIG}", file=sys.stderr)
         return REFUSED
-    done = directory.finished(run_dir)
-    if done is not None:
-        print(f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}")
-        return 0
     try:
         lock = Lock(run_dir).acquire()
     except Held as error:
         print(error, file=sys.stderr)
         return REFUSED
     with lock, log_file(run_dir):
+        done = directory.finished(run_dir)
+        if done is not None:
+            print(f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}")
+            return 0
         return _guarded(run_dir)
 
 
 def _guarded(run_dir: Path) -> int:
     """Train, and turn whatever goes wrong into one message, error.json and an exit code."""
-    for name in (RESULT, ERROR):
-        (run_dir / name).unlink(missing_ok=True)
     try:
         return _train(run_dir)
     except KeyboardInterrupt:
-        print("\ninterrupted outside of the training loop", file=sys.stderr)
+        print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except Exception as error:
         return _fail(run_dir, error)
@@ -64,6 +61,8 @@ def _train(run_dir: Path) -> int:
     from forge.training.writing import say
 
     parts = assemble(run_dir)
+    for name in (RESULT, ERROR):
+        (run_dir / name).unlink(missing_ok=True)  # of an earlier start, now that this one goes on
     loop, config = parts.loop, parts.config
     reason = loop.run()
     metrics: dict[str, float] = {**parts.logger.last, "tokens_per_second": parts.logger.mean_rate()}
@@ -126,15 +125,18 @@ def log_file(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         print(f"{path} cannot be written: {error.strerror}; the run goes on without it", file=sys.stderr)
     logging.getLogger("forge").setLevel(logging.DEBUG)
+    shout, logging.raiseExceptions = logging.raiseExceptions, False  # a log that cannot be written, on a full disk, is no error of the run
     for handler in handlers:
         root.addHandler(handler)
     try:
         yield
     finally:
         logging.getLogger("forge").setLevel(level)
+        logging.raiseExceptions = shout
         for handler in handlers:
             root.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):
+                handler.close()
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -8,10 +8,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from forge.config.stored import newest
+from forge.config.stored import ATTEMPTS, newest, parsed
 from forge.launch.provenance import OURS, now, revision, versions
-
-ATTEMPTS = "attempts.jsonl"
 
 
 def read(run_dir: Path) -> list[dict[str, Any]]:
@@ -20,13 +18,7 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
         lines = (run_dir / ATTEMPTS).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
-    found = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+    return list(parsed(lines))
 
 
 def started(run_dir: Path, *, step: int, source: str, resume_from: str | None) -> None:
@@ -39,6 +31,16 @@ def started(run_dir: Path, *, step: int, source: str, resume_from: str | None) -
 def ended(run_dir: Path, *, status: str, reason: str, step: int | None) -> None:
     """Note an end; a start without one was killed."""
     _append(run_dir, {"event": "end", "time": now(), "status": status, "reason": reason, "step": step})
+
+
+def reached(run_dir: Path) -> int:
+    """The last step that the run is known to have saved: it went on from there, or ended there of its own."""
+    own = [line for line in read(run_dir) if line.get("event") == "end" or not _elsewhere(str(line.get("from")))]
+    return max((line.get("step") or 0 for line in own), default=0)
+
+
+def _elsewhere(source: str) -> bool:
+    return os.path.isabs(source)
 
 
 def resumed_from(run_dir: Path) -> str | None:

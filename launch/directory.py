@@ -23,6 +23,7 @@ from forge.config.stored import CONFIG, is_run, newest, numbered
 from forge.launch.lock import Held, Lock
 from forge.launch.portable import consent, portable
 from forge.launch.provenance import diff, provenance
+from forge.launch.saved import listed, saved_folder
 
 ERROR, RESULT, OVERRIDES = "error.json", "result.json", "overrides.json"
 PROLONGING = {"end": ("train.max_steps", "train.max_epochs"), "max_time": ("train.max_time",), "target": ("eval",), "patience": ("eval",)}
@@ -82,24 +83,26 @@ def create(resolution: Resolution, *, overrides: Sequence[str], config_dirs: Seq
 def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[Change]:
     """Keep what changes in a run that goes on as config.N.yaml, with its overrides and the list of changes, which is returned.
 
-    Which changes are allowed is a matter of the rules. Raises ConfigError when another process works in the directory, or it
-    cannot be written.
+    A version that the run never started with gives way. Which changes are allowed is a matter of the rules. Raises ConfigError
+    when another process works in the directory, or it cannot be written.
     """
     config = replace(resolution.config, run=replace(resolution.config.run, dir=str(path)))
     config.freeze()
     try:
         with Lock(path).acquire():
-            file = newest(path)
+            base = stored.settled(path)
+            file = path / numbered(CONFIG, max(base, 1))
             before = serialize.load(file, trust=config.run.trust)
             before = replace(before, run=replace(before.run, trust=serialize.stored_trust(file)))
             found = changes(before, config)
-            if any(not change.free and not permitted(change.key, config.run.allow_change) for change in found):
+            if base and any(not change.free and not permitted(change.key, config.run.allow_change) for change in found):
                 raise Held(f"another process has just changed the run in {path}. Type the command again")
+            _drop_versions(path, above=max(base, 1))
+            if found and base:
+                write_json(path / numbered("changes.json", base + 1), [asdict(change) for change in found])
+                write_json(path / numbered("provenance.json", base + 1), provenance())
             if found:
-                n = stored.number(file.name) + 1
-                write_json(path / numbered("changes.json", n), [asdict(change) for change in found])
-                write_json(path / numbered("provenance.json", n), provenance())
-                _write_version(path, n, config, resolution, portable(overrides, config_dirs, config))
+                _write_version(path, base + 1, config, resolution, portable(overrides, config_dirs, config))
     except Held as error:
         raise _held(path, error) from None
     except OSError as error:
@@ -131,13 +134,26 @@ def finished(run_dir: Path) -> Result | None:
 
 
 def run_id(run_dir: Path) -> str:
-    """What tells this run from every other, wherever its directory is moved."""
-    return read_json(run_dir / "provenance.json")["run_id"]
+    """What tells this run from every other, wherever its directory is moved; also in each of its checkpoints.
+
+    Raises ValueError when no file has it any more.
+    """
+    try:
+        return str(read_json(run_dir / "provenance.json")["run_id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        known = [one.meta["run_id"] for one in listed(saved_folder(run_dir)) if "run_id" in one.meta]
+        if known:
+            return known[-1]
+        raise ValueError(f"{run_dir / 'provenance.json'} is missing or damaged, and with it the id of the run; begin another") from error
 
 
 def resume_command(run_dir: Path) -> str:
     """What to type for the run to go on; what it needs trust for is typed again."""
-    return shlex.join(["python", "-m", "forge.resume", short(run_dir), *consent(read_json(newest_overrides(run_dir)))])
+    try:
+        asked = consent([str(text) for text in read_json(newest_overrides(run_dir))])
+    except (OSError, ValueError, TypeError):
+        asked = []  # whoever types the command is told what is wrong with them
+    return shlex.join(["python", "-m", "forge.resume", short(run_dir), *asked])
 
 
 def longer(run_dir: Path, reason: str, step: int) -> str:
@@ -149,8 +165,8 @@ def longer(run_dir: Path, reason: str, step: int) -> str:
 
 
 def newest_overrides(run_dir: Path) -> Path:
-    """The overrides of the config in force."""
-    return run_dir / numbered(OVERRIDES, stored.number(newest(run_dir).name))
+    """The overrides of the config that the run was last started with."""
+    return run_dir / numbered(OVERRIDES, max(stored.settled(run_dir), 1))
 
 
 def fresh_name(label: str) -> str:
@@ -161,12 +177,13 @@ def fresh_name(label: str) -> str:
 
 
 def read_result(path: Path) -> Result | None:
-    """The result that the worker left, if it ended of its own."""
-    if not (path / RESULT).is_file():
+    """The result that the worker left, if it ended of its own; one that cannot be read is none."""
+    try:
+        content = read_json(path / RESULT)
+        kept = {name: content[name] for name in ("status", "reason", "step", "metrics")}
+        return Result(run_dir=path, objective=content["objective"]["value"], **kept)
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    content = read_json(path / RESULT)
-    kept = {name: content[name] for name in ("status", "reason", "step", "metrics")}
-    return Result(run_dir=path, objective=content["objective"]["value"], **kept)
 
 
 def read_error(path: Path) -> str | None:
@@ -188,8 +205,17 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON under a temporary name, then rename: a reader sees all of it or none."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=1, default=str) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     scratch.replace(path)
+
+
+def _drop_versions(path: Path, *, above: int) -> None:
+    for file in path.glob("config.*.yaml"):
+        if stored.number(file.name) > above:
+            file.unlink()
 
 
 def _write_version(path: Path, n: int, config: Config, resolution: Resolution, overrides: Sequence[str]) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from forge.launch.directory import ERROR
 
-FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+FAILED, REFUSED = 1, 2  # exit codes of a worker: something went wrong, and the user's mistake
 PARENT = "FORGE_PARENT"  # tells a worker the process that started it
 
 

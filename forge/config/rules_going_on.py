@@ -29,7 +29,7 @@ def run_dir(config: Config, world: World) -> Iterator[Finding]:
     if os.path.exists(place) and not os.path.isdir(place):
         yield f"run.dir={path}", f"{path} is a file.", "give a directory"
     elif not stored.is_run(place) and not stored.is_new(place):
-        what = f"{place} is not empty and has no {stored.CONFIG}: it is no run directory."
+        what = f"{place} holds other files and is no run directory."
         yield f"run.dir={path}", what, "give a run directory, a new directory, or leave run.dir out"
 
 
@@ -82,7 +82,7 @@ def resume_from(config: Config, world: World) -> Iterator[Finding]:
         yield f"checkpoint.resume_from={wanted}", "a step is one of the run in run.dir, which is not given.", "run.dir=..., or a path"
         return
     folder = Path(config.run.dir) / config.checkpoint.dir
-    if not os.path.isdir(folder / f"step_{int(wanted)}"):
+    if not os.path.isdir(folder / f"step_{int(wanted)}") and not _is_behind(config, "resume_from"):
         steps = sorted(int(p.name.removeprefix("step_")) for p in folder.glob("step_*") if p.name.removeprefix("step_").isdecimal())
         fix = f"one of {', '.join(map(str, steps))}" if steps else "leave it out: the run begins anew"
         yield f"checkpoint.resume_from={wanted}", f"{folder} has no checkpoint of step {wanted}.", fix
@@ -116,7 +116,10 @@ def _stored(config: Config) -> Config | str | None:
     """The config of the run that goes on, why it cannot be read, or None where there is none."""
     if config.run.dir is None or not stored.is_run(Path(config.run.dir)):
         return None
-    file = stored.newest(Path(config.run.dir))
+    base = stored.settled(Path(config.run.dir))
+    if not base:
+        return None  # nothing was trained yet, so there is nothing to keep to
+    file = Path(config.run.dir) / stored.numbered(stored.CONFIG, base)
     try:
         return serialize.load(file, trust=config.run.trust)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, yaml.YAMLError) as error:

@@ -56,16 +56,21 @@ def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...]
 def save(config: Config, path: Path) -> None:
     """Write a config as YAML; a reader sees all of it or none."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
+        file.flush()
+        os.fsync(file.fileno())
     scratch.replace(path)
 
 
 def load(path: Path, *, trust: Sequence[str]) -> Config:
     """Read a config that `save` wrote, frozen; run.trust is `trust`, whatever the file says.
 
-    Raises ValueError for a class that is not under forge or a trusted prefix.
+    Raises ValueError for a class that is not under forge or a trusted prefix, and TypeError for what is no config.
     """
     plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(plain, dict) or not isinstance(plain.get("run"), dict):
+        raise TypeError("it is empty or damaged")
     plain["run"]["trust"] = list(trust)
     config = from_plain(Config, plain, trust=tuple(trust))
     config.freeze()

@@ -19,6 +19,7 @@ from forge.config.stored import newest, number, numbered
 from forge.data.loader import TrainLoader, count_windows, eval_batches
 from forge.data.prepare import Prepared, prepare
 from forge.launch import directory
+from forge.launch.saved import TOKENIZER
 from forge.models.contract import check_model
 from forge.models.init import init_weights
 from forge.parallel.apply import apply
@@ -139,6 +140,7 @@ def assemble(run_dir: Path) -> Parts:
     begin(
         start,
         run_dir=run_dir,
+        checkpointer=checkpointer,
         config=config,
         model=model,
         optimizer=optimizer,
@@ -147,6 +149,8 @@ def assemble(run_dir: Path) -> Parts:
         data=data_identity(prepared),
     )
     directory.write_json(run_dir / "data.json", prepared.manifest)
+    if not (run_dir / TOKENIZER).exists():
+        prepared.tokenizer.save(run_dir / TOKENIZER)  # of the first start, whatever becomes of the text
     return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation, guard=guard)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from forge.training.step import StepOutput
 
 
-class CallbackError(RuntimeError):
+class CallbackError(Exception):
     """A user's callback failed: which, at what moment, at which step and why; the cause is chained."""
 
 
@@ -71,14 +71,14 @@ def blaming(callback: Callback, moment: str, step: int | None = None) -> Iterato
     """What a user's callback raises in here becomes a CallbackError that names it; forge's own raise what they raise."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not callback.config_path or isinstance(error, CallbackError):
             raise
         target = f"{type(callback).__module__}.{type(callback).__qualname__}"
         raise failure(callback.config_path, target, moment, error, step) from error
 
 
-def failure(config_path: str, target: str, moment: str, error: Exception, step: int | None = None) -> CallbackError:
+def failure(config_path: str, target: str, moment: str, error: BaseException, step: int | None = None) -> CallbackError:
     """The error that says which callback failed, where and why."""
     at = "" if step is None else f" at step {step}"
     return CallbackError(f"{config_path} ({target}) failed in {moment}{at}: {type(error).__name__}: {error}".rstrip(": "))

@@ -122,6 +122,10 @@ class Checkpointer:
                 moved.append(target)
         return moved
 
+    def has(self, step: int) -> bool:
+        """Whether the run has saved this step."""
+        return Saved(self.folder / f"step_{step}").fault(self.run_id) is None
+
     def is_best(self, value: float) -> bool:
         """Whether a checkpoint with this value of eval.metric would be among the best to keep."""
         count, metric = self.section.keep_best, self.config.eval.metric

@@ -60,6 +60,6 @@ class BadSteps(Callback):
         steps = f"steps {state.step - bad + 1} to {state.step}" if bad > 1 else f"step {state.step}"
         return (
             f"the {state.bad[-1].what} was not finite in {steps}, which is train.max_bad_steps={self.limit} or more in a row. "
-            f"Their updates were skipped: {self.checkpoints / f'step_{state.step}'} holds the last good weights. "
+            f"Their updates were skipped: {self.checkpoints / f'step_{state.step}'} holds the weights as they were before them. "
             f"Lower optimizer.lr or train.grad_clip_norm; debug=anomaly names the operation; the data were samples {first} to {last}"
         )

@@ -46,6 +46,7 @@ class Loop:
         self.interrupted = False
         self.started = time.perf_counter()
         self.paused_seconds = 0.0
+        self.paused_at: float | None = None
         self.seconds_before = 0.0
         self._acting: dict[str, list[Callback]] = {}
 
@@ -155,11 +156,14 @@ class Loop:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begin = time.perf_counter()
+        outer, self.paused_at = self.paused_at, self.paused_at or begin
         try:
             yield
         finally:
-            self.paused_seconds += time.perf_counter() - begin
+            self.paused_at = outer
+            if outer is None:
+                self.paused_seconds += time.perf_counter() - begin
 
     def training_seconds(self) -> float:
         """Seconds since the start of the run, less those paused."""
-        return time.perf_counter() - self.started - self.paused_seconds
+        return (self.paused_at or time.perf_counter()) - self.started - self.paused_seconds

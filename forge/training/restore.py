@@ -59,7 +59,8 @@ def load(
             wanted[key] = torch.empty(what.size, dtype=what.properties.dtype)
     _read(path, wanted)
     if optimizer is not None and with_optimizer_state:
-        restore_optimizer(model, optimizer, _below("optimizer/", wanted))
+        with _unreadable(path):
+            restore_optimizer(model, optimizer, _below("optimizer/", wanted))
     return _below("callbacks/", wanted)
 
 
@@ -81,7 +82,10 @@ def load_weights(path: Path, *, model: nn.Module, exclude: tuple[str, ...] = ())
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """Give an optimizer, fresh or used, the state that `optimizer_tensors` took."""
+    """Give an optimizer, fresh or used, the state that `optimizer_tensors` took.
+
+    Raises ValueError when the parameters of a group have different kinds of it.
+    """
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     ordered = [p for group in optimizer.param_groups for p in group["params"]]
     indices = {names[p]: index for index, p in enumerate(ordered)}
@@ -89,6 +93,12 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
         state.setdefault(indices[name], {})[entry] = value
+    start = 0
+    for group in optimizer.param_groups:
+        kinds = {tuple(sorted(state[i])) for i in range(start, start + len(group["params"])) if i in state}
+        start += len(group["params"])
+        if len(kinds) > 1:
+            raise ValueError(f"the optimizer state is of several kinds: {' and '.join(map(str, sorted(kinds)))}")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -134,6 +144,6 @@ def _below(prefix: str, tensors: Tensors) -> Tensors:
 def _unreadable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).splitlines()), "no details")
         raise CheckpointError(f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint") from error

@@ -67,6 +67,9 @@ class Saving(Callback):
     def on_end(self, loop: Loop) -> None:
         with loop.paused():
             self.checkpointer.wait()
+            if not self.checkpointer.has(loop.state.step):  # nothing was left to train of what another run had saved
+                self.save(loop, "end")
+                self.checkpointer.wait()
         self._tell(loop)
 
     def close(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,16 +24,21 @@ from forge.training.saving import restore as give_state
 from forge.training.writing import say
 
 log = logging.getLogger(__name__)
+ANEW = "put one back, or give another run.dir to begin anew"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where the run goes on from; `own` when that is a checkpoint of this run. weights: what it takes the weights alone from."""
+    """Where the run goes on from; `own` when that is a checkpoint of this run. weights: what it takes the weights alone from.
+
+    undo_after: own checkpoints of later steps are set aside.
+    """
 
     checkpoint: Saved | None = None
     own: bool = False
     weights: Path | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    undo_after: int | None = None
 
 
 def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
@@ -48,11 +55,15 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     _warn(skipped)
     if newest is not None:
         return Start(checkpoint=newest, own=True, meta=newest.meta)
-    whole = [(one, fault) for one, fault in skipped if not fault.startswith("it is torn")]
-    if whole:
-        what = "; ".join(f"{one.path.name}: {fault}" for one, fault in whole)
+    if skipped:
+        what = "; ".join(f"{one.path.name}: {fault}" for one, fault in skipped)
         raise CheckpointError(
-            f"{folder} has checkpoints and none can be used ({what}); move them away to begin anew, or give another run.dir"
+            f"{folder} has checkpoints and none can be used ({what}); put one back, or give another run.dir to begin anew"
+        )
+    reached = attempts.reached(run_dir)
+    if reached:
+        raise CheckpointError(
+            f"{folder} has no checkpoint, and this run was at step {reached}; put one back, or give another run.dir to begin anew"
         )
     if wanted is not None:
         return _wanted(folder, wanted, checkpointer)
@@ -65,6 +76,7 @@ def begin(
     start: Start,
     *,
     run_dir: Path,
+    checkpointer: Checkpointer,
     config: Config,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -81,19 +93,21 @@ def begin(
         say(f"beginning with the weights of {source}")
     elif start.checkpoint is not None:
         path = start.checkpoint.path
-        before = restore.config_of(path, trust=config.run.trust)
+        with _or_another(start, checkpointer):
+            before = restore.config_of(path, trust=config.run.trust)
         changed = start.own and any(change.key.startswith("model") for change in changes(before, config))
         old, new = before.optimizer, config.optimizer
         same_optimizer = (type(old), old._target_) == (type(new), new._target_)
-        where = _check_data(start, path, config, data, loop)
-        tensors = restore.load(
-            path,
-            model=model,
-            optimizer=optimizer,
-            exclude=() if start.own else exclude,
-            changed=changed,
-            with_optimizer_state=same_optimizer,
-        )
+        where = _check_data(start, path, run_dir, config, data, loop)
+        with _or_another(start, checkpointer):
+            tensors = restore.load(
+                path,
+                model=model,
+                optimizer=optimizer,
+                exclude=() if start.own else exclude,
+                changed=changed,
+                with_optimizer_state=same_optimizer,
+            )
         give_state(start.meta, tensors, loop, autocast)
         if where is None:
             loop.state.samples = 0
@@ -102,12 +116,15 @@ def begin(
         _say_where(source, loop, where)
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
+    moved = [] if start.undo_after is None else checkpointer.set_aside(start.undo_after)
+    if moved:
+        say(f"set aside: {', '.join(path.name for path in moved)}")
     rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
     attempts.started(run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from)
 
 
 def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
-    """checkpoint.resume_from: a step of this run, or a path. Later steps of this run are set aside."""
+    """checkpoint.resume_from: a step of this run, or a path."""
     key = f"checkpoint.resume_from={wanted}"
     if wanted.isdecimal():
         found = Saved(folder / f"step_{int(wanted)}")
@@ -119,10 +136,20 @@ def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
         found, skipped = saved.find(Path(wanted), name="checkpoint.resume_from=")
         _warn(skipped)
         own = found.meta.get("run_id") == checkpointer.run_id and found.path.parent == folder
-    moved = checkpointer.set_aside(found.step if own else -1)
-    if moved:
-        say(f"{key}: set aside {', '.join(path.name for path in moved)}")
-    return Start(checkpoint=found, own=own, meta=found.meta)
+    return Start(checkpoint=found, own=own, meta=found.meta, undo_after=found.step if own else -1)
+
+
+@contextmanager
+def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
+    """A checkpoint that cannot be read is refused with the others that the run has."""
+    try:
+        yield
+    except CheckpointError as error:
+        found = [one.step for one in saved.listed(checkpointer.folder) if one.fault(checkpointer.run_id) is None]
+        steps = [str(step) for step in found if start.checkpoint is None or step != start.checkpoint.step]
+        if not start.own or not steps:
+            raise
+        raise CheckpointError(f"{error}: checkpoint.resume_from={steps[-1]}; this run has steps {', '.join(steps)}") from error
 
 
 def _weights(path: Path) -> Path:
@@ -138,7 +165,7 @@ def _warn(skipped: list[tuple[Saved, str]]) -> None:
         log.warning("%s is passed over: %s", one.path, fault)
 
 
-def _check_data(start: Start, path: Path, config: Config, data: dict[str, str], loop: Loop) -> str | None:
+def _check_data(start: Start, path: Path, run_dir: Path, config: Config, data: dict[str, str], loop: Loop) -> str | None:
     """Where in the data the run goes on, in words; None for the beginning of another text.
 
     Raises CheckpointError when tokenizer or text is another one and nobody said that it may be.
@@ -148,7 +175,8 @@ def _check_data(start: Start, path: Path, config: Config, data: dict[str, str], 
         what = "it was trained with another tokenizer, so its token ids mean something else here"
         if start.own and before["train"] != data["train"]:
             what = "the text has changed under this run, and with it the tokenizer that is trained on it"
-        fix = f"put it back, or take its own: tokenizer=file tokenizer.path={path / TOKENIZER / 'tokenizer.json'}"
+        own = run_dir / TOKENIZER if start.own else path / TOKENIZER
+        fix = f"put it back, or take its own: tokenizer=file tokenizer.path={own / 'tokenizer.json'}"
         raise CheckpointError(f"{path}: {what}; {fix}" + (" run.allow_change=[data,tokenizer]" if start.own else ""))
     if before["train"] == data["train"]:
         return "where it stopped in the data"

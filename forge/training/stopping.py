@@ -59,12 +59,12 @@ class EarlyStopping(Callback):
 
 
 class Signals(Callback):
-    """SIGTERM, SIGINT, SIGUSR1 and SIGUSR2: finish the step, save, end. A later one, or a stop that takes too long, ends at once.
+    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2: finish the step, save, end. A later one, or a stop that takes too long, ends at once.
 
     The first second is one signal: what is sent to a process group reaches a rank directly and again through its launcher.
     """
 
-    NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+    NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     SAME_SECONDS = 1.0
 
     def __init__(self, timeout: float) -> None:
@@ -76,7 +76,8 @@ class Signals(Callback):
 
     def on_start(self, loop: Loop) -> None:
         if threading.current_thread() is threading.main_thread():
-            self.previous = {number: signal.signal(number, self._handle) for number in self.NUMBERS}
+            heard = [number for number in self.NUMBERS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT]
+            self.previous = {number: signal.signal(number, self._handle) for number in heard}  # nohup ignores SIGHUP for us
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         self.interrupted(loop)

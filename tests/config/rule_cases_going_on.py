@@ -8,7 +8,7 @@ GOING_ON_CASES = [
     Case(
         "run.dir",
         "run.dir={tmp}",
-        "{tmp} is not empty and has no config.yaml: it is no run directory.",
+        "{tmp} holds other files and is no run directory.",
         "give a run directory, a new directory, or leave run.dir out",
         "run.dir={tmp}/new",
         heals="run.dir=null",

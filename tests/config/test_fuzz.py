@@ -108,7 +108,7 @@ def judge(verb: str, pieces: Sequence[Piece], said: Said) -> None:
     if first is Stage.RIGHT:
         assert said.code in (0, 2)
         assert said.code == 0 or said.problems
-        assert all(problem.rule for problem in said.problems), "right pieces can only be against a rule together"
+        assert all(p.rule or "It belongs to" in p.what for p in said.problems), "right pieces can only be against a rule together"
         return
     assert said.code == 2
     assert "Traceback" not in said.err

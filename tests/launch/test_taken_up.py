@@ -13,6 +13,7 @@ from forge.config import serialize, stored
 from forge.config.errors import ConfigError
 from forge.launch import directory
 from forge.launch.lock import Lock
+from forge.resume import overrides_of as resume_overrides
 
 RUN = ("run.dir=run", "train.max_steps=40", "scheduler=cosine", "scheduler.warmup_steps=4")
 
@@ -66,6 +67,7 @@ def test_a_change_is_kept_in_files_of_its_own(tmp_path: Path) -> None:
     ]
     typed = ["train.max_steps=50", "optimizer.lr=0.5", "run.allow_change=[optimizer.lr]"]
     assert read(path / "overrides.3.json") == [*RUN[1:], "metrics.log_interval=3", *typed]
+    assert resume_overrides(path)[:-1] == [*RUN[1:], "metrics.log_interval=3", *typed[:-1]], "what was allowed once is asked for again"
     assert {d["key"]: d["value"] for d in read(path / "derived.3.json")}["scheduler.decay_steps"] == 46
     assert read(path / "provenance.3.json").keys() == read(path / "provenance.json").keys() - {"run_id"}
     assert take("run.dir=run", *read(path / "overrides.3.json"))[1] == []
@@ -175,7 +177,7 @@ def test_a_change_that_a_kill_left_half_kept_is_not_in_force(monkeypatch: pytest
 def test_a_directory_with_files_of_another_is_no_place_for_a_run() -> None:
     Path("run").mkdir()
     Path("run/thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match=r"is not empty and has no config\.yaml"):
+    with pytest.raises(ConfigError, match=r"holds other files and is no run directory"):
         take(*RUN)
     assert [p.name for p in Path("run").iterdir()] == ["thesis.tex"]
 

@@ -81,7 +81,8 @@ def test_another_tokenizer_is_refused(broken_off: Path, own_text: Path, capsys: 
     own_text.write_text(own_text.read_text()[::-1])
     said = refused(broken_off, capsys)
     what = "the text has changed under this run, and with it the tokenizer that is trained on it"
-    own = f"{broken_off}/checkpoints/step_3/tokenizer/tokenizer.json"
+    own = f"{broken_off}/tokenizer/tokenizer.json"
+    assert Path(own).is_file()
     fix = f"put it back, or take its own: tokenizer=file tokenizer.path={own} run.allow_change=[data,tokenizer]"
     assert said.splitlines()[1] == f"{broken_off}/checkpoints/step_3: {what}; {fix}"
     alter(broken_off, run__allow_change=["data"])

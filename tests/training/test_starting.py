@@ -14,6 +14,7 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, logged, stored
 
 from forge import worker
+from forge.config import stored as stored_configs
 from forge.launch import attempts
 from forge.launch.saved import CheckpointError
 from forge.training.assemble import assemble
@@ -53,7 +54,7 @@ def test_an_earlier_step_of_its_own_is_taken_once(saved_run: Path, capsys: pytes
     """Later ones are set aside; a kill right after that, or after the next save, does not begin it anew; and it ends the same."""
     alter(saved_run, checkpoint__resume_from="2")
     assert assemble(saved_run).loop.state.step == 2
-    assert "checkpoint.resume_from=2: set aside step_4.undone, step_6.undone" in capsys.readouterr().out
+    assert "set aside: step_4.undone, step_6.undone" in capsys.readouterr().out
     assert folders(saved_run) == ["step_2", "step_4.undone", "step_6.undone"]
     assert set(logged(saved_run, "train/loss")) == {1, 2}
     loop = assemble(saved_run).loop
@@ -98,7 +99,7 @@ def test_another_run_takes_the_place_of_what_there_is(saved_run: Path, trained: 
     path = trained("train.max_steps=3", "checkpoint.interval=1")
     alter(path, checkpoint__resume_from=str(saved_run), train__max_steps=6, run__allow_change=["scheduler"])
     assert worker.main([str(path)]) == 0
-    assert folders(path) == ["step_1.undone", "step_2.undone", "step_3.undone"]
+    assert folders(path) == ["step_1.undone", "step_2.undone", "step_3.undone", "step_6"], "what was taken over is saved here too"
     assert logged(path, "train/loss") == {}, "rows of updates that are not in the weights are gone"
 
 
@@ -175,21 +176,37 @@ def test_nothing_usable_is_refused_rather_than_lost(
     assert worker.main([str(saved_run)]) == 2
     said = capsys.readouterr().err
     reasons = "; ".join(f"step_{n}: {REASONS[damage]}" for n in (6, 4, 2))
-    advice = "move them away to begin anew, or give another run.dir"
+    advice = "put one back, or give another run.dir to begin anew"
     assert f"{saved_run}/checkpoints has checkpoints and none can be used ({reasons}); {advice}" in said
     assert folders(saved_run) == ["step_2", "step_4", "step_6"]
     assert (saved_run / "metrics.jsonl").read_bytes() == rows
-    shutil.move(saved_run / "checkpoints", saved_run.parent / "away")
+
+
+def test_checkpoints_that_are_gone_are_not_replaced_in_silence(saved_run: Path) -> None:
+    """A disk that is not mounted, or a folder that was removed: the run was further, and begins anew only elsewhere."""
+    rows = (saved_run / "metrics.jsonl").read_bytes()
+    shutil.rmtree(saved_run / "checkpoints")
+    with pytest.raises(CheckpointError) as raised:
+        assemble(saved_run)
+    assert str(raised.value) == (
+        f"{saved_run}/checkpoints has no checkpoint, and this run was at step 6; put one back, or give another run.dir to begin anew"
+    )
+    assert (saved_run / "metrics.jsonl").read_bytes() == rows
+
+
+def test_a_start_that_is_refused_changes_nothing(saved_run: Path, trained: Callable[..., Path]) -> None:
+    """Neither the checkpoints, nor the rows, nor the result, nor the config that the next start is judged against."""
+    other = trained("model.dim=32")
+    before = {name: (saved_run / name).read_bytes() for name in ("metrics.jsonl", "performance.jsonl")}
+    alter(saved_run, checkpoint__resume_from=str(other), train__max_steps=9)
+    assert worker.main([str(saved_run)]) == 2
+    assert folders(saved_run) == ["step_2", "step_4", "step_6"]
+    assert {name: (saved_run / name).read_bytes() for name in before} == before
+    assert stored_configs.settled(saved_run) == 1
+    alter(saved_run, train__max_steps=8, checkpoint__resume_from=None)
+    assert sorted(p.name for p in saved_run.glob("config*.yaml")) == ["config.2.yaml", "config.yaml"]
     assert worker.main([str(saved_run)]) == 0
-    assert_bit_equal(*(stored(path / "step_6") for path in (saved_run / "checkpoints", saved_run.parent / "away")))
-
-
-def test_where_all_are_torn_the_run_begins_anew(saved_run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """None was ever complete, as far as one can see."""
-    for name in ("step_2", "step_4", "step_6"):
-        no_meta(saved_run / "checkpoints" / name)
-    assert assemble(saved_run).loop.state.step == 0
-    assert len([record for record in caplog.records if "is passed over: it is torn" in record.getMessage()]) == 3
+    assert "step_8" in folders(saved_run)
 
 
 @pytest.mark.parametrize(("damage", "reason"), [(no_meta, REASONS[no_meta]), (foreign, REASONS[foreign]), (newer, REASONS[newer])])

@@ -94,7 +94,7 @@ def test_an_interrupt_outside_the_loop(
     path = new_run()
     monkeypatch.setattr(assembling, "prepare", interrupted)
     assert worker.main([str(path)]) == 130
-    assert capsys.readouterr().err == "\ninterrupted outside of the training loop\n"
+    assert capsys.readouterr().err == "\ninterrupted\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2], ids=lambda n: n.name)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from forge.data import IGNORE_INDEX
 from forge.data.loader import EvalBatch
 from forge.models.modes import evaluating
+from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.device import Autocast
 from forge.training.loop import Loop
@@ -22,7 +23,9 @@ LOGITS_AT_ONCE = 1 << 24
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Tensor, autocast: Autocast) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Tensor, autocast: Autocast, ranks: Ranks | None = None
+) -> dict[str, float]:
     """Metrics over every target of the batches, each target counted once.
 
     loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets that were
@@ -37,6 +40,8 @@ def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Ten
             with autocast():
                 hidden = model.hidden(tokens).flatten(0, 1)  # type: ignore[operator]
                 totals += _sums(model, hidden, targets, token_bytes)
+    if ranks is not None:
+        ranks.total(totals)
     nats, count, correct, byte_nats, n_bytes = totals.tolist()
     loss = nats / max(count, 1)
     return {

@@ -14,6 +14,7 @@ from forge.config.changes import changes, permitted
 from forge.config.root import Config
 from forge.launch import attempts, saved
 from forge.launch.saved import TOKENIZER, CheckpointError, Saved
+from forge.parallel.ranks import Ranks
 from forge.training import restore, rows
 from forge.training.checkpoint import Checkpointer
 from forge.training.device import Autocast
@@ -71,6 +72,7 @@ def begin(
     loop: Loop,
     autocast: Autocast,
     data: dict[str, str],
+    ranks: Ranks,
 ) -> None:
     """Load what the start names, put the data and the rows where it left them, and say so. data: fingerprints of what is read now."""
     exclude = tuple(config.checkpoint.exclude_from_loading)
@@ -93,6 +95,7 @@ def begin(
             exclude=() if start.own else exclude,
             changed=changed,
             with_optimizer_state=same_optimizer,
+            group=ranks.saver,
         )
         give_state(start.meta, tensors, loop, autocast)
         if where is None:
@@ -102,6 +105,8 @@ def begin(
         _say_where(source, loop, where)
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
+    if not ranks.main:
+        return
     rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
     attempts.started(run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from)
 

@@ -53,6 +53,7 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     """Peak growth in bytes, seconds of each iteration, and the value, in this process."""
     import torch
 
+    from forge.models.head import Head
     from forge.objectives.chunked_cross_entropy import auto_chunk_size, chunked_cross_entropy
     from forge.objectives.cross_entropy import cross_entropy
 
@@ -66,7 +67,7 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         return cross_entropy(hidden @ weight.T, targets, z_loss_weight=case.z_loss_weight).total
 
     def chunked() -> torch.Tensor:
-        return chunked_cross_entropy(hidden, weight, targets, z_loss_weight=case.z_loss_weight, chunk_size=case.chunk_size or 0).total
+        return chunked_cross_entropy(hidden, Head(weight), targets, z_loss_weight=case.z_loss_weight, chunk_size=case.chunk_size or 0).total
 
     loss: Callable[[], torch.Tensor] = plain if case.chunk_size is None else chunked
     before, seconds, value = resident_bytes(peak=False), [], 0.0

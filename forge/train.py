@@ -83,7 +83,7 @@ def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequen
         from forge import worker
 
         return run_dir, worker.main([str(run_dir)])
-    return run_dir, local.start(run_dir)
+    return run_dir, local.start(run_dir, resolution.world.size)
 
 
 def _show(options) -> int:

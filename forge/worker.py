@@ -15,7 +15,7 @@ from pathlib import Path
 
 from forge.config.stored import CONFIG, is_run, newest
 from forge.launch import attempts, directory
-from forge.launch.directory import ERROR, RESULT, Result, short, write_json
+from forge.launch.directory import ERROR, RESULT, Result, short, write_first, write_json
 from forge.launch.local import FAILED, PARENT, REFUSED
 from forge.launch.lock import Held, Lock
 
@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not is_run(run_dir):
         print(f"{run_dir} is no run directory: it has no {CONFIG}", file=sys.stderr)
         return REFUSED
+    if not is_main():
+        with log_file(run_dir):
+            return _guarded(run_dir)
     try:
         lock = Lock(run_dir).acquire()
     except Held as error:
@@ -42,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}")
             return 0
         return _guarded(run_dir)
+
+
+def is_main() -> bool:
+    """Whether this rank speaks and writes for all."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _guarded(run_dir: Path) -> int:
@@ -64,7 +72,13 @@ def _train(run_dir: Path) -> int:
     for name in (RESULT, ERROR):
         (run_dir / name).unlink(missing_ok=True)  # of an earlier start, now that this one goes on
     loop, config = parts.loop, parts.config
-    reason = loop.run()
+    try:
+        reason = loop.run()
+    finally:
+        parts.ranks.close()
+    code = 128 + signal.Signals.__members__.get(reason, signal.SIGTERM) if loop.interrupted else 0
+    if not parts.ranks.main:
+        return FAILED if parts.guard.fault else code
     metrics: dict[str, float] = {**parts.logger.last, "tokens_per_second": parts.logger.mean_rate()}
     if parts.evaluation is not None and parts.evaluation.at is not None:
         metrics |= {f"eval/{name}": value for name, value in parts.evaluation.metrics.items()} | {"eval/step": parts.evaluation.at}
@@ -80,13 +94,14 @@ def _train(run_dir: Path) -> int:
         print(f"run.objective={config.run.objective} was never logged; logged were {', '.join(known)}", file=sys.stderr)
     if config.metrics.enable_console:
         say(summary(parts, reason, run_dir))
-    return 128 + signal.Signals.__members__.get(reason, signal.SIGTERM) if loop.interrupted else 0
+    return code
 
 
 def _fail(run_dir: Path, error: Exception, step: int | None = None) -> int:
     content = {"type": type(error).__name__, "message": str(error), "traceback": "".join(traceback.format_exception(error))}
     try:
-        write_json(run_dir / ERROR, {"rank": int(os.environ.get("RANK", 0)), **content})
+        if not write_first(run_dir / ERROR, {"rank": int(os.environ.get("RANK", 0)), **content}):
+            return FAILED  # another rank has said why; this one only lost its peer
         attempts.ended(run_dir, status="failed", reason=f"{type(error).__name__}: {error}", step=step)
         place = f"\n(the traceback is in {short(run_dir / ERROR)}; the run goes on with: {directory.resume_command(run_dir)})"
     except OSError:

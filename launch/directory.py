@@ -218,6 +218,19 @@ def _drop_versions(path: Path, *, above: int) -> None:
             file.unlink()
 
 
+def write_first(path: Path, content: Any) -> bool:
+    """Write JSON unless the file is there already; whether it was written. Of several processes one succeeds."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        return False
+    finally:
+        scratch.unlink()
+    return True
+
+
 def _write_version(path: Path, n: int, config: Config, resolution: Resolution, overrides: Sequence[str]) -> None:
     write_json(path / numbered(OVERRIDES, n), list(overrides))
     write_json(path / numbered("derived.json", n), [asdict(d) for d in resolution.derived])

@@ -28,20 +28,13 @@ def world_size(config: Config, world: World) -> Iterator[Finding]:
         yield f"parallel.dp_shard={degrees['dp_shard']}", what, fix
 
 
-@rule("parallel.single_device", reads=DEGREES)
-def single_device(config: Config, world: World) -> Iterator[Finding]:
-    """This version trains on one device: every degree must be 1."""
-    for axis, size in config.parallel.degrees().items():
+@rule("parallel.later", reads=DEGREES)
+def later(config: Config, world: World) -> Iterator[Finding]:
+    """This version shards and replicates over data ranks: tp, pp, cp and ep must be 1."""
+    for axis in ("tp", "pp", "cp", "ep"):
+        size = getattr(config.parallel, axis)
         if size > 1:
-            yield f"parallel.{axis}={size}", f"this version trains on one device, and parallel.{axis} is {size}.", f"parallel.{axis}=1"
-
-
-@rule("parallel.one_rank", reads=DEGREES)
-def one_rank(config: Config, world: World) -> Iterator[Finding]:
-    """This version starts one rank."""
-    if world.size > 1 and prod(config.parallel.degrees().values()) == 1:
-        fix = "start it without torchrun or srun" if world.source == "WORLD_SIZE" else "run.num_processes=1"
-        yield f"run.num_processes={world.size}", f"this version trains on one rank, and {world.source} says {world.size}.", fix
+            yield f"parallel.{axis}={size}", f"this version has no parallel.{axis} above 1; it is {size}.", f"parallel.{axis}=1"
 
 
 @rule("parallel.tp_heads", reads=("parallel.tp", "model.n_heads"))

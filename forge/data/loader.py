@@ -192,23 +192,31 @@ def _leave_signals_to_the_rank(worker: int) -> None:
 
 
 def eval_batches(
-    store: TokenStore, *, seq_len: int, batch_size: int, steps: int = 0, token_bytes: np.ndarray | None = None
+    store: TokenStore,
+    *,
+    seq_len: int,
+    batch_size: int,
+    steps: int = 0,
+    token_bytes: np.ndarray | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> Iterator[EvalBatch]:
     """The first `steps` batches of a split in order, the same ones every time; 0 = all, each target once.
 
     token_bytes: bytes of each token, int [vocab]; fills n_bytes. The last batch may have fewer rows, and
-    its last row ends in padding: token 0 with target IGNORE_INDEX.
+    its last row ends in padding: token 0 with target IGNORE_INDEX. part: (i, n), the i-th of n shares of the same rows;
+    every share has as many batches as every other, of as many rows, with padding for rows that there are not.
     """
-    last = len(store) - 1
-    starts = range(0, last, seq_len)
-    for first in range(0, min(len(starts), steps * batch_size if steps else len(starts)), batch_size):
-        rows = starts[first : first + batch_size]
-        tokens = np.zeros((len(rows), seq_len), dtype=np.int64)
-        targets = np.full((len(rows), seq_len), IGNORE_INDEX, dtype=np.int64)
+    last, (index, shares) = len(store) - 1, part
+    starts = range(0, last, seq_len)[: steps * batch_size if steps else None]
+    for first in range(0, len(starts), batch_size * shares):
+        held = -(-len(starts[first : first + batch_size * shares]) // shares)
+        rows = starts[first + index * held : min(first + (index + 1) * held, first + batch_size * shares)]
+        tokens = np.zeros((held, seq_len), dtype=np.int64)
+        targets = np.full((held, seq_len), IGNORE_INDEX, dtype=np.int64)
         for row, start in enumerate(rows):
             window = store.read(start, min(start + seq_len, last) + 1)
             tokens[row, : len(window) - 1] = window[:-1]
             targets[row, : len(window) - 1] = window[1:]
         n_bytes = None if token_bytes is None else int(token_bytes[targets[targets != IGNORE_INDEX]].sum())
-        n_targets = min(rows[-1] + seq_len, last) - rows[0]
+        n_targets = min(rows[-1] + seq_len, last) - rows[0] if rows else 0
         yield EvalBatch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets), n_targets=n_targets, n_bytes=n_bytes)

@@ -37,7 +37,9 @@ class Attention(nn.Module):
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        heads = causal_attention(q, k, v, self.backend)
+        heads = self.attend(q, k, v) if cache is None else causal_attention(q, *cache.append(k, v), self.backend)
         return self.wo(heads.transpose(1, 2).reshape(batch, seq, -1))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of whole sequences, q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, seq, head_dim]."""
+        return causal_attention(q, k, v, self.backend)

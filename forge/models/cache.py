@@ -45,4 +45,4 @@ class KVCache:
     @property
     def length(self) -> int:
         """Tokens read so far."""
-        return self.layers[0].length
+        return max(layer.length for layer in self.layers)  # a part of a model fills those of its own layers

@@ -37,6 +37,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Token ids to next-token logits.
 
+    It may be a part of a model, cut out by `keep`: then hidden states of the part before come in, or those for the part after go out.
     Weights are torch's defaults until `forge.models.init.init_weights` has run. May be built on the meta device.
     """
 
@@ -44,11 +45,12 @@ class Decoder(nn.Module):
         super().__init__()
         self.section = section
         self.max_seq_len = section.max_seq_len
-        self.embedding = nn.Embedding(section.vocab_size, section.dim)
+        self.reads_tokens = True
+        self.embedding: nn.Embedding | None = nn.Embedding(section.vocab_size, section.dim)
         self.positions = nn.Embedding(section.max_seq_len, section.dim) if section.position == "learned" else None
         self.rotary = RotaryTable(section.head_dim, section.max_seq_len, section.rope_theta) if section.position == "rope" else None
         self.blocks = nn.ModuleDict({str(layer): Block(section) for layer in range(section.n_layers)})
-        self.norm = make_norm(section)
+        self.norm: nn.Module | None = make_norm(section)
         self.output = None if section.tie_embeddings else nn.Linear(section.dim, section.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
@@ -56,7 +58,7 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(tokens, cache=cache))
 
     def hidden(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim].
+        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]. Hidden states come in where `reads_tokens` is false.
 
         With a cache the tokens continue those it has seen, and are added to it.
         Raises ValueError past max_seq_len.
@@ -64,22 +66,42 @@ class Decoder(nn.Module):
         start, seq = cache.length if cache is not None else 0, tokens.shape[1]
         if start + seq > self.max_seq_len:
             raise ValueError(f"model.max_seq_len={self.max_seq_len}: {start + seq} tokens are too many")
-        x = self.embedding(tokens)
-        if self.positions is not None:
-            x = x + self.positions(torch.arange(start, start + seq, device=tokens.device))
+        x = self.embed(tokens, start) if self.reads_tokens else tokens
         rotation = self.rotary(start, seq) if self.rotary is not None else None
-        for layer, block in enumerate(self.blocks.values()):
-            x = block(x, rotation) if cache is None else block(x, rotation, cache.layers[layer])
-        return self.norm(x)
+        for layer, block in self.blocks.items():
+            x = block(x, rotation) if cache is None else block(x, rotation, cache.layers[int(layer)])
+        return self.norm(x) if self.norm is not None else x
+
+    def embed(self, tokens: Tensor, start: int) -> Tensor:
+        """tokens: [batch, seq] at positions start, start + 1, ... -> [batch, seq, dim]."""
+        assert self.embedding is not None
+        x = self.embedding(tokens)
+        if self.positions is None:
+            return x
+        return x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., dim] -> [..., vocab]."""
-        return self.output(hidden) if self.output is not None else F.linear(hidden, self.embedding.weight)
+        return F.linear(hidden, self.output_weight)
 
     @property
     def output_weight(self) -> Tensor:
         """Weight of the output head, [vocab, dim]; the embedding table when they are tied."""
-        return self.output.weight if self.output is not None else self.embedding.weight
+        head = self.output if self.output is not None else self.embedding
+        assert head is not None, "this part of the model has no output head"
+        return head.weight
+
+    def keep(self, layers: range, *, first: bool, last: bool) -> None:
+        """Cut the model down to a run of its blocks, with what is before the first one and after the last one of all."""
+        for layer in [name for name in self.blocks if int(name) not in layers]:
+            del self.blocks[layer]
+        self.reads_tokens = first
+        if not first:
+            self.positions = None
+            if not (last and self.section.tie_embeddings):
+                self.embedding = None
+        if not last:
+            self.norm = self.output = None
 
     def new_cache(self, max_len: int | None = None) -> KVCache:
         """An empty cache for sequences of at most `max_len` tokens; null = max_seq_len."""

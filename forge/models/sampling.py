@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from forge.models.contract import Cached, LanguageModel
+from forge.models.head import head_of
 from forge.models.modes import evaluating
 
 
@@ -45,7 +45,7 @@ def generate(
     with evaluating(model):  # type: ignore[arg-type]
         while tokens.shape[1] < total:
             hidden = cached.hidden(unread, cache=cache) if cached is not None else model.hidden(tokens)
-            probabilities = next_token_probabilities(F.linear(hidden[:, -1], model.output_weight), temperature, top_k, top_p)
+            probabilities = next_token_probabilities(head_of(model).logits(hidden[:, -1]), temperature, top_k, top_p)
             unread = torch.multinomial(probabilities, 1, generator=generator)
             if eos_id is not None:
                 unread = unread.masked_fill(ended, eos_id)

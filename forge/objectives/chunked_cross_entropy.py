@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from forge.data import IGNORE_INDEX
+from forge.models.head import Head
 from forge.objectives.cross_entropy import CrossEntropySums
 
 MAX_CHUNK_TOKENS = 4096
@@ -16,24 +17,27 @@ CHUNK_BYTES = 1 << 26
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0, chunk_size: int = 0
+    hidden: Tensor, head: Head, targets: Tensor, *, z_loss_weight: float = 0.0, chunk_size: int = 0
 ) -> CrossEntropySums:
-    """The sums of `cross_entropy(hidden @ weight.T, targets)`, a chunk of tokens at a time.
+    """The sums of `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
 
-    hidden: [..., dim], weight: [vocab, dim], targets: [...] int64, -100 = masked.
-    chunk_size: tokens a chunk, 0 = `auto_chunk_size`. Gradients are made in the forward pass, while a
+    hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens a chunk, 0 = `auto_chunk_size`.
+    Where the head's rows are spread over ranks, so are the logits: of each token three numbers are exchanged (arXiv:1909.08053,
+    section 3), and the gradient of hidden is the part that comes from this rank's rows.
+    Gradients are made in the forward pass, while a
     chunk's logits are there, and only where autograd wants them; backward scales them. Matrix products
     follow autocast; the softmax and the sums are fp32 (fp64 for fp64 inputs).
     """
     device_type = hidden.device.type
     compute_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
-    vocab, dim = weight.shape
+    rows, dim = head.weight.shape
     sums = _ChunkedCrossEntropy.apply(
         hidden.reshape(-1, dim),
-        weight,
+        head.weight,
+        head,
         targets.flatten(),
         z_loss_weight,
-        chunk_size or auto_chunk_size(vocab=vocab, dim=dim),
+        chunk_size or auto_chunk_size(vocab=rows, dim=dim),
         compute_dtype,
         torch.is_grad_enabled(),
     )
@@ -56,6 +60,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
+        head: Head,
         targets: Tensor,
         z_loss_weight: float,
         chunk_size: int,
@@ -66,6 +71,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             sums, grad_hidden, grad_weight = _sums_and_gradients(
                 hidden,
                 weight,
+                head,
                 targets,
                 z_loss_weight=z_loss_weight,
                 chunk_size=chunk_size,
@@ -81,12 +87,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         grads = (None if grad is None else (grad.to(grad_total.dtype) * grad_total).to(grad.dtype) for grad in ctx.saved_tensors)
-        return (*grads, None, None, None, None, None)
+        return (*grads, None, None, None, None, None, None)
 
 
 def _sums_and_gradients(
     hidden: Tensor,
     weight: Tensor,
+    head: Head,
     targets: Tensor,
     *,
     z_loss_weight: float,
@@ -99,32 +106,34 @@ def _sums_and_gradients(
     sum_dtype = torch.promote_types(compute_dtype, torch.float32)
     # Unscaled probabilities underflow in fp16 before the loss scale reaches them.
     grad_dtype = sum_dtype if compute_dtype == torch.float16 else compute_dtype
-    head = weight.to(compute_dtype)
-    grad_head = weight.to(grad_dtype) if want_hidden else None
+    matrix = weight.to(compute_dtype)
+    grad_matrix = weight.to(grad_dtype) if want_hidden else None
     grad_hidden = torch.empty_like(hidden) if want_hidden else None
     grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if want_weight else None
     ce, z_loss = hidden.new_zeros((), dtype=sum_dtype), hidden.new_zeros((), dtype=sum_dtype)
 
     for start in range(0, len(targets), chunk_size):
         rows = slice(start, start + chunk_size)
-        logits = (hidden[rows].to(compute_dtype) @ head.T).to(sum_dtype)
+        logits = (hidden[rows].to(compute_dtype) @ matrix.T).to(sum_dtype)
         unmasked = targets[rows] != IGNORE_INDEX
-        labels = targets[rows].where(unmasked, 0).unsqueeze(1)
-        target_logits = logits.gather(1, labels).squeeze(1)
+        labels = targets[rows] - head.first
+        here = unmasked & (labels >= 0) & (labels < len(weight))
+        labels = labels.where(here, 0).unsqueeze(1)
+        target_logits = head.total(logits.gather(1, labels).squeeze(1).where(here, 0))
 
-        peaks = logits.amax(1, keepdim=True)
-        partition = logits.sub_(peaks).exp_().sum(1)
+        peaks = head.largest(logits.amax(1, keepdim=True))
+        partition = head.total(logits.sub_(peaks).exp_().sum(1))
         log_partition = partition.log() + peaks.squeeze(1)
         ce += (log_partition - target_logits).where(unmasked, 0).sum()
         if z_loss_weight:
             z_loss += log_partition.where(unmasked, 0).square().sum()
 
-        if grad_hidden is None and grad_weight is None:
+        if grad_matrix is None and grad_weight is None:
             continue
         scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
-        grad_logits = logits.mul_(scale.unsqueeze(1)).scatter_add_(1, labels, -unmasked.unsqueeze(1).to(sum_dtype)).to(grad_dtype)
-        if grad_hidden is not None and grad_head is not None:
-            grad_hidden[rows] = grad_logits @ grad_head
+        grad_logits = logits.mul_(scale.unsqueeze(1)).scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype)).to(grad_dtype)
+        if grad_hidden is not None and grad_matrix is not None:
+            grad_hidden[rows] = grad_logits @ grad_matrix
         if grad_weight is not None:
             _add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
         del logits, grad_logits  # else the next chunk's product is held beside this one

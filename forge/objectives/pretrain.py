@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from forge.config.objective import Pretrain as PretrainConfig
+from forge.models.head import head_of, loss_by_rows
 from forge.objectives.chunked_cross_entropy import chunked_cross_entropy
 from forge.objectives.cross_entropy import cross_entropy
 from forge.objectives.losses import Losses
@@ -51,11 +52,11 @@ class Pretrain:
     def __call__(self, model: LanguageModel, batch: TokenBatch) -> Losses:
         """Losses of one micro-batch: `total`, and the sums `ce` and, where it has a weight, `z_loss`."""
         z_loss_weight = self.section.z_loss_weight
-        if self.section.loss_fn == "chunked_cross_entropy":
-            hidden, weight = model.hidden(batch.tokens), model.output_weight
-            total, ce, z_loss = chunked_cross_entropy(
-                hidden, weight, batch.targets, z_loss_weight=z_loss_weight, chunk_size=self.section.ce_chunk_size
-            )
+        chunked = self.section.loss_fn == "chunked_cross_entropy"
+        if chunked or loss_by_rows(model):
+            hidden = model.hidden(batch.tokens)
+            size = self.section.ce_chunk_size if chunked else batch.targets.numel()
+            total, ce, z_loss = chunked_cross_entropy(hidden, head_of(model), batch.targets, z_loss_weight=z_loss_weight, chunk_size=size)
         else:
             total, ce, z_loss = cross_entropy(model(batch.tokens), batch.targets, z_loss_weight=z_loss_weight)
         return Losses(total=total, sums={"ce": ce, "z_loss": z_loss} if z_loss_weight > 0 else {"ce": ce})

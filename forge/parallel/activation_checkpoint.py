@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from forge.parallel.blocks import blocks_of
+from forge.parallel.mixin import mix_in
 
 aten = torch.ops.aten
 
@@ -36,7 +37,7 @@ def recompute(model: nn.Module, mode: str) -> None:
     mixin = Recomputed if mode == "full" else RecomputedSelectively
     for block in blocks_of(model):
         assert not isinstance(block, Recomputed), "the blocks are checkpointed already"
-        block.__class__ = _with_mixin(mixin, type(block))
+        mix_in(block, mixin)
 
 
 # Nothing in a block draws random numbers, so there is no generator state to keep.
@@ -60,8 +61,3 @@ class RecomputedSelectively(Recomputed):
     """The same, but costly operations are not run again."""
 
     checkpoint: Any = staticmethod(_run_again_selectively)
-
-
-@functools.cache
-def _with_mixin(mixin: type, block: type) -> type:
-    return type(f"{mixin.__name__}{block.__name__}", (mixin, block), {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from forge.launch.saved import TOKENIZER
 from forge.models.contract import check_model
 from forge.models.init import init_weights
 from forge.parallel.apply import apply
+from forge.parallel.materialize import materialize
+from forge.parallel.ranks import Ranks, join
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer
 from forge.training.device import Autocast, check_dtypes, set_up
@@ -34,11 +37,11 @@ from forge.training.loop import Loop
 from forge.training.profiling import Profiler
 from forge.training.samples import Samples
 from forge.training.saving import Saving
-from forge.training.starting import begin, choose
+from forge.training.starting import Start, begin, choose
 from forge.training.state import TrainState
 from forge.training.step import Update
 from forge.training.stopping import EarlyStopping, Signals, TimeLimit
-from forge.training.trackers import build_trackers
+from forge.training.trackers import Trackers, build_trackers
 from forge.training.user import user_callbacks, user_trackers
 from forge.training.writing import say
 
@@ -54,6 +57,7 @@ class Parts:
     logger: Logger
     evaluation: Evaluation | None
     guard: BadSteps
+    ranks: Ranks
 
 
 def assemble(run_dir: Path) -> Parts:
@@ -63,15 +67,13 @@ def assemble(run_dir: Path) -> Parts:
     device = set_up(config)
     torch.manual_seed(config.seed)
     users = user_callbacks(config)
-    prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
+    ranks = join(config.parallel, device)
+    with ranks.main_first():
+        prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
     check_vocabulary(config, prepared)
     config = _fit(config, run_dir, count_windows(prepared.train, config.train.seq_len))
     autocast = Autocast(config, device)
-    model = build(config.model, path="model", trust=trust)
-    check_model(model, config.model._target_)
-    init_weights(model, config.seed)
-    model = apply(model.to(device), config)
-    check_dtypes(model)
+    model = _model(config, device, ranks)
     optimizer = build(config.optimizer, path="optimizer", trust=trust, model=model)
     state = TrainState()
     update = Update(
@@ -81,6 +83,7 @@ def assemble(run_dir: Path) -> Parts:
         schedule=build(config.scheduler, path="scheduler", trust=trust),
         autocast=autocast,
         clip_norm=config.train.grad_clip_norm,
+        ranks=ranks,
     )
     train, data = config.train, config.data
     loader = TrainLoader(
@@ -89,18 +92,19 @@ def assemble(run_dir: Path) -> Parts:
         seed=config.seed,
         batch_size=train.batch_size,
         grad_accum_steps=train.grad_accum_steps,
+        rank=ranks.batch[0],
+        num_ranks=ranks.batch[1],
         num_workers=data.num_workers,
         pin_memory=data.pin_memory and device.type == "cuda",
         prefetch_factor=data.prefetch_factor,
         overfit_batches=data.overfit_batches,
     )
-    signals = Signals(train.shutdown_timeout_sec)
-    evaluation = _evaluation(config, prepared, model, autocast, signals)
+    signals = Signals(train.shutdown_timeout_sec, ranks)
+    evaluation = _evaluation(config, prepared, model, autocast, signals, ranks)
     folder = run_dir / config.checkpoint.dir
-    checkpointer = Checkpointer(folder, config.checkpoint, config, prepared.tokenizer, directory.run_id(run_dir))
-    checkpointer.clean()
-    start = choose(run_dir, config, checkpointer)
-    logger = _logger(config, run_dir, device, resumed_at=start.meta.get("step", 0) if start.own else 0)
+    checkpointer = Checkpointer(folder, config.checkpoint, config, prepared.tokenizer, directory.run_id(run_dir), ranks)
+    start = _start(run_dir, config, checkpointer, ranks)
+    logger = _logger(config, run_dir, device, ranks, resumed_at=start.meta.get("step", 0) if start.own else 0)
     guard = BadSteps(train, interval=config.metrics.log_interval, checkpoints=folder)
     saving = Saving(
         checkpointer,
@@ -111,19 +115,26 @@ def assemble(run_dir: Path) -> Parts:
         run_dir=run_dir,
         data=data_identity(prepared),
         metric=config.eval.metric,
+        ranks=ranks,
     )
     callbacks: list[Callback] = [signals, guard, logger]
     if train.max_time:
-        callbacks.append(TimeLimit(train.max_time))
+        callbacks.append(TimeLimit(train.max_time, ranks))
     if config.profiling.enable:
         callbacks.append(Profiler(config.profiling, run_dir, device))
     if evaluation is not None:
         callbacks += [evaluation, EarlyStopping(config.eval)]
         if config.eval.sample_prompts:
-            show = config.metrics.enable_console
+            show = config.metrics.enable_console and ranks.main
             callbacks.append(
                 Samples(
-                    config.eval, model=model, tokenizer=prepared.tokenizer, autocast=autocast, run_dir=run_dir, seed=config.seed, show=show
+                    config.eval,
+                    model=model,
+                    tokenizer=prepared.tokenizer,
+                    autocast=autocast,
+                    run_dir=run_dir if ranks.main else None,
+                    seed=config.seed,
+                    show=show,
                 )
             )
     callbacks += [*users, saving]
@@ -147,11 +158,44 @@ def assemble(run_dir: Path) -> Parts:
         loop=loop,
         autocast=autocast,
         data=data_identity(prepared),
+        ranks=ranks,
     )
-    directory.write_json(run_dir / "data.json", prepared.manifest)
-    if not (run_dir / TOKENIZER).exists():
-        prepared.tokenizer.save(run_dir / TOKENIZER)  # of the first start, whatever becomes of the text
-    return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation, guard=guard)
+    if ranks.main:
+        directory.write_json(run_dir / "data.json", prepared.manifest)
+        if not (run_dir / TOKENIZER).exists():
+            prepared.tokenizer.save(run_dir / TOKENIZER)  # of the first start, whatever becomes of the text
+    return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation, guard=guard, ranks=ranks)
+
+
+def _model(config: Config, device: torch.device, ranks: Ranks) -> nn.Module:
+    """The model with its initial weights, laid out: over ranks it is built without memory, and each fills what it owns."""
+    with torch.device("meta") if ranks.mesh is not None else nullcontext():
+        model = build(config.model, path="model", trust=config.run.trust)
+    check_model(model, config.model._target_)
+    if ranks.mesh is None:
+        init_weights(model, config.seed)
+        model = apply(model.to(device), config)
+    else:
+        model = apply(model, config, ranks.mesh)
+        materialize(model, device, config.seed)
+    check_dtypes(model)
+    return model
+
+
+def _start(run_dir: Path, config: Config, checkpointer: Checkpointer, ranks: Ranks) -> Start:
+    """What the run starts from, as the main rank sees the directory."""
+    found: Start | Exception | None = None
+    if ranks.main:
+        try:
+            checkpointer.clean()
+            found = choose(run_dir, config, checkpointer)
+        except (ValueError, OSError) as error:
+            found = error
+    found = ranks.from_main(found)
+    if isinstance(found, Exception):
+        raise found
+    assert found is not None
+    return found
 
 
 def _announce() -> Callable[[str, float], None]:
@@ -195,7 +239,7 @@ def _fit(config: Config, run_dir: Path, samples: int) -> Config:
     return open_config
 
 
-def _logger(config: Config, run_dir: Path, device: torch.device, *, resumed_at: int) -> Logger:
+def _logger(config: Config, run_dir: Path, device: torch.device, ranks: Ranks, *, resumed_at: int) -> Logger:
     metrics, model = config.metrics, config.model
     trackers = partial(
         build_trackers,
@@ -209,10 +253,19 @@ def _logger(config: Config, run_dir: Path, device: torch.device, *, resumed_at: 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     flops = model.flops_per_token(config.train.seq_len)
     peak = peak_flops(metrics.peak_tflops, name)
-    return Logger(trackers, interval=metrics.log_interval, device=device, flops_per_token=flops, peak=peak)
+    return Logger(
+        trackers if ranks.main else Trackers,
+        size=ranks.size,
+        interval=metrics.log_interval,
+        device=device,
+        flops_per_token=flops,
+        peak=peak,
+    )
 
 
-def _evaluation(config: Config, prepared: Prepared, model: nn.Module, autocast: Autocast, signals: Signals) -> Evaluation | None:
+def _evaluation(
+    config: Config, prepared: Prepared, model: nn.Module, autocast: Autocast, signals: Signals, ranks: Ranks
+) -> Evaluation | None:
     if not config.eval.enabled:
         return None
     sizes = torch.zeros(config.model.vocab_size, dtype=torch.int64)
@@ -222,8 +275,8 @@ def _evaluation(config: Config, prepared: Prepared, model: nn.Module, autocast: 
 
     def run(interrupted: Callable[[], bool]) -> dict[str, float]:
         train = config.train
-        steps = config.eval.steps * train.grad_accum_steps  # the same text whatever the micro-batch
-        batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, steps=steps)
-        return evaluate(model, unless(interrupted, batches), token_bytes=sizes, autocast=autocast)
+        steps = config.eval.steps * train.grad_accum_steps * ranks.batch[1]  # the same text whatever the layout and the micro-batch
+        batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, steps=steps, part=ranks.batch)
+        return evaluate(model, unless(interrupted, batches), token_bytes=sizes, autocast=autocast, ranks=ranks)
 
     return Evaluation(run, interval=config.eval.interval, interrupted=signals.interrupted)

@@ -25,6 +25,7 @@ from forge.data.tokenizer import Tokenizer
 from forge.launch import saved
 from forge.launch.provenance import now, versions
 from forge.launch.saved import CONFIG, FORMAT, META, TOKENIZER, WEIGHTS, Saved
+from forge.parallel.ranks import Ranks
 from forge.training import tensor_files
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,10 @@ class Checkpointer:
     a kill leaves behind.
     """
 
-    def __init__(self, folder: Path, section: Checkpoint, config: Config, tokenizer: Tokenizer, run_id: str) -> None:
+    def __init__(
+        self, folder: Path, section: Checkpoint, config: Config, tokenizer: Tokenizer, run_id: str, ranks: Ranks | None = None
+    ) -> None:
+        self.ranks = ranks or Ranks()
         self.folder, self.section, self.config, self.tokenizer, self.run_id = folder, section, config, tokenizer, run_id
         self.before_commit: list[Callable[[Path], None]] = []
         self._stager: Any = None
@@ -63,19 +67,18 @@ class Checkpointer:
         about = {"format": FORMAT, "step": step, "time": now(), "run_id": self.run_id, "versions": versions(), **meta}
         one_process()
         try:
-            shutil.rmtree(scratch, ignore_errors=True)
-            self._check_space(tensor_files.size(tensors))
-            scratch.mkdir(parents=True)
-            serialize.save(self.config, scratch / CONFIG)
-            self.tokenizer.save(scratch / TOKENIZER)
-            writer = tensor_files.writer(scratch / WEIGHTS)
+            fault = self.ranks.from_main(self._prepare(scratch, tensor_files.size(tensors)) if self.ranks.main else None)
+            if fault is not None:
+                raise fault
+            writer, group = tensor_files.writer(scratch / WEIGHTS), self.ranks.saver
             if self.section.async_mode == "disabled":
                 with tensor_files.causes():
-                    save(tensors, storage_writer=writer)
+                    save(tensors, storage_writer=writer, process_group=group)
                 self._commit(scratch, target, about)
+                self.ranks.barrier()
                 return
             with tensor_files.causes():
-                response = async_save(tensors, storage_writer=writer, async_stager=self._staging())
+                response = async_save(tensors, storage_writer=writer, async_stager=self._staging(), process_group=group)
         except OSError as error:
             raise self._failed(target, scratch, error) from error
         upload = response if isinstance(response, Future) else response.upload_completion
@@ -153,7 +156,21 @@ class Checkpointer:
         if free < needed:
             raise OSError(errno.ENOSPC, f"it needs {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free")
 
+    def _prepare(self, scratch: Path, needed: int) -> OSError | None:
+        """Make the temporary directory with all but the tensors; returns what was in the way."""
+        try:
+            shutil.rmtree(scratch, ignore_errors=True)
+            self._check_space(needed)
+            scratch.mkdir(parents=True)
+            serialize.save(self.config, scratch / CONFIG)
+            self.tokenizer.save(scratch / TOKENIZER)
+        except OSError as error:
+            return error
+        return None
+
     def _commit(self, scratch: Path, target: Path, about: dict[str, Any]) -> None:
+        if not self.ranks.main:
+            return
         for hook in self.before_commit:
             hook(scratch)
         for path in scratch.rglob("*"):

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from forge.data import IGNORE_INDEX
 from forge.data.loader import EvalBatch
+from forge.models.head import head_of
 from forge.models.modes import evaluating
+from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.device import Autocast
 from forge.training.loop import Loop
@@ -22,7 +24,9 @@ LOGITS_AT_ONCE = 1 << 24
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Tensor, autocast: Autocast) -> dict[str, float]:
+def evaluate(
+    model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Tensor, autocast: Autocast, ranks: Ranks | None = None
+) -> dict[str, float]:
     """Metrics over every target of the batches, each target counted once.
 
     loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets that were
@@ -37,6 +41,8 @@ def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Ten
             with autocast():
                 hidden = model.hidden(tokens).flatten(0, 1)  # type: ignore[operator]
                 totals += _sums(model, hidden, targets, token_bytes)
+    if ranks is not None:
+        ranks.total(totals)
     nats, count, correct, byte_nats, n_bytes = totals.tolist()
     loss = nats / max(count, 1)
     return {
@@ -49,11 +55,11 @@ def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Ten
 
 def _sums(model: nn.Module, hidden: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
     """[nats, targets, correct, nats of tokens with bytes, bytes], some rows of logits at a time."""
-    weight: Tensor = model.output_weight  # type: ignore[assignment]
-    rows = max(LOGITS_AT_ONCE // weight.shape[0], 1)
+    head = head_of(model)
+    rows = max(LOGITS_AT_ONCE // token_bytes.shape[0], 1)
     sums = torch.zeros(5, dtype=torch.float64, device=hidden.device)
     for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
-        logits = F.linear(states, weight).float()
+        logits = head.logits(states).float()
         kept = wanted != IGNORE_INDEX
         nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none").double()
         sizes = torch.where(kept, token_bytes[wanted.clamp(min=0)], 0).double()

@@ -61,10 +61,11 @@ class Logger(Callback):
         device: torch.device,
         flops_per_token: int | None,
         peak: float | None,
+        size: int = 1,
     ) -> None:
         """open_trackers is called when the run starts, so that nothing before it finds the terminal taken."""
         self.open_trackers, self.trackers = open_trackers, Trackers()
-        self.interval, self.device, self.flops_per_token, self.peak = interval, device, flops_per_token, peak
+        self.size, self.interval, self.device, self.flops_per_token, self.peak = size, interval, device, flops_per_token, peak
         self.gathered = Gathered()
         self.unread: list[StepOutput] = []
         self.last: dict[str, float] = {}
@@ -135,7 +136,7 @@ class Logger(Callback):
         rate = targets / seconds
         self.rates.append((targets, seconds))
         values = {"tokens_per_second": rate, "step_seconds": seconds / steps, "memory_gib": peak_memory(self.device) / 2**30}
-        share = mfu(rate, self.flops_per_token, self.peak, 1) if self.flops_per_token and self.peak else None
+        share = mfu(rate, self.flops_per_token, self.peak, self.size) if self.flops_per_token and self.peak else None
         return values if share is None else values | {"mfu": share}
 
 

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import yaml
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from forge.config import serialize
 from forge.config.root import Config
@@ -39,6 +42,7 @@ def load(
     exclude: tuple[str, ...] = (),
     changed: bool = False,
     with_optimizer_state: bool = True,
+    group: dist.ProcessGroup | None = None,
 ) -> Tensors:
     """Load weights, and the state of an optimizer where one is given, in place; returns the tensors of callbacks.
 
@@ -56,8 +60,8 @@ def load(
     rest = () if optimizer is None else ("optimizer/", "callbacks/") if with_optimizer_state else ("callbacks/",)
     for key, what in stored.items():
         if key.startswith(rest) and (key.startswith("callbacks/") or key.removeprefix("optimizer/").rpartition("/")[0] in kept):
-            wanted[key] = torch.empty(what.size, dtype=what.properties.dtype)
-    _read(path, wanted)
+            wanted[key] = _like(own.get(key.removeprefix("optimizer/").rpartition("/")[0]), what)
+    _read(path, wanted, group)
     if optimizer is not None and with_optimizer_state:
         with _unreadable(path):
             restore_optimizer(model, optimizer, _below("optimizer/", wanted))
@@ -81,6 +85,13 @@ def load_weights(path: Path, *, model: nn.Module, exclude: tuple[str, ...] = ())
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 
 
+def _like(parameter: Tensor | None, what: Any) -> Tensor:
+    """Room for a stored tensor: laid out as its parameter is, where it has the parameter's shape."""
+    if isinstance(parameter, DTensor) and tuple(what.size) == tuple(parameter.shape):
+        return torch.empty_like(parameter, dtype=what.properties.dtype, requires_grad=False)
+    return torch.empty(what.size, dtype=what.properties.dtype)
+
+
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     """Give an optimizer, fresh or used, the state that `optimizer_tensors` took.
 
@@ -102,12 +113,12 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _read(path: Path, wanted: Tensors) -> None:
+def _read(path: Path, wanted: Tensors, group: dist.ProcessGroup | None) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 
     one_process()
     with _unreadable(path), tensor_files.causes():
-        read_tensors(wanted, storage_reader=tensor_files.reader(path / WEIGHTS))
+        read_tensors(wanted, storage_reader=tensor_files.reader(path / WEIGHTS), process_group=group)
 
 
 def _kept(path: Path, own: Tensors, stored: dict[str, tuple[int, ...]], exclude: tuple[str, ...], changed: bool) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from torch import nn
@@ -21,10 +21,10 @@ class Samples(Callback):
     """Continues each prompt every sample_interval steps and at the end, unless interrupted; on the terminal and in samples.jsonl."""
 
     def __init__(
-        self, section: Eval, *, model: nn.Module, tokenizer: Tokenizer, autocast: Autocast, run_dir: Path, seed: int, show: bool
+        self, section: Eval, *, model: nn.Module, tokenizer: Tokenizer, autocast: Autocast, run_dir: Path | None, seed: int, show: bool
     ) -> None:
         self.section, self.model, self.tokenizer, self.autocast = section, model, tokenizer, autocast
-        self.path, self.show = run_dir / SAMPLES, show
+        self.path, self.show = run_dir / SAMPLES if run_dir is not None else None, show
         temperature, top_k = section.sample_temperature, section.sample_top_k
         self.options = {"tokens": section.sample_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
         self._check_prompts(int(model.max_seq_len))  # type: ignore[arg-type]
@@ -40,14 +40,15 @@ class Samples(Callback):
 
     def sample(self, loop: Loop) -> None:
         """Sample now."""
-        with loop.paused(), closing(Rows(self.path)) as rows:
+        with loop.paused(), closing(Rows(self.path)) if self.path is not None else nullcontext() as rows:
             for prompt in self.section.sample_prompts:
                 try:
                     text = continue_text(self.model, self.tokenizer, prompt, self.autocast, **self.options)
                 except FloatingPointError as error:
                     say(f"no sample at step {loop.state.step}: {error}")
                     return
-                rows.append({"step": loop.state.step, "prompt": prompt, "text": text})
+                if rows is not None:
+                    rows.append({"step": loop.state.step, "prompt": prompt, "text": text})
                 if self.show:
                     say(f"--- sample at step {loop.state.step} ---\n{prompt}{text}\n---")
 

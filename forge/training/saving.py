@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from forge.config.checkpoint import Checkpoint
+from forge.parallel.ranks import Ranks
 from forge.training import callback_state, rows
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer, Tensors, prefixed
@@ -37,13 +38,14 @@ class Saving(Callback):
         run_dir: Path,
         data: dict[str, str],
         metric: str,
+        ranks: Ranks | None = None,
     ) -> None:
         """data: fingerprints of the tokenizer and of the tokens, so that a run that goes on knows whether they are the same.
 
         metric: the one of an evaluation by which checkpoints are the best.
         """
         self.checkpointer, self.section, self.model, self.optimizer, self.autocast = checkpointer, section, model, optimizer, autocast
-        self.run_dir, self.data, self.metric = run_dir, data, metric
+        self.run_dir, self.data, self.metric, self.ranks = run_dir, data, metric, ranks or Ranks()
         self.saved_at = 0.0
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
 
@@ -93,13 +95,15 @@ class Saving(Callback):
         if loop.state.step % self.section.interval == 0:
             return "interval"
         minutes = self.section.interval_minutes
-        if minutes and time.monotonic() - self.saved_at >= minutes * 60:
+        if minutes and self.ranks.any(time.monotonic() - self.saved_at >= minutes * 60):
             return "interval_minutes"
         return "best" if self._best(loop) else None
 
     def _best(self, loop: Loop) -> bool:
         step, metrics = self.evaluated
-        return step == loop.state.step and self.checkpointer.is_best(metrics[self.metric])
+        if not self.section.keep_best or step != loop.state.step:
+            return False
+        return self.ranks.any(self.ranks.main and self.checkpointer.is_best(metrics[self.metric]))
 
     def _tell(self, loop: Loop) -> None:
         for path in self.checkpointer.committed():

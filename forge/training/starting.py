@@ -16,6 +16,7 @@ from forge.config.changes import changes, permitted
 from forge.config.root import Config
 from forge.launch import attempts, saved
 from forge.launch.saved import TOKENIZER, CheckpointError, Saved
+from forge.parallel.ranks import Ranks
 from forge.training import restore, rows
 from forge.training.checkpoint import Checkpointer
 from forge.training.device import Autocast
@@ -83,6 +84,7 @@ def begin(
     loop: Loop,
     autocast: Autocast,
     data: dict[str, str],
+    ranks: Ranks,
 ) -> None:
     """Load what the start names, put the data and the rows where it left them, and say so. data: fingerprints of what is read now."""
     exclude = tuple(config.checkpoint.exclude_from_loading)
@@ -107,6 +109,7 @@ def begin(
                 exclude=() if start.own else exclude,
                 changed=changed,
                 with_optimizer_state=same_optimizer,
+                group=ranks.saver,
             )
         give_state(start.meta, tensors, loop, autocast)
         if where is None:
@@ -116,6 +119,8 @@ def begin(
         _say_where(source, loop, where)
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
+    if not ranks.main:
+        return
     moved = [] if start.undo_after is None else checkpointer.set_aside(start.undo_after)
     if moved:
         say(f"set aside: {', '.join(path.name for path in moved)}")

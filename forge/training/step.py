@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from forge.data.loader import Batch, Step
 from forge.objectives.losses import Losses
+from forge.parallel.fsdp import last_micro_batch
+from forge.parallel.ranks import Ranks
 from forge.training.device import Autocast
 
 
@@ -46,9 +49,10 @@ class Update:
         schedule: Callable[[int], float],
         autocast: Autocast,
         clip_norm: float,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model, self.objective, self.optimizer, self.schedule = model, objective, optimizer, schedule
-        self.autocast, self.clip_norm = autocast, clip_norm
+        self.autocast, self.clip_norm, self.ranks = autocast, clip_norm, ranks or Ranks()
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.skips_on_device = autocast.device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -87,14 +91,19 @@ class Update:
         sums: dict[str, Tensor] = {}
         whole = torch.zeros((), device=self.autocast.device)
         scaler, weight = self.autocast.scaler, 1.0 / max(step.n_targets, 1)
-        for batch in _on(self.autocast.device, step.batches):
+        batches = _on(self.autocast.device, step.batches)
+        for batch in batches:
             with self.autocast():
                 losses = self.objective(self.model, batch)
+            last_micro_batch(self.model, batch is batches[-1])
             loss = losses.total * weight
             (scaler.scale(loss) if scaler.is_enabled() else loss).backward()
             whole = whole + loss.detach()
             for name, value in losses.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
+        if self.ranks.size > 1:
+            all_sums = self.ranks.total(torch.stack([whole, *(value.to(whole.dtype) for value in sums.values())]))
+            whole, sums = all_sums[0], dict(zip(sums, all_sums[1:], strict=True))
         return whole, sums
 
     def _clip(self) -> Tensor:
@@ -102,7 +111,7 @@ class Update:
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.clip_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
-        return norm
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _step_unless(self, bad: Tensor) -> None:
         """The optimizer's step where `bad` is false; where it is true, weights and state keep every bit."""

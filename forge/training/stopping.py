@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from forge.config.eval import HIGHER_IS_BETTER, Eval
+from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
@@ -18,11 +19,11 @@ from forge.training.step import StepOutput
 class TimeLimit(Callback):
     """Stops after `minutes` of training; evaluation and checkpoints do not count. What the run trained before it went on does."""
 
-    def __init__(self, minutes: float) -> None:
-        self.limit = minutes * 60
+    def __init__(self, minutes: float, ranks: Ranks | None = None) -> None:
+        self.limit, self.ranks = minutes * 60, ranks or Ranks()
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        if loop.seconds_before + loop.training_seconds() >= self.limit:
+        if self.ranks.any(loop.seconds_before + loop.training_seconds() >= self.limit):
             loop.stop("max_time")
 
 
@@ -67,7 +68,8 @@ class Signals(Callback):
     NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     SAME_SECONDS = 1.0
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks or Ranks()
         self.timeout = timeout
         self.received: int | None = None
         self.received_at = 0.0
@@ -83,9 +85,9 @@ class Signals(Callback):
         self.interrupted(loop)
 
     def interrupted(self, loop: Loop) -> bool:
-        """Whether a signal has come; the loop is told."""
-        if self.received is not None and not loop.interrupted:
-            loop.interrupt(signal.Signals(self.received).name)
+        """Whether a signal has come to any rank; the loop is told. All ranks ask at the same point."""
+        if not loop.interrupted and (number := self.ranks.largest(self.received or 0)):
+            loop.interrupt(signal.Signals(number).name)
         return loop.interrupted
 
     def close(self) -> None:

@@ -18,8 +18,10 @@ log = logging.getLogger(__name__)
 
 
 def say(text: str) -> None:
-    """Print for whoever watches, and log; that nobody watches any more is no reason to fail."""
+    """Print for whoever watches, on the main rank, and log; that nobody watches any more is no reason to fail."""
     log.info("%s", text.strip())
+    if int(os.environ.get("RANK", 0)):
+        return
     try:
         print(text, flush=True)
     except BrokenPipeError:

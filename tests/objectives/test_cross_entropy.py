@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from forge.models.head import Head
 from forge.objectives.chunked_cross_entropy import CHUNK_BYTES, MAX_CHUNK_TOKENS, auto_chunk_size, chunked_cross_entropy
 from forge.objectives.cross_entropy import cross_entropy
 
@@ -57,7 +58,7 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: flo
 
 def chunked(size: int):
     def loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0):
-        return chunked_cross_entropy(hidden, weight, targets, z_loss_weight=z_loss_weight, chunk_size=size)
+        return chunked_cross_entropy(hidden, Head(weight), targets, z_loss_weight=z_loss_weight, chunk_size=size)
 
     return loss
 

@@ -1,0 +1,107 @@
+"""The ranks of a run: how this process joins them, and the few things that all of them agree on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from forge.config.parallel import Parallel
+from forge.parallel.mesh import Mesh, make_mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This rank among all; alone, everything here is immediate."""
+
+    rank: int = 0
+    size: int = 1
+    mesh: Mesh | None = None
+    host: dist.ProcessGroup | None = None  # of the CPUs, for what is agreed on between steps
+    saver: dist.ProcessGroup | None = None  # another, for a save that goes on meanwhile
+
+    @property
+    def main(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.rank == 0
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Which part of the batch this rank draws, of how many."""
+        return (self.mesh.batch_rank, self.mesh.batch_ranks) if self.mesh is not None else (0, 1)
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all ranks that hold a part of the batch, in place; does not wait for the device."""
+        if self.mesh is not None:
+            dist.all_reduce(values, group=self.mesh.loss_group)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank; all ask at the same point."""
+        return bool(self.largest(int(flag)))
+
+    def largest(self, number: int) -> int:
+        """The largest that any rank has; all ask at the same point."""
+        if self.host is None:
+            return number
+        votes = torch.tensor(number)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.host)
+        return int(votes)
+
+    def from_main(self, value: Any) -> Any:
+        """What the main rank has."""
+        if self.host is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.host)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Until all ranks are here."""
+        if self.host is not None:
+            dist.barrier(group=self.host)
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """The main rank goes through before the others, which find what it has made."""
+        if not self.main:
+            self.barrier()
+        yield
+        if self.main:
+            self.barrier()
+
+    def close(self) -> None:
+        """Leave the others."""
+        if self.host is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(parallel: Parallel, device: torch.device) -> Ranks:
+    """Meet the ranks that the launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; alone where there is one."""
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if size == 1:
+        return Ranks()
+    timeout = timedelta(seconds=parallel.nccl_timeout_sec)
+    dist.init_process_group(_backend(parallel.backend, device.type), timeout=timeout, device_id=device if device.type == "cuda" else None)
+    host, saver = (_group_of_all(timeout) for _ in range(2))
+    return Ranks(rank=dist.get_rank(), size=size, mesh=make_mesh(parallel, device.type), host=host, saver=saver)
+
+
+def _group_of_all(timeout: timedelta) -> dist.ProcessGroup:
+    """A group of all ranks' CPUs."""
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _backend(wanted: str, device_type: str) -> str:
+    """Of 'cpu:gloo,cuda:nccl' what a device needs: on a CPU a build without NCCL would refuse the rest."""
+    named = [part for part in wanted.split(",") if part.partition(":")[0] in ("cpu", device_type)]
+    return ",".join(named) if ":" in wanted else wanted

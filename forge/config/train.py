@@ -29,5 +29,6 @@ class Train(Section):
         choices=("none", "full", "selective"),
         free=True,
     )
+    recompute_every: int = opt(1, "with activation_checkpointing: only in every n-th block", gt=0, free=True)
     shutdown_timeout_sec: float = opt(600.0, "seconds a stop may take, from the signal to the end of the save", gt=0, free=True)
     nccl_health_check_interval: int = opt(0, "all-reduce as a sign of life every N steps; 0 = off", ge=0, free=True)

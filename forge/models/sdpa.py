@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.attention.bias  # lets the compiler trace can_use_flash_attention
 import torch.nn.functional as F
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 BACKENDS = {
@@ -21,12 +23,16 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
     """Attention of q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq, head_dim].
 
     Query i sees keys 0 to past + i. With fewer key/value heads than heads each serves a group of queries
-    (GQA, arXiv:2305.13245). A run of queries after a past needs an explicit mask, which the flash kernels
-    of a GPU lack: there torch chooses, whatever `backend` says.
+    (GQA, arXiv:2305.13245). A run of queries after a past has the flash kernel of a GPU where it fits and `backend` allows it,
+    and else an explicit mask with the kernel that torch chooses, whatever `backend` says.
     """
     seq, keys = q.shape[2], k.shape[2]
     grouped = q.shape[1] != k.shape[1]
     if 1 < seq < keys:
+        if backend in ("auto", "flash") and _flash_after_a_past(q, k, v):
+            # This operator's is_causal ends at the last key, unlike that of scaled_dot_product_attention, and it takes grouped heads;
+            # torch.nn.attention.bias.causal_lower_right is made of it, but the compiler cannot trace that.
+            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True)[0]
         mask = torch.ones(seq, keys, dtype=torch.bool, device=q.device).tril(keys - seq)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
     is_causal = seq == keys
@@ -35,6 +41,13 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
     check_backend(backend, q.device.type, q.dtype)
     with sdpa_kernel([BACKENDS[backend]]):
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+
+
+def _flash_after_a_past(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the flash kernel of a GPU takes these."""
+    if not q.is_cuda or q.shape[-1] % 8:
+        return False
+    return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, q.shape[1] != k.shape[1]))
 
 
 def check_backend(backend: str, device_type: str, dtype: torch.dtype) -> None:

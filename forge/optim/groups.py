@@ -14,7 +14,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings:
     output head shares one; decayed if `decay_embeddings`. vectors: norms, biases and all else with one
     dimension or none; never decayed. Frozen parameters are in no group.
     """
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    embeddings = {id(table) for module in model.modules() if isinstance(module, nn.Embedding) for table in module.parameters(recurse=False)}
     roles: dict[str, list[nn.Parameter]] = {"matrices": [], "embeddings": [], "vectors": []}
     for parameter in model.parameters():
         if not parameter.requires_grad:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from forge.parallel.blocks import blocks_of
 from forge.parallel.mixin import mix_in
 
-aten = torch.ops.aten
+aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 
 SAVED_BY_SELECTIVE = [
     aten.mm.default,  # a linear layer: most of a block's FLOPs
@@ -21,13 +21,17 @@ SAVED_BY_SELECTIVE = [
     aten._scaled_dot_product_efficient_attention.default,  # the same, by another kernel
     aten._scaled_dot_product_cudnn_attention.default,  # the same
     aten._scaled_dot_product_flash_attention_for_cpu.default,  # the same, and the one a CPU has
+    c10d.reduce_scatter_tensor.default,  # what ends a layer under tensor parallelism: to run it again is to send it again
+    c10d.all_reduce.default,  # the same, without sequence parallel
 ]
-"""Not here: bmm, the math kernel's scores, whose memory grows with seq^2; norms, activations, rotations, casts: cheap to repeat."""
+"""Not here: bmm, the math kernel's scores, whose memory grows with seq^2; norms, activations, rotations, casts: cheap to repeat;
+all-gathers: what they give is as large as what is saved by not keeping it."""
 
 
-def recompute(model: nn.Module, mode: str) -> None:
+def recompute(model: nn.Module, mode: str, *, every: int = 1) -> None:
     """Make each block keep less for backward, in place: none; full = its input only; selective = SAVED_BY_SELECTIVE too.
 
+    every: only the first of each so many blocks.
     Only the class of a block changes, so parameter names stay, and copies of the model run their own weights.
     """
     if mode not in ("none", "full", "selective"):
@@ -35,7 +39,7 @@ def recompute(model: nn.Module, mode: str) -> None:
     if mode == "none":
         return
     mixin = Recomputed if mode == "full" else RecomputedSelectively
-    for block in blocks_of(model):
+    for block in blocks_of(model)[::every]:
         assert not isinstance(block, Recomputed), "the blocks are checkpointed already"
         mix_in(block, mixin)
 

@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from forge.config.root import Config
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.compile import compile_blocks
+from forge.parallel.context import spread_context
 from forge.parallel.fsdp import shard
+from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh
+from forge.parallel.pipeline import Pipeline, cut
+from forge.parallel.tensor import spread_width
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def apply(model: nn.Module, cfg: Config, mesh: Mesh | None = None) -> nn.Module:
-    """Lay the model out as the config says, in place, and return it. mesh: null on one device, where it stays the plain module.
+def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh, device: torch.device) -> nn.Module:
+    """The model laid out over the ranks of the mesh, with its initial weights, of which each rank fills what it owns.
 
-    1. Activation checkpointing, first: the compiler must see what it recomputes.
-    2. Compilation, a block at a time, of all that is inside the block by then.
-    3. FSDP, last: it gathers and frees the parameters around all of it.
+    make: builds the model; it is called where nothing takes memory. The stages of a pipeline are cut first; then for each part
+
+    1. the width: heads, feed-forward and vocabulary over tp, and sequences between layers;
+    2. the context: sequences over cp, inside attention;
+    3. what backward computes again, and 4. compilation, of all that is inside a block by then;
+    5. FSDP, last: it gathers and frees the parameters around all of it, and adds up gradients.
 
     Parameter names are those of the plain model throughout.
     """
-    recompute(model, cfg.train.activation_checkpointing)
-    if cfg.train.compile_model:
-        compile_blocks(model, cfg.train.compile_backend)
-    if mesh is not None:
-        shard(model, mesh, param_dtype=AUTOCAST.get(cfg.precision.mixed_precision))
+
+    def fresh() -> nn.Module:
+        with torch.device("meta"):
+            return make()
+
+    parts = cut(fresh, cfg, mesh) if cfg.parallel.pp > 1 else [(0, fresh())]
+    for _, part in parts:
+        if cfg.parallel.tp > 1:
+            spread_width(part, cfg.parallel, mesh)  # type: ignore[arg-type]
+        if cfg.parallel.cp > 1:
+            spread_context(part, cfg, mesh)  # type: ignore[arg-type]
+        apply_to_blocks(part, cfg)
+        shard(
+            part,
+            mesh,
+            param_dtype=AUTOCAST.get(cfg.precision.mixed_precision),
+            reshard_after_forward=cfg.parallel.reshard_after_forward == "always",
+            cpu_offload=cfg.parallel.cpu_offload,
+        )
+    model = Pipeline(parts, cfg, mesh, device) if cfg.parallel.pp > 1 else parts[0][1]
+    materialize(model, torch.device("cpu") if cfg.parallel.cpu_offload else device, cfg.seed, buffers=device)
     return model
+
+
+def apply_to_blocks(model: nn.Module, cfg: Config) -> None:
+    """What one device does too: recompute, first, so that the compiler sees what is recomputed, and compile."""
+    train = cfg.train
+    recompute(model, train.activation_checkpointing, every=train.recompute_every)
+    if train.compile_model:
+        # What a fully recomputed block keeps for backward is its parameters, and the compiler cannot keep a DTensor (torch 2.13).
+        compile_blocks(model, train.compile_backend, layers=cfg.parallel.tp > 1 and train.activation_checkpointing == "full")

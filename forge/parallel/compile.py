@@ -7,12 +7,15 @@ from torch import nn
 from forge.parallel.blocks import blocks_of
 
 
-def compile_blocks(model: nn.Module, backend: str) -> None:
+def compile_blocks(model: nn.Module, backend: str, *, layers: bool = False) -> None:
     """Compile each block in place; parameter names stay.
 
     Equal blocks share one compilation, so its time does not grow with depth. A graph break is an error (fullgraph),
     and each shape is compiled for itself (dynamic=False): training has one, and evaluation few. Text generation, where every
     step has a new one, runs the plain blocks (see `forge.models.sampling`).
+
+    layers: compile the attention and feed-forward layers of a block apart, and not what is around them.
     """
     for block in blocks_of(model):
-        block.compile(backend=backend, fullgraph=True, dynamic=False)
+        for module in [child for child in block.children() if next(child.children(), None) is not None] if layers else [block]:
+            module.compile(backend=backend, fullgraph=True, dynamic=False)

@@ -12,12 +12,18 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from forge.models.init import Initialisable, draw_rows, rows_per_block
 
 
-def materialize(model: nn.Module, device: torch.device, seed: int, *, num_threads: int | None = None) -> None:
+def materialize(
+    model: nn.Module, device: torch.device, seed: int, *, buffers: torch.device | None = None, num_threads: int | None = None
+) -> None:
     """Allocate a model built on the meta device and fill it as `init_weights` fills a whole one, to the bit.
 
-    A tied weight is drawn once, under its first name.
+    A tied weight is drawn once, under its first name. buffers: their device, where it is another one than that of the parameters.
     """
     model.to_empty(device=device)
+    if buffers is not None and buffers != device:
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(buffers))
     fill(model, seed, num_threads=num_threads)  # type: ignore[arg-type]
 
 
@@ -31,6 +37,15 @@ def fill(model: Initialisable, seed: int, *, num_threads: int | None = None) -> 
                 continue
             _fill_rows(_local(values), name, tuple(values.shape), owned(values), model.init_std(name), seed, pool)
     model.reset_buffers()
+
+
+def copy_owned(values: Tensor, whole: Tensor) -> None:
+    """Copy into a tensor, in place, what this rank holds of it."""
+    local = _local(values)
+    for dim, index in enumerate(owned(values)):
+        if len(index) < whole.shape[dim]:
+            whole = whole.index_select(dim, index)
+    local.copy_(whole)
 
 
 def owned(values: Tensor) -> list[Tensor]:

@@ -15,7 +15,8 @@ class Mesh:
     """The views of one world, all over the same ranks in the same order, slowest axis first: pp, dp_replicate, dp_shard, cp, ep, tp.
 
     axes: all six. dense: (pp, dp_replicate, fsdp, tp), where fsdp = dp_shard * cp * ep, for parameters without experts.
-    whole: (pp, loss, tp), where loss is every rank that holds a part of the batch's tokens.
+    sums: (tokens, tp), where tokens = pp * dp_replicate * fsdp: every rank that has a part of the step's tokens, and the stages, of
+    which one finds the loss and the others none.
 
     The views are meshes of their own and not slices flattened from one, which no public call of torch does.
     """
@@ -23,7 +24,7 @@ class Mesh:
     parallel: Parallel
     axes: DeviceMesh
     dense: DeviceMesh
-    whole: DeviceMesh
+    sums: DeviceMesh
 
     @property
     def batch_ranks(self) -> int:
@@ -51,7 +52,7 @@ class Mesh:
     @property
     def loss_group(self) -> dist.ProcessGroup:
         """Over which the sums of a loss are added up."""
-        return self.whole.get_group("loss")
+        return self.sums.get_group("tokens")
 
 
 def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
@@ -63,5 +64,5 @@ def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
         parallel=parallel,
         axes=init_device_mesh(device_type, axes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")),
         dense=init_device_mesh(device_type, (p.pp, p.dp_replicate, fsdp, p.tp), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp")),
-        whole=init_device_mesh(device_type, (p.pp, p.dp_replicate * fsdp, p.tp), mesh_dim_names=("pp", "loss", "tp")),
+        sums=init_device_mesh(device_type, (p.pp * p.dp_replicate * fsdp, p.tp), mesh_dim_names=("tokens", "tp")),
     )

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from forge.config.parallel import Parallel
+from forge.parallel.context import own_part
 from forge.parallel.mesh import Mesh, make_mesh
 
 
@@ -36,6 +37,10 @@ class Ranks:
     def batch(self) -> tuple[int, int]:
         """Which part of the batch this rank draws, of how many."""
         return (self.mesh.batch_rank, self.mesh.batch_ranks) if self.mesh is not None else (0, 1)
+
+    def own_part(self, values: Tensor) -> Tensor:
+        """[batch, seq] -> what this rank reads of each sequence: its part under context parallelism, else all."""
+        return values if self.mesh is None or self.mesh.parallel.cp == 1 else own_part(values, self.mesh)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all ranks that hold a part of the batch, in place; does not wait for the device."""

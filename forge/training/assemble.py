@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +22,7 @@ from forge.launch import directory
 from forge.launch.saved import TOKENIZER
 from forge.models.contract import check_model
 from forge.models.init import init_weights
-from forge.parallel.apply import apply
-from forge.parallel.materialize import materialize
+from forge.parallel.apply import apply, apply_to_blocks
 from forge.parallel.ranks import Ranks, join
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer
@@ -73,7 +71,8 @@ def assemble(run_dir: Path) -> Parts:
     check_vocabulary(config, prepared)
     config = _fit(config, run_dir, count_windows(prepared.train, config.train.seq_len))
     autocast = Autocast(config, device)
-    model = _model(config, device, ranks)
+    model = build_model(config, device, ranks)
+    check_dtypes(model)
     optimizer = build(config.optimizer, path="optimizer", trust=trust, model=model)
     state = TrainState()
     update = Update(
@@ -167,18 +166,20 @@ def assemble(run_dir: Path) -> Parts:
     return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation, guard=guard, ranks=ranks)
 
 
-def _model(config: Config, device: torch.device, ranks: Ranks) -> nn.Module:
-    """The model with its initial weights, laid out: over ranks it is built without memory, and each fills what it owns."""
-    with torch.device("meta") if ranks.mesh is not None else nullcontext():
+def build_model(config: Config, device: torch.device, ranks: Ranks, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The model with its initial weights, laid out over the ranks."""
+
+    def make() -> nn.Module:
         model = build(config.model, path="model", trust=config.run.trust)
-    check_model(model, config.model._target_)
-    if ranks.mesh is None:
-        init_weights(model, config.seed)
-        model = apply(model.to(device), config)
-    else:
-        model = apply(model, config, ranks.mesh)
-        materialize(model, device, config.seed)
-    check_dtypes(model)
+        check_model(model, config.model._target_)
+        return model.to(dtype)
+
+    if ranks.mesh is not None:
+        return apply(make, config, ranks.mesh, device)
+    model = make()
+    init_weights(model, config.seed)  # type: ignore[arg-type]
+    model = model.to(device)
+    apply_to_blocks(model, config)
     return model
 
 

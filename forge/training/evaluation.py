@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from forge.data import IGNORE_INDEX
 from forge.data.loader import EvalBatch
-from forge.models.head import head_of
+from forge.models.head import Head, head_of
 from forge.models.modes import evaluating
+from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.device import Autocast
@@ -33,16 +34,17 @@ def evaluate(
     the likeliest token. bits_per_byte: nats of the tokens that have bytes / (ln 2 * their bytes), so that
     tokenizers compare. token_bytes: [vocab], bytes of each token, 0 for special ones.
     """
-    device = autocast.device
+    device, ranks = autocast.device, ranks or Ranks()
     totals = torch.zeros(5, dtype=torch.float64, device=device)
     with evaluating(model):
         for batch in batches:
-            tokens, targets = batch.tokens.to(device), batch.targets.to(device).flatten()
+            tokens, targets = (ranks.own_part(tensor).to(device) for tensor in (batch.tokens, batch.targets))
             with autocast():
-                hidden = model.hidden(tokens).flatten(0, 1)  # type: ignore[operator]
-                totals += _sums(model, hidden, targets, token_bytes)
-    if ranks is not None:
-        ranks.total(totals)
+                hidden = model.hidden(tokens)  # type: ignore[operator]
+                head = model.own_head() if isinstance(model, Pipeline) else head_of(model)
+                if head is not None:
+                    totals += _sums(head, hidden.flatten(0, 1), targets.flatten(), token_bytes)
+    ranks.total(totals)
     nats, count, correct, byte_nats, n_bytes = totals.tolist()
     loss = nats / max(count, 1)
     return {
@@ -53,9 +55,8 @@ def evaluate(
     }
 
 
-def _sums(model: nn.Module, hidden: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
+def _sums(head: Head, hidden: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
     """[nats, targets, correct, nats of tokens with bytes, bytes], some rows of logits at a time."""
-    head = head_of(model)
     rows = max(LOGITS_AT_ONCE // token_bytes.shape[0], 1)
     sums = torch.zeros(5, dtype=torch.float64, device=hidden.device)
     for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):

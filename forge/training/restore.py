@@ -17,10 +17,12 @@ from torch.distributed.tensor import DTensor
 from forge.config import serialize
 from forge.config.root import Config
 from forge.launch.saved import CONFIG, WEIGHTS, CheckpointError
+from forge.parallel.materialize import copy_owned
 from forge.training import tensor_files
 from forge.training.checkpoint import Tensors, one_process, prefixed
 
 log = logging.getLogger(__name__)
+Shapes = dict[str, tuple[int, ...]]
 ADVICE = "Choose the model it was trained with, or checkpoint.exclude_from_loading"
 
 
@@ -49,14 +51,14 @@ def load(
     Parameters whose names begin with a prefix of `exclude` keep what they have, and begin with fresh optimizer state; so do, when
     the model was `changed` on purpose, those that do not fit, with a warning that names them. Raises CheckpointError
     naming the parameters that only one side has or that differ in shape, and a prefix that fits no parameter.
+    group: of all ranks, of which each may have other parameters.
     """
     with _unreadable(path):
         stored = tensor_files.stored(path / WEIGHTS)
     own = model.state_dict()
-    kept = _kept(
-        path, own, {k.removeprefix("model/"): tuple(v.size) for k, v in stored.items() if k.startswith("model/")}, exclude, changed
-    )
-    wanted = prefixed("model", {name: own[name] for name in kept})
+    theirs = {k.removeprefix("model/"): tuple(v.size) for k, v in stored.items() if k.startswith("model/")}
+    kept = _kept(path, _shapes(own, group), theirs, exclude, changed) & set(own)
+    wanted = prefixed("model", {name: own[name] for name in sorted(kept)})
     rest = () if optimizer is None else ("optimizer/", "callbacks/") if with_optimizer_state else ("callbacks/",)
     for key, what in stored.items():
         if key.startswith(rest) and (key.startswith("callbacks/") or key.removeprefix("optimizer/").rpartition("/")[0] in kept):
@@ -68,10 +70,10 @@ def load(
     return _below("callbacks/", wanted)
 
 
-def load_weights(path: Path, *, model: nn.Module, exclude: tuple[str, ...] = ()) -> None:
+def load_weights(path: Path, *, model: nn.Module, exclude: tuple[str, ...] = (), group: dist.ProcessGroup | None = None) -> None:
     """Load the weights of a checkpoint or of a .safetensors file. Raises CheckpointError as `load` does."""
     if path.is_dir():
-        load(path, model=model, exclude=exclude)
+        load(path, model=model, exclude=exclude, group=group)
         return
     from safetensors import SafetensorError, safe_open
 
@@ -79,8 +81,8 @@ def load_weights(path: Path, *, model: nn.Module, exclude: tuple[str, ...] = ())
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
-            for name in _kept(path, own, shapes, exclude, changed=False):
-                own[name].copy_(file.get_tensor(name))
+            for name in _kept(path, _shapes(own, group), shapes, exclude, changed=False) & set(own):
+                copy_owned(own[name], file.get_tensor(name))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 
@@ -121,10 +123,20 @@ def _read(path: Path, wanted: Tensors, group: dist.ProcessGroup | None) -> None:
         read_tensors(wanted, storage_reader=tensor_files.reader(path / WEIGHTS), process_group=group)
 
 
-def _kept(path: Path, own: Tensors, stored: dict[str, tuple[int, ...]], exclude: tuple[str, ...], changed: bool) -> set[str]:
+def _shapes(own: Tensors, group: dist.ProcessGroup | None) -> Shapes:
+    """Names and shapes of the whole model, of which each stage of a pipeline has a part."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    if group is None:
+        return shapes
+    of_ranks: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, shapes, group=group)
+    return {name: shape for each in of_ranks for name, shape in each.items()}
+
+
+def _kept(path: Path, own: Shapes, stored: Shapes, exclude: tuple[str, ...], changed: bool) -> set[str]:
     """The names to load."""
     _check_prefixes(exclude, own)
-    ours = {name: tuple(tensor.shape) for name, tensor in own.items() if not name.startswith(exclude)}
+    ours = {name: shape for name, shape in own.items() if not name.startswith(exclude)}
     theirs = {name: shape for name, shape in stored.items() if not name.startswith(exclude)}
     faults = {name: "is missing there" for name in ours if name not in theirs}
     faults |= {name: "is missing here" for name in theirs if name not in ours}

@@ -69,7 +69,7 @@ class Saving(Callback):
     def on_end(self, loop: Loop) -> None:
         with loop.paused():
             self.checkpointer.wait()
-            if not self.checkpointer.has(loop.state.step):  # nothing was left to train of what another run had saved
+            if self.ranks.from_main(not self.checkpointer.has(loop.state.step)):  # nothing was left to train of what another run had saved
                 self.save(loop, "end")
                 self.checkpointer.wait()
         self._tell(loop)

@@ -90,7 +90,7 @@ def begin(
     exclude = tuple(config.checkpoint.exclude_from_loading)
     source = "nothing"
     if start.weights is not None:
-        restore.load_weights(start.weights, model=model, exclude=exclude)
+        restore.load_weights(start.weights, model=model, exclude=exclude, group=ranks.saver)
         source = str(start.weights)
         say(f"beginning with the weights of {source}")
     elif start.checkpoint is not None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from forge.data.loader import Batch, Step
 from forge.objectives.losses import Losses
 from forge.parallel.fsdp import last_micro_batch
+from forge.parallel.gradients import clip
+from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.device import Autocast
 
@@ -54,7 +55,8 @@ class Update:
         self.model, self.objective, self.optimizer, self.schedule = model, objective, optimizer, schedule
         self.autocast, self.clip_norm, self.ranks = autocast, clip_norm, ranks or Ranks()
         self.peaks = [group["lr"] for group in optimizer.param_groups]
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        trained = {p for group in optimizer.param_groups for p in group["params"]}
+        self.named = [(name, p) for name, p in model.named_parameters() if p in trained]
         self.skips_on_device = autocast.device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False)
         self.on_gradients: Callable[[], None] | None = None
 
@@ -69,7 +71,8 @@ class Update:
         scaler = self.autocast.scaler
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
-        grad_norm = self._clip()
+        counted = self.model.counted if isinstance(self.model, Pipeline) else lambda _: True
+        grad_norm = clip(self.named, self.clip_norm, counted=counted, spread=self.ranks.size > 1).to(loss.device)
         if self.on_gradients is not None:
             self.on_gradients()
         bad_loss, bad_gradient = ~loss.isfinite(), ~grad_norm.isfinite()
@@ -88,10 +91,21 @@ class Update:
         return self.peaks[0] * factor
 
     def _accumulate(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
+        weight = 1.0 / max(step.n_targets, 1)
+        batches = [self._mine(batch) for batch in step.batches]
+        if isinstance(self.model, Pipeline):
+            whole, sums = self.model.step(batches, self.objective, weight, self.autocast)
+        else:
+            whole, sums = self._one_after_another(batches, weight)
+        if self.ranks.size > 1:
+            all_sums = self.ranks.total(torch.stack([whole, *(value.to(whole.dtype) for value in sums.values())]))
+            whole, sums = all_sums[0], dict(zip(sums, all_sums[1:], strict=True))
+        return whole, sums
+
+    def _one_after_another(self, batches: Sequence[Batch], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Forward and backward of each micro-batch."""
         sums: dict[str, Tensor] = {}
-        whole = torch.zeros((), device=self.autocast.device)
-        scaler, weight = self.autocast.scaler, 1.0 / max(step.n_targets, 1)
-        batches = _on(self.autocast.device, step.batches)
+        whole, scaler = torch.zeros((), device=self.autocast.device), self.autocast.scaler
         for batch in batches:
             with self.autocast():
                 losses = self.objective(self.model, batch)
@@ -101,17 +115,12 @@ class Update:
             whole = whole + loss.detach()
             for name, value in losses.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
-        if self.ranks.size > 1:
-            all_sums = self.ranks.total(torch.stack([whole, *(value.to(whole.dtype) for value in sums.values())]))
-            whole, sums = all_sums[0], dict(zip(sums, all_sums[1:], strict=True))
         return whole, sums
 
-    def _clip(self) -> Tensor:
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if self.clip_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    def _mine(self, batch: Batch) -> Batch:
+        """What this rank reads of a batch, on its device."""
+        device = self.autocast.device
+        return Batch(*(self.ranks.own_part(tensor).to(device, non_blocking=device.type != "cpu") for tensor in batch))
 
     def _step_unless(self, bad: Tensor) -> None:
         """The optimizer's step where `bad` is false; where it is true, weights and state keep every bit."""
@@ -125,9 +134,3 @@ class Update:
             self.optimizer.step()
         finally:
             del self.optimizer.grad_scale, self.optimizer.found_inf  # type: ignore[attr-defined]
-
-
-def _on(device: torch.device, batches: Sequence[Batch]) -> Sequence[Batch]:
-    if device.type == "cpu":
-        return batches
-    return [Batch(*(tensor.to(device, non_blocking=True) for tensor in batch)) for batch in batches]

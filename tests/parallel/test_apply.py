@@ -9,21 +9,22 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
+from forge.config.parallel import Parallel
 from forge.config.train import Train
 from forge.models.sampling import generate
-from forge.parallel.apply import apply
+from forge.parallel.apply import apply_to_blocks
 from forge.parallel.compile import compile_blocks
 
 
 def config(**options) -> SimpleNamespace:
-    return SimpleNamespace(train=Train(**options))
+    return SimpleNamespace(train=Train(**options), parallel=Parallel())
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("mode", ["none", "full", "selective"])
 def test_gradients_are_the_plain_ones_and_names_stay(small_decoder, gradients, tokens, mode, backend) -> None:
     plain, laid_out = small_decoder(), small_decoder()
-    assert apply(laid_out, config(activation_checkpointing=mode, compile_model=True, compile_backend=backend)) is laid_out
+    apply_to_blocks(laid_out, config(activation_checkpointing=mode, compile_model=True, compile_backend=backend))
     assert list(laid_out.state_dict()) == list(plain.state_dict())
     counters.clear()
     expected, found = gradients(plain), gradients(laid_out)
@@ -32,6 +33,17 @@ def test_gradients_are_the_plain_ones_and_names_stay(small_decoder, gradients, t
         torch.testing.assert_close(found[name], reference, rtol=1e-6, atol=1e-6 * reference.abs().max().item(), msg=name)
     with torch.no_grad():
         torch.testing.assert_close(laid_out(tokens), plain(tokens), rtol=1e-6, atol=1e-6)
+
+
+def test_only_every_nth_block_recomputes(small_decoder, gradients) -> None:
+    plain, model = small_decoder(n_layers=5), small_decoder(n_layers=5)
+    apply_to_blocks(model, config(activation_checkpointing="full", recompute_every=2, compile_model=False))
+    calls = dict.fromkeys(model.blocks, 0)
+    for name, block in model.blocks.items():
+        block.attention.wq.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
+    expected, found = gradients(plain), gradients(model)
+    assert calls == {"0": 2, "1": 1, "2": 2, "3": 1, "4": 2}
+    assert all(torch.equal(found[name], reference) for name, reference in expected.items())
 
 
 @pytest.mark.parametrize("options", [{"sdpa_backend": "math"}, {"qk_norm": True}, {"position": "learned", "activation": "relu2"}], ids=str)
@@ -54,7 +66,7 @@ def test_recomputation_is_inside_what_is_compiled(small_decoder, gradients) -> N
         return graph.forward
 
     model = small_decoder()
-    apply(model, config(activation_checkpointing="full", compile_model=False))
+    apply_to_blocks(model, config(activation_checkpointing="full", compile_model=False))
     compile_blocks(model, record)
     gradients(model)
     assert any("tag_activation_checkpoint" in str(node.target) for node in graphs[0].graph.nodes)
@@ -62,7 +74,7 @@ def test_recomputation_is_inside_what_is_compiled(small_decoder, gradients) -> N
 
 def test_nothing_is_applied_when_nothing_is_asked_for(small_decoder) -> None:
     model = small_decoder()
-    apply(model, config(activation_checkpointing="none", compile_model=False))
+    apply_to_blocks(model, config(activation_checkpointing="none", compile_model=False))
     assert {type(block).__name__ for block in model.blocks.values()} == {"Block"}
     assert all(module._compiled_call_impl is None for module in model.modules())
 

@@ -1,0 +1,146 @@
+"""Collectives that gradients flow through, on the plain local tensors of each rank.
+
+Each says what it does backward: which one is right follows from whether the ranks go on with the result in different ways, so that
+their gradients must be added up, or all in the same way, so that each has the whole gradient already.
+They are made of the operators under torch's functional collectives, whose names are the same since torch 2.3, and which torch.compile
+traces without a break. All ranks of a group call the same ones in the same order, with sizes that fit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # registers what the compiler needs to trace the operators
+from torch import Tensor
+
+ops = torch.ops._c10d_functional
+
+
+def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """All ranks' parts, one after another along `dim`, for ranks that use them differently; backward: reduce-scatter."""
+    return _Gather.apply(x, dim % x.dim(), group.group_name, group.size())
+
+
+def scatter_sum(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """This rank's part along `dim` of the sum over ranks (reduce-scatter); backward: all-gather. `dim` is a multiple of their number."""
+    return _ScatterSum.apply(x, dim % x.dim(), group.group_name, group.size())
+
+
+def sum_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over ranks (all-reduce), for ranks that use it in the same way; backward: nothing to do."""
+    return _SumOver.apply(x, group.group_name)
+
+
+def sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x, which is the same on all ranks, for ranks that use it differently; backward: the sum over ranks (all-reduce)."""
+    return _SumGradient.apply(x, group.group_name)
+
+
+def gather_equal(x: Tensor, dim: int, group: dist.ProcessGroup, size: int | None = None) -> Tensor:
+    """All ranks' parts along `dim`, for ranks that use them in the same way; backward: this rank's part of the gradient.
+
+    size: the length of the whole, where the parts are those of torch.chunk, of which the last ones may be shorter or empty;
+    null = they are equal.
+    """
+    dim = dim % x.dim()
+    return _GatherEqual.apply(x, dim, group.group_name, group.size(), group.rank(), x.shape[dim] * group.size() if size is None else size)
+
+
+def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
+    """Cut x along `split`, a part for each rank, and put what comes from them together along `join` (all-to-all); backward: the reverse."""
+    return _Exchange.apply(x, split % x.dim(), join % x.dim(), group.group_name, group.size())
+
+
+def _all_gather(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
+    parts = ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), ranks, group))
+    return parts.unflatten(0, (ranks, -1)).movedim(0, dim).flatten(dim, dim + 1) if dim else parts
+
+
+def _reduce_scatter(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
+    assert x.shape[dim] % ranks == 0, (tuple(x.shape), dim, ranks)
+    parts = x.unflatten(dim, (ranks, -1)).movedim(dim, 0).flatten(0, 1) if dim else x
+    return ops.wait_tensor(ops.reduce_scatter_tensor(parts.contiguous(), "sum", ranks, group))
+
+
+def _all_reduce(x: Tensor, group: str) -> Tensor:
+    return ops.wait_tensor(ops.all_reduce(x.contiguous(), "sum", group))
+
+
+def _all_to_all(x: Tensor, split: int, join: int, group: str, ranks: int) -> Tensor:
+    assert x.shape[split] % ranks == 0, (tuple(x.shape), split, ranks)
+    parts = x.unflatten(split, (ranks, -1)).movedim(split, 0).contiguous()
+    ones = [1] * ranks
+    return ops.wait_tensor(ops.all_to_all_single(parts, ones, ones, group)).movedim(0, join).flatten(join, join + 1)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
+        ctx.dim, ctx.group, ctx.ranks = dim, group, ranks
+        return _all_gather(x, dim, group, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return _reduce_scatter(gradient, ctx.dim, ctx.group, ctx.ranks), None, None, None
+
+
+class _ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
+        ctx.dim, ctx.group, ctx.ranks = dim, group, ranks
+        return _reduce_scatter(x, dim, group, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return _all_gather(gradient, ctx.dim, ctx.group, ctx.ranks), None, None, None
+
+
+class _SumOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
+        return _all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return gradient, None
+
+
+class _SumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
+        ctx.group = group
+        # x itself, but not as a view in autograd's eyes: fully_shard warns of modules that return one.
+        return torch.ops.aten._unsafe_view(x, x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return _all_reduce(gradient, ctx.group), None
+
+
+class _GatherEqual(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: str, ranks: int, rank: int, size: int) -> Tensor:
+        chunk = -(-size // ranks)
+        ctx.dim, ctx.start, ctx.length = dim, min(rank * chunk, size), x.shape[dim]
+        assert ctx.length == min(chunk, size - ctx.start), (tuple(x.shape), dim, rank, size)
+        if ctx.length < chunk:
+            x = torch.cat((x, x.new_zeros((*x.shape[:dim], chunk - ctx.length, *x.shape[dim + 1 :]))), dim)
+        # Short parts are the last ones, so that what they were filled up with lies together at the end.
+        return _all_gather(x, dim, group, ranks).narrow(dim, 0, size).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return gradient.narrow(ctx.dim, ctx.start, ctx.length).contiguous(), None, None, None, None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, split: int, join: int, group: str, ranks: int) -> Tensor:
+        ctx.split, ctx.join, ctx.group, ctx.ranks = split, join, group, ranks
+        return _all_to_all(x, split, join, group, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return _all_to_all(gradient, ctx.join, ctx.split, ctx.group, ctx.ranks), None, None, None, None

@@ -1,0 +1,137 @@
+"""Context parallelism: each cp rank has a part of every sequence, and attention is where the parts meet.
+
+all_gather (as for Llama 3, arXiv:2407.21783 section 3.3.2): a rank's queries read the keys and values of all, gathered.
+ulysses (arXiv:2309.14509): ranks exchange parts of the sequence for heads, each attends over whole sequences with its heads, and back.
+Positions are those in the whole sequence. Gradients of parameters need nothing: FSDP adds them up over cp ranks too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from forge.models.attention import Attention
+from forge.models.sdpa import causal_attention
+from forge.parallel.collectives import exchange, gather
+from forge.parallel.mesh import Mesh
+from forge.parallel.mixin import mix_in
+from forge.parallel.sequence import Sequences, cut_when_whole
+
+if TYPE_CHECKING:
+    from forge.config.root import Config
+    from forge.models.decoder import Decoder
+    from forge.models.rope import Rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Which part of a sequence a rank has, of equal ones.
+
+    balanced: the sequence is cut into 2 * ranks chunks, and rank r has chunk r and the r-th from the end. Late queries read more keys
+    than early ones, so that contiguous parts would leave the first rank idle most of the time.
+    """
+
+    rank: int
+    ranks: int
+    balanced: bool
+
+    def of(self, whole: Tensor, dim: int) -> Tensor:
+        """This rank's part along `dim`."""
+        pieces = 2 * self.ranks if self.balanced else self.ranks
+        assert whole.shape[dim] % pieces == 0, (tuple(whole.shape), dim, pieces)
+        chunks = whole.chunk(pieces, dim)
+        return torch.cat((chunks[self.rank], chunks[-1 - self.rank]), dim) if self.balanced else chunks[self.rank]
+
+
+def part_of(mesh: Mesh) -> Part:
+    """The part that this rank has of each sequence."""
+    p = mesh.parallel
+    balanced = p.cp_load_balance and p.cp_method == "all_gather" and p.cp > 1
+    return Part(rank=mesh.axes.get_local_rank("cp"), ranks=p.cp, balanced=balanced)
+
+
+def own_part(tensor: Tensor, mesh: Mesh) -> Tensor:
+    """[batch, seq] -> what this cp rank has of it, [batch, seq / cp], in the order that the model expects."""
+    return part_of(mesh).of(tensor, 1)
+
+
+def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
+    """Make a decoder, or a part of one, read this rank's part of each sequence, in place."""
+    sequences, part, group = cut_when_whole(model), part_of(mesh), mesh.axes.get_group("cp")
+    for module in model.modules():
+        if isinstance(module, Attention):
+            mix_in(module, OverGatheredKeys if cfg.parallel.cp_method == "all_gather" else OverExchangedHeads)
+            module.part, module.group = part, group  # type: ignore[assignment]
+    for module, mixin in ((model.rotary, RotationOfPart), (model.positions, PositionsOfPart)):
+        if module is not None:
+            mix_in(module, mixin)
+            module.part, module.sequences = part, sequences  # type: ignore[assignment]
+
+
+class OverGatheredKeys(nn.Module):
+    """Mixin of attention: this rank's queries over the keys and values of all ranks."""
+
+    part: Part
+    group: dist.ProcessGroup
+    backend: str
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q: [batch, heads, seq / cp, head_dim] over k, v: [batch, kv_heads, seq / cp, head_dim] -> as q."""
+        of_ranks = gather(torch.stack((k, v)), 0, self.group).unflatten(0, (self.part.ranks, 2))
+        if not self.part.balanced:
+            return self._attend(q, of_ranks.permute(1, 2, 3, 0, 4, 5), self.part.rank + 1)
+        # The early chunks are in the order of the ranks, the late ones in the reverse.
+        early, late = of_ranks.unflatten(4, (2, -1)).permute(1, 2, 3, 4, 0, 5, 6).unbind(3)
+        chunks = torch.cat((early, late.flip(3)), 3)
+        first, second = q.chunk(2, 2)
+        ends = self.part.rank + 1, 2 * self.part.ranks - self.part.rank
+        return torch.cat((self._attend(first, chunks, ends[0]), self._attend(second, chunks, ends[1])), 2)
+
+    def _attend(self, q: Tensor, chunks: Tensor, end: int) -> Tensor:
+        """q, the queries of chunk end - 1, over the keys and values up to there; chunks: [2, batch, kv_heads, chunk, seq, head_dim]."""
+        k, v = chunks[:, :, :, :end].flatten(3, 4).unbind(0)
+        return causal_attention(q, k, v, self.backend)
+
+
+class OverExchangedHeads(nn.Module):
+    """Mixin of attention: a part of the heads over whole sequences."""
+
+    part: Part
+    group: dist.ProcessGroup
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q: [batch, heads, seq / cp, head_dim] over k, v: [batch, kv_heads, seq / cp, head_dim] -> as q."""
+        q = exchange(q, 1, 2, self.group)
+        k, v = exchange(torch.stack((k, v)), 2, 3, self.group).unbind(0)
+        return exchange(super().attend(q, k, v), 2, 1, self.group)  # type: ignore[misc]
+
+
+class RotationOfPart(nn.Module):
+    """Mixin of the rotary table: the rows of this rank's positions."""
+
+    part: Part
+    sequences: Sequences
+
+    def forward(self, start: int, seq: int) -> Rotation:
+        """Of `seq` positions from `start` on, or of this rank's, which are `seq`, of a sequence that is cut."""
+        if not self.sequences.cut:
+            return super().forward(start, seq)
+        cos, sin = super().forward(start, seq * self.part.ranks)
+        return self.part.of(cos, 0), self.part.of(sin, 0)
+
+
+class PositionsOfPart(nn.Module):
+    """Mixin of the table of learned positions: the rows of this rank's positions."""
+
+    part: Part
+    sequences: Sequences
+
+    def forward(self, index: Tensor) -> Tensor:
+        """index: [seq], counted from 0 in this rank's part of a sequence that is cut -> [seq, dim]."""
+        if self.sequences.cut:
+            index = self.part.of(torch.arange(len(index) * self.part.ranks, device=index.device), 0)
+        return super().forward(index)

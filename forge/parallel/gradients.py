@@ -1,0 +1,51 @@
+"""The norm of the whole gradient, wherever its parts are, and clipping by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+
+def clip(named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted: Callable[[str], bool], spread: bool) -> Tensor:
+    """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place; returns the norm from before.
+
+    spread: whether parameters are laid out over ranks; then all ranks call this, and all get the same norm, over all shards and
+    all stages of a pipeline. counted: whether a parameter, by name, counts here, and is not the copy of one that does elsewhere.
+    """
+    found = [(name, p.grad) for name, p in named if p.grad is not None]
+    if not spread:
+        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in found])
+    else:
+        norm = _norm_over_ranks([gradient for name, gradient in found if counted(name)])
+    if max_norm > 0 and found:
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
+        torch._foreach_mul_([_local(gradient) for _, gradient in found], factor.to(_local(found[0][1]).device))
+    return norm
+
+
+def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
+    """Each rank adds the squares of what it alone has, or has as the first of its copies; one all-reduce."""
+    own = [_local(gradient) for gradient in gradients if _is_first_copy(gradient)]
+    device = _local(gradients[0]).device if gradients else torch.device("cpu")
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    if own:
+        squares += torch.stack(torch._foreach_norm(own)).double().square().sum()  # type: ignore[arg-type]
+    dist.all_reduce(squares)
+    dtype = gradients[0].dtype if gradients else torch.float32
+    return squares.sqrt().to(dtype)
+
+
+def _is_first_copy(gradient: Tensor) -> bool:
+    if not isinstance(gradient, DTensor):
+        return dist.get_rank() == 0
+    coordinate = gradient.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return all(where == 0 for where, place in zip(coordinate, gradient.placements, strict=True) if isinstance(place, Replicate))
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -1,0 +1,225 @@
+"""Pipeline parallelism: the model is cut into stages, and the micro-batches of a step go through them one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from forge.config.model import Decoder as DecoderConfig
+from forge.config.root import Config
+from forge.models.head import Head, head_of
+from forge.objectives.losses import Losses
+from forge.parallel.mesh import Mesh
+from forge.parallel.pipeline_relay import Line, PartCaches, SharedHead, pass_through
+from forge.parallel.stages import cut_by_cost, stages_of
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TABLE = "embedding.weight"
+
+
+def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[int, nn.Module]]:
+    """The stages of this rank by number: each a model from `make` that keeps the stage's blocks. Before anything has memory.
+
+    Raises ValueError for a model that cannot be cut.
+    """
+    section, parallel = cfg.model, cfg.parallel
+    assert parallel.pp_stages_per_rank is not None
+    num_stages = parallel.pp * parallel.pp_stages_per_rank
+    if not isinstance(section, DecoderConfig):
+        raise ValueError(f"parallel.pp={parallel.pp}: {section._target_} cannot be cut into stages, only decoders can; set parallel.pp=1")
+    layers = list(parallel.pp_layers) or cut_by_cost(section, num_stages, cfg.train.seq_len)
+    assert (len(layers), sum(layers)) == (num_stages, section.n_layers), layers
+    starts = [0, *accumulate(layers)]
+    parts = []
+    for stage in stages_of(mesh.axes.get_local_rank("pp"), parallel.pp, parallel.pp_stages_per_rank, parallel.pp_schedule):
+        part = make()
+        part.keep(range(starts[stage], starts[stage + 1]), first=stage == 0, last=stage == num_stages - 1)  # type: ignore[operator]
+        parts.append((stage, part))
+    return parts
+
+
+class Pipeline(nn.Module):
+    """This rank's stages of a model, under the names that the whole model gives them.
+
+    Trained by `step`; read, for evaluation and sampling, by `hidden` and `spread_head`, which all ranks of the pipeline call alike.
+    Of tied embeddings the first and the last stage each have a copy, which get equal gradients and so stay equal.
+    """
+
+    def __init__(self, parts: list[tuple[int, nn.Module]], cfg: Config, mesh: Mesh, device: torch.device) -> None:
+        """parts: what `cut` gave, with every other technique applied."""
+        super().__init__()
+        from forge.parallel.pipeline_schedule import make_stage  # torch's pipelines take 2 s to import
+
+        parallel, section = cfg.parallel, cfg.model
+        assert isinstance(section, DecoderConfig)
+        assert parallel.pp_stages_per_rank is not None, "resolve works it out"
+        assert parallel.pp_microbatches is not None, "resolve works it out"
+        self.parts = nn.ModuleList([part for _, part in parts])
+        self.stages = [stage for stage, _ in parts]
+        self.line = Line(
+            group=mesh.axes.get_group("pp"),
+            rank=mesh.axes.get_local_rank("pp"),
+            size=parallel.pp,
+            num_stages=parallel.pp * parallel.pp_stages_per_rank,
+            schedule=parallel.pp_schedule,
+            device=device,
+            between=HALF.get(cfg.precision.mixed_precision) or next(self.parts.parameters()).dtype,
+        )
+        self.section, self.max_seq_len = section, section.max_seq_len
+        self.n_microbatches = parallel.pp_microbatches
+        self.sequence_parts = parallel.tp if parallel.sequence_parallel else 1
+        self._schedule: Any = None
+        self._shape: tuple[int, ...] = ()
+        self._ending: Any = None
+        self._reported: tuple[torch.dtype, dict[str, torch.dtype]] | None = None
+        for part in self.parts:
+            make_stage(part, self.line.between)
+        # The first use of an NCCL group is by all its ranks, or point-to-point messages between some of them are undefined.
+        dist.all_reduce(torch.zeros((), device=device), group=self.line.group)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank has the first stage."""
+        return self.line.has(0)
+
+    @property
+    def last(self) -> bool:
+        """Whether this rank has the last stage, where the loss is."""
+        return self.line.has(self.line.last)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of this rank's stages, by their names in the whole model."""
+        for part in self.parts:
+            yield from part.named_parameters(prefix, recurse, remove_duplicate)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The same for state."""
+        return {name: value for part in self.parts for name, value in part.state_dict(*args, **kwargs).items()}
+
+    def counted(self, name: str) -> bool:
+        """Whether a parameter of this rank counts in sums over all parameters of the model; the second copy of a tied table does not."""
+        return not (self.section.tie_embeddings and name == TABLE and self.last and not self.first)
+
+    def init_std(self, name: str) -> float:
+        """As the whole model's."""
+        return self.parts[0].init_std(name)  # type: ignore[operator]
+
+    def reset_buffers(self) -> None:
+        """As the whole model's."""
+        for part in self.parts:
+            part.reset_buffers()  # type: ignore[operator]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens: [batch, seq] -> logits [batch, seq, vocab] on every rank; without gradients."""
+        hidden = self.hidden(tokens)
+        return self.spread_head().logits(hidden)
+
+    def hidden(self, tokens: Tensor, *, cache: PartCaches | None = None) -> Tensor:
+        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim], on the rank of the last stage; zeros on the others.
+
+        Without gradients. All ranks of the pipeline call it, with the same tokens, of any shape.
+        """
+        with_cache = cache is not None
+        states = pass_through(self.line, self._by_stage(), tokens, self._between(*tokens.shape, whole=with_cache), cache)
+        if states is None:
+            states = torch.zeros((), dtype=self.line.between, device=self.line.device)
+        return states.expand(*tokens.shape, self.section.dim)
+
+    def new_cache(self, max_len: int | None = None) -> PartCaches:
+        """Empty caches for sequences of at most `max_len` tokens; null = max_seq_len."""
+        return PartCaches({stage: part.new_cache(max_len) for stage, part in self._by_stage().items()})  # type: ignore[operator]
+
+    def own_head(self) -> Head | None:
+        """The head on the rank of the last stage, for sums that are then added up over the pipeline; after `hidden`."""
+        return head_of(self._by_stage()[self.line.last]) if self.last else None
+
+    def spread_head(self) -> Head:
+        """The head, whose logits reach every rank of the pipeline; after `hidden`."""
+        return SharedHead(self.line, self.own_head(), self.section.vocab_size)
+
+    def step(
+        self, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float, forward_context: Callable[[], Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Forward and backward of all that this rank reads in one step; gradients are then in `.grad`, added up over data ranks.
+
+        batches: micro-batches, tuples of tensors [batch, ...] of which the first are tokens [batch, seq]. Their sequences are put
+        together and go through the stages in `parallel.pp_microbatches` equal parts. weight: 1 / target tokens of the step, over
+        all ranks. forward_context: as for any forward pass; the backward pass is outside of it.
+        Returns the sum of the weighted losses and the objective's sums, where the last stage is; zeros elsewhere.
+        """
+        from forge.parallel.pipeline_schedule import Ending
+
+        fields = [torch.cat(tensors) for tensors in zip(*batches, strict=True)]
+        tokens, count = fields[0], self.n_microbatches
+        assert len(tokens) % count == 0, (len(tokens), count)
+        parts = self._by_stage()
+        if self._shape != tokens.shape:
+            self._schedule, self._shape = self._make_schedule(*tokens.shape), tokens.shape
+        for part in self.parts:
+            part.forward_context = forward_context  # type: ignore[assignment]
+        inputs: tuple[Tensor, ...] = (tokens,) if self.first else ()
+        kwargs: dict[str, Any] = {"return_outputs": False}
+        if self.last:
+            micro = [type(batches[0])(*tensors) for tensors in zip(*(field.chunk(count) for field in fields), strict=True)]
+            self._ending = Ending(parts[self.line.last], micro, objective, weight, forward_context)
+            kwargs["target"] = torch.arange(count)  # of a micro-batch its number, by which the loss finds all of it
+        self._schedule.step(*inputs, **kwargs)
+        self._add_tied_gradients()
+        return self._reports()
+
+    def _by_stage(self) -> dict[int, nn.Module]:
+        return dict(zip(self.stages, self.parts, strict=True))
+
+    def _between(self, rows: int, seq: int, *, whole: bool = False) -> tuple[int, int, int]:
+        """Shape of hidden states between stages; sequence parallelism cuts them unless they are to be whole."""
+        return rows, seq if whole else seq // self.sequence_parts, self.section.dim
+
+    def _make_schedule(self, rows: int, seq: int) -> Any:
+        from forge.parallel.pipeline_schedule import make_schedule
+
+        rows //= self.n_microbatches
+        return make_schedule(
+            self.line,
+            self._by_stage(),
+            tokens=(rows, seq),
+            between=self._between(rows, seq),
+            after=self._between(rows, seq, whole=True),
+            n_microbatches=self.n_microbatches,
+            loss=lambda hidden, number: self._ending(hidden, number),
+        )
+
+    def _add_tied_gradients(self) -> None:
+        """The gradient of a tied table is the sum of what its two copies found; each gets the other's."""
+        if not self.section.tie_embeddings or self.first == self.last:
+            return
+        part = self.parts[0] if self.first else self.parts[-1]
+        gradient = part.embedding.weight.grad  # type: ignore[union-attr]
+        assert isinstance(gradient, Tensor), "a copy of the tied table has no gradient"
+        own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        other, peer = torch.empty_like(own), self.line.owner(self.line.last if self.first else 0)
+        sending = dist.P2POp(dist.isend, own.contiguous(), group=self.line.group, group_peer=peer)
+        receiving = dist.P2POp(dist.irecv, other, group=self.line.group, group_peer=peer)
+        for work in dist.batch_isend_irecv([sending, receiving]):
+            work.wait()
+        own.add_(other)
+
+    def _reports(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The step's loss and sums; the first time, ranks without the last stage ask which there are."""
+        ending, self._ending = self._ending, None
+        if self._reported is None:
+            box = [(ending.total.dtype, {name: value.dtype for name, value in ending.sums.items()}) if ending is not None else None]
+            group, device = self.line.group, self.line.device
+            dist.broadcast_object_list(box, group=group, group_src=self.line.owner(self.line.last), device=device)
+            self._reported = box[0]
+        if ending is not None:
+            return ending.total, ending.sums
+        assert self._reported is not None
+        dtype, dtypes = self._reported
+        zeros = {name: torch.zeros((), dtype=each, device=self.line.device) for name, each in dtypes.items()}
+        return torch.zeros((), dtype=dtype, device=self.line.device), zeros

@@ -1,0 +1,92 @@
+"""Reading with a pipeline, without gradients: hidden states go from stage to stage, and logits back to all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from forge.models.cache import KVCache
+from forge.models.head import Head
+from forge.parallel.stages import owner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """The stages of a pipeline as one of its ranks sees them.
+
+    group: the ranks that hidden states pass between, those of one pipeline. between: type of hidden states on their way.
+    """
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+    num_stages: int
+    schedule: str
+    device: torch.device
+    between: torch.dtype
+
+    @property
+    def last(self) -> int:
+        """The last stage."""
+        return self.num_stages - 1
+
+    def owner(self, stage: int) -> int:
+        """The rank of the group that has a stage."""
+        return owner(stage, self.size, self.schedule)
+
+    def has(self, stage: int) -> bool:
+        """Whether this rank has a stage; there is none before the first and after the last."""
+        return 0 <= stage < self.num_stages and self.owner(stage) == self.rank
+
+
+class PartCaches:
+    """Keys and values of each part of the model that a rank has: a part tells from its own how far it has read."""
+
+    def __init__(self, caches: dict[int, KVCache]) -> None:
+        self.caches = caches
+
+    def of(self, stage: int) -> KVCache:
+        """Those of a stage of this rank."""
+        return self.caches[stage]
+
+
+@torch.no_grad()
+def pass_through(
+    line: Line, parts: dict[int, nn.Module], tokens: Tensor, shape: tuple[int, ...], cache: PartCaches | None
+) -> Tensor | None:
+    """Tokens through all stages; returns the last one's hidden states, on the rank that has it.
+
+    shape: of hidden states between stages. Every rank of the pipeline calls it, with the same tokens.
+    """
+    x = tokens
+    for stage, part in parts.items():
+        if stage > 0 and not line.has(stage - 1):
+            x = torch.empty(shape, dtype=line.between, device=line.device)
+            dist.recv(x, group=line.group, group_src=line.owner(stage - 1))
+        x = part.hidden(x) if cache is None else part.hidden(x, cache=cache.of(stage))  # type: ignore[operator]
+        x = x.to(line.between).contiguous()
+        if stage < line.last and not line.has(stage + 1):
+            dist.send(x, group=line.group, group_dst=line.owner(stage + 1))
+    return x if line.has(line.last) else None
+
+
+class SharedHead(Head):
+    """The head of the last stage, whose logits all ranks of the pipeline get: each then samples the same token."""
+
+    def __init__(self, line: Line, head: Head | None, vocab_size: int) -> None:
+        """head: the last stage's, on the rank that has it."""
+        self.line, self.head, self.vocab_size = line, head, vocab_size
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [..., dim], of which only the last stage's is read -> fp32 [..., vocab], the same on all ranks; without gradients."""
+        shape = (*hidden.shape[:-1], self.vocab_size)
+        with torch.no_grad():
+            if self.head is not None:
+                values = self.head.logits(hidden).float().contiguous()
+            else:
+                values = torch.empty(shape, dtype=torch.float32, device=self.line.device)
+            dist.broadcast(values, group=self.line.group, group_src=self.line.owner(self.line.last))
+        return values

@@ -1,0 +1,127 @@
+"""Training with a pipeline: the stages as torch.distributed.pipelining runs them, and the loss at their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from forge.objectives.losses import Losses
+from forge.parallel.mixin import mix_in
+from forge.parallel.pipeline_relay import Line
+
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv_zero_bubble": ScheduleZBVZeroBubble,
+}
+ONE_STAGE = ("gpipe", "1f1b")
+
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+class Stage:
+    """Mixin of a part of the model: called, it gives hidden states, as they go to the next stage. FSDP acts around the call."""
+
+    between: torch.dtype
+    forward_context: Context = staticmethod(nullcontext)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [batch, seq] or hidden states [batch, seq, dim] -> hidden states."""
+        with self.forward_context():
+            # The class's own method: the instance's has been wrapped by FSDP, which would act a second time.
+            return super().hidden(x).to(self.between)  # type: ignore[misc]
+
+
+def make_stage(part: nn.Module, between: torch.dtype) -> None:
+    """Let a part be called as a stage, in place; after FSDP, which looks at what it wraps when it wraps it."""
+    mix_in(part, Stage)
+    part.between = between  # type: ignore[assignment]
+
+
+class Ending:
+    """The loss of one step's micro-batches, as the last stage makes it; its sums are read when the step is over."""
+
+    def __init__(
+        self, part: nn.Module, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float, context: Context
+    ) -> None:
+        self.part, self.batches, self.objective, self.weight, self.context = part, batches, objective, weight, context
+        self.total: Tensor | None = None
+        self.sums: dict[str, Tensor] = {}
+
+    def __call__(self, hidden: Tensor, number: Tensor) -> Tensor:
+        """The weighted loss of a micro-batch, by its number, from what the last stage gave for it."""
+        with self.context():
+            losses = self.objective(Read(self.part, hidden), self.batches[int(number)])
+        loss = losses.total * self.weight
+        self.total = loss.detach() if self.total is None else self.total + loss.detach()
+        for name, value in losses.sums.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        return loss
+
+
+class Read:
+    """The model as an objective sees it, with one micro-batch already read: any question for hidden states is answered with those."""
+
+    def __init__(self, part: nn.Module, states: Tensor) -> None:
+        self.part, self.states = part, states
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the last stage gave."""
+        return self.states
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits of that."""
+        return self.part.logits(self.states)  # type: ignore[operator]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.part, name)  # the head, and how its rows are spread
+
+
+def make_schedule(
+    line: Line,
+    parts: dict[int, nn.Module],
+    *,
+    tokens: tuple[int, int],
+    between: tuple[int, ...],
+    after: tuple[int, ...],
+    n_microbatches: int,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> Any:
+    """torch's schedule over this rank's stages.
+
+    tokens, between, after: shapes of one micro-batch as it comes in, between stages and behind the last one. They are given, because
+    torch would else find them by running every stage on memory that nothing was written to.
+    """
+
+    def shaped(shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=line.between, device="meta", requires_grad=True)
+
+    stages = [
+        PipelineStage(
+            part,
+            stage,
+            line.num_stages,
+            line.device,
+            input_args=torch.empty(tokens, dtype=torch.int64, device="meta") if stage == 0 else shaped(between),
+            output_args=shaped(after if stage == line.last else between),
+            group=line.group,
+        )
+        for stage, part in parts.items()
+    ]
+    made_of = stages[0] if line.schedule in ONE_STAGE else stages
+    # scale_grads would divide by the number of micro-batches: our loss is a sum and not a mean.
+    return SCHEDULES[line.schedule](made_of, n_microbatches, loss_fn=loss, scale_grads=False)  # type: ignore[arg-type]

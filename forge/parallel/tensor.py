@@ -1,0 +1,296 @@
+"""Tensor parallelism (arXiv:1909.08053): each rank has some heads, some of the feed-forward width and some rows of the vocabulary.
+
+With sequence parallel (arXiv:2205.05198) the hidden states between layers are cut along the sequence, so that norms and residuals
+are not repeated; a layer then begins with an all-gather and ends with a reduce-scatter, where it would else end with an all-reduce.
+Parameters are DTensors, for FSDP, the optimizer and checkpoints; the layers compute with what is local of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from forge.config.parallel import Parallel
+from forge.models.attention import Attention
+from forge.models.decoder import Block, Decoder
+from forge.models.feed_forward import FeedForward
+from forge.models.head import Head
+from forge.parallel.collectives import gather, gather_equal, scatter_sum, sum_gradient, sum_over
+from forge.parallel.mesh import Mesh
+from forge.parallel.mixin import mix_in
+from forge.parallel.sequence import Sequences, cut_when_whole
+
+
+class Width:
+    """The ranks that share each matrix, and how hidden states pass between them and the layers they share."""
+
+    def __init__(self, mesh: DeviceMesh, sequences: Sequences, sequence_parallel: bool) -> None:
+        self.mesh, self.sequences, self.sequence_parallel = mesh, sequences, sequence_parallel
+        self.group, self.rank, self.size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+
+    @property
+    def cut(self) -> bool:
+        """Whether hidden states between layers are this rank's part of the sequence, [batch, seq / size, dim]."""
+        return self.sequence_parallel and self.sequences.cut
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Hidden states as they are between layers -> [batch, seq, dim], which each rank uses in its own way."""
+        return gather(x, 1, self.group) if self.cut else sum_gradient(x, self.group)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """A rank's summand of [batch, seq, dim] -> the sum, as hidden states are between layers."""
+        return scatter_sum(x, 1, self.group) if self.cut else sum_over(x, self.group)
+
+    def part(self, rows: int) -> slice:
+        """What this rank has of `rows` rows, as torch.chunk cuts them."""
+        size = -(-rows // self.size)
+        return slice(min(self.rank * size, rows), min((self.rank + 1) * size, rows))
+
+
+def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
+    """Cut a decoder, or a part of one, over the tp ranks, in place and before it has memory."""
+    width = Width(mesh.tp, cut_when_whole(model), parallel.sequence_parallel)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            _spread_attention(module, width)
+        elif isinstance(module, FeedForward):
+            for linear in (module.w_gate, module.w_up):
+                if linear is not None:
+                    _change(linear, Local, width, Shard(0))
+            _change(module.w_down, Summed, width, Shard(1), bias=Replicate())
+            _change(module, Entered, width)
+        elif isinstance(module, Block):
+            for norm in (module.attention_norm, module.feed_forward_norm):
+                _change(norm, Norm, width, Replicate())
+    if model.embedding is not None:
+        _change(model.embedding, Rows, width, Shard(0))
+    if model.positions is not None:
+        _change(model.positions, Positions, width, Replicate())
+    if model.norm is not None:
+        _change(model.norm, Last, width, Replicate())
+    if model.output is not None:
+        _change(model.output, Local, width, Shard(0))
+    if model.rotary is not None and not model.reads_tokens:
+        _change(model.rotary, Rotation, width)
+    _change(model, SpreadDecoder, width)
+    model.loss_parallel = parallel.loss_parallel  # type: ignore[assignment]
+
+
+def _spread_attention(attention: Attention, width: Width) -> None:
+    heads, kv_heads = (linear.out_features // attention.head_dim for linear in (attention.wq, attention.wk))
+    _change(attention.wq, Local, width, Shard(0))
+    for linear in (attention.wk, attention.wv):
+        if kv_heads % width.size == 0:
+            _change(linear, Local, width, Shard(0))
+        else:
+            _change(linear, SharedHead, width, Replicate())
+            first = width.rank * heads // width.size // (heads // kv_heads) * attention.head_dim
+            linear.rows = slice(first, first + attention.head_dim)  # type: ignore[assignment]
+    for norm in (attention.q_norm, attention.k_norm):
+        if not isinstance(norm, nn.Identity):
+            _change(norm, OfHeads, width, Replicate())
+    _change(attention.wo, Summed, width, Shard(1), bias=Replicate())
+    _change(attention, Entered, width)
+
+
+def _change(module: nn.Module, mixin: type, width: Width, placement: Placement | None = None, *, bias: Placement | None = None) -> None:
+    """Mix in a class, and place the module's own parameters."""
+    mix_in(module, mixin)
+    module.width = width  # type: ignore[assignment]
+    for name, parameter in module.named_parameters(recurse=False):
+        place = bias if name == "bias" and bias is not None else placement
+        assert place is not None, name
+        module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), width.mesh, [place])))
+
+
+class Local:
+    """Mixin of a linear layer that computes with what is local of its parameters; here each rank has rows of its own."""
+
+    width: Width
+    _parameters: dict[str, nn.Parameter | None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, inputs] -> [batch, seq, outputs of this rank]."""
+        weight, bias = self.local()
+        return F.linear(x, weight, bias)
+
+    def local(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias, with gradients."""
+        weight, bias = self._local("weight"), self._local("bias")
+        assert weight is not None
+        return weight, bias
+
+    @property
+    def sums_gradient(self) -> bool:
+        """Whether the gradient of a parameter that all ranks have is the sum of what each finds."""
+        return False
+
+    def _local(self, name: str) -> Tensor | None:
+        parameter = self._parameters.get(name)
+        if not isinstance(parameter, DTensor):
+            return parameter
+        if self.sums_gradient and isinstance(parameter.placements[-1], Replicate):
+            return parameter.to_local(grad_placements=[Partial()])
+        return parameter.to_local()
+
+
+class Norm(Local):
+    """Mixin of a norm between attention and feed-forward: of cut sequences each rank sees a part."""
+
+    normalized_shape: tuple[int, ...]
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the norm's own."""
+        weight, bias = self.local()
+        if isinstance(self, nn.LayerNorm):
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+    @property
+    def sums_gradient(self) -> bool:
+        return self.width.cut
+
+
+class OfHeads(Norm):
+    """Mixin of a norm of heads: each rank has some of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the norm's own: computed in the weight's type, returned in x's."""
+        return super().forward(x.to(self.local()[0].dtype)).type_as(x)
+
+    @property
+    def sums_gradient(self) -> bool:
+        return True
+
+
+class SharedHead(Local):
+    """Mixin of the key or value layer when there are fewer heads than ranks: a rank computes the one that its queries read."""
+
+    rows: slice
+
+    def local(self) -> tuple[Tensor, Tensor | None]:
+        weight, bias = super().local()
+        return weight[self.rows], None if bias is None else bias[self.rows]
+
+    @property
+    def sums_gradient(self) -> bool:
+        return True
+
+
+class Summed(Local):
+    """Mixin of the layer that ends attention or feed-forward: a rank has some inputs, and the outputs are summed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, inputs of this rank] -> hidden states between layers."""
+        weight, bias = self.local()
+        x = self.width.leave(F.linear(x, weight))
+        return x if bias is None else x + bias
+
+    @property
+    def sums_gradient(self) -> bool:
+        return self.width.cut
+
+
+class Entered:
+    """Mixin of attention and feed-forward: they read whole sequences."""
+
+    width: Width
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        """Hidden states between layers -> the same."""
+        return super().forward(self.width.enter(x), *rest)  # type: ignore[misc]
+
+
+class Last(Norm):
+    """Mixin of the last norm: the output head reads whole sequences."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Hidden states between layers -> [batch, seq, dim]."""
+        return self.width.enter(super().forward(x))
+
+
+class Rows(Local):
+    """Mixin of the embedding table: a rank has some rows, and what it cannot look up is 0."""
+
+    num_embeddings: int
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[batch, seq] -> hidden states between layers."""
+        rows = self.width.part(self.num_embeddings)
+        here = (tokens >= rows.start) & (tokens < rows.stop)
+        found = F.embedding((tokens - rows.start).where(here, 0), self.local()[0])
+        return self.width.leave(found.where(here.unsqueeze(-1), 0))
+
+
+class Positions(Local):
+    """Mixin of a table of learned positions: what is added to cut hidden states is cut as they are."""
+
+    def forward(self, index: Tensor) -> Tensor:
+        """[seq] -> [seq, dim], or this rank's part of it."""
+        part = index.chunk(self.width.size)[self.width.rank] if self.width.cut else index
+        return F.embedding(part, self.local()[0])
+
+    @property
+    def sums_gradient(self) -> bool:
+        return self.width.cut
+
+
+class Rotation:
+    """Mixin of the rotary table in a part of a model whose hidden states come in cut: attention reads whole sequences."""
+
+    width: Width
+
+    def forward(self, start: int, seq: int) -> tuple[Tensor, Tensor]:
+        """The rotation of the positions that attention sees."""
+        return super().forward(start, seq * self.width.size if self.width.cut else seq)  # type: ignore[misc]
+
+
+class SpreadDecoder:
+    """Mixin of the model: its head has rows on every rank."""
+
+    width: Width
+    section: Any
+    output: Local | None
+    embedding: Local
+
+    @property
+    def output_weight(self) -> Tensor:
+        """This rank's rows, [rows, dim]."""
+        return (self.output if self.output is not None else self.embedding).local()[0]
+
+    def spread_head(self) -> SpreadHead:
+        """The head with this rank's rows."""
+        return SpreadHead(self.output_weight, self.width, self.section.vocab_size)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [..., dim] -> [..., vocab], the same on all ranks."""
+        return self.spread_head().logits(hidden)
+
+
+class SpreadHead(Head):
+    """An output head whose rows are spread over the tp ranks."""
+
+    def __init__(self, weight: Tensor, width: Width, vocab_size: int) -> None:
+        super().__init__(weight)
+        self.width, self.vocab_size = width, vocab_size
+        self.first = width.part(vocab_size).start
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return gather_equal(F.linear(hidden, self.weight), -1, self.width.group, self.vocab_size)
+
+    def largest(self, values: Tensor) -> Tensor:
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def total(self, values: Tensor) -> Tensor:
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def _reduced(self, values: Tensor, how: Any) -> Tensor:
+        values = values.contiguous()
+        dist.all_reduce(values, how, group=self.width.group)
+        return values

@@ -1,0 +1,149 @@
+"""Bytes that one rank sends in one optimizer step, by technique and collective; from the config alone, without torch.
+
+Counted as a ring sends them: of an all-gather or a reduce-scatter of S bytes over n ranks each rank sends S * (n - 1) / n, in an
+all-reduce, which is one of each, twice that, and in an all-to-all (n - 1) / n of what it has. Of a message between two ranks all of it.
+Other algorithms (trees, or switches that add up) send less, and none that is bound by bandwidth sends more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from forge.config.model import Decoder
+from forge.config.objective import Pretrain
+from forge.config.root import Config
+from forge.parallel.shapes import Shape, block_shapes, other_shapes
+from forge.parallel.stages import cut_by_cost, owner, stages_of
+
+FP32, FP64 = 4, 8
+TABLE = "embedding.weight"
+
+
+def bytes_per_step(config: Config) -> dict[str, int]:
+    """What the rank that sends most sends in one update, by 'technique: collective'; of a resolved config. Empty for unknown models.
+
+    Left out: the first step's set-up, evaluation, checkpoints, and the votes of a few bytes by which ranks agree to stop.
+    """
+    if not isinstance(config.model, Decoder):
+        return {}
+    ranks = (_Rank(config, config.model, rank).sent() for rank in range(config.parallel.pp))
+    return dict(max(ranks, key=lambda sent: sum(sent.values())))
+
+
+class _Rank:
+    """One rank of the pipeline, the first of its tp ranks; the ranks of every other axis send the same."""
+
+    def __init__(self, config: Config, model: Decoder, rank: int) -> None:
+        self.config, self.model, self.p = config, model, config.parallel
+        p = self.p
+        per_rank = p.pp_stages_per_rank or 1
+        self.last_stage = p.pp * per_rank - 1
+        self.stages = stages_of(rank, p.pp, per_rank, p.pp_schedule)
+        self.layers = list(p.pp_layers) or cut_by_cost(model, self.last_stage + 1, config.train.seq_len)
+        self.blocks = sum(self.layers[stage] for stage in self.stages)
+        self.tokens = config.train.batch_size * config.train.grad_accum_steps * config.train.seq_len // p.cp
+        self.width = FP32 if config.precision.mixed_precision == "fp32" else 2
+        self.cut = p.sequence_parallel and p.tp > 1
+        self.total: Counter[str] = Counter()
+
+    def sent(self) -> Counter[str]:
+        """Bytes by technique."""
+        self.of_data_parallel()
+        self.of_width()
+        self.of_context()
+        self.of_pipeline()
+        self.of_numbers()
+        return Counter({name: count for name, count in self.total.items() if count})
+
+    def of_data_parallel(self) -> None:
+        """FSDP gathers weights for each forward pass and, unless it keeps them, for each backward pass; it reduces gradients once."""
+        p, always = self.p, self.p.reshard_after_forward == "always"
+        readings = self.config.train.grad_accum_steps if p.pp == 1 else (p.pp_microbatches or 1) if always else 1
+        for stage in self.stages:
+            block = sum(shape.elements(tp=p.tp, shards=p.fsdp) for shape in block_shapes(self.model, p.tp)) * self.layers[stage]
+            rest = sum(shape.elements(tp=p.tp, shards=p.fsdp) for shape in self.others(stage))
+            times = readings * (2 if always else 1)
+            self.ring("fsdp: all-gather of weights", self.width * (block * times + rest * (readings if p.pp == 1 else 1)), p.fsdp)
+            self.ring("fsdp: reduce-scatter of gradients", FP32 * (block + rest), p.fsdp)
+            self.ring("hsdp: all-reduce of gradients", 2 * FP32 * (block + rest) // p.fsdp, p.dp_replicate)
+
+    def of_width(self) -> None:
+        """TP passes hidden states into and out of attention and feed-forward, forward and backward, and in what is recomputed.
+
+        Recomputation goes two ways in. Of the two ways out it goes the first, unless selective has kept what came of it, and never
+        the last, whose result nothing in the block reads.
+        """
+        hidden, recomputed = self.tokens * self.model.dim * self.width, self.recomputed()
+        out_again = recomputed if self.config.train.activation_checkpointing == "full" else 0
+        first, last = 0 in self.stages, self.last_stage in self.stages
+        if self.cut:
+            self.ring("tp: all-gather of hidden states", hidden * (4 * self.blocks + 2 * recomputed + first + last), self.p.tp)
+            self.ring("tp: reduce-scatter of hidden states", hidden * (4 * self.blocks + out_again + first + last), self.p.tp)
+        else:
+            self.ring("tp: all-reduce of hidden states", 2 * hidden * (4 * self.blocks + out_again + first + last), self.p.tp)
+        summed = ("always", "parts") if self.cut else ("always",)
+        shared = sum(shape.elements() for shape in self.all_shapes() if shape.cut is None and shape.summed in summed)
+        self.ring("tp: all-reduce of shared gradients", 2 * self.width * shared, self.p.tp)
+        if last:
+            self.of_loss()
+
+    def of_loss(self) -> None:
+        """By rows of the vocabulary: of each token the largest logit, the partition and the target's logit. Else all logits."""
+        p, objective = self.p, self.config.objective
+        chunked = isinstance(objective, Pretrain) and objective.loss_fn == "chunked_cross_entropy"
+        if p.loss_parallel or chunked:
+            self.ring("loss: all-reduce over the vocabulary", 2 * 3 * FP32 * self.tokens, p.tp)
+        else:
+            rows = -(-self.model.vocab_size // p.tp) * p.tp
+            self.ring("loss: all-gather of logits", self.tokens * rows * self.width, p.tp)
+
+    def of_context(self) -> None:
+        """CP gathers keys and values, or exchanges sequence for heads and back."""
+        model, p = self.model, self.p
+        token = self.tokens * model.head_dim * self.width
+        kv = 2 * token * (model.kv_heads // p.tp if model.kv_heads % p.tp == 0 else 1)
+        passes = self.blocks + self.recomputed()
+        if p.cp_method == "all_gather":
+            self.ring("cp: all-gather of keys and values", p.cp * kv * passes, p.cp)
+            self.ring("cp: reduce-scatter of their gradients", p.cp * kv * self.blocks, p.cp)
+        else:
+            queries_and_output = 2 * token * model.n_heads // p.tp
+            self.ring("cp: all-to-all of heads", (queries_and_output + kv) * (passes + self.blocks), p.cp)
+
+    def of_pipeline(self) -> None:
+        """Hidden states go to the next stage, their gradients to the one before, and that of a tied table to its other copy."""
+        p, hidden = self.p, self.tokens * self.model.dim * self.width // (self.p.tp if self.cut else 1)
+        for stage in self.stages:
+            for other in (stage - 1, stage + 1):
+                if 0 <= other <= self.last_stage and owner(other, p.pp, p.pp_schedule) != owner(stage, p.pp, p.pp_schedule):
+                    self.total["pp: hidden states and their gradients"] += hidden
+        ends = (0 in self.stages, self.last_stage in self.stages)
+        if self.model.tie_embeddings and ends[0] != ends[1]:
+            table = next(shape for shape in other_shapes(self.model) if shape.name == TABLE)
+            self.total["pp: gradient of the tied table"] += FP32 * table.elements(tp=p.tp, shards=p.fsdp) // p.fsdp
+
+    def of_numbers(self) -> None:
+        """The loss and what the objective reports beside it, and the square of the gradient norm."""
+        p, objective = self.p, self.config.objective
+        numbers = 3 if isinstance(objective, Pretrain) and objective.z_loss_weight > 0 else 2
+        self.ring("all: loss and gradient norm", 2 * FP32 * numbers, p.pp * p.dp_replicate * p.fsdp)
+        self.ring("all: loss and gradient norm", 2 * FP64, p.pp * p.dp_replicate * p.fsdp * p.tp)
+
+    def ring(self, name: str, size: int, ranks: int) -> None:
+        """Count an all-gather or reduce-scatter of `size` bytes in all."""
+        self.total[name] += size * (ranks - 1) // ranks
+
+    def recomputed(self) -> int:
+        """Blocks of this rank that backward runs again: every n-th, as the model counts them."""
+        train = self.config.train
+        if train.activation_checkpointing == "none":
+            return 0
+        return sum(-(-self.layers[stage] // train.recompute_every) for stage in self.stages)
+
+    def others(self, stage: int) -> list[Shape]:
+        """Parameters of a stage outside its blocks."""
+        return list(other_shapes(self.model, first=stage == 0, last=stage == self.last_stage))
+
+    def all_shapes(self) -> list[Shape]:
+        """Parameters of this rank's stages."""
+        return [*list(block_shapes(self.model, self.p.tp)) * self.blocks, *(shape for stage in self.stages for shape in self.others(stage))]

@@ -1,0 +1,122 @@
+"""Collectives on local tensors: values, gradients, types and torch.compile, against sums that are written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+from torch import Tensor
+
+from forge.parallel.collectives import exchange, gather, gather_equal, scatter_sum, sum_gradient, sum_over
+
+RANKS = 2
+SHAPE = (4, 6, 2)
+
+
+def of_rank(rank: int, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float64) -> Tensor:
+    """What a rank has: whole numbers, so that sums are exact in every type."""
+    return torch.randint(-8, 8, shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def together(shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [of_rank(rank, shape, dtype) for rank in range(RANKS)]
+
+
+def run(function: Callable[[Tensor], Tensor], x: Tensor, weight: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Value, and gradient of the sum of value * weight."""
+    x = x.clone().requires_grad_()
+    value = function(x)
+    (value * weight(dist.get_rank(), value)).sum().backward()
+    assert x.grad is not None
+    return value.detach(), x.grad
+
+
+def own_weight(rank: int, value: Tensor) -> Tensor:
+    """Every rank uses the value in its own way."""
+    return of_rank(10 + rank, tuple(value.shape), value.dtype)
+
+
+def same_weight(rank: int, value: Tensor) -> Tensor:
+    return own_weight(0, value)
+
+
+def weights(value: Tensor) -> list[Tensor]:
+    return [own_weight(rank, value) for rank in range(RANKS)]
+
+
+def world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def check(wrap: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]], dtype: torch.dtype, rank: int) -> None:
+    """All collectives on this rank; `wrap` compiles them or not."""
+    parts, mine = together(dtype=dtype), of_rank(rank, dtype=dtype)
+    for dim in (0, 1, -2):
+        value, gradient = run(wrap(lambda x, dim=dim: gather(x, dim, world())), mine, own_weight)
+        assert torch.equal(value, torch.cat(parts, dim))
+        assert torch.equal(gradient, sum(weights(value)).chunk(RANKS, dim)[rank])  # type: ignore[union-attr]
+
+        value, gradient = run(wrap(lambda x, dim=dim: scatter_sum(x, dim, world())), mine, own_weight)
+        assert torch.equal(value, sum(parts).chunk(RANKS, dim)[rank])  # type: ignore[union-attr]
+        assert torch.equal(gradient, torch.cat(weights(value), dim))
+
+        value, gradient = run(wrap(lambda x, dim=dim: gather_equal(x, dim, world())), mine, same_weight)
+        assert torch.equal(value, torch.cat(parts, dim))
+        assert torch.equal(gradient, same_weight(0, value).chunk(RANKS, dim)[rank])
+
+    value, gradient = run(wrap(lambda x: sum_over(x, world())), mine, same_weight)
+    assert torch.equal(value, sum(parts))  # type: ignore[arg-type]
+    assert torch.equal(gradient, same_weight(0, value))
+
+    value, gradient = run(wrap(lambda x: sum_gradient(x, world())), mine, own_weight)
+    assert torch.equal(value, mine)
+    assert torch.equal(gradient, sum(weights(value)))  # type: ignore[arg-type]
+
+    for split, join in ((1, 0), (0, 1), (1, 2), (2, 1), (1, 1)):
+        value, gradient = run(wrap(lambda x, split=split, join=join: exchange(x, split, join, world())), mine, own_weight)
+        assert torch.equal(value, torch.cat([part.chunk(RANKS, split)[rank] for part in parts], join))
+        sent_back = [weight.chunk(RANKS, join)[rank] for weight in weights(value)]
+        assert torch.equal(gradient, torch.cat(sent_back, split))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_values_and_gradients(dtype: torch.dtype) -> None:
+    on_ranks(RANKS, lambda rank: check(lambda function: function, dtype, rank))
+
+
+def test_compiled_without_a_break() -> None:
+    def compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        torch._dynamo.reset()
+        return torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=False)
+
+    on_ranks(RANKS, lambda rank: check(compiled, torch.float32, rank))
+
+
+@pytest.mark.parametrize("size", [3, 5, 2, 1])
+def test_parts_of_torch_chunk(size: int) -> None:
+    """Uneven ones, and empty ones, as those of a vocabulary."""
+
+    def work(rank: int) -> None:
+        whole = of_rank(7, (2, size))
+        mine = of_rank(7, (2, 0)) if rank >= len(whole.chunk(3, 1)) else whole.chunk(3, 1)[rank]
+        value, gradient = run(lambda x: gather_equal(x, 1, world(), size), mine, same_weight)
+        assert torch.equal(value, whole)
+        weight = same_weight(0, whole).chunk(3, 1)
+        assert torch.equal(gradient, weight[rank] if rank < len(weight) else weight[0][:, :0])
+
+    on_ranks(3, work)
+
+
+def test_a_part_of_the_wrong_size_is_noticed() -> None:
+    def work(rank: int) -> None:
+        with pytest.raises(AssertionError):
+            gather_equal(torch.zeros(2, 3 - rank), 1, world(), 3)
+        with pytest.raises(AssertionError):
+            scatter_sum(torch.zeros(3, 2), 0, world())
+
+    on_ranks(RANKS, lambda rank: work(rank))

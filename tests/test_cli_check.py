@@ -99,7 +99,7 @@ def test_warnings_are_shown_and_do_not_refuse(plan: Plan):
         "  warm-up (20 steps) does not end before train.max_steps (20).",
         "  -> scheduler.warmup_steps=2",
         "  parallel.pp_schedule=gpipe   [command line]",
-        "  parallel.pp_schedule has no effect on one rank.",
+        "  parallel.pp_schedule has no effect with parallel.pp=1.",
         "  -> leave it at 1f1b",
     ]
 
@@ -116,12 +116,12 @@ def test_problems_exit_with_two(capsys: pytest.CaptureFixture[str]):
     assert captured.err.startswith("2 problems; nothing was started or written.\n  1. train.seq_len=99999   [command line]\n")
 
 
-def test_a_launcher_with_more_ranks_is_refused_with_the_way_out(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_layout_that_leaves_ranks_of_a_launcher_over_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert check.main([]) == 2
     error = capsys.readouterr().err
-    assert "this version trains on one rank, and WORLD_SIZE says 4." in error
-    assert "-> start it without torchrun or srun" in error
+    assert "dp_replicate=1 * dp_shard=1 * tp=1 * pp=1 * cp=1 * ep=1 = 1, and there are 4 ranks (from WORLD_SIZE)." in error
+    assert "-> parallel.dp_shard=4" in error
 
 
 def test_help(capsys: pytest.CaptureFixture[str]):

@@ -42,7 +42,7 @@ SEVEN_SAID = """\
 """
 SEEDS_EXAMPLE = "model.dim=256 model.n_heads=17 model.n_kv_heads=null model.max_seq_len=1024 train.seq_len=2048 parallel.tp=4"
 SEEDS_EXAMPLE_SAID = """\
-4 problems; nothing was started or written.
+3 problems; nothing was started or written.
   1. model.n_heads=17   [command line]
      model.dim (256) is not divisible by model.n_heads (17).
      -> model.n_heads=16
@@ -50,11 +50,8 @@ SEEDS_EXAMPLE_SAID = """\
      train.seq_len (2048) exceeds model.max_seq_len (1024).
      -> train.seq_len=1024 or model.max_seq_len=2048
   3. parallel.tp=4   [command line]
-     this version trains on one device, and parallel.tp is 4.
-     -> parallel.tp=1
-  4. parallel.tp=4   [command line]
      model.n_heads (17) must be divisible by parallel.tp (4).
-     -> another model.n_heads or parallel.tp
+     -> parallel.tp=1
 """
 
 

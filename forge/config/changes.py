@@ -80,7 +80,7 @@ def _follows(config: Config, name: str) -> bool:
     probe = copy.deepcopy(config)
     probe.thaw()
     setattr(probe.scheduler, name, None)
-    found = {step.key: step.value for step in derive.schedule(probe, None)}
+    found = {step.key: step.value for step in derive.decay(probe)}
     return found.get(f"scheduler.{name}") == getattr(config.scheduler, name)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator
 
+from forge.config.derivation import Derived, derivation
+from forge.config.derive_auto import auto
+from forge.config.derive_layout import batch, layout, pipeline
 from forge.config.model import Decoder
-from forge.config.parallel import AXES
 from forge.config.root import Config
 from forge.config.scheduler import WSD, Constant, Decay
 from forge.config.world import World
@@ -17,40 +17,6 @@ from forge.config.world import World
 PATHS = ("data.path", "data.cache_dir", "tokenizer.path", "checkpoint.init_from", "checkpoint.resume_from")
 SCHEDULE = ("scheduler.decay_steps", "scheduler.stable_steps")
 DECAY_SHARE = 0.2  # arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine
-
-
-@dataclass(frozen=True, kw_only=True)
-class Derived:
-    """A value that was worked out: its key, the value and why."""
-
-    key: str
-    value: Any
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Derivation:
-    """A pure function from what it reads to what it works out."""
-
-    function: Callable[[Config, World], Iterator[Derived]]
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-
-
-DERIVATIONS: list[Derivation] = []
-
-
-F = TypeVar("F", bound=Callable[[Config, World], Iterator[Derived]])
-
-
-def derivation(*, reads: tuple[str, ...], writes: tuple[str, ...]) -> Callable[[F], F]:
-    """Register a derivation; they run in the order of this file."""
-
-    def register(function: F) -> F:
-        DERIVATIONS.append(Derivation(function=function, reads=reads, writes=writes))
-        return function
-
-    return register
 
 
 @derivation(
@@ -113,45 +79,18 @@ def home(config: Config, world: World) -> Iterator[Derived]:
             yield Derived(key=f"run.{name}", value=expanded, why="~ is the home directory")
 
 
-@derivation(reads=tuple(f"parallel.{axis}" for axis in AXES), writes=("run.num_processes", "parallel.dp_shard"))
-def layout(config: Config, world: World) -> Iterator[Derived]:
-    """The number of ranks, and FSDP over what the other degrees leave of it."""
-    parallel = config.parallel
-    if config.run.num_processes is None:
-        yield Derived(key="run.num_processes", value=world.size, why=f"from {world.source}")
-    if parallel.dp_shard == -1:
-        others = parallel.product_without_dp_shard
-        why = f"{world.size} ranks / {others} of the other degrees"
-        yield Derived(key="parallel.dp_shard", value=max(world.size // others, 1), why=why)
-
-
-@derivation(
-    reads=("train.batch_size", "train.seq_len", "train.grad_accum_steps", "parallel.dp_shard"),
-    writes=("train.global_batch_size", "train.global_batch_tokens", "train.grad_accum_steps"),
-)
-def batch(config: Config, world: World) -> Iterator[Derived]:
-    """Global batch and accumulation, each from the other."""
-    train, ranks = config.train, data_ranks(config)
-    if train.global_batch_tokens is not None and train.global_batch_size is None:
-        size = max(train.global_batch_tokens // train.seq_len, 1)
-        yield Derived(key="train.global_batch_size", value=size, why=f"{train.global_batch_tokens} tokens / {train.seq_len} a sequence")
-    if train.global_batch_size is not None:
-        accumulation = max(train.global_batch_size // (train.batch_size * ranks), 1)
-        if accumulation != train.grad_accum_steps:
-            why = f"{train.global_batch_size} sequences / ({train.batch_size} a micro-batch * {ranks} ranks)"
-            yield Derived(key="train.grad_accum_steps", value=accumulation, why=why)
-    else:
-        size = train.batch_size * train.grad_accum_steps * ranks
-        why = f"{train.batch_size} a micro-batch * {train.grad_accum_steps} micro-batches * {ranks} ranks"
-        yield Derived(key="train.global_batch_size", value=size, why=why)
-    if train.global_batch_tokens is None:
-        size = config.train.global_batch_size or 0
-        yield Derived(key="train.global_batch_tokens", value=size * train.seq_len, why=f"{size} sequences * {train.seq_len} tokens")
-
-
 @derivation(reads=("train.max_steps", "scheduler.warmup_steps"), writes=SCHEDULE)
-def schedule(config: Config, world: World | None) -> Iterator[Derived]:
+def schedule(config: Config, world: World) -> Iterator[Derived]:
     """Decay and stable steps from the horizon, train.max_steps."""
+    yield from decay(config)
+
+
+DERIVATIONS = (model_shape, device, objective, paths, home, auto, layout, batch, pipeline, schedule)
+"""In the order in which they run."""
+
+
+def decay(config: Config) -> Iterator[Derived]:
+    """What `schedule` works out."""
     schedule, horizon = config.scheduler, config.train.max_steps
     if not isinstance(schedule, Decay):
         return
@@ -171,12 +110,6 @@ def schedule(config: Config, world: World | None) -> Iterator[Derived]:
     elif schedule.decay_steps is None:
         why = f"train.max_steps={horizon} - scheduler.warmup_steps={schedule.warmup_steps}"
         yield Derived(key="scheduler.decay_steps", value=max(horizon - schedule.warmup_steps, 1), why=why)
-
-
-def data_ranks(config: Config) -> int:
-    """Ranks that draw their own data: dp_replicate * dp_shard * ep."""
-    parallel = config.parallel
-    return max(parallel.dp_shard, 1) * parallel.dp_replicate * parallel.ep
 
 
 def horizon(config: Config) -> int:
@@ -207,7 +140,7 @@ def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[D
     for key in SCHEDULE:
         if key in derived:
             setattr(config.scheduler, key.rpartition(".")[2], None)
-    for step in schedule(config, None):
+    for step in decay(config):
         setattr(config.scheduler, step.key.rpartition(".")[2], step.value)
         found.append(step)
     return found

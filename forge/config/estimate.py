@@ -2,39 +2,112 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from forge.config.derive_layout import sequences_of_rank
 from forge.config.model import Decoder
 from forge.config.objective import Pretrain
 from forge.config.optimizer import AdamW
+from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
 
 FP32 = 4
 MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
 
 
-def memory_by_part(config: Config) -> dict[str, int]:
-    """Bytes of one device, by part; empty for a model this knows nothing about.
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one rank has of a model: its blocks, whether the first and the last of all are among them, and its parameters.
 
-    Weights, gradients and optimizer state are exact. Activations are what autograd holds after the forward pass of
+    They are counted before FSDP shards them: those of its blocks, and the rest, which FSDP gathers as one.
+    """
+
+    layers: int
+    first: bool
+    last: bool
+    in_blocks: int
+    outside: int
+
+    @property
+    def parameters(self) -> int:
+        return self.in_blocks + self.outside
+
+
+def memory_by_part(config: Config) -> dict[str, int]:
+    """Bytes of one device, by part, that which needs most; empty for a model this knows nothing about.
+
+    On one device weights, gradients and optimizer state are exact. Activations are what autograd holds after the forward pass of
     uncompiled blocks with fused attention (as arXiv:2205.05198, section 4, but counted by operation); logits are the
     most that the loss holds at once. All at the same time is an upper bound: gradients grow as activations go.
+
+    On several, weights and what belongs to them are cut by tp and pp and sharded by FSDP, which gathers them block by block, and
+    whole under a pipeline; gradients of several backward passes add up before they are reduced. Tokens are cut by cp, and between
+    layers by sequence parallelism. Stages are taken to have equal numbers of blocks.
     """
-    model = config.model
+    model, parallel = config.model, config.parallel
     if not isinstance(model, Decoder):
         return {}
-    params = model.num_params_estimate
-    parts = {"weights (fp32)": FP32 * params, "gradients (fp32)": FP32 * params}
-    if isinstance(config.optimizer, AdamW):
-        parts["optimizer state (fp32)"] = 2 * FP32 * params
+    ends = [(True, True)] if parallel.pp == 1 else [(True, parallel.pp_schedule == V_SCHEDULE), (False, True)]
+    ranks = [_of_rank(config, model, _share(model, parallel, first=first, last=last)) for first, last in ends]
+    return max(ranks, key=lambda parts: sum(parts.values()))
+
+
+def _of_rank(config: Config, model: Decoder, share: Share) -> dict[str, int]:
+    train, parallel = config.train, config.parallel
     width = FP32 if config.precision.mixed_precision == "fp32" else 2
-    if width == 2:
+    several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
+    sharded = 0 if parallel.cpu_offload and several else -(-share.parameters // max(parallel.fsdp, 1))
+    parts = {"weights (fp32)": FP32 * sharded, "gradients (fp32)": FP32 * sharded}
+    if isinstance(config.optimizer, AdamW):
+        parts["optimizer state (fp32)"] = 2 * FP32 * sharded
+    if several:
+        passes = max(train.grad_accum_steps, parallel.pp_microbatches or 1 if parallel.pp > 1 else 1)
+        at_once = share.outside + min(2 * share.in_blocks // share.layers, share.in_blocks)  # a block, and the next one on its way
+        stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
+        parts["gathered weights"] = width * (share.parameters if stays else at_once)
+        parts["unreduced gradients (fp32)"] = FP32 * (share.parameters if passes > 1 else at_once)
+    elif width == 2:
         parts["weights (16 bit copies)"] = 2 * _multiplied_weights(model)
-    tokens = config.train.batch_size * config.train.seq_len
+    tokens, in_flight = train.batch_size * train.seq_len // parallel.cp, 1.0
+    if parallel.pp > 1:
+        parts_of_step = parallel.pp_microbatches or 1
+        tokens = -(-sequences_of_rank(config) // parts_of_step) * train.seq_len // parallel.cp
+        in_flight = _in_flight(parallel, parts_of_step) if share.first else 1.0
     fused_norm = config.run.device == "cuda"
-    kept = _kept_per_token(model, config.train.activation_checkpointing, width, fused_norm)
+    recomputed = -(-share.layers // train.recompute_every)
+    kept = recomputed * _kept_per_token(model, parallel, train.activation_checkpointing, width, fused_norm)
+    kept += (share.layers - recomputed) * _kept_per_token(model, parallel, "none", width, fused_norm)
     final = FP32 * model.dim + _norm(model, model.dim, fused_norm) + width * model.dim
-    parts["activations"] = tokens * (model.n_layers * kept + final)
-    parts["logits"] = _logits(config, tokens, width)
+    parts["activations"] = tokens * (round(in_flight * kept) + (final if share.last else 0))
+    if share.last:
+        parts["logits"] = _logits(config, tokens, width)
     return parts
+
+
+def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> Share:
+    """Norms, learned positions and, where ranks share them, keys and values are whole on every tp rank; all else is cut."""
+    parts, tp = model.params_by_part(), parallel.tp
+    layers = -(-model.n_layers // parallel.pp)
+    table = model.vocab_size * model.dim
+    key_values = 2 * model.n_layers * model.dim * model.kv_heads * model.head_dim if model.kv_heads % tp else 0
+    final_norm = parts["norms"] // (2 * model.n_layers + 1)
+    blocks = -(-(parts["attention"] + parts["feed-forward"] - key_values) // tp) + key_values + parts["norms"] - final_norm
+    outside = final_norm if last else 0
+    if first:
+        outside += -(-table // tp) + parts["embedding"] - table
+    if last and not (first and model.tie_embeddings):
+        outside += -(-table // tp)
+    return Share(layers=layers, first=first, last=last, in_blocks=blocks * layers // model.n_layers, outside=outside)
+
+
+def _in_flight(parallel: Parallel, parts_of_step: int) -> float:
+    """Micro-batches whose activations the first rank holds at once: all of gpipe, as many as ranks, or some more when stages loop."""
+    pp, stages = parallel.pp, parallel.pp_stages_per_rank or 1
+    if parallel.pp_schedule == "gpipe":
+        return parts_of_step
+    if parallel.pp_schedule in ("1f1b", V_SCHEDULE):
+        return min(pp, parts_of_step)
+    return min(((stages - 1) * pp + 2 * pp - 1) / stages, parts_of_step)
 
 
 def _multiplied_weights(model: Decoder) -> int:
@@ -44,23 +117,26 @@ def _multiplied_weights(model: Decoder) -> int:
     return parts["attention"] - qk_norms + parts["feed-forward"] + model.vocab_size * model.dim
 
 
-def _kept_per_token(model: Decoder, recompute: str, width: int, fused_norm: bool) -> int:
+def _kept_per_token(model: Decoder, parallel: Parallel, recompute: str, width: int, fused_norm: bool) -> int:
     """Bytes that one block keeps of one token until its backward pass.
 
     The residual stream and what the norms work on are fp32 under autocast too: their weights are, and so are the embeddings.
+    Heads and feed-forward width are cut by tp; what enters the two layers is gathered and kept whole.
     """
-    residual = FP32 * model.dim
+    tp, cut = parallel.tp, parallel.tp if parallel.sequence_parallel else 1
+    residual = FP32 * model.dim // cut
     if recompute == "full":
         return residual
-    q, kv, ffn = model.n_heads * model.head_dim, model.kv_heads * model.head_dim, model.computed_ffn_hidden_dim
-    attention = width * q + FP32 * model.n_heads  # its output, and the log-partition of each head
+    heads, kv_heads = -(-model.n_heads // tp), -(-model.kv_heads // tp)
+    q, kv, ffn = heads * model.head_dim, kv_heads * model.head_dim, -(-model.computed_ffn_hidden_dim // tp)
+    attention = width * q + FP32 * heads  # its output, and the log-partition of each head
     if recompute == "selective":
         products = q + 2 * kv + model.dim + ffn * (2 if model.is_gated else 1) + model.dim
         return residual + width * products + attention
-    kept = 2 * (residual + _norm(model, model.dim, fused_norm)) + _linear_inputs(model, width)
+    kept = 2 * (residual + _norm(model, model.dim, fused_norm) // cut) + _linear_inputs(model, width)
     kept += width * (q + 2 * kv) + attention
     if model.qk_norm:  # on fp32 copies of queries and keys, a head at a time
-        kept += FP32 * (q + kv) + (model.n_heads + model.kv_heads) * _norm(model, model.head_dim, fused_norm, rms=True)
+        kept += FP32 * (q + kv) + (heads + kv_heads) * _norm(model, model.head_dim, fused_norm, rms=True)
     return kept + width * ffn * _ffn_copies(model)
 
 
@@ -86,9 +162,11 @@ def _logits(config: Config, tokens: int, width: int) -> int:
     """Bytes of the loss at its peak.
 
     Whole logits: the log-softmax, its gradient and the gradient that it is made from; two more with z-loss. Chunked: those of one
-    chunk, in 16 bits their gradient too, and the gradients of hidden states and output head, which it makes in forward.
+    chunk, in 16 bits their gradient too, and the gradients of hidden states and output head, which it makes in forward. With loss
+    parallel a rank has its part of the vocabulary.
     """
-    objective, vocab, dim = config.objective, config.model.vocab_size, getattr(config.model, "dim", 0)
+    objective, parallel, dim = config.objective, config.parallel, getattr(config.model, "dim", 0)
+    vocab = -(-config.model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
     if isinstance(objective, Pretrain) and objective.loss_fn == "chunked_cross_entropy":
         rows = objective.ce_chunk_size or max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (FP32 * vocab))))
         chunk = vocab * min(rows, tokens) * (FP32 + (width if width == 2 else 0))

@@ -8,6 +8,10 @@ from math import prod
 from forge.config.field import Section, opt
 
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
+ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
+LOOPED_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
+V_SCHEDULE = "zbv_zero_bubble"
+ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", V_SCHEDULE)
 
 
 @dataclass(kw_only=True)
@@ -16,6 +20,11 @@ class Parallel(Section):
 
     all_free = True
 
+    layout: str = opt(
+        "given",
+        "given = the degrees below; auto = where dp_shard is -1, degrees of 1 are chosen from ranks, memory and model",
+        choices=("given", "auto"),
+    )
     dp_shard: int = opt(-1, "FSDP shards; -1 = all devices that the other degrees leave", ge=-1)
     dp_replicate: int = opt(1, "replicas of the FSDP groups", ge=1)
     reshard_after_forward: str = opt(
@@ -26,22 +35,30 @@ class Parallel(Section):
     sequence_parallel: bool = opt(True, "with tp: cut sequences between attention and feed-forward layers")
     loss_parallel: bool = opt(True, "with tp: make the loss of each rank's part of the logits, instead of gathering them")
     pp: int = opt(1, "pipeline parallel degree", ge=1)
-    pp_schedule: str = opt(
-        "1f1b", "pipeline schedule", choices=("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble")
-    )
+    pp_schedule: str = opt("1f1b", "pipeline schedule", choices=(*ONE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, V_SCHEDULE))
     pp_microbatches: int | None = opt(None, "parts that a step's sequences go through the pipeline in; null = worked out", gt=0)
     pp_stages_per_rank: int | None = opt(None, "stages of each rank; null = 2 for schedules that loop, else 1", gt=0)
-    pp_layers: list[int] = opt([], "blocks of each stage, the first to the last; [] = stages of equal cost")
+    pp_layers: list[int] = opt([], "blocks of each stage, the first to the last; [] = stages of equal cost", gt=0)
     cp: int = opt(1, "context parallel degree", ge=1)
     cp_method: str = opt("all_gather", "all_gather: of keys and values; ulysses: heads for sequence", choices=("all_gather", "ulysses"))
     cp_load_balance: bool = opt(True, "with all_gather: pair an early with a late part of a sequence, for equal work")
     ep: int = opt(1, "expert parallel degree", ge=1)
     nccl_timeout_sec: int = opt(1800, "seconds a collective may take", gt=0)
-    backend: str = opt("cpu:gloo,cuda:nccl", "torch.distributed backend of each device type")
+    backend: str = opt("cpu:gloo,cuda:nccl", "torch.distributed backend of each device type, or one for all")
 
     def degrees(self) -> dict[str, int]:
         """The six degrees by name."""
         return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def fsdp(self) -> int:
+        """Ranks that FSDP shards over: dp_shard * cp * ep."""
+        return self.dp_shard * self.cp * self.ep
+
+    @property
+    def sequence_cut(self) -> int:
+        """Parts that a sequence is cut into between layers: cp, and tp with sequence_parallel."""
+        return self.cp * (self.tp if self.sequence_parallel else 1)
 
     @property
     def product_without_dp_shard(self) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from forge.config.bounds import check_bounds
-from forge.config.derive import DERIVATIONS, Derived
+from forge.config.derivation import Derived
+from forge.config.derive import DERIVATIONS
 from forge.config.errors import ConfigError, Problem
 from forge.config.root import Config
 from forge.config.rules import RULES

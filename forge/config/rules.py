@@ -1,11 +1,31 @@
 """All cross-section rules. They run after the derivations, each only when the keys it reads passed their own bounds."""
 
-from forge.config import rules_going_on, rules_layout, rules_model, rules_places, rules_run, rules_training
+from forge.config import (
+    rules_context,
+    rules_going_on,
+    rules_layout,
+    rules_model,
+    rules_pipeline,
+    rules_places,
+    rules_run,
+    rules_tensor,
+    rules_training,
+)
 from forge.config.rule import Rule
 
 RULES: tuple[Rule, ...] = tuple(
     value
-    for module in (rules_model, rules_training, rules_layout, rules_run, rules_places, rules_going_on)
+    for module in (
+        rules_model,
+        rules_training,
+        rules_layout,
+        rules_tensor,
+        rules_context,
+        rules_pipeline,
+        rules_run,
+        rules_places,
+        rules_going_on,
+    )
     for value in vars(module).values()
     if isinstance(value, Rule)
 )

@@ -1,12 +1,16 @@
-"""Rules on the parallel layout: its arithmetic, and what each degree must divide."""
+"""Rules on the parallel layout as a whole: its arithmetic, the devices and models it needs, and options that do nothing in it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
+from forge.config.estimate import memory_by_part
 from forge.config.field import default_of
+from forge.config.fitting import fitting_presets
+from forge.config.literal import shown
 from forge.config.model import Decoder
 from forge.config.parallel import AXES, Parallel
 from forge.config.root import Config
@@ -14,6 +18,7 @@ from forge.config.rule import Finding, rule
 from forge.config.world import World
 
 DEGREES = ("run.num_processes", *(f"parallel.{axis}" for axis in AXES))
+OTHER_LAYOUT = "other degrees, or another number of ranks"
 
 
 @rule("parallel.world_size", reads=DEGREES)
@@ -24,98 +29,92 @@ def world_size(config: Config, world: World) -> Iterator[Finding]:
         arithmetic = " * ".join(f"{axis}={size}" for axis, size in degrees.items())
         what = f"{arithmetic} = {prod(degrees.values())}, and there {ranks(world)} (from {world.source})."
         shards, rest = divmod(world.size, config.parallel.product_without_dp_shard)
-        fix = f"parallel.dp_shard={shards}" if shards and not rest else "other degrees, or another number of ranks"
+        fix = f"parallel.dp_shard={shards}" if shards and not rest else fitting_presets(config, world, world.size) or OTHER_LAYOUT
         yield f"parallel.dp_shard={degrees['dp_shard']}", what, fix
 
 
-@rule("parallel.later", reads=DEGREES)
-def later(config: Config, world: World) -> Iterator[Finding]:
-    """This version shards and replicates over data ranks: tp, pp, cp and ep must be 1."""
-    for axis in ("tp", "pp", "cp", "ep"):
-        size = getattr(config.parallel, axis)
-        if size > 1:
-            yield f"parallel.{axis}={size}", f"this version has no parallel.{axis} above 1; it is {size}.", f"parallel.{axis}=1"
+@rule("run.gpus", reads=("run.device", "run.num_processes"))
+def gpus(config: Config, world: World) -> Iterator[Finding]:
+    """On GPUs every rank has one of its own."""
+    here = world.devices.gpus
+    if config.run.device == "cuda" and 0 < here < world.size and not world.elsewhere:
+        there = f"there {'is' if here == 1 else 'are'} {here}"
+        what = f"{world.size} ranks (from {world.source}) need {world.size} GPUs; {there} ({world.devices.source})."
+        presets = fitting_presets(config, world, here)
+        yield f"run.num_processes={world.size}", what, f"{presets}, or run.device=cpu" if presets else "run.device=cpu"
 
 
-@rule("parallel.tp_heads", reads=("parallel.tp", "model.n_heads"))
-def tp_heads(config: Config, world: World) -> Iterator[Finding]:
-    """Tensor parallelism cuts attention by heads: model.n_heads must be divisible by parallel.tp."""
-    model, tp = config.model, config.parallel.tp
-    if isinstance(model, Decoder) and model.n_heads % tp:
-        yield (
-            f"parallel.tp={tp}",
-            f"model.n_heads ({model.n_heads}) must be divisible by parallel.tp ({tp}).",
-            "another model.n_heads or parallel.tp",
-        )
-
-
-@rule("parallel.tp_kv_heads", reads=("parallel.tp", "model.n_kv_heads"))
-def tp_kv_heads(config: Config, world: World) -> Iterator[Finding]:
-    """Tensor parallelism cuts attention by heads: model.n_kv_heads must be divisible by parallel.tp."""
-    model, tp = config.model, config.parallel.tp
-    if isinstance(model, Decoder) and model.kv_heads != model.n_heads and model.kv_heads % tp:
-        what = f"model.n_kv_heads ({model.kv_heads}) must be divisible by parallel.tp ({tp})."
-        yield f"parallel.tp={tp}", what, "another model.n_kv_heads or parallel.tp"
-
-
-@rule("parallel.tp_ffn", reads=("parallel.tp", "model.ffn_hidden_dim"))
-def tp_ffn(config: Config, world: World) -> Iterator[Finding]:
-    """Tensor parallelism cuts the feed-forward layer by its width, which must be divisible by parallel.tp."""
-    model, tp = config.model, config.parallel.tp
-    if isinstance(model, Decoder) and model.computed_ffn_hidden_dim % tp:
-        what = f"the feed-forward width ({model.computed_ffn_hidden_dim}) must be divisible by parallel.tp ({tp})."
-        yield f"parallel.tp={tp}", what, f"model.ffn_hidden_dim={-(-model.computed_ffn_hidden_dim // tp) * tp}"
-
-
-@rule("parallel.seq_len", reads=("parallel.tp", "parallel.cp", "train.seq_len"))
-def seq_len(config: Config, world: World) -> Iterator[Finding]:
-    """Context and sequence parallelism cut sequences: train.seq_len must be divisible by cp * tp."""
-    parts = config.parallel.cp * config.parallel.tp
-    if config.train.seq_len % parts:
-        what = f"train.seq_len ({config.train.seq_len}) must be divisible by parallel.cp * parallel.tp ({parts})."
-        yield f"train.seq_len={config.train.seq_len}", what, f"train.seq_len={-(-config.train.seq_len // parts) * parts}"
-
-
-@rule("parallel.pp_layers", reads=("parallel.pp", "model.n_layers"))
-def pp_layers(config: Config, world: World) -> Iterator[Finding]:
-    """Every pipeline stage needs a block: parallel.pp must not exceed model.n_layers."""
-    model, pp = config.model, config.parallel.pp
-    if isinstance(model, Decoder) and pp > model.n_layers:
-        yield f"parallel.pp={pp}", f"{pp} stages cannot share {model.n_layers} blocks.", f"parallel.pp={model.n_layers} at most"
-
-
-@rule("parallel.tied_pp", reads=("parallel.pp", "model.tie_embeddings"))
-def tied_pp(config: Config, world: World) -> Iterator[Finding]:
-    """Tied embeddings cannot be pipelined: the table and the head live on different stages."""
-    model, pp = config.model, config.parallel.pp
-    if isinstance(model, Decoder) and model.tie_embeddings and pp > 1:
-        yield f"parallel.pp={pp}", "model.tie_embeddings needs the table and the head on one stage.", "model.tie_embeddings=false"
+@rule("parallel.needs_decoder", reads=("parallel.tp", "parallel.pp", "parallel.cp"))
+def needs_decoder(config: Config, world: World) -> Iterator[Finding]:
+    """tp, pp and cp cut forge's Decoder, whose layers they know; any other model is sharded and replicated only."""
+    if not isinstance(config.model, Decoder):
+        for axis in ("tp", "pp", "cp"):
+            if (size := getattr(config.parallel, axis)) > 1:
+                what = f"{config.model._target_} is no Decoder of forge, and parallel.{axis} knows the layers of that only."
+                yield f"parallel.{axis}={size}", what, f"parallel.{axis}=1; parallel.dp_shard and dp_replicate take any model"
 
 
 @rule("parallel.ep_needs_moe", reads=("parallel.ep",))
 def ep_needs_moe(config: Config, world: World) -> Iterator[Finding]:
-    """Expert parallelism needs a model with experts."""
+    """Expert parallelism needs a model with experts, which this version has not: parallel.ep must be 1."""
     if config.parallel.ep > 1 and not config.model.is_moe:
         yield f"parallel.ep={config.parallel.ep}", "parallel.ep > 1 needs a mixture-of-experts model; this one is dense.", "parallel.ep=1"
 
 
+@rule("parallel.backend", reads=("parallel.backend", "run.device"))
+def backend(config: Config, world: World) -> Iterator[Finding]:
+    """parallel.backend names a backend for the device of the run; nccl is for GPUs."""
+    text, fix = config.parallel.backend, f"parallel.backend={'nccl' if world.device == 'cuda' else 'gloo'}"
+    pairs = [pair.strip().partition(":") for pair in text.split(",")]
+    by_device = {device: name for device, _, name in pairs} if ":" in text else {"cpu": text.strip(), "cuda": text.strip()}
+    chosen = by_device.get(world.device, "")
+    if not chosen or not all(by_device.values()):
+        yield f"parallel.backend={text}", f"it names no backend for {world.device}, which the run is on.", fix
+    elif by_device.get("cpu") == "nccl" and (world.device == "cpu" or ":" in text):
+        yield f"parallel.backend={text}", "nccl needs GPUs, and has no place on a CPU.", fix
+
+
+@rule("parallel.memory", reads=(*DEGREES, "train.batch_size", "train.seq_len"), warning=True)
+def memory(config: Config, world: World) -> Iterator[Finding]:
+    """The estimated memory of a device should be at most what its GPU has."""
+    there = world.devices.memory if world.device == "cuda" else None
+    needed = sum(memory_by_part(config).values())
+    if there is not None and needed > there:
+        what = f"a device is estimated to need {needed / 2**30:.3g} GiB; the smallest GPU here has {there / 2**30:.3g} GiB."
+        yield "parallel", what, "parallel=auto, train.activation_checkpointing=full, or a smaller train.batch_size"
+
+
 @rule("parallel.no_effect", reads=(), warning=True)
 def no_effect(config: Config, world: World) -> Iterator[Finding]:
-    """Settings of collectives and pipelines have no effect on one rank."""
-    if world.size > 1:
-        return
-    defaults = {f.name: default_of(f) for f in dataclasses.fields(Parallel)}
-    for name in ("pp_schedule", "nccl_timeout_sec", "backend"):
-        value = getattr(config.parallel, name)
-        if value != defaults[name]:
-            yield f"parallel.{name}={value}", f"parallel.{name} has no effect on one rank.", f"leave it at {defaults[name]}"
-    if config.train.nccl_health_check_interval:
-        value = config.train.nccl_health_check_interval
-        yield (
-            f"train.nccl_health_check_interval={value}",
-            "there is no collective to check on one rank.",
-            "train.nccl_health_check_interval=0",
-        )
+    """An option of a technique has an effect only where the layout uses the technique."""
+    parallel = config.parallel
+    fields = {f"parallel.{field.name}": field for field in dataclasses.fields(parallel)}
+    fields |= {f"train.{field.name}": field for field in dataclasses.fields(config.train)}
+    for key, where, acts, neutral in effects(parallel, world):
+        group, _, name = key.partition(".")
+        value, default = getattr(getattr(config, group), name), default_of(fields[key])
+        value = list(value) if isinstance(value, tuple) else value
+        if not acts and value not in (default, neutral):
+            yield f"{key}={shown(value)}", f"{key} has no effect {where}.", f"leave it at {shown(default)}"
+
+
+def effects(parallel: Parallel, world: World) -> Iterator[tuple[str, str, bool, Any]]:
+    """(key, where it has no effect, whether it has one here, what it is worked out to where it has none)."""
+    several = world.size > 1
+    for name in ("nccl_timeout_sec", "backend", "cpu_offload"):
+        yield f"parallel.{name}", "on one rank", several, None
+    yield "train.nccl_health_check_interval", "on one rank", several, None
+    sharded = parallel.fsdp > 1
+    yield "parallel.reshard_after_forward", "where nothing is sharded", sharded or parallel.pp > 1, "never" if parallel.pp > 1 else "always"
+    for name in ("sequence_parallel", "loss_parallel"):
+        yield f"parallel.{name}", "with parallel.tp=1", parallel.tp > 1, None
+    for name in ("pp_schedule", "pp_microbatches", "pp_stages_per_rank", "pp_layers"):
+        yield f"parallel.{name}", "with parallel.pp=1", parallel.pp > 1, 1
+    yield "parallel.cp_method", "with parallel.cp=1", parallel.cp > 1, None
+    gathered = parallel.cp > 1 and parallel.cp_method == "all_gather"
+    where = "with parallel.cp=1" if parallel.cp == 1 else f"with parallel.cp_method={parallel.cp_method}"
+    yield "parallel.cp_load_balance", where, gathered, None
+    yield "parallel.layout", "where parallel.dp_shard is given", parallel.layout != "auto", None
 
 
 def ranks(world: World) -> str:

@@ -38,14 +38,6 @@ def device(config: Config, world: World) -> Iterator[Finding]:
         yield "run.device=cuda", f"no GPU can be used here ({world.devices.source}).", "run.device=cpu"
 
 
-@rule("run.gpus", reads=("run.device", "run.num_processes"))
-def gpus(config: Config, world: World) -> Iterator[Finding]:
-    """On GPUs every rank has one of its own."""
-    if config.run.device == "cuda" and 0 < world.devices.gpus < world.size and world.source != "WORLD_SIZE":
-        what = f"{world.size} ranks (from {world.source}) need {world.size} GPUs; there are {world.devices.gpus} ({world.devices.source})."
-        yield f"run.num_processes={world.size}", what, "a layout that fits, or run.device=cpu"
-
-
 @rule("run.inline", reads=("run.inline", "run.num_processes"))
 def inline(config: Config, world: World) -> Iterator[Finding]:
     """run.inline runs one rank in this process; more need processes of their own."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forge.config.derive import data_ranks, horizon
+from forge.config.derive import horizon
+from forge.config.derive_layout import data_ranks
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.scheduler import Constant, Decay
@@ -33,6 +34,15 @@ def global_batch_size(config: Config, world: World) -> Iterator[Finding]:
     if whole_tokens and size != train.grad_accum_steps * micro:
         what = f"train.global_batch_size ({size}) is not a multiple of train.batch_size ({train.batch_size}) * {ranks} ranks = {micro}."
         yield f"train.global_batch_size={size}", what, f"train.global_batch_size={_whole(size, micro)}"
+
+
+@rule("train.recompute_every", reads=("train.recompute_every", "train.activation_checkpointing"), warning=True)
+def recompute_every(config: Config, world: World) -> Iterator[Finding]:
+    """train.recompute_every chooses among the blocks that train.activation_checkpointing recomputes."""
+    every = config.train.recompute_every
+    if every > 1 and config.train.activation_checkpointing == "none":
+        what = "train.recompute_every has no effect with train.activation_checkpointing=none."
+        yield f"train.recompute_every={every}", what, "train.activation_checkpointing=full"
 
 
 @rule("scheduler.warmup", reads=("scheduler.warmup_steps", "train.max_steps"), warning=True)

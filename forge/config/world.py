@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from math import prod
+from types import ModuleType
 
 from forge.config.parallel import Parallel
 from forge.config.run import Run
+from forge.config.started import ranks_said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,10 @@ class Devices:
 
     gpus: int
     source: str
+    memory: int | None = None
+    """Bytes of the smallest GPU, where NVML tells."""
+    torch: tuple[int, int] | None = None
+    """Version of torch, where it is installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,35 +36,55 @@ class World:
     device: str
     devices: Devices
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another launcher starts the ranks, on other machines too."""
+        return self.source in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+
 
 def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     """GPUs by CUDA_VISIBLE_DEVICES, else by NVML, else none; none as well under a CPU build of torch."""
-    build = _torch_build()
+    build, torch = _torch_build(), _torch_version()
     if build == "cpu":
-        return Devices(gpus=0, source="torch is a CPU build")
+        return Devices(gpus=0, source="torch is a CPU build", torch=torch)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in visible.split(","))))
-        return Devices(gpus=len(names), source=f"CUDA_VISIBLE_DEVICES={visible}")
-    count = _nvml_count()
-    return Devices(gpus=count or 0, source="no NVIDIA driver" if count is None else "NVML")
+        memory = min(_nvml_memories() or [0]) if names else 0
+        return Devices(gpus=len(names), source=f"CUDA_VISIBLE_DEVICES={visible}", memory=memory or None, torch=torch)
+    memories = _nvml_memories()
+    source = "no NVIDIA driver" if memories is None else "NVML"
+    return Devices(gpus=len(memories or []), source=source, memory=min(memories or [0]) or None, torch=torch)
 
 
 def find_world(run: Run, parallel: Parallel, devices: Devices, environ: Mapping[str, str] = os.environ) -> World:
-    """World size from, in order: the launcher's WORLD_SIZE, run.num_processes, a layout without -1, the devices."""
+    """World size from, in order: torchrun or srun, run.num_processes, a layout without -1, the devices. Raises ConfigError.
+
+    Ranks on a CPU are as many as asked for: there dp_shard=-1 is 1.
+    """
     device = run.device if run.device != "auto" else ("cuda" if devices.gpus else "cpu")
     layout = prod(parallel.degrees().values())
-    if environ.get("WORLD_SIZE", "").isdecimal():
-        size, source = int(environ["WORLD_SIZE"]), "WORLD_SIZE"
+    said = ranks_said(environ)
+    if said is not None:
+        size, source = said
     elif run.num_processes is not None:
         size, source = run.num_processes, "run.num_processes"
     elif parallel.dp_shard > 0:
         size, source = layout, "the parallel degrees"
     elif device == "cuda":
         size, source = max(devices.gpus, 1), devices.source
+    elif parallel.product_without_dp_shard > 1:
+        size, source = parallel.product_without_dp_shard, "the parallel degrees"
     else:
         size, source = 1, "a CPU"
     return World(size=size, source=source, device=device, devices=devices)
+
+
+def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int:
+    """How many of the ranks a machine has: as the launcher says, else as many as it has GPUs; all where that does not divide them."""
+    said = next((environ[name] for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE") if environ.get(name, "").isdecimal()), None)
+    count = int(said) if said else world.devices.gpus if world.device == "cuda" else world.size
+    return count if 0 < count < world.size and world.size % count == 0 else world.size
 
 
 def _torch_build() -> str:
@@ -69,14 +95,30 @@ def _torch_build() -> str:
     return "cpu" if version.endswith("+cpu") else "cuda"
 
 
-def _nvml_count() -> int | None:
+def _torch_version() -> tuple[int, int] | None:
+    try:
+        major, minor = importlib.metadata.version("torch").split(".")[:2]
+        return int(major), int(minor)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def _nvml_memories() -> list[int] | None:
+    """Bytes of each GPU of this machine, 0 where it does not say; None without a driver."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         try:
-            return pynvml.nvmlDeviceGetCount()
+            return [_nvml_memory(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
         finally:
             pynvml.nvmlShutdown()
     except Exception:
         return None
+
+
+def _nvml_memory(pynvml: ModuleType, index: int) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).total)
+    except Exception:
+        return 0

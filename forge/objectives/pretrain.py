@@ -53,10 +53,10 @@ class Pretrain:
         """Losses of one micro-batch: `total`, and the sums `ce` and, where it has a weight, `z_loss`."""
         z_loss_weight = self.section.z_loss_weight
         chunked = self.section.loss_fn == "chunked_cross_entropy"
+        hidden = model.hidden(batch.tokens)
         if chunked or loss_by_rows(model):
-            hidden = model.hidden(batch.tokens)
             size = self.section.ce_chunk_size if chunked else batch.targets.numel()
             total, ce, z_loss = chunked_cross_entropy(hidden, head_of(model), batch.targets, z_loss_weight=z_loss_weight, chunk_size=size)
         else:
-            total, ce, z_loss = cross_entropy(model(batch.tokens), batch.targets, z_loss_weight=z_loss_weight)
+            total, ce, z_loss = cross_entropy(head_of(model).logits(hidden), batch.targets, z_loss_weight=z_loss_weight)
         return Losses(total=total, sums={"ce": ce, "z_loss": z_loss} if z_loss_weight > 0 else {"ce": ce})

@@ -44,8 +44,15 @@ def gather_equal(x: Tensor, dim: int, group: dist.ProcessGroup, size: int | None
     size: the length of the whole, where the parts are those of torch.chunk, of which the last ones may be shorter or empty;
     null = they are equal.
     """
-    dim = dim % x.dim()
-    return _GatherEqual.apply(x, dim, group.group_name, group.size(), group.rank(), x.shape[dim] * group.size() if size is None else size)
+    dim, ranks, length = dim % x.dim(), group.size(), x.shape[dim % x.dim()]
+    size = length * ranks if size is None else size
+    chunk = -(-size // ranks)
+    start = min(group.rank() * chunk, size)
+    assert length == min(chunk, size - start), (tuple(x.shape), dim, group.rank(), size)
+    if length < chunk:
+        x = torch.cat((x, x.new_zeros((*x.shape[:dim], chunk - length, *x.shape[dim + 1 :]))), dim)
+    # Short parts are the last ones, so that what they were filled up with lies together at the end.
+    return _GatherEqual.apply(x, dim, group.group_name, ranks, group.rank()).narrow(dim, 0, size)
 
 
 def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
@@ -53,9 +60,14 @@ def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tens
     return _Exchange.apply(x, split % x.dim(), join % x.dim(), group.group_name, group.size())
 
 
+def _not_a_view(x: Tensor) -> Tensor:
+    """x, but no view in autograd's eyes: fully_shard warns of a module that returns one."""
+    return torch.ops.aten._unsafe_view(x, x.shape)
+
+
 def _all_gather(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
     parts = ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), ranks, group))
-    return parts.unflatten(0, (ranks, -1)).movedim(0, dim).flatten(dim, dim + 1) if dim else parts
+    return _not_a_view(parts.unflatten(0, (ranks, -1)).movedim(0, dim).flatten(dim, dim + 1)) if dim else parts
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
@@ -111,8 +123,7 @@ class _SumGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
         ctx.group = group
-        # x itself, but not as a view in autograd's eyes: fully_shard warns of modules that return one.
-        return torch.ops.aten._unsafe_view(x, x.shape)
+        return _not_a_view(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -121,18 +132,13 @@ class _SumGradient(torch.autograd.Function):
 
 class _GatherEqual(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: str, ranks: int, rank: int, size: int) -> Tensor:
-        chunk = -(-size // ranks)
-        ctx.dim, ctx.start, ctx.length = dim, min(rank * chunk, size), x.shape[dim]
-        assert ctx.length == min(chunk, size - ctx.start), (tuple(x.shape), dim, rank, size)
-        if ctx.length < chunk:
-            x = torch.cat((x, x.new_zeros((*x.shape[:dim], chunk - ctx.length, *x.shape[dim + 1 :]))), dim)
-        # Short parts are the last ones, so that what they were filled up with lies together at the end.
-        return _all_gather(x, dim, group, ranks).narrow(dim, 0, size).contiguous()
+    def forward(ctx: Any, x: Tensor, dim: int, group: str, ranks: int, rank: int) -> Tensor:
+        ctx.dim, ctx.ranks, ctx.rank = dim, ranks, rank
+        return _all_gather(x, dim, group, ranks)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return gradient.narrow(ctx.dim, ctx.start, ctx.length).contiguous(), None, None, None, None, None
+        return gradient.chunk(ctx.ranks, ctx.dim)[ctx.rank].contiguous(), None, None, None, None
 
 
 class _Exchange(torch.autograd.Function):

@@ -49,9 +49,9 @@ class Part:
 
 def part_of(mesh: Mesh) -> Part:
     """The part that this rank has of each sequence."""
-    p = mesh.parallel
-    balanced = p.cp_load_balance and p.cp_method == "all_gather" and p.cp > 1
-    return Part(rank=mesh.axes.get_local_rank("cp"), ranks=p.cp, balanced=balanced)
+    parallel = mesh.parallel
+    balanced = parallel.cp_load_balance and parallel.cp_method == "all_gather" and parallel.cp > 1
+    return Part(rank=mesh.axes.get_local_rank("cp"), ranks=parallel.cp, balanced=balanced)
 
 
 def own_part(tensor: Tensor, mesh: Mesh) -> Tensor:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import (
 
 from forge.parallel.blocks import blocks_of
 from forge.parallel.mesh import Mesh
+from forge.parallel.mixin import mix_in
 
 
 def shard(
@@ -36,10 +37,25 @@ def shard(
         fully_shard(block, mesh=mesh.fsdp, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard_after_forward)
     fully_shard(model, mesh=mesh.fsdp, mp_policy=policy, offload_policy=offload, reshard_after_forward=False)
     register_fsdp_forward_method(model, "hidden")
+    mix_in(model, LetsGo)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # holds for one module each, not for those below it
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+
+
+class LetsGo(nn.Module):
+    """Mixin of a sharded model: it lets go of weights that it still holds gathered when reading begins and when it ends.
+
+    So its parameters are those that are trained, whoever asks for them between updates.
+    """
+
+    def train(self, mode: bool = True) -> LetsGo:
+        """As any module's."""
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return super().train(mode)
 
 
 def last_micro_batch(model: nn.Module, last: bool) -> None:

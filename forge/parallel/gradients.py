@@ -23,7 +23,7 @@ def clip(named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted:
         norm = _norm_over_ranks([gradient for name, gradient in found if counted(name)])
     if max_norm > 0 and found:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
-        torch._foreach_mul_([_local(gradient) for _, gradient in found], factor.to(_local(found[0][1]).device))
+        torch._foreach_mul_([_local(gradient) for _, gradient in found], factor.to(_local(found[0][1]).device))  # type: ignore[attr-defined]
     return norm
 
 

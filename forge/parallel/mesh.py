@@ -54,6 +54,10 @@ class Mesh:
         """Over which the sums of a loss are added up."""
         return self.sums.get_group("tokens")
 
+    def groups(self) -> list[dist.ProcessGroup]:
+        """All groups of this rank."""
+        return [group for mesh in (self.axes, self.dense, self.sums) for group in mesh.get_all_groups()]
+
 
 def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
     """The mesh of a layout; torch.distributed is initialised, and its world is the product of the degrees."""

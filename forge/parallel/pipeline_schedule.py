@@ -17,6 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from forge.config.parallel import ONE_STAGE_SCHEDULES
 from forge.objectives.losses import Losses
 from forge.parallel.mixin import mix_in
 from forge.parallel.pipeline_relay import Line
@@ -28,7 +29,6 @@ SCHEDULES = {
     "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv_zero_bubble": ScheduleZBVZeroBubble,
 }
-ONE_STAGE = ("gpipe", "1f1b")
 
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -122,6 +122,6 @@ def make_schedule(
         )
         for stage, part in parts.items()
     ]
-    made_of = stages[0] if line.schedule in ONE_STAGE else stages
+    made_of = stages[0] if line.schedule in ONE_STAGE_SCHEDULES else stages
     # scale_grads would divide by the number of micro-batches: our loss is a sum and not a mean.
     return SCHEDULES[line.schedule](made_of, n_microbatches, loss_fn=loss, scale_grads=False)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forge.config.parallel import Parallel
 from forge.parallel.context import own_part
+from forge.parallel.meeting import Meeting
 from forge.parallel.mesh import Mesh, make_mesh
 
 
@@ -27,6 +28,9 @@ class Ranks:
     mesh: Mesh | None = None
     host: dist.ProcessGroup | None = None  # of the CPUs, for what is agreed on between steps
     saver: dist.ProcessGroup | None = None  # another, for a save that goes on meanwhile
+    meeting: Meeting | None = None
+    device: torch.device | None = None
+    timeout: timedelta = timedelta(0)  # of a collective
 
     @property
     def main(self) -> bool:
@@ -82,21 +86,48 @@ class Ranks:
         if self.main:
             self.barrier()
 
+    def check_alive(self, step: int) -> None:
+        """Raises ConnectionError naming the ranks that are not here within the timeout of a collective; waits for the device too."""
+        if self.meeting is None:
+            return
+        missing = self.meeting.missing(step, self.timeout)
+        if missing:
+            raise ConnectionError(_no_sign_of_life(missing, self.size, step, self.timeout.total_seconds()))
+        ones = torch.ones((), device=self.device)
+        dist.all_reduce(ones)
+        found = ones.item()
+        if found != self.size:
+            raise ConnectionError(f"an all-reduce of ones over {self.size} ranks is {found:g} at step {step}: their connection is faulty")
+
     def close(self) -> None:
-        """Leave the others."""
+        """Leave together, once the main rank has written all: who starts ranks takes the end of one for the end of all."""
         if self.host is not None and dist.is_initialized():
+            self.barrier()
             dist.destroy_process_group()
 
 
-def join(parallel: Parallel, device: torch.device) -> Ranks:
-    """Meet the ranks that the launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; alone where there is one."""
+def join(parallel: Parallel, device: torch.device, meeting: Meeting | None = None) -> Ranks:
+    """Meet the ranks that the launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; alone where there is one.
+
+    Raises ValueError when they do not come, or parallel.backend is none.
+    """
     size = int(os.environ.get("WORLD_SIZE", 1))
     if size == 1:
         return Ranks()
-    timeout = timedelta(seconds=parallel.nccl_timeout_sec)
-    dist.init_process_group(_backend(parallel.backend, device.type), timeout=timeout, device_id=device if device.type == "cuda" else None)
+    timeout, meeting, rank = timedelta(seconds=parallel.nccl_timeout_sec), meeting or Meeting(), int(os.environ["RANK"])
+    bound = device if device.type == "cuda" else None
+    backend = _backend(parallel.backend, device.type)
+    try:
+        dist.init_process_group(backend, store=meeting.store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
+    except dist.DistError:
+        raise
+    except (ValueError, KeyError, AssertionError, RuntimeError) as error:  # torch has no type of its own for it
+        raise ValueError(f"parallel.backend={parallel.backend} cannot be used for {device.type}: {error}") from error
     host, saver = (_group_of_all(timeout) for _ in range(2))
-    return Ranks(rank=dist.get_rank(), size=size, mesh=make_mesh(parallel, device.type), host=host, saver=saver)
+    mesh = make_mesh(parallel, device.type)
+    for group in mesh.groups():  # torch gives those that a mesh makes a timeout of its own
+        dist.distributed_c10d._set_pg_timeout(timeout, group)
+    return Ranks(rank=rank, size=size, mesh=mesh, host=host, saver=saver, meeting=meeting, device=device, timeout=timeout)
 
 
 def _group_of_all(timeout: timedelta) -> dist.ProcessGroup:
@@ -106,7 +137,17 @@ def _group_of_all(timeout: timedelta) -> dist.ProcessGroup:
     return group
 
 
+def _no_sign_of_life(missing: list[int], size: int, step: int, seconds: float) -> str:
+    which = "rank " if len(missing) == 1 else "ranks "
+    which += ", ".join(str(rank) for rank in missing)
+    where = ", ".join(f"logs/rank_{rank}.log" for rank in missing[:8])
+    return f"no sign of life from {which} of {size} at step {step} within parallel.nccl_timeout_sec={seconds:g}; see {where}"
+
+
 def _backend(wanted: str, device_type: str) -> str:
-    """Of 'cpu:gloo,cuda:nccl' what a device needs: on a CPU a build without NCCL would refuse the rest."""
+    """Of 'cpu:gloo,cuda:nccl' what a device needs: on a CPU a build without NCCL would refuse the rest.
+
+    One is given by its name alone: torch 2.13 warns at the end of a group that was made with 'cpu:gloo'.
+    """
     named = [part for part in wanted.split(",") if part.partition(":")[0] in ("cpu", device_type)]
-    return ",".join(named) if ":" in wanted else wanted
+    return wanted if ":" not in wanted else named[0].partition(":")[2] if len(named) == 1 else ",".join(named)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from forge.config.model import Decoder
+from forge.config.parallel import V_SCHEDULE
 
 
 def owner(stage: int, pp: int, schedule: str) -> int:
-    """The pipeline rank that has a stage: stages loop over the ranks; for zbv they go there and back (arXiv:2401.10241, section 6)."""
+    """The pipeline rank that has a stage: stages loop over the ranks; under zbv they go there and back (arXiv:2401.10241, section 6)."""
     lap, rank = divmod(stage, pp)
-    return pp - 1 - rank if schedule == "zbv_zero_bubble" and lap % 2 else rank
+    return pp - 1 - rank if schedule == V_SCHEDULE and lap % 2 else rank
 
 
 def stages_of(rank: int, pp: int, per_rank: int, schedule: str) -> tuple[int, ...]:

@@ -56,14 +56,14 @@ class _Rank:
         return Counter({name: count for name, count in self.total.items() if count})
 
     def of_data_parallel(self) -> None:
-        """FSDP gathers weights for each forward pass and, unless it keeps them, for each backward pass; it reduces gradients once."""
-        p, always = self.p, self.p.reshard_after_forward == "always"
-        readings = self.config.train.grad_accum_steps if p.pp == 1 else (p.pp_microbatches or 1) if always else 1
+        """FSDP gathers weights for each forward pass and, unless it keeps them, again for backward; a pipeline keeps them for the step."""
+        p = self.p
+        readings = self.config.train.grad_accum_steps if p.pp == 1 else 1
+        again = 2 if p.reshard_after_forward == "always" else 1
         for stage in self.stages:
             block = sum(shape.elements(tp=p.tp, shards=p.fsdp) for shape in block_shapes(self.model, p.tp)) * self.layers[stage]
             rest = sum(shape.elements(tp=p.tp, shards=p.fsdp) for shape in self.others(stage))
-            times = readings * (2 if always else 1)
-            self.ring("fsdp: all-gather of weights", self.width * (block * times + rest * (readings if p.pp == 1 else 1)), p.fsdp)
+            self.ring("fsdp: all-gather of weights", self.width * readings * (block * again + rest), p.fsdp)
             self.ring("fsdp: reduce-scatter of gradients", FP32 * (block + rest), p.fsdp)
             self.ring("hsdp: all-reduce of gradients", 2 * FP32 * (block + rest) // p.fsdp, p.dp_replicate)
 
@@ -83,7 +83,8 @@ class _Rank:
             self.ring("tp: all-reduce of hidden states", 2 * hidden * (4 * self.blocks + out_again + first + last), self.p.tp)
         summed = ("always", "parts") if self.cut else ("always",)
         shared = sum(shape.elements() for shape in self.all_shapes() if shape.cut is None and shape.summed in summed)
-        self.ring("tp: all-reduce of shared gradients", 2 * self.width * shared, self.p.tp)
+        added_up = self.config.train.grad_accum_steps > 1 or (self.p.pp_microbatches or 1) > 1  # in fp32
+        self.ring("tp: all-reduce of shared gradients", 2 * (FP32 if added_up else self.width) * shared, self.p.tp)
         if last:
             self.of_loss()
 

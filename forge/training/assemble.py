@@ -23,6 +23,7 @@ from forge.launch.saved import TOKENIZER
 from forge.models.contract import check_model
 from forge.models.init import init_weights
 from forge.parallel.apply import apply, apply_to_blocks
+from forge.parallel.meeting import Meeting
 from forge.parallel.ranks import Ranks, join
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer
@@ -35,6 +36,7 @@ from forge.training.loop import Loop
 from forge.training.profiling import Profiler
 from forge.training.samples import Samples
 from forge.training.saving import Saving
+from forge.training.sign_of_life import SignOfLife
 from forge.training.starting import Start, begin, choose
 from forge.training.state import TrainState
 from forge.training.step import Update
@@ -58,14 +60,17 @@ class Parts:
     ranks: Ranks
 
 
-def assemble(run_dir: Path) -> Parts:
-    """Build all that the config of a run directory names. Raises ValueError for what the user can put right."""
+def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
+    """Build all that the config of a run directory names. Raises ValueError for what the user can put right.
+
+    meeting: where the ranks already met, if they did.
+    """
     config = serialize.load_own(run_dir)
     trust = config.run.trust
     device = set_up(config)
     torch.manual_seed(config.seed)
     users = user_callbacks(config)
-    ranks = join(config.parallel, device)
+    ranks = join(config.parallel, device, meeting)
     with ranks.main_first():
         prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
     check_vocabulary(config, prepared)
@@ -117,6 +122,8 @@ def assemble(run_dir: Path) -> Parts:
         ranks=ranks,
     )
     callbacks: list[Callback] = [signals, guard, logger]
+    if train.nccl_health_check_interval:
+        callbacks.append(SignOfLife(train.nccl_health_check_interval, ranks))
     if train.max_time:
         callbacks.append(TimeLimit(train.max_time, ranks))
     if config.profiling.enable:

@@ -120,7 +120,7 @@ class Update:
     def _mine(self, batch: Batch) -> Batch:
         """What this rank reads of a batch, on its device."""
         device = self.autocast.device
-        return Batch(*(self.ranks.own_part(tensor).to(device, non_blocking=device.type != "cpu") for tensor in batch))
+        return Batch(*(self.ranks.own_part(tensor.to(device, non_blocking=device.type != "cpu")) for tensor in batch))
 
     def _step_unless(self, bad: Tensor) -> None:
         """The optimizer's step where `bad` is false; where it is true, weights and state keep every bit."""

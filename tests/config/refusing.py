@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 from forge.config import cli
@@ -29,18 +30,24 @@ SMALL = [
 ]
 
 
-def resolved(overrides: Sequence[str] = (), *, gpus: int = 0, world_size: int | None = None, config_dirs: Sequence[str] = ()) -> Resolution:
-    """Compose and resolve as the verbs do, on a machine with so many GPUs."""
-    with patch.object(resolving, "find_devices", lambda: Devices(gpus=gpus, source="the test")):
+def resolved(
+    overrides: Sequence[str] = (),
+    *,
+    gpus: int = 0,
+    memory: int | None = None,
+    world_size: int | None = None,
+    torch: tuple[int, int] | None = (2, 13),
+    config_dirs: Sequence[str] = (),
+) -> Resolution:
+    """Compose and resolve as the verbs do, on a machine with so many GPUs, of so many bytes each, and that torch."""
+    with patch.object(resolving, "find_devices", lambda: Devices(gpus=gpus, source="the test", memory=memory, torch=torch)):
         return cli.resolved(list(overrides), config_dirs, world_size=world_size)[1]
 
 
-def problems(
-    overrides: Sequence[str] = (), *, gpus: int = 0, world_size: int | None = None, config_dirs: Sequence[str] = ()
-) -> list[Problem]:
-    """All problems, or the warnings when there are none."""
+def problems(overrides: Sequence[str] = (), **where: Any) -> list[Problem]:
+    """All problems, or the warnings when there are none; `where` as for `resolved`."""
     try:
-        return list(resolved(overrides, gpus=gpus, world_size=world_size, config_dirs=config_dirs).warnings)
+        return list(resolved(overrides, **where).warnings)
     except ConfigError as error:
         return list(error.problems)
 

@@ -15,8 +15,10 @@ class Case(NamedTuple):
     keeps: str
     heals: str = ""
     gpus: int = 0
+    memory: int | None = None
     world_size: int | None = None
     world_size_kept: int | None = None
+    torch: tuple[int, int] = (2, 13)
 
 
 CASES = [
@@ -129,6 +131,14 @@ CASES = [
         heals="train.global_batch_size=8",
     ),
     Case(
+        "train.recompute_every",
+        "train.recompute_every=2",
+        "train.recompute_every has no effect with train.activation_checkpointing=none.",
+        "train.activation_checkpointing=full",
+        "train.recompute_every=2 train.activation_checkpointing=selective",
+        heals="train.activation_checkpointing=full",
+    ),
+    Case(
         "scheduler.warmup",
         "scheduler.warmup_steps=100",
         "warm-up (100 steps) does not end before train.max_steps (100).",
@@ -224,15 +234,6 @@ CASES = [
     ),
     Case(
         "run.device", "run.device=cuda", "no GPU can be used here (the test).", "run.device=cpu", "run.device=cpu", heals="run.device=cpu"
-    ),
-    Case(
-        "run.gpus",
-        "run.device=cuda run.num_processes=4",
-        "4 ranks (from run.num_processes) need 4 GPUs; there are 2 (the test).",
-        "a layout that fits, or run.device=cpu",
-        "run.device=cuda run.num_processes=2",
-        gpus=2,
-        heals="run.device=cpu",
     ),
     Case(
         "run.inline",

@@ -34,8 +34,9 @@ def limits() -> Iterator[tuple[str, type[Section], dataclasses.Field, str, float
 def with_value(schema: type[Section], field: dataclasses.Field, value: object) -> Section:
     """The section at its defaults, but for this value; a list gets it as its last element."""
     section = compose.config() if schema is Config else schema()
-    if isinstance(default_of(field), tuple):
-        value = (*default_of(field)[:-1], value)
+    default = default_of(field)
+    if isinstance(default, tuple | list):
+        value = type(default)([*default[:-1], value])
     setattr(section, field.name, value)
     return section
 

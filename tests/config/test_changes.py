@@ -21,7 +21,7 @@ FREE = {
     "data": ("cache_dir", "num_workers", "pin_memory", "prefetch_factor"),
     "train": (
         *("activation_checkpointing", "batch_size", "compile_backend", "compile_model", "grad_accum_steps", "max_bad_steps"),
-        *("max_epochs", "max_time", "nccl_health_check_interval", "shutdown_timeout_sec"),
+        *("max_epochs", "max_time", "nccl_health_check_interval", "recompute_every", "shutdown_timeout_sec"),
     ),
 }
 FREE_AS_A_WHOLE = {"eval", "metrics", "parallel", "profiling", "run"}

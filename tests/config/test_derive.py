@@ -13,6 +13,8 @@ from forge.config import compose
 from forge.config.derive import DERIVATIONS, Derived, fit_epochs
 from forge.config.errors import ConfigError
 
+LOOPED = "parallel.pp=2 model.n_layers=4 train.compile_model=false model.tie_embeddings=false"
+
 
 def derived(overrides: list[str], **where) -> dict[str, tuple[object, str]]:
     return {d.key: (d.value, d.why) for d in resolved([*SMALL, *overrides], **where).derived}
@@ -30,6 +32,18 @@ def derived(overrides: list[str], **where) -> dict[str, tuple[object, str]]:
         ("", "run.num_processes", 1, "from the parallel degrees"),
         ("parallel.dp_shard=-1", "run.num_processes", 1, "from a CPU"),
         ("parallel.dp_shard=-1", "parallel.dp_shard", 1, "1 ranks / 1 of the other degrees"),
+        ("", "parallel.reshard_after_forward", "always", "parallel.pp=1"),
+        ("parallel.pp=2", "parallel.reshard_after_forward", "never", "parallel.pp=2"),
+        ("parallel.pp_schedule=interleaved_1f1b", "parallel.pp_stages_per_rank", 1, "parallel.pp=1"),
+        ("", "parallel.pp_microbatches", 1, "parallel.pp=1"),
+        ("parallel.pp=2", "parallel.pp_stages_per_rank", 1, "parallel.pp_schedule=1f1b"),
+        *(
+            (f"{LOOPED} parallel.pp_schedule={name}", "parallel.pp_stages_per_rank", 2, f"parallel.pp_schedule={name}")
+            for name in ("interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble")
+        ),
+        ("parallel.pp=2", "parallel.pp_microbatches", 2, "2 sequences a rank and step, parallel.pp=2"),
+        ("parallel.pp=2 train.batch_size=16", "parallel.pp_microbatches", 4, "16 sequences a rank and step, parallel.pp=2"),
+        ("parallel.pp=2 train.global_batch_size=12", "parallel.pp_microbatches", 6, "12 sequences a rank and step, parallel.pp=2"),
         ("", "train.global_batch_size", 2, "2 a micro-batch * 1 micro-batches * 1 ranks"),
         ("train.grad_accum_steps=3", "train.global_batch_size", 6, "2 a micro-batch * 3 micro-batches * 1 ranks"),
         ("", "train.global_batch_tokens", 64, "2 sequences * 32 tokens"),
@@ -73,6 +87,7 @@ def test_a_derived_value_and_its_reason(overrides: str, key: str, value: object,
 def test_what_is_given_is_not_worked_out():
     given = ["model.n_kv_heads=2", "model.gated_mlp=false", "model.ffn_hidden_dim=96", "scheduler.decay_steps=90", "run.num_processes=1"]
     given += ["precision=fp32", "train.global_batch_size=2", "train.global_batch_tokens=64", "run.objective=eval/loss"]
+    given += ["parallel.reshard_after_forward=never", "parallel.pp_stages_per_rank=1", "parallel.pp_microbatches=1"]
     assert derived(given) == {}
 
 
@@ -89,15 +104,12 @@ def test_published_widths():
 
 
 def test_fsdp_takes_what_the_other_degrees_leave():
-    overrides = [*SMALL, "parallel.dp_shard=-1", "parallel.tp=2"]
-    found = {p.key: p for p in problems(overrides, world_size=8)}
-    assert set(found) == {"parallel.dp_shard=4", "parallel.tp=2"}
-    assert found["parallel.dp_shard=4"].where == "command line; worked out: 8 ranks / 2 of the other degrees"
-    assert {p.rule for p in found.values()} == {"parallel.single_device"}
+    found = derived(["parallel.dp_shard=-1", "parallel.tp=2"], world_size=8)
+    assert found["parallel.dp_shard"] == (4, "8 ranks / 2 of the other degrees")
 
 
 def test_the_arithmetic_of_a_layout_that_does_not_fit():
-    config = compose.config([*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.pp=3", "model.tie_embeddings=false"])
+    config = compose.config([*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.pp=3"])
     with pytest.raises(ConfigError) as refused:
         config.validate(world_size=8)
     assert "dp_replicate=1 * dp_shard=1 * tp=2 * pp=3 * cp=1 * ep=1 = 6, and there are 8 ranks (from the caller)." in str(refused.value)

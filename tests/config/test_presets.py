@@ -36,6 +36,7 @@ def needs(tmp_path: Path) -> dict[str, list[str]]:
         "data/text": [f"data.path={tmp_path / 'my.txt'}"],
         "tokenizer/file": [f"tokenizer.path={tmp_path / 'tokenizer.json'}"],
         "train/long": ["model.max_seq_len=2048"],
+        **{f"parallel/{name}": ["model=llama7b"] for name in ("pp4", "pp4_fsdp", "tp8", "tp8_fsdp", "tp8_pp2", "tp8_pp4_fsdp")},
     }
 
 
@@ -80,6 +81,22 @@ def test_a_preset_is_as_large_as_its_comment_says(file: str):
         else:
             assert f"{built / 1e6:.{len(millions.partition('.')[2])}f}" == millions
     assert counts or file == "model/tiny"
+
+
+def test_a_preset_of_a_layout_says_all_degrees():
+    for file in (CONF / "parallel").glob("*.yaml"):
+        assert list(yaml.safe_load(file.read_text()))[-6:] == ["dp_replicate", "dp_shard", "tp", "pp", "cp", "ep"], file.name
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if re.search("parallel/.*[0-9_]", f)])
+def test_the_name_of_a_layout_says_what_it_is(file: str):
+    """tp4_pp2 has these degrees and no other; fsdp and hsdp take the rest, and without them nothing is sharded."""
+    name, degrees = file.partition("/")[2], yaml.safe_load((CONF / f"{file}.yaml").read_text())
+    words = name.split("_")
+    named = {match[1]: int(match[2]) for word in words if (match := re.fullmatch("([a-z]+)([0-9]+)", word))}
+    assert {axis: degrees[axis] for axis in ("tp", "pp", "cp")} == {"tp": 1, "pp": 1, "cp": 1} | named
+    assert degrees["dp_shard"] == (-1 if {"fsdp", "hsdp"} & set(words) else 1)
+    assert degrees["dp_replicate"] == (2 if "hsdp" in words else 1)
 
 
 def test_every_line_of_the_defaults_list_has_a_comment():

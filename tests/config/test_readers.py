@@ -18,8 +18,6 @@ from forge.config.schemas import walk_options
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = sorted({key for key, *_ in walk_options()})
-NO_EFFECT_ON_ONE_RANK = {"parallel.pp_schedule", "parallel.nccl_timeout_sec", "parallel.backend", "train.nccl_health_check_interval"}
-REFUSED_ABOVE_ONE = {"parallel.tp", "parallel.pp", "parallel.cp"}
 SCHEMA_FILES = {f"{group}.py" for group in schemas.sections()} | {"root.py"}
 
 
@@ -48,23 +46,11 @@ def reads() -> dict[tuple[str, str], set[str]]:
 @pytest.mark.parametrize("key", [key for key in OPTIONS if not key.endswith("._target_")])
 def test_every_option_has_a_reader(key: str):
     group, _, name = key.rpartition(".")
-    files = reads()[group or "config", name]
-    if key in NO_EFFECT_ON_ONE_RANK:
-        warned = problems([*SMALL, f"{key}={as_text(second(key))}"])
-        assert [p.rule for p in warned] == ["parallel.no_effect"]
-    elif key in REFUSED_ABOVE_ONE:
-        assert "parallel.single_device" in [p.rule for p in problems([*SMALL, f"{key}=2"])]
-    else:
-        assert files, f"no code reads {key}"
+    assert reads()[group or "config", name], f"no code reads {key}"
 
 
 def test_targets_are_read_by_build():
     assert "forge/config/build.py" in reads()["section", "_target_"]
-
-
-def test_exceptions_are_options_without_another_reader():
-    for key in NO_EFFECT_ON_ONE_RANK | REFUSED_ABOVE_ONE:
-        assert not reads()[tuple(key.split("."))], f"{key} has a reader now: take it from the list"  # type: ignore[index]
 
 
 FIELDS = [(key, name, field) for key, name, _, field in walk_options() if field.name != "_target_"]
@@ -89,6 +75,10 @@ WITH = {
     "profiling.end_step": "9",
     "profiling.start_step": "4",
     "run.device": "cpu",
+    "parallel.dp_shard": "2",
+    "parallel.layout": "auto",
+    "parallel.backend": "gloo",
+    "parallel.pp_layers": "[1,1]",
     "run.allow_change": "[optimizer.lr]",
 }
 """Second values where another rule narrows what is legal."""
@@ -107,8 +97,8 @@ def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasse
     small = [text for text in SMALL if not text.startswith(f"{group}.") or group in ("model", "train", "run") or variant == "bpe"]
     small = [text for text in small if variant != "file" or not text.startswith(("tokenizer.", "model.vocab_size"))]
     value = paths(tmp_path).get(key) or WITH.get(key) or as_text(second(key))
-    if key in REFUSED_ABOVE_ONE | {"parallel.dp_replicate", "parallel.dp_shard", "parallel.ep"}:
-        assert f"parallel.single_device {key}" in [f"{p.rule} {p.option}" for p in problems([*small, f"{key}=2"])]
+    if key == "parallel.ep":
+        assert "parallel.ep_needs_moe" in [p.rule for p in problems([*small, f"{key}=2"])]
         return
     config = resolved([*small, *choice, f"{key}={value}"]).config
     section = getattr(config, group) if group else config
@@ -141,6 +131,8 @@ def second(key: str) -> object:
         return not default
     if "list[str]" in kind:
         return ["another"]
+    if "list[int]" in kind:
+        return [1]
     if "dict" in kind:
         return {"another": {"_target_": "torch.nn.Module"}}
     if "str" in kind:

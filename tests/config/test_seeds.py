@@ -22,7 +22,7 @@ FIELDS = {key: [field for other, _, _, field in OPTIONS if other == key] for key
 RULE_IDS = {rule.id for rule in RULES}
 GROUPS = set(schemas.sections())
 SUBJECTS = set(
-    """mixture of experts; data mixtures and sources; any mesh; other optimizers; model families; run directory; checkpoint conversion;
+    """mixture of experts; data mixtures and sources; other optimizers; model families; run directory; checkpoint conversion;
     supervised fine-tuning; LoRA; preference objectives; reinforcement learning; distillation; quantisation; planner; MLA;
     sliding and chunked attention; attention sinks; gated delta nets; multi-token prediction; two-tier checkpoints; elastic restart;
     DiLoCo; goodput ledger; straggler alarm; stack dumps; activation offload by named tensor; DSA indexer; MoBA; hyper-connections;

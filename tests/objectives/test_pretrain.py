@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forge.config.objective import Pretrain as PretrainConfig
+from forge.models.head import Head
 from forge.objectives.pretrain import Pretrain
 
 VOCAB, DIM, BATCH, SEQ = 19, 6, 3, 7
@@ -17,7 +18,7 @@ LOSS_FNS = ["cross_entropy", "chunked_cross_entropy"]
 
 
 class TinyModel(nn.Module):
-    """An embedding, a layer and a head; counts how often all logits are made."""
+    """An embedding, a layer and a head; counts how often it is called as a whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +96,11 @@ def test_all_masked_batch_is_zero_with_zero_gradients(loss_fn):
 
 
 @pytest.mark.parametrize(("loss_fn", "calls"), [("cross_entropy", 1), ("chunked_cross_entropy", 0)])
-def test_chunked_never_asks_for_all_logits(loss_fn, calls):
+def test_chunked_never_asks_for_all_logits(monkeypatch, loss_fn, calls):
+    """And neither calls the model as a whole: fully_shard then frees weights behind `hidden`, and gathers them again for backward."""
+    asked = []
+    logits = Head.logits
+    monkeypatch.setattr(Head, "logits", lambda head, hidden: asked.append(1) or logits(head, hidden))
     model = TinyModel()
     Pretrain(PretrainConfig(loss_fn=loss_fn))(model, batch())
-    assert model.calls == calls
+    assert (len(asked), model.calls) == (calls, 0)

@@ -1,0 +1,43 @@
+"""Bytes that one rank sends in one optimizer step, and memory, for layouts side by side; computed from the config, nothing runs.
+
+    python benchmarks/layout_traffic.py fsdp tp8 ddp+dp_replicate=8 -- run.num_processes=8 model=llama7b train.global_batch_size=64
+
+First the layouts: presets of conf/parallel, with values of `parallel` added by '+'. Behind '--' what they share. Give the global batch,
+so that all of them do the same work.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from forge.config import compose
+from forge.config.estimate import memory_by_part
+from forge.parallel.traffic import bytes_per_step
+
+TECHNIQUES = ("fsdp", "hsdp", "tp", "loss", "cp", "pp")
+
+
+def row(layout: str, shared: list[str]) -> str:
+    """One layout as a line of a Markdown table."""
+    preset, *values = layout.split("+")
+    config = compose.config([f"parallel={preset}", *(f"parallel.{value}" for value in values), *shared]).validate().config
+    sent = bytes_per_step(config)
+    by_technique = [sum(count for name, count in sent.items() if name.startswith(f"{technique}:")) for technique in TECHNIQUES]
+    cells = [f"{count / 1e9:.3g}" if count else "" for count in (*by_technique, sum(sent.values()))]
+    memory = sum(memory_by_part(config).values()) / 2**30
+    return f"| {layout.replace('+', ' ')} | {config.train.grad_accum_steps} | {' | '.join(cells)} | {memory:.3g} |"
+
+
+def main(words: list[str]) -> None:
+    """Print the table."""
+    middle = words.index("--")
+    layouts, shared = words[:middle], words[middle + 1 :]
+    print(f"    python benchmarks/layout_traffic.py {' '.join(words)}\n")
+    print(f"| layout | accumulated | {' | '.join(TECHNIQUES)} | all, GB | memory, GiB |")
+    print(f"| --- |{' ---: |' * (len(TECHNIQUES) + 3)}")
+    for layout in layouts:
+        print(row(layout, shared))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,137 @@
+"""`parallel.layout=auto`: the degrees that the model, the memory of a device and the number of ranks ask for."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from forge.config import rules_context, rules_pipeline, rules_tensor
+from forge.config.derivation import Derived, derivation
+from forge.config.derive_layout import batch, pipeline
+from forge.config.estimate import memory_by_part
+from forge.config.parallel import AXES, Parallel
+from forge.config.root import Config
+from forge.config.rule import Rule
+from forge.config.world import World, ranks_per_node
+
+USABLE = 0.9  # of a device's memory: the rest is for the CUDA context, buffers of collectives and what the allocator cannot use
+CHOSEN = ("dp_replicate", "dp_shard", "tp", "pp")
+MODEL = ("dim", "n_layers", "n_heads", "n_kv_heads", "ffn_hidden_dim", "vocab_size")
+SHAPE_RULES = tuple(
+    value for module in (rules_tensor, rules_pipeline, rules_context) for value in vars(module).values() if isinstance(value, Rule)
+)
+"""What the degrees must divide, whatever machine it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A layout in words and in degrees."""
+
+    name: str
+    degrees: dict[str, int]
+
+
+@derivation(
+    reads=(*(f"parallel.{axis}" for axis in AXES), *(f"model.{name}" for name in MODEL), "train.batch_size", "train.seq_len"),
+    writes=("parallel.layout", *(f"parallel.{axis}" for axis in CHOSEN)),
+)
+def auto(config: Config, world: World) -> Iterator[Derived]:
+    """With parallel.layout=auto: the first that fits of ddp, hsdp, fsdp, then tp inside a node, then pp, with fsdp over the rest."""
+    if config.parallel.layout != "auto" or config.parallel.dp_shard != -1:
+        return
+    chosen, why = choose(config, world)
+    if chosen is not None:
+        yield Derived(key="parallel.layout", value="given", why=f"{chosen.name}: {why}")
+        for axis, degree in chosen.degrees.items():
+            if degree != getattr(config.parallel, axis):
+                yield Derived(key=f"parallel.{axis}", value=degree, why=chosen.name)
+
+
+def choose(config: Config, world: World) -> tuple[Candidate | None, str]:
+    """The first candidate that may be and fits, and why; the leanest when none fits, the first that shards when memory is unknown."""
+    memory = device_memory(world)
+    found: list[tuple[int, Candidate]] = []
+    for candidate in candidates(config.parallel, world):
+        tried = laid_out(config, candidate.degrees, world)
+        if broken(tried, world):
+            continue
+        needed = sum(memory_by_part(tried).values())
+        if memory is None or not needed:
+            if candidate.degrees["dp_replicate"] == config.parallel.dp_replicate:
+                return candidate, "how much memory it takes or a device has is not known"
+        elif needed <= USABLE * memory:
+            return candidate, f"{_gib(needed)} of the {_gib(memory)} of a device on {world.size} ranks"
+        found.append((needed, candidate))
+    if not found:
+        return None, ""
+    needed, leanest = min(found, key=lambda pair: pair[0])
+    why = f"{_gib(needed)} of the {_gib(memory or 0)} of a device on {world.size} ranks"
+    return leanest, f"{why}; none that was tried fits, and this needs least"
+
+
+def candidates(given: Parallel, world: World) -> Iterator[Candidate]:
+    """Layouts of all ranks, that with the least traffic first. Degrees above 1 that are given stay."""
+    node = ranks_per_node(world)
+    tp_sizes = [given.tp] if given.tp > 1 else [1, *(size for size in (2, 4, 8) if node % size == 0)]
+    pp_sizes = [given.pp] if given.pp > 1 else [1, 2, 4, 8, 16]
+
+    def over_the_rest(tp: int, pp: int, replicate: int) -> Iterator[Candidate]:
+        others = tp * pp * given.cp * given.ep * replicate
+        if world.size % others == 0:
+            degrees = {"dp_replicate": replicate, "dp_shard": world.size // others, "tp": tp, "pp": pp}
+            yield Candidate(name=_name(degrees), degrees=degrees)
+
+    ranks = world.size // (tp_sizes[0] * pp_sizes[0] * given.cp * given.ep)
+    nodes = world.size // node
+    replicas = [given.dp_replicate] if given.dp_replicate > 1 else sorted({max(ranks, 1), nodes, 1}, reverse=True)
+    for replicate in replicas:
+        yield from over_the_rest(tp_sizes[0], pp_sizes[0], replicate)
+    for tp in tp_sizes[1:]:
+        yield from over_the_rest(tp, pp_sizes[0], given.dp_replicate)
+    for pp in pp_sizes[1:]:
+        for tp in reversed(tp_sizes):
+            yield from over_the_rest(tp, pp, given.dp_replicate)
+
+
+def laid_out(config: Config, degrees: dict[str, int], world: World) -> Config:
+    """A copy of the config with these degrees, and what follows from them worked out."""
+    tried = copy.copy(config)
+    for section in ("parallel", "train"):
+        setattr(tried, section, copy.copy(getattr(config, section)))
+    for axis, degree in degrees.items():
+        setattr(tried.parallel, axis, degree)
+    for following in (batch, pipeline):
+        for step in following.function(tried, world):
+            section, _, name = step.key.partition(".")
+            setattr(getattr(tried, section), name, step.value)
+    return tried
+
+
+def broken(config: Config, world: World) -> bool:
+    """Whether the model does not divide by the degrees."""
+    return any(True for rule in SHAPE_RULES if not rule.warning for _ in rule.check(config, world))
+
+
+def device_memory(world: World) -> int | None:
+    """Bytes that a rank has: those of a GPU, or its share of this machine's on a CPU; None where that is not known."""
+    if world.device == "cuda":
+        return world.devices.memory
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks_per_node(world)
+    except (OSError, ValueError):
+        return None
+
+
+def _name(degrees: dict[str, int]) -> str:
+    """Readable, as the presets are named: single, ddp, hsdp, tp4_fsdp."""
+    named = [f"{axis}{degrees[axis]}" for axis in ("tp", "pp") if degrees[axis] > 1]
+    replicate, shard = degrees["dp_replicate"] > 1, degrees["dp_shard"] > 1
+    if replicate or shard:
+        named.append("hsdp" if replicate and shard else "fsdp" if shard else "ddp")
+    return "_".join(named) or "single"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.3g} GiB"

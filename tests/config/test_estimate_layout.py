@@ -1,0 +1,96 @@
+"""The memory estimate of a layout, counted by hand: each part is cut by the degrees that cut it."""
+
+from __future__ import annotations
+
+import pytest
+from refusing import resolved
+
+from forge.config.estimate import memory_by_part
+
+SHAPE = {"dim": 64, "n_layers": 4, "n_heads": 8, "vocab_size": 512, "max_seq_len": 128, "ffn_hidden_dim": 96}
+BASE = [
+    *(f"model.{key}={value}" for key, value in SHAPE.items()),
+    "tokenizer.vocab_size=512",
+    "run.device=cpu",
+    "train.compile_model=false",
+]
+BASE += ["model.tie_embeddings=false", "model.qk_norm=false", "train.batch_size=4", "train.seq_len=64", "precision=fp32"]
+TABLE = 512 * 64
+MATRICES = 4 * (4 * 64 * 64 + 3 * 64 * 96)
+NORMS = 2 * 4 * 64
+ALL = 2 * TABLE + MATRICES + NORMS + 64
+
+
+def parts(*overrides: str, **where) -> dict[str, int]:
+    return memory_by_part(resolved([*BASE, *overrides], **where).config)
+
+
+def test_one_device_has_all():
+    one = parts()
+    assert one["weights (fp32)"] == 4 * ALL
+    assert set(one) == {"weights (fp32)", "gradients (fp32)", "optimizer state (fp32)", "activations", "logits"}
+
+
+def test_fsdp_shards_what_belongs_to_weights_and_gathers_a_block_and_the_next():
+    one, two = parts(), parts("parallel.dp_shard=4")
+    for part in ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)"):
+        assert two[part] == pytest.approx(one[part] / 4, abs=16)
+    assert two["gathered weights"] == two["unreduced gradients (fp32)"] == 4 * (2 * TABLE + 64 + (MATRICES + NORMS) // 2)
+    assert (two["activations"], two["logits"]) == (one["activations"], one["logits"])
+    assert parts("parallel.dp_shard=4", "parallel.reshard_after_forward=never")["gathered weights"] == 4 * ALL
+    assert parts("parallel.dp_shard=4", "train.grad_accum_steps=2")["unreduced gradients (fp32)"] == 4 * ALL
+    assert parts("parallel.dp_shard=4", "precision=bf16")["gathered weights"] == two["gathered weights"] / 2
+    assert parts("parallel.dp_shard=2", "parallel.cp=2")["weights (fp32)"] == two["weights (fp32)"]
+
+
+def test_replicas_shard_nothing():
+    assert parts("parallel.dp_replicate=4")["weights (fp32)"] == 4 * ALL
+
+
+def test_cpu_offload_leaves_what_is_gathered():
+    off = parts("parallel.dp_shard=4", "parallel.cpu_offload=true")
+    assert (off["weights (fp32)"], off["gradients (fp32)"], off["optimizer state (fp32)"]) == (0, 0, 0)
+    assert off["gathered weights"] == parts("parallel.dp_shard=4")["gathered weights"]
+
+
+def test_tp_cuts_matrices_and_tables_and_no_norm():
+    assert parts("parallel.tp=2")["weights (fp32)"] == 4 * (TABLE + MATRICES // 2 + NORMS + 64)
+    shared = parts("parallel.tp=4", "model.n_kv_heads=2")["weights (fp32)"]
+    key_values = 4 * 2 * 64 * 16
+    matrices = 4 * (2 * 64 * 64 + 3 * 64 * 96)
+    assert shared == 4 * (2 * TABLE // 4 + matrices // 4 + key_values + NORMS + 64)
+
+
+def test_tp_and_cp_cut_activations():
+    one, cut = parts(), parts("parallel.tp=2")
+    whole = parts("parallel.tp=2", "parallel.sequence_parallel=false")
+    assert one["activations"] / 2 < cut["activations"] < whole["activations"] < one["activations"]
+    assert cut["logits"] == one["logits"] / 2
+    assert parts("parallel.tp=2", "parallel.loss_parallel=false")["logits"] == one["logits"]
+    context = parts("parallel.cp=2")
+    assert (context["activations"], context["logits"]) == (one["activations"] / 2, one["logits"] / 2)
+    full = "train.activation_checkpointing=full"
+    assert parts(full)["activations"] - parts(full, "parallel.tp=2")["activations"] == 4 * 64 * 4 * (4 * 64 // 2)
+
+
+def test_recompute_in_every_nth_block():
+    """One, two and four of four blocks."""
+    one, two, four = (parts("train.activation_checkpointing=full", f"train.recompute_every={n}")["activations"] for n in (4, 2, 1))
+    assert two - four == 2 * (one - two) > 0
+
+
+def test_a_pipeline_rank_has_its_blocks_and_one_table():
+    two = parts("parallel.pp=2")
+    assert two["weights (fp32)"] == 4 * (TABLE + (MATRICES + NORMS) // 2)
+    assert two["gathered weights"] == two["unreduced gradients (fp32)"] == two["weights (fp32)"]
+    v = parts("parallel.pp=2", "parallel.pp_schedule=zbv_zero_bubble")
+    assert v["weights (fp32)"] == 4 * (2 * TABLE + (MATRICES + NORMS) // 2 + 64)
+
+
+def test_schedules_hold_different_numbers_of_micro_batches():
+    """Eight of one sequence each: gpipe holds all, 1F1B one a rank; one device holds them in one micro-batch of eight."""
+    step = ("train.batch_size=8", "parallel.pp=2", "parallel.pp_microbatches=8", "objective.loss_fn=chunked_cross_entropy")
+    wide = ("model.vocab_size=512", "train.seq_len=128", "train.max_steps=10")
+    held = {name: parts(*step, *wide, f"parallel.pp_schedule={name}")["activations"] for name in ("gpipe", "1f1b", "interleaved_1f1b")}
+    assert held["gpipe"] == 4 * held["1f1b"]
+    assert held["interleaved_1f1b"] == held["1f1b"] * 5 / 4

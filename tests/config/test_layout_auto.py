@@ -1,0 +1,116 @@
+"""`parallel=auto`: what it chooses for a model, a number of ranks and their memory, and why."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from itertools import pairwise
+from unittest.mock import patch
+
+import pytest
+from refusing import SMALL, problems, resolved
+
+from forge.config.derive_auto import USABLE, candidates, choose
+from forge.config.estimate import memory_by_part
+from forge.config.resolve import Resolution
+from forge.config.world import Devices, World
+
+GIB = 1 << 30
+LLAMA = ["model=llama7b", "tokenizer.vocab_size=32000", "train=long", "precision=bf16", "train.compile_model=false", "parallel=auto"]
+
+
+def auto(overrides: list[str], ranks: int, memory: int | None, *, gpus: int | None = None) -> Resolution:
+    """Under a launcher with so many ranks, on machines with so many GPUs."""
+    with patch.dict(os.environ, WORLD_SIZE=str(ranks)):
+        return resolved([*LLAMA, *overrides], gpus=gpus or ranks, memory=memory)
+
+
+def degrees(resolution: Resolution) -> dict[str, int]:
+    return {axis: size for axis, size in resolution.config.parallel.degrees().items() if size > 1}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gib", "overrides", "chosen"),
+    [
+        (1, 1000, [], {}),
+        (8, 1000, [], {"dp_replicate": 8}),
+        (8, 80, ["train.activation_checkpointing=full"], {"dp_shard": 8}),
+        (16, 80, ["train.activation_checkpointing=full"], {"dp_replicate": 2, "dp_shard": 8}),
+        (8, 80, ["train.batch_size=1", "train.seq_len=2048"], {"dp_shard": 8}),
+        (8, None, [], {"dp_shard": 8}),
+        (8, 1000, ["parallel.tp=2"], {"dp_replicate": 4, "tp": 2}),
+        (8, 80, ["parallel.dp_replicate=2", "train.activation_checkpointing=full"], {"dp_replicate": 2, "dp_shard": 4}),
+    ],
+)
+def test_what_is_chosen(ranks: int, gib: int | None, overrides: list[str], chosen: dict[str, int]):
+    found = auto(overrides, ranks, gib and gib * GIB, gpus=min(ranks, 8))
+    assert degrees(found) == chosen
+    assert found.config.parallel.layout == "given"
+
+
+def needed(overrides: list[str], ranks: int) -> int:
+    plain = [text for text in LLAMA if text != "parallel=auto"]
+    return sum(memory_by_part(resolved([*plain, *overrides], gpus=ranks, world_size=ranks).config).values())
+
+
+def test_the_first_that_fits_is_chosen_and_no_later_one():
+    """With just the memory that a layout needs it is chosen; with a little less the next one is, which needs less."""
+    order = ["ddp", "fsdp", "tp2_fsdp", "tp4_fsdp", "tp8_fsdp"]
+    presets = {name: [f"parallel={name}"] for name in order} | {"ddp": ["parallel=ddp", "parallel.dp_replicate=8"]}
+    sizes = {name: needed(presets[name], 8) for name in order}
+    assert sorted(sizes.values(), reverse=True) == list(sizes.values())
+    for name, size in sizes.items():
+        found = auto([], 8, math.ceil(size / USABLE))
+        why = next(d.why for d in found.derived if d.key == "parallel.layout")
+        assert why.startswith(f"{name.replace('tp8_fsdp', 'tp8')}: ")
+    for name, later in pairwise(order):
+        found = auto([], 8, math.ceil(sizes[name] / USABLE) - 2)
+        assert degrees(found) == degrees(resolved([*LLAMA[:-1], *presets[later]], gpus=8, world_size=8))
+
+
+def test_a_pipeline_comes_last_and_what_fits_nowhere_is_said():
+    found = auto(["train.batch_size=8"], 16, 30 * GIB, gpus=8)
+    assert found.config.parallel.pp > 1
+    lean = auto([], 8, GIB)
+    why = next(d.why for d in lean.derived if d.key == "parallel.layout")
+    assert why.endswith("none that was tried fits, and this needs least")
+    assert "parallel.memory" in [w.rule for w in lean.warnings]
+
+
+def test_every_candidate_uses_all_ranks_and_tp_stays_inside_a_node():
+    world = World(size=32, source="the test", device="cuda", devices=Devices(gpus=4, source="the test"))
+    found = list(candidates(resolved(["parallel=single"]).config.parallel, world))
+    assert {math.prod(c.degrees.values()) for c in found} == {32}
+    assert {c.degrees["tp"] for c in found} == {1, 2, 4}
+    assert [c.name for c in found[:3]] == ["ddp", "hsdp", "fsdp"]
+    assert found[1].degrees == {"dp_replicate": 8, "dp_shard": 4, "tp": 1, "pp": 1}
+
+
+def test_what_the_model_cannot_have_is_passed_over():
+    """Four heads: tp=8 is never chosen, whatever the memory."""
+    found = resolved([*SMALL, "parallel=auto", "run.device=cuda"], gpus=8, memory=1 << 20, world_size=8)
+    assert found.config.parallel.tp in (1, 2, 4)
+    assert found.config.parallel.pp in (1, 2)
+
+
+def test_what_was_chosen_is_a_layout_like_any_other():
+    found = auto([], 8, 80 * GIB)
+    written = [f"parallel.{axis}={size}" for axis, size in found.config.parallel.degrees().items()]
+    again = resolved([*LLAMA[:-1], *written], gpus=8, memory=80 * GIB, world_size=8)
+    assert again.config.parallel == found.config.parallel
+
+
+def test_given_degrees_leave_nothing_to_choose():
+    (warned,) = problems([*SMALL, "parallel.layout=auto", "parallel.dp_shard=2"])
+    assert (warned.rule, warned.warning) == ("parallel.no_effect", True)
+
+
+def test_memory_on_a_cpu_is_shared():
+    config = copy.deepcopy(resolved(["parallel=single"]).config)
+    config.thaw()
+    sizes = [4, 8]
+    worlds = [World(size=n, source="the test", device="cpu", devices=Devices(gpus=0, source="the test")) for n in sizes]
+    reasons = [choose(config, world)[1] for world in worlds]
+    there = [float(why.split(" of the ")[1].split()[0]) for why in reasons]
+    assert there[0] == pytest.approx(2 * there[1], rel=0.01)

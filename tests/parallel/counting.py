@@ -1,0 +1,63 @@
+"""Counting the bytes of the collectives that this process really starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def _bytes(value: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(value))
+
+
+def _size(group: Any) -> int:
+    """Ranks of a group that an operator was given, by name or as an object of C++."""
+    return dist.distributed_c10d._resolve_process_group(group).size() if isinstance(group, str) else dist.ProcessGroup.unbox(group).size()
+
+
+def _ring(total: int, group: Any) -> int:
+    return total * (_size(group) - 1) // _size(group)
+
+
+# By operator: its kind, and the bytes that a rank sends of it. Arguments are (output, input, group, ...) with c10d's own operators, and
+# (input, ..., group) with the functional ones.
+OPERATORS: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], int]]] = {
+    "c10d._allgather_base_": ("all-gather", lambda a: _ring(_bytes(a[0]), a[2])),
+    "c10d._reduce_scatter_base_": ("reduce-scatter", lambda a: _ring(_bytes(a[1]), a[2])),
+    "c10d.allreduce_": ("all-reduce", lambda a: 2 * _ring(_bytes(a[0]), a[1])),
+    "c10d.send": ("send", lambda a: _bytes(a[0])),
+    "_c10d_functional.all_gather_into_tensor": ("all-gather", lambda a: _ring(_bytes(a[0]) * a[1], a[2])),
+    "_c10d_functional.reduce_scatter_tensor": ("reduce-scatter", lambda a: _ring(_bytes(a[0]), a[3])),
+    "_c10d_functional.all_reduce": ("all-reduce", lambda a: 2 * _ring(_bytes(a[0]), a[2])),
+    "_c10d_functional.all_to_all_single": ("all-to-all", lambda a: _ring(_bytes(a[0]), a[3])),
+}
+NOTHING_SENT = {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd", "c10d.recv_", "c10d.barrier"}
+
+
+class Counting(TorchDispatchMode):
+    """Inside, adds up what this rank sends by kind of collective; an operator it does not know is an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        name = str(func.overloadpacket)
+        if name in OPERATORS:
+            assert not kwargs, (name, kwargs)
+            kind, count = OPERATORS[name]
+            self.sent[kind] += count(args)
+        elif name.startswith(("c10d.", "_c10d_functional")) and name not in NOTHING_SENT:
+            raise AssertionError(f"{name} is not counted")
+        return func(*args, **(kwargs or {}))

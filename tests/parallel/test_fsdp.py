@@ -1,0 +1,66 @@
+"""What forge relies on, or mends, in torch's fully_shard."""
+
+from __future__ import annotations
+
+import torch
+from ranks import on_ranks
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from forge.config.parallel import Parallel
+from forge.models.modes import evaluating
+from forge.parallel.fsdp import shard
+from forge.parallel.mesh import make_mesh
+
+
+class Model(nn.Module):
+    """Blocks and a head, as `shard` takes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.head = nn.Linear(6, 5)
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[1](self.blocks[0](x)) * self.head.weight.sum()
+
+
+def sharded() -> Model:
+    model = Model()
+    shard(model, make_mesh(Parallel(dp_shard=2), "cpu"))
+    return model
+
+
+def test_after_reading_the_parameters_are_those_that_are_trained() -> None:
+    """FSDP keeps what the root gathered, such as the output head, which losses read after the forward pass."""
+
+    def work(_: int) -> None:
+        model = sharded()
+        trained = {name: id(parameter) for name, parameter in model.named_parameters()}
+        with evaluating(model), torch.no_grad():
+            model.hidden(torch.ones(2, 6))
+            assert {name: id(parameter) for name, parameter in model.named_parameters()} != trained
+        assert {name: id(parameter) for name, parameter in model.named_parameters()} == trained
+
+    on_ranks(2, work)
+
+
+def test_an_overflow_on_one_rank_lowers_the_scale_of_all() -> None:
+    """fp16 over ranks: else their scales would part."""
+
+    def work(rank: int) -> None:
+        model = sharded()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler.scale(torch.zeros(()))  # which makes the scale
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        if rank == 1:
+            last = next(iter(model.parameters())).grad
+            assert isinstance(last, DTensor)
+            last.to_local().fill_(torch.inf)
+        scaler.unscale_(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 512.0
+
+    on_ranks(2, work)

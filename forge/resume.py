@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.config import cli, stored
 from forge.config.errors import ConfigError, Problem
@@ -14,18 +15,26 @@ from forge.config.literal import quoted
 from forge.launch import directory
 from forge.launch.portable import consent, without_consent
 
+if TYPE_CHECKING:
+    from forge.parallel.meeting import Meeting
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Go on, and exit with the worker's code; 2 when the run cannot go on with these overrides."""
     description = "Let a run go on: with the overrides it was made with, then those given here."
     arguments = cli.parser("forge.resume", description, takes="RUN [OVERRIDE ...]")
-    options = cli.parse(arguments, argv)
-    if options.help:
-        return cli.show(arguments.format_help())
-    return cli.refuse(lambda: _main(options))
+    from forge.train import on_ranks
+
+    def answer(meeting: Meeting | None) -> int:
+        options = cli.parse(arguments, argv)
+        if options.help:
+            return cli.show(arguments.format_help())
+        return cli.refuse(lambda: _main(options, meeting))
+
+    return on_ranks(answer)
 
 
-def _main(options) -> int:
+def _main(options, meeting: Meeting | None) -> int:
     from forge.train import launch
 
     if not options.overrides:
@@ -39,7 +48,7 @@ def _main(options) -> int:
         raise ConfigError([Problem(key=moved[0], what=what, fix="leave it out", where=cli.COMMAND_LINE)])
     overrides = overrides_of(Path(place), typed)
     composition, resolution = cli.resolved(overrides, options.config_dir)
-    return launch(resolution, composition.overrides, options.config_dir)[1]
+    return launch(resolution, composition.overrides, options.config_dir, meeting=meeting)[1]
 
 
 def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.config import cli, help
 from forge.config.compose import compose
@@ -17,10 +19,14 @@ from forge.config.literal import shown
 from forge.config.paths import CONF
 from forge.config.resolve import Resolution, resolve
 from forge.config.root import Config
+from forge.config.started import Started, started
 from forge.config.stored import newest
 from forge.launch import directory, local
 from forge.launch.directory import Result
 from forge.launch.local import FAILED, REFUSED
+
+if TYPE_CHECKING:
+    from forge.parallel.meeting import Meeting
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,6 +38,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("-i", "--info", nargs="?", const="all", help="what Hydra says of the composition: defaults, searchpath, ...")
     arguments.add_argument("-sc", "--shell-completion", action="store_true", help="completion of forge-train: -sc install=bash (fish, zsh)")
     arguments.add_argument("--version", action="store_true", help="the version of forge")
+    return on_ranks(lambda meeting: _answer(arguments, list(sys.argv[1:] if argv is None else argv), meeting))
+
+
+def on_ranks(verb: Callable[[Meeting | None], int]) -> int:
+    """Do what was typed; of the ranks that torchrun or srun has started only the main one does, and tells the others what came of it."""
+
+    def do() -> int:
+        found = started()
+        if found is None or found.size == 1:
+            return verb(None)
+        from forge import worker
+
+        return worker.leave(worker.together(found, verb, worker.Meeting()))
+
+    return cli.refuse(do)
+
+
+def _answer(arguments: argparse.ArgumentParser, argv: list[str], meeting: Meeting | None) -> int:
     options = cli.parse(arguments, argv)
     if options.version:
         return cli.show(f"forge {metadata.version('forge-lm')}")
@@ -40,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.shell_completion:
         return cli.refuse(lambda: _completion(options.overrides))
     if options.info:
-        return _hydra(list(sys.argv[1:] if argv is None else argv))
-    return cli.refuse(lambda: _main(options))
+        return _hydra(argv)
+    return cli.refuse(lambda: _main(options, meeting))
 
 
 def train(config: Config) -> Result:
@@ -51,7 +75,11 @@ def train(config: Config) -> Result:
     """
     if not isinstance(config, Config):
         raise TypeError(f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}")
-    run_dir, code = launch(resolve(config), config.overrides)
+    found = started()
+    if found is not None and found.size > 1:
+        run_dir, code = _train_together(found, config)
+    else:
+        run_dir, code = launch(resolve(config), config.overrides)
     result = directory.read_result(run_dir)
     if result is None or result.status == "failed" or code in (FAILED, REFUSED):
         said = directory.read_error(run_dir) or f"its worker ended with exit code {code}"
@@ -59,7 +87,17 @@ def train(config: Config) -> Result:
     return result
 
 
-def _main(options) -> int:
+def _train_together(found: Started, config: Config) -> tuple[Path, int]:
+    from forge import worker
+
+    meeting = worker.Meeting()
+    code = worker.together(found, lambda _: launch(resolve(config), config.overrides, meeting=meeting)[1], meeting)
+    if not meeting.word.run_dir:
+        raise RuntimeError(f"rank 0 did not begin the run; it ended with exit code {code}")
+    return Path(meeting.word.run_dir), code
+
+
+def _main(options, meeting: Meeting | None) -> int:
     if options.cfg:
         return _show(options)
     if options.multirun:
@@ -67,11 +105,16 @@ def _main(options) -> int:
             [Problem(key="-m", what="sweeps are not in this version.", fix="run the points one by one", where="command line")]
         )
     composition, resolution = cli.resolved(options.overrides, options.config_dir)
-    return launch(resolution, composition.overrides, options.config_dir)[1]
+    return launch(resolution, composition.overrides, options.config_dir, meeting=meeting)[1]
 
 
-def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> tuple[Path, int]:
-    """Make the run directory, or take up the one there is, and train in it; returns it with the worker's exit code."""
+def launch(
+    resolution: Resolution, overrides: Sequence[str], config_dirs: Sequence[str] = (), *, meeting: Meeting | None = None
+) -> tuple[Path, int]:
+    """Make the run directory, or take up the one there is, and train in it; returns it with the worker's exit code.
+
+    meeting: of the ranks that another launcher has started, of which this is the main one.
+    """
     for warning in resolution.warnings:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
     run_dir, changes = directory.prepare(resolution, overrides=overrides, config_dirs=config_dirs)
@@ -79,10 +122,10 @@ def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequen
     for change in changes:
         print(f"  changed: {change.key}={shown(change.after)}   (was {shown(change.before)}; kept in {newest(run_dir).name})")
     sys.stdout.flush()
-    if resolution.config.run.inline:
+    if resolution.config.run.inline or meeting is not None:
         from forge import worker
 
-        return run_dir, worker.main([str(run_dir)])
+        return run_dir, worker.main([str(run_dir)], meeting)
     return run_dir, local.start(run_dir, resolution.world.size)
 
 

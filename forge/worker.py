@@ -6,45 +6,60 @@ import ctypes
 import logging
 import math
 import os
+import platform
+import re
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
+from forge.config.started import Started
 from forge.config.stored import CONFIG, is_run, newest
-from forge.launch import attempts, directory
-from forge.launch.directory import ERROR, RESULT, Result, short, write_first, write_json
+from forge.launch import attempts, directory, failure
+from forge.launch.directory import ERROR, RESULT, Result, write_json
 from forge.launch.local import FAILED, PARENT, REFUSED
 from forge.launch.lock import Held, Lock
+from forge.parallel.meeting import Meeting, Word
 
 REASONS = {"end": "all steps are done", "max_time": "train.max_time is used up", "target": "eval.target is reached"}
 REASONS["patience"] = "there was no improvement for eval.patience evaluations"
 LOWER = "lower train.batch_size (train.global_batch_size keeps the batch of a step), train.seq_len or the model; "
 LOWER += "train.activation_checkpointing=full and objective.loss_fn=chunked_cross_entropy need less memory too"
+# What torch says, in errors of several types, when the other side of a collective is gone, or is not heard.
+LOST = re.compile(r"gloo[/:]|NCCL|Connection closed by peer|Timed out waiting")
+NO_REASON = "another rank is gone, or does not answer, and has not said why; what started it may know, or its log"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, meeting: Meeting | None = None) -> int:
     """Train what the run directory says; the exit code is 0, 1 for a failure, 2 for the user's mistake, 128+n for a signal."""
     run_dir = Path((sys.argv[1:] if argv is None else argv)[0]).resolve()
     if not is_run(run_dir):
         print(f"{run_dir} is no run directory: it has no {CONFIG}", file=sys.stderr)
         return REFUSED
+    if ranks() > 1:
+        meeting = meeting or Meeting()
+    return _lead(run_dir, meeting) if is_main() else _follow(meeting)
+
+
+def together(found: Started, lead: Callable[[Meeting], int], meeting: Meeting) -> int:
+    """One rank of those that torchrun or srun started: the main one does what `lead` says, which may end in `main`; the others follow."""
+    os.environ.update(found.environment())
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()  # torchrun itself asks for no such thing
     if not is_main():
-        with log_file(run_dir):
-            return _guarded(run_dir)
+        return _follow(meeting)
+    code = REFUSED
     try:
-        lock = Lock(run_dir).acquire()
-    except Held as error:
-        print(error, file=sys.stderr)
-        return REFUSED
-    with lock, log_file(run_dir):
-        done = directory.finished(run_dir)
-        if done is not None:
-            print(f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}")
-            return 0
-        return _guarded(run_dir)
+        code = lead(meeting)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else FAILED
+    finally:
+        with suppress(ValueError, RuntimeError):  # of others who did not come
+            meeting.tell(Word(code=code))
+    return code
 
 
 def is_main() -> bool:
@@ -52,32 +67,80 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _guarded(run_dir: Path) -> int:
-    """Train, and turn whatever goes wrong into one message, error.json and an exit code."""
+def ranks() -> int:
+    """How many there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _lead(run_dir: Path, meeting: Meeting | None) -> int:
+    """The main rank: it takes the directory, and tells the others what to do."""
+
+    def end(code: int) -> int:
+        if meeting is not None:
+            meeting.tell(Word(code=code))
+        return code
+
     try:
-        return _train(run_dir)
+        lock = Lock(run_dir).acquire()
+    except Held as error:
+        print(error, file=sys.stderr)
+        return end(REFUSED)
+    with lock, log_file(run_dir):
+        done = directory.finished(run_dir)
+        if done is not None:
+            print(f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}")
+            return end(0)
+        return _guarded(run_dir, meeting)
+
+
+def _follow(meeting: Meeting | None) -> int:
+    """Any other rank."""
+    assert meeting is not None
+    try:
+        word = meeting.hear()
+    except (ValueError, RuntimeError) as error:
+        print(f"the main rank could not be heard: {error}", file=sys.stderr)
+        return FAILED
+    if word.code is not None:
+        return word.code
+    run_dir = Path(word.run_dir)
+    if not is_run(run_dir):
+        print(f"rank {os.environ['RANK']} on {platform.node()} does not see {run_dir}; all hosts need one file system", file=sys.stderr)
+        return FAILED
+    with log_file(run_dir):
+        return _guarded(run_dir, meeting)
+
+
+def _guarded(run_dir: Path, meeting: Meeting | None) -> int:
+    """Train, and turn whatever goes wrong into one message, error.json and an exit code."""
+    report = Report(run_dir)
+    try:
+        if is_main():
+            (run_dir / ERROR).unlink(missing_ok=True)  # of an earlier start: who finds one from here on knows why this one fails
+        if is_main() and meeting is not None:
+            meeting.tell(Word(run_dir=str(run_dir)))
+        return _train(run_dir, meeting, report)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except Exception as error:
-        return _fail(run_dir, error)
+        return report(error)
 
 
-def _train(run_dir: Path) -> int:
+def _train(run_dir: Path, meeting: Meeting | None, report: Report) -> int:
     from forge.training.assemble import assemble
     from forge.training.summary import summary
     from forge.training.writing import say
 
-    parts = assemble(run_dir)
-    for name in (RESULT, ERROR):
-        (run_dir / name).unlink(missing_ok=True)  # of an earlier start, now that this one goes on
+    parts = assemble(run_dir, meeting)
+    if parts.ranks.main:
+        (run_dir / RESULT).unlink(missing_ok=True)  # of an earlier start, now that this one goes on
     loop, config = parts.loop, parts.config
-    try:
-        reason = loop.run()
-    finally:
-        parts.ranks.close()
+    loop.on_failure = report
+    reason = loop.run()
     code = 128 + signal.Signals.__members__.get(reason, signal.SIGTERM) if loop.interrupted else 0
     if not parts.ranks.main:
+        parts.ranks.close()
         return FAILED if parts.guard.fault else code
     metrics: dict[str, float] = {**parts.logger.last, "tokens_per_second": parts.logger.mean_rate()}
     if parts.evaluation is not None and parts.evaluation.at is not None:
@@ -88,32 +151,70 @@ def _train(run_dir: Path) -> int:
     result |= {"objective": {"name": config.run.objective, "value": known.get(str(config.run.objective))}, "metrics": known}
     write_json(run_dir / RESULT, result)
     if parts.guard.fault:
-        return _fail(run_dir, RuntimeError(parts.guard.fault), step=loop.state.step)
+        report(RuntimeError(parts.guard.fault), step=loop.state.step)
+        parts.ranks.close()
+        return FAILED
     attempts.ended(run_dir, status=status, reason=reason, step=loop.state.step)
     if status == "finished" and config.run.objective not in known:
         print(f"run.objective={config.run.objective} was never logged; logged were {', '.join(known)}", file=sys.stderr)
     if config.metrics.enable_console:
         say(summary(parts, reason, run_dir))
+    parts.ranks.close()
     return code
 
 
-def _fail(run_dir: Path, error: Exception, step: int | None = None) -> int:
-    content = {"type": type(error).__name__, "message": str(error), "traceback": "".join(traceback.format_exception(error))}
-    try:
-        if not write_first(run_dir / ERROR, {"rank": int(os.environ.get("RANK", 0)), **content}):
-            return FAILED  # another rank has said why; this one only lost its peer
-        attempts.ended(run_dir, status="failed", reason=f"{type(error).__name__}: {error}", step=step)
-        place = f"\n(the traceback is in {short(run_dir / ERROR)}; the run goes on with: {directory.resume_command(run_dir)})"
-    except OSError:
-        place = ""  # the directory is why it failed
-    said = f"out of memory: {LOWER}.\n{error}" if _is_out_of_memory(error) else str(error)
+class Report:
+    """Says why this rank fails, once and as early as it is known: in error.json, unless another rank has, and on the terminal."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.code: int | None = None
+
+    def __call__(self, error: BaseException, step: int | None = None) -> int:
+        """The exit code. step: where the run ended, when the reason is known but nothing was raised."""
+        if self.code is None and isinstance(error, Exception):
+            self.code = self._tell(error, step)
+        return FAILED if self.code is None else self.code
+
+    def _tell(self, error: Exception, step: int | None) -> int:
+        logging.getLogger("forge.worker").debug("failed", exc_info=error)
+        others = failure.recorded(self.run_dir, failure.PATIENCE if is_lost_peer(error) else 0.0) if ranks() > 1 else None
+        if others is not None:
+            return int(others.get("code", FAILED))  # another rank has said why; this one only lost its peer
+        trace = "".join(traceback.format_exception(error))
+        rank, place, code = int(os.environ.get("RANK", 0)), "", REFUSED if isinstance(error, ValueError) else FAILED
+        said = _words(error, trace, step, f"rank {rank} of {ranks()}" if rank else "")
+        with suppress(OSError):  # the directory may be why it failed
+            place = failure.place(self.run_dir)
+            kind, said = type(error).__name__, f"{said}{place}"
+            if not failure.record(self.run_dir, rank=rank, kind=kind, message=str(error), said=said, code=code, trace=trace):
+                return FAILED
+            attempts.ended(self.run_dir, status="failed", reason=f"{kind}: {error}", step=step)
+        print(said, file=sys.stderr, flush=True)
+        return code
+
+
+def _words(error: Exception, trace: str, step: int | None, who: str) -> str:
+    """What the terminal is told: the message alone where it says what to do, else the traceback before it."""
+    said = str(error)
+    if _is_out_of_memory(error):
+        said = f"out of memory: {LOWER}.\n{error}"
+    elif ranks() > 1 and is_lost_peer(error):
+        said = f"{NO_REASON}.\n{error}"
     told = isinstance(error, ValueError | OSError) or type(error).__name__ == "CallbackError" or said != str(error) or step is not None
-    if not told:
-        traceback.print_exc()
-        said = f"the run failed: {type(error).__name__}"
-    logging.getLogger("forge.worker").debug("failed", exc_info=error)
-    print(f"\n{said}{place}", file=sys.stderr)
-    return REFUSED if isinstance(error, ValueError) else FAILED
+    if told:
+        return f"\n{who}: {said}" if who else f"\n{said}"
+    end = f"{trace}\nthe run failed: {type(error).__name__}"
+    return f"\n{who} failed:\n{end} on {who}" if who else end
+
+
+def is_lost_peer(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is that of a collective whose other side is gone or does not answer."""
+    while error is not None:
+        if (type(error).__module__.startswith("torch") and type(error).__name__.startswith("Dist")) or LOST.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _prolong(run_dir: Path, done: Result) -> str:
@@ -173,7 +274,17 @@ def end_on_interrupt() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def leave(code: int) -> NoReturn:
+    """End this process; of several ranks one that failed at once, since Python would wait for threads that wait for the others."""
+    if ranks() > 1 and code in (FAILED, REFUSED):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
     end_on_interrupt()
     die_with_parent()
-    sys.exit(main())
+    leave(main())

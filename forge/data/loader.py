@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -174,8 +176,10 @@ class TrainLoader:
 def _leave_signals_to_the_rank(worker: int) -> None:
     """A signal to all processes of a run asks the rank to finish its step and save, for which it needs its loader processes.
 
-    So a loader process ends for none but its rank's, as when the rank shuts it down.
+    So a loader process ends for none but its rank's, as when the rank shuts it down; and at once when that is gone.
     """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # torch itself looks every 5 seconds
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
     if not hasattr(signal, "sigwaitinfo"):  # macOS does not tell who sends: hear nothing that is sent to the group
         os.setpgrp()

@@ -24,10 +24,15 @@ def set_up(config: Config) -> torch.device:
     torch.set_float32_matmul_precision(config.precision.matmul_precision)
     if run.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("run.device=cuda: this build of torch finds no usable GPU; run.device=cpu trains on the CPU")
-    device = torch.device(run.device, int(os.environ.get("LOCAL_RANK", 0))) if run.device == "cuda" else torch.device(run.device)
+    device = torch.device(run.device, _own_gpu()) if run.device == "cuda" else torch.device(run.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def _own_gpu() -> int:
+    """By LOCAL_RANK; the only one where each rank is shown no other, as by srun --gpus-per-task=1."""
+    return 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", 0))
 
 
 class Autocast:

@@ -48,6 +48,7 @@ class Loop:
         self.paused_seconds = 0.0
         self.paused_at: float | None = None
         self.seconds_before = 0.0
+        self.on_failure: Callable[[BaseException], object] = lambda error: None
         self._acting: dict[str, list[Callback]] = {}
 
     @property
@@ -74,6 +75,7 @@ class Loop:
             self._run()
         except BaseException as error:
             first = error
+            self.on_failure(error)  # before callbacks close, which may wait for ranks that are gone
         first = self._close(first)
         if first is not None:
             raise first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -62,7 +63,9 @@ class EarlyStopping(Callback):
 class Signals(Callback):
     """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2: finish the step, save, end. A later one, or a stop that takes too long, ends at once.
 
-    The first second is one signal: what is sent to a process group reaches a rank directly and again through its launcher.
+    The first second is one signal: what is sent to a process group reaches a rank directly and again through its launcher. All
+    ranks stop after the same step, whichever of them was told, and when. A rank that waits for one that is gone runs no Python;
+    so a thread of its own watches the clock, and hears of further signals by what Python writes to a file as each arrives.
     """
 
     NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -72,12 +75,16 @@ class Signals(Callback):
         self.ranks = ranks or Ranks()
         self.timeout = timeout
         self.received: int | None = None
-        self.received_at = 0.0
         self.previous: dict[int, Any] = {}
-        self.deadline: threading.Timer | None = None
+        self.previous_file = -1
+        self.arrivals: tuple[socket.socket, socket.socket] | None = None
 
     def on_start(self, loop: Loop) -> None:
         if threading.current_thread() is threading.main_thread():
+            self.arrivals = hear, tell = socket.socketpair()
+            tell.setblocking(False)
+            self.previous_file = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, args=(hear,), daemon=True).start()
             heard = [number for number in self.NUMBERS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT]
             self.previous = {number: signal.signal(number, self._handle) for number in heard}  # nohup ignores SIGHUP for us
 
@@ -87,31 +94,44 @@ class Signals(Callback):
     def interrupted(self, loop: Loop) -> bool:
         """Whether a signal has come to any rank; the loop is told. All ranks ask at the same point."""
         if not loop.interrupted and (number := self.ranks.largest(self.received or 0)):
-            loop.interrupt(signal.Signals(number).name)
+            name = signal.Signals(number).name
+            if self.ranks.main and self.received is None:
+                _say(f"\n{name} at another rank: saving after this step\n")
+            loop.interrupt(name)
         return loop.interrupted
 
     def close(self) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
-        if self.deadline is not None:
-            self.deadline.cancel()
+        if self.arrivals is not None:
+            signal.set_wakeup_fd(self.previous_file)
+            self.arrivals[1].close()  # which ends the thread
 
     def _handle(self, number: int, frame: Any) -> None:
-        now = time.monotonic()
-        if self.received is not None:
-            if now - self.received_at > self.SAME_SECONDS:
-                os._exit(128 + number)
-            return
-        self.received, self.received_at = number, now
-        _say(f"\n{signal.Signals(number).name}: finishing this step, then saving; once more ends at once\n")
-        self.deadline = threading.Timer(self.timeout, self._overrun)
-        self.deadline.daemon = True
-        self.deadline.start()
+        self.received = self.received or number
 
-    def _overrun(self) -> None:
-        assert self.received is not None
-        _say(f"\nthe stop took longer than train.shutdown_timeout_sec={self.timeout:g}; ended where it was\n")
-        os._exit(128 + self.received)
+    def _watch(self, arrivals: socket.socket) -> None:
+        """Say that the first signal has come; end the process at a later one, and when the time for a stop is over."""
+        first, began = 0, 0.0
+        with arrivals:
+            while True:
+                arrivals.settimeout(max(began + self.timeout - time.monotonic(), 0.001) if first else None)
+                try:
+                    received = arrivals.recv(1)
+                except TimeoutError:
+                    _say(f"\nthe stop took longer than train.shutdown_timeout_sec={self.timeout:g}; ended where it was\n")
+                    os._exit(128 + first)
+                if not received:
+                    return
+                number = received[0]
+                if number not in self.previous:
+                    continue
+                if not first:
+                    first, began = number, time.monotonic()
+                    if self.ranks.main:
+                        _say(f"\n{signal.Signals(number).name}: finishing this step, then saving; once more ends at once\n")
+                elif time.monotonic() - began > self.SAME_SECONDS:
+                    os._exit(128 + number)
 
 
 def _say(text: str) -> None:

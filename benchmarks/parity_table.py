@@ -1,0 +1,75 @@
+"""How far every layout of the parity matrix is from one device, measured as the tests measure it.
+
+    python benchmarks/parity_table.py > benchmarks/results/parity.md
+
+Exits with 1 when a layout is outside of the bounds, which the table then says.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "parallel")]
+
+import torch  # noqa: E402
+from parity_cases import CASES, MODELS, REFUSED, SMALL, Case, Refused  # noqa: E402  # pyright: ignore[reportMissingImports]
+from parity_run import LR, STEPS, config_of, outcomes  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+from forge.config.errors import ConfigError  # noqa: E402
+from forge.training.parity_verdict import BOUNDS  # noqa: E402
+
+
+def row(case: Case) -> tuple[str, bool]:
+    """The line of a layout, and whether it is within the bounds."""
+    found = outcomes(case)
+    cells = [f"{value:.0e}" for outcome in found for value in (outcome.loss, outcome.gradient, outcome.weights)]
+    equal = not any(outcome.faults for outcome in found)
+    return f"| {case.name} | {case.model} | `{case.layout}` | {' | '.join(cells)} | {'yes' if equal else '**no**'} |", equal
+
+
+def refusal(case: Refused) -> str:
+    """The line of a layout that cannot hold."""
+    try:
+        config_of(case.model, case.layout)
+    except ConfigError as error:
+        reason = next(problem.what for problem in error.problems if problem.rule == case.rule)
+        return f"| {case.name} | `{case.layout}` | `{case.rule}` | {reason} |"
+    raise AssertionError(f"{case.name} was not refused")
+
+
+def main() -> int:
+    bounds = [
+        f"{str(dtype).removeprefix('torch.')}: {steps} steps, bounds {BOUNDS[dtype].loss:.0e}, {BOUNDS[dtype].gradient:.0e} and "
+        f"{BOUNDS[dtype].weights:.0e}"
+        for dtype, steps in STEPS.items()
+    ]
+    print("# Every layout computes what one device does\n")
+    print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, gloo ranks on a CPU. The test is tests/parallel/test_parity.py.\n")
+    print(f"Plain SGD with lr={LR:g} through the path of training, on the same global batches as one device ({'; '.join(bounds)}).")
+    print("Weights at step 0 are bit-equal everywhere. Of each layout the largest relative difference is shown: of a loss; of the gradient")
+    print("of a parameter, ||a - b|| / ||a||, or of the global gradient norm, in any step; and of a parameter after the last step.\n")
+    print(f"Every model: `{' '.join(SMALL)}`, with\n")
+    print("| model | |\n| --- | --- |")
+    for name, overrides in MODELS.items():
+        words = " ".join(overrides)
+        print(f"| {name} | {f'`{words}`' if words else ''} |")
+    print("\n| layout | model | overrides | fp64 loss | gradient | weights | fp32 loss | gradient | weights | equal |")
+    print(f"|{' --- |' * 10}", flush=True)
+    equal = True
+    for case in CASES:
+        line, within = row(case)
+        print(line, flush=True)
+        equal = equal and within
+    print("\nWhat cannot hold is refused before anything starts:\n")
+    print("| layout | overrides | rule | reason |\n| --- | --- | --- | --- |")
+    for case in REFUSED:
+        print(refusal(case))
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What a rank owns of a model that is laid out: what torch gives it, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from parity_run import config_of, this_rank
+from ranks import on_ranks
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from forge.config.parallel import Parallel
+from forge.config.root import Config
+from forge.models.decoder import Decoder
+from forge.parallel.materialize import owned
+from forge.parallel.mesh import make_mesh
+from forge.training.assemble import build_model
+
+CLEAR = Path("/proc/self/clear_refs")
+LARGE = "model.vocab_size=20000 model.dim=512 model.n_layers=4 model.ffn_hidden_dim=1408 model.tie_embeddings=true"
+WIDE = "model.dim=96 model.n_layers=4 model.ffn_hidden_dim=256"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "parallel.dp_shard=4 train.batch_size=2",
+        "parallel.dp_shard=2 parallel.tp=2",
+        "parallel.tp=4",
+        "parallel.pp=2 parallel.tp=2",
+        "parallel.cp=2 parallel.dp_shard=2",
+    ],
+)
+def test_no_rank_holds_the_whole_model(layout: str) -> None:
+    """Nor memory for it: storages are no larger than what is owned."""
+    config = config_of("llama, 4 heads of keys", f"{layout} {WIDE}")
+    share = sum(parameter.numel() for parameter in meta(config).parameters()) / 4
+
+    def work(_: int) -> None:
+        model = build_model(config, torch.device("cpu"), this_rank(config))
+        held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+        assert share * 0.9 < sum(p.numel() for p in held) < share * 1.1
+        assert sum(p.untyped_storage().nbytes() for p in held) < share * 1.1 * 4
+
+    on_ranks(4, work)
+
+
+@pytest.mark.skipif(not CLEAR.exists(), reason="the peak is asked of Linux")
+def test_no_rank_ever_holds_the_whole_model() -> None:
+    """The peak of a rank's memory while a model of 92 MB is built: its quarter, and the blocks that are being drawn."""
+    small, large = (config_of("llama", f"parallel.dp_shard=4 train.batch_size=2 {sizes}") for sizes in ("", LARGE))
+    whole = 4 * sum(parameter.numel() for parameter in meta(large).parameters())
+
+    def work(_: int) -> None:
+        ranks = this_rank(small)
+        build_model(small, torch.device("cpu"), ranks)  # what the first use of everything takes
+        CLEAR.write_text("5")
+        before = peak()
+        model = build_model(large, torch.device("cpu"), ranks)
+        grown = (peak() - before) / whole
+        del model
+        assert 0.9 / 4 < grown < 1 / 2
+
+    on_ranks(4, work)
+
+
+def meta(config: Config) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(config.model)  # type: ignore[arg-type]
+
+
+def peak() -> int:
+    """The most memory that this process has had at once since it was asked to forget, in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def test_what_a_rank_owns_is_what_torch_gives_it() -> None:
+    """Of uneven sizes too, where some ranks own less or nothing."""
+
+    def work(rank: int) -> None:
+        mesh = make_mesh(Parallel(dp_shard=2, dp_replicate=2), "cpu").dense
+        for shape in ((7, 3), (1, 5), (4, 9)):
+            values = torch.arange(shape[0] * shape[1]).view(shape)
+            for placements in ([Replicate()] * 2 + [Shard(0), Replicate()], [Replicate(), Shard(1), Shard(0), Replicate()]):
+                cut = distribute_tensor(values, mesh, placements)
+                rows, columns = owned(cut)
+                assert torch.equal(cut.to_local(), values[rows][:, columns]), (rank, shape, placements)
+
+    on_ranks(4, work)

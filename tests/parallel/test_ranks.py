@@ -1,0 +1,184 @@
+"""What ranks agree on, how they meet, and how those that are not there are named."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as futures_wait
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+
+from forge.config.parallel import Parallel
+from forge.launch.local import free_port
+from forge.parallel.meeting import Meeting, Word
+from forge.parallel.ranks import Ranks, _backend, join
+
+
+def meet(rank: int, world: int, port: int) -> None:
+    """The environment of a rank, without the group that the test has made."""
+    dist.destroy_process_group()
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def test_alone_everything_is_immediate() -> None:
+    ranks = Ranks()
+    assert ranks.main
+    assert ranks.batch == (0, 1)
+    assert ranks.any(True)
+    assert not ranks.any(False)
+    assert ranks.largest(7) == 7
+    assert ranks.from_main("x") == "x"
+    assert ranks.total(torch.tensor(3.0)) == 3
+    ranks.check_alive(1)
+    ranks.barrier()
+    ranks.close()
+
+
+def test_what_ranks_agree_on() -> None:
+    port = free_port()
+
+    def work(rank: int) -> None:
+        meet(rank, 2, port)
+        ranks = join(Parallel(dp_shard=2, nccl_timeout_sec=60), torch.device("cpu"))
+        assert (ranks.rank, ranks.size, ranks.main, ranks.batch) == (rank, 2, rank == 0, (rank, 2))
+        assert ranks.any(rank == 1)
+        assert not ranks.any(False)
+        assert ranks.largest(10 * rank) == 10
+        assert ranks.from_main({"of": rank}) == {"of": 0}
+        assert ranks.total(torch.tensor([1.0, rank])).tolist() == [2.0, 1.0]
+        for step in (1, 2):
+            ranks.check_alive(step)
+        ranks.close()
+        os._exit(0)  # the group of on_ranks is gone
+
+    on_ranks(2, work)
+
+
+def test_every_group_has_the_timeout_of_the_config() -> None:
+    """torch gives those of a mesh that are not of all ranks 30 minutes, whatever the world has."""
+    port = free_port()
+
+    def work(rank: int) -> None:
+        meet(rank, 4, port)
+        ranks = join(Parallel(dp_replicate=2, dp_shard=2, nccl_timeout_sec=1), torch.device("cpu"))
+        assert ranks.mesh is not None
+        assert ranks.meeting is not None
+        groups = {id(group): group for group in (ranks.host, ranks.saver, *ranks.mesh.groups())}
+        if rank == 0:
+            shared = [group for group in groups.values() if dist.get_world_size(group) > 1]
+            assert {dist.get_world_size(group) for group in shared} == {2, 4}
+            for group in shared:
+                work_under_way = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+                with pytest.raises(RuntimeError, match="Timed out waiting 1000ms"):
+                    _within(10, work_under_way.wait)  # type: ignore[union-attr]
+            ranks.meeting.store.set("tried", "")
+        ranks.meeting.store.wait(["tried"], timedelta(seconds=60))
+        time.sleep(0 if rank else 1)
+        os._exit(0)  # what is left of the groups is of no use
+
+    on_ranks(4, work)
+
+
+def _within(seconds: float, wait: Callable[[], object]) -> object:
+    """What it gives or raises; fails when it takes longer."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(wait)
+        if not futures_wait([future], seconds).done:
+            print("a collective took longer than its timeout", flush=True)
+            os._exit(1)
+        return future.result()
+
+
+def test_ranks_that_are_not_there_are_named() -> None:
+    port = free_port()
+
+    def work(rank: int) -> None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        meeting = Meeting()
+        assert meeting.missing(1, timedelta(seconds=20)) == []
+        if rank == 1:
+            assert meeting.missing(2, timedelta(seconds=1)) == [0, 2]
+            ranks = Ranks(rank=1, size=3, meeting=meeting, timeout=timedelta(seconds=1))
+            said = (
+                r"^no sign of life from ranks 0, 2 of 3 at step 3 within parallel.nccl_timeout_sec=1; see logs/rank_0.log, logs/rank_2.lo"
+            )
+            with pytest.raises(ConnectionError, match=said):
+                ranks.check_alive(3)
+        dist.barrier()  # until then the main rank has the store
+
+    on_ranks(3, work)
+
+
+def test_a_sum_of_ones_that_is_wrong_is_a_faulty_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Meeting, "missing", lambda *_: [])
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(3))
+    ranks = Ranks(size=4, meeting=Meeting(), timeout=timedelta(seconds=1))
+    with pytest.raises(ConnectionError, match=r"^an all-reduce of ones over 4 ranks is 3 at step 5: their connection is faulty$"):
+        ranks.check_alive(5)
+
+
+@pytest.mark.parametrize("code", [None, 0, 2])
+def test_the_main_ranks_word_reaches_all(code: int | None) -> None:
+    port = free_port()
+
+    def work(rank: int) -> None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        meeting, word = Meeting(), Word(run_dir="/a/run", code=code)
+        if rank == 0:
+            meeting.tell(word)
+            meeting.tell(Word(code=1))  # the first counts
+        else:
+            time.sleep(0.5)
+            assert meeting.hear() == word
+        assert meeting.word == word
+        dist.barrier()
+
+    on_ranks(2, work)
+
+
+def test_those_who_do_not_come_and_a_port_that_is_taken_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    what = f"^rank 1 of 2 did not meet the others at MASTER_ADDR=127.0.0.1 MASTER_PORT={port} within 1 s; see that all have started"
+    with pytest.raises(ValueError, match=what):
+        _ = Meeting(1).store
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match=r"^rank 0 of 2 did not meet the others"):
+        _ = Meeting(1).store
+    taken = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(taken.port))
+    what = f"^MASTER_PORT={taken.port}: another process has this port on 127.0.0.1; give a free one: MASTER_PORT=<port>$"
+    with pytest.raises(ValueError, match=what):
+        _ = Meeting(1).store
+
+
+def test_a_backend_that_there_is_not_is_named() -> None:
+    port = free_port()
+
+    def work(rank: int) -> None:
+        meet(rank, 2, port)
+        with pytest.raises(ValueError, match=r"^parallel.backend=cpu:smoke cannot be used for cpu: "):
+            join(Parallel(dp_shard=2, backend="cpu:smoke"), torch.device("cpu"))
+        os._exit(0)
+
+    on_ranks(2, work)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "backend"),
+    [
+        ("cpu:gloo,cuda:nccl", "cpu", "gloo"),
+        ("cpu:gloo,cuda:nccl", "cuda", "cpu:gloo,cuda:nccl"),
+        ("cuda:nccl", "cuda", "nccl"),
+        ("gloo", "cpu", "gloo"),
+    ],
+)
+def test_the_backend_of_a_device(wanted: str, device: str, backend: str) -> None:
+    assert _backend(wanted, device) == backend

@@ -1,0 +1,352 @@
+"""Runs of several ranks by subprocess: started by forge, by torchrun and by srun; failing, killed, hanging and told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge.launch.local import free_port
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+SMALL = [
+    "tokenizer.vocab_size=300",
+    "model.vocab_size=300",
+    "model.dim=16",
+    "model.n_layers=1",
+    "model.n_heads=2",
+    "model.ffn_hidden_dim=32",
+    "model.max_seq_len=32",
+    "train.seq_len=16",
+    "train.batch_size=4",
+    "train.max_steps=6",
+    "scheduler.warmup_steps=2",
+    "optimizer.lr=0.01",
+    "eval.enabled=false",
+    "metrics.enable_console=false",
+    "metrics.log_interval=1",
+    "run.device=cpu",
+    "run.num_threads=1",
+    "parallel=fsdp",
+]
+TROUBLE = ["+callbacks.trouble._target_=trouble.Trouble", "run.trust=[trouble.]"]
+ENDLESS = ["train.max_steps=1000000"]
+Command = list[str]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """forge.train of a small model; the text is prepared on the first use."""
+    draw, words = random.Random(0), ["the", "sea", "ship", "whale", "white", "captain", "said", "and"]
+    text = tmp_path_factory.mktemp("corpus") / "text.txt"
+    text.write_text("".join(f"{i} {' '.join(draw.choices(words, k=8))}\n" for i in range(300)))
+    return ["-m", "forge.train", "data=text", f"data.path={text}", *SMALL]
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start Python with these arguments; what is left of it and of its descendants is killed, and fails the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**inherited, "PYTHONPATH": os.pathsep.join(paths), "FORGE_TEST_MARK": str(tmp_path), **environ}
+        process = subprocess.Popen(
+            [sys.executable, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    left = marked(tmp_path)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    for process in processes:
+        process.communicate()
+    assert not left, f"{len(left)} processes were left behind"
+
+
+def marked(tmp_path: Path, seconds: float = 8.0) -> list[int]:
+    """Processes of this test that still live after so long."""
+    deadline = time.monotonic() + seconds
+    while (found := [pid for pid in _all() if _has_mark(pid, tmp_path)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _all() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _has_mark(pid: int, tmp_path: Path) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"FORGE_TEST_MARK={tmp_path}".encode() in environ and pid != os.getpid()
+    except OSError:
+        return False
+
+
+def ranks_of(run_dir: Path) -> dict[int, int]:
+    """Process by rank."""
+    found = {}
+    for pid in _all():
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            environ = Path(f"/proc/{pid}/environ").read_text()
+        except OSError:
+            continue
+        rank = re.search(r"(?:^|\0)RANK=(\d+)\0", environ)
+        if arguments[1:4] == [b"-m", b"forge.worker", str(run_dir).encode()] and rank:
+            found[int(rank[1])] = min(pid, found.get(int(rank[1]), pid))  # not its loader processes, which came later
+    return found
+
+
+def end(process: subprocess.Popen[str], seconds: float = 90.0) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def steps(run_dir: Path) -> list[int]:
+    file = run_dir / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def only_run(root: Path) -> Path:
+    """The one run directory under a root."""
+    (path,) = root.iterdir()
+    return path
+
+
+def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(train: Command, spawn: Any, tmp_path: Path) -> None:
+    command = [*train, "run.num_processes=2", f"run.dir={tmp_path / 'run'}", "train.nccl_health_check_interval=2"]
+    code, out, err = end(spawn(*command))
+    assert (code, err) == (0, "")  # no rank speaks twice, torch has nothing to complain of
+    assert [line for line in out.splitlines() if not line.startswith("data: ")] == [
+        f"run directory: {tmp_path}/run   (goes on with: python -m forge.resume {tmp_path}/run)"
+    ]
+    assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
+    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
+    code, out, err = end(spawn(*command))
+    assert (code, err) == (0, "")
+    assert "this run is finished: all steps are done, after 6 steps" in out
+
+
+def test_a_rank_that_raises_is_reported_with_its_own_traceback(train: Command, spawn: Any, tmp_path: Path) -> None:
+    """Not the error of the main rank, which loses its peer."""
+    run = tmp_path / "run"
+    began = time.monotonic()
+    command = [*train, *TROUBLE, *ENDLESS, "run.num_processes=2", f"run.dir={run}", "+callbacks.trouble.what=raise"]
+    code, _, err = end(spawn(*command))
+    ended = time.monotonic()
+    assert code == 1
+    shown = "callbacks.trouble (trouble.Trouble) failed in on_step_end at step 3: KeyError: 'trouble of its own'"
+    again = f"python -m forge.resume {run} 'run.trust=[trouble.]'"
+    assert err == f"\nrank 1 of 2: {shown}\n(the traceback is in {run}/error.json; the run goes on with: {again})\n"
+    error = read(run / "error.json")
+    assert (error["rank"], error["type"], error["message"]) == (1, "CallbackError", shown)
+    assert "in on_step_end" in error["traceback"]
+    assert ended - began < 60
+    assert [line["status"] for line in attempts(run) if line["event"] == "end"] == ["failed"]
+
+
+def attempts(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
+
+
+def test_one_of_four_is_killed_and_the_same_command_goes_on(train: Command, spawn: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    slowly = [*TROUBLE, "+callbacks.trouble.what=SIGCONT", "+callbacks.trouble.pause=0.1"]
+    command = [
+        *train,
+        *slowly,
+        "run.num_processes=4",
+        "train.batch_size=1",
+        f"run.dir={run}",
+        "checkpoint.interval=2",
+        "train.max_steps=40",
+    ]
+    process = spawn(*command)
+    wait_for(lambda: len(steps(run)) > 4)
+    os.kill(ranks_of(run)[3], signal.SIGKILL)
+    began = time.monotonic()
+    said = process.stderr.readline()
+    assert time.monotonic() - began < 5
+    assert said == f"rank 3 of 4 was ended by SIGKILL (out of memory? lower train.batch_size); its run directory is {run}\n"
+    code, _, err = end(process, 15)
+    assert (code, "Traceback" in err) == (137, False)
+    assert (read(run / "error.json")["rank"], read(run / "error.json")["type"]) == (3, "SIGKILL")
+    assert not marked(tmp_path)
+    code, out, err = end(spawn(*command))
+    assert code == 0, err
+    assert re.search(r"going on from checkpoints/step_\d+ at step \d+, where it stopped in the data", out)
+    assert read(run / "result.json")["step"] == max(steps(run)) == 40
+    assert not (run / "error.json").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(rank: int, train: Command, spawn: Any, tmp_path: Path) -> None:
+    """It is seen by one alone, so without agreement one would save while the other trains on."""
+    run = tmp_path / "run"
+    more = [f"+callbacks.trouble.{option}" for option in ("what=SIGUSR1", f"rank={rank}")]
+    code, _, err = end(spawn(*train, *TROUBLE, *ENDLESS, *more, "run.num_processes=2", f"run.dir={run}"))
+    assert code == 128 + signal.SIGUSR1
+    assert "SIGUSR1" in err
+    result = read(run / "result.json")
+    assert (result["status"], result["reason"], result["step"]) == ("stopped", "SIGUSR1", 4)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_4"]
+    assert [line["step"] for line in attempts(run) if line["event"] == "end"] == [4]
+
+
+def test_a_signal_to_the_command_while_it_trains(train: Command, spawn: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = spawn(*train, *ENDLESS, "run.num_processes=2", f"run.dir={run}")
+    wait_for(lambda: len(steps(run)) > 3)
+    process.send_signal(signal.SIGTERM)
+    code, _, err = end(process)
+    assert (code, err) == (143, "\nSIGTERM: finishing this step, then saving; once more ends at once\n")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step_{read(run / 'result.json')['step']}"]
+
+
+@pytest.mark.parametrize(("what", "seconds"), [("SIGCONT", 60), ("hang", 3)])
+def test_a_command_that_is_killed_leaves_no_rank_and_no_loader(what: str, seconds: int, train: Command, spawn: Any, tmp_path: Path) -> None:
+    """Ranks that can save first; those that wait for one that hangs run no Python, and end when their time is over."""
+    run = tmp_path / "run"
+    more = [*(f"+callbacks.trouble.{option}" for option in (f"what={what}", "pause=0.02")), f"train.shutdown_timeout_sec={seconds}"]
+    process = spawn(*train, *TROUBLE, *ENDLESS, *more, "run.num_processes=2", f"run.dir={run}", "data.num_workers=1")
+    wait_for(lambda: len(steps(run)) >= 3)
+    time.sleep(0.5)
+    assert len(marked(tmp_path, 0)) == 5  # the command, two ranks, and the loader of each
+    process.kill()
+    process.communicate()
+    assert not marked(tmp_path, 30)
+    assert (run / "checkpoints").exists() == (what == "SIGCONT")
+
+
+def test_a_rank_that_hangs_is_named(train: Command, spawn: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    check = ["train.nccl_health_check_interval=1", "parallel.nccl_timeout_sec=2", "+callbacks.trouble.what=hang"]
+    code, _, err = end(spawn(*train, *TROUBLE, *ENDLESS, *check, "run.num_processes=2", f"run.dir={run}"))
+    assert code == 1
+    said = "no sign of life from rank 1 of 2 at step 4 within parallel.nccl_timeout_sec=2; see logs/rank_1.log"
+    assert said in err
+    assert "Traceback" not in err
+    assert (read(run / "error.json")["rank"], read(run / "error.json")["message"]) == (0, said)
+
+
+@pytest.mark.slow
+def test_a_collective_takes_no_longer_than_its_timeout(train: Command, spawn: Any, tmp_path: Path) -> None:
+    """Without the sign of life too, in the groups of the mesh as in that of all."""
+    run = tmp_path / "run"
+    process = spawn(
+        *train, *TROUBLE, *ENDLESS, "parallel.nccl_timeout_sec=2", "+callbacks.trouble.what=hang", "run.num_processes=2", f"run.dir={run}"
+    )
+    wait_for(lambda: len(steps(run)) >= 3)
+    code, _, err = end(process, 20)
+    assert code == 1
+    assert read(run / "error.json")["rank"] == 0
+    why = "another rank is gone, or does not answer, and has not said why; what started it may know, or its log.\n"
+    assert re.search(rf"^{re.escape(why)}.*Timed out waiting 2000ms", err, re.MULTILINE)
+    assert "Traceback" not in err
+
+
+def torchrun(*arguments: str) -> Command:
+    return ["-m", "torch.distributed.run", *arguments]
+
+
+def test_torchrun(train: Command, spawn: Any, tmp_path: Path) -> None:
+    """One directory, one voice, and forge.resume goes on there as well."""
+    local = torchrun("--standalone", "--nproc-per-node", "2")
+    code, out, err = end(spawn(*local, *train, f"run.root={tmp_path / 'runs'}"))
+    assert code == 0, err
+    run = only_run(tmp_path / "runs")
+    assert out.count("run directory: ") == 1
+    assert steps(run) == [1, 2, 3, 4, 5, 6]
+    assert len(list((run / "logs").iterdir())) == 2
+    code, out, err = end(spawn(*local, "-m", "forge.resume", str(run), "train.max_steps=8", "scheduler.decay_steps=4"))
+    assert code == 0, err
+    assert out.count("changed: train.max_steps=8") == 1
+    assert steps(run)[-2:] == [7, 8]
+
+
+@pytest.mark.slow
+def test_two_nodes(train: Command, spawn: Any, tmp_path: Path) -> None:
+    port = str(free_port())
+    node = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port]
+    command = [*train, f"run.root={tmp_path / 'runs'}"]
+    both = [spawn(*torchrun(*node, "--node-rank", rank), *command) for rank in "01"]
+    outcomes = [end(process) for process in both]
+    assert [code for code, *_ in outcomes] == [0, 0], outcomes
+    assert steps(only_run(tmp_path / "runs")) == [1, 2, 3, 4, 5, 6]
+    assert outcomes[1][1] == ""
+
+
+def test_ranks_that_someone_else_starts_are_refused_once(train: Command, spawn: Any, tmp_path: Path) -> None:
+    outcomes = started_by_srun(spawn, [*train, f"run.root={tmp_path / 'runs'}", "model.dmi=8"])
+    assert [(code, out) for code, out, _ in outcomes] == [(2, ""), (2, "")]
+    assert outcomes[0][2].splitlines() == [
+        "1 problem; nothing was started or written.",
+        "  1. model.dmi=8   [command line]",
+        "     Decoder has no option 'dmi'.",
+        "     -> did you mean model.dim=8?",
+    ]
+    assert outcomes[1][2] == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_srun(train: Command, spawn: Any, tmp_path: Path) -> None:
+    outcomes = started_by_srun(spawn, [*train, f"run.root={tmp_path / 'runs'}"])
+    assert [(code, err) for code, _, err in outcomes] == [(0, ""), (0, "")]
+    assert outcomes[1][1] == ""
+    assert steps(only_run(tmp_path / "runs")) == [1, 2, 3, 4, 5, 6]
+
+
+def started_by_srun(spawn: Any, command: Command) -> list[tuple[int, str, str]]:
+    """Both tasks of a step, with the variables that Slurm 22.05 sets."""
+    job = {"SLURM_JOB_ID": str(random.randrange(10**6)), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
+    job |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost"}
+    tasks = [spawn(*command, **job, SLURM_PROCID=task, SLURM_LOCALID=task) for task in "01"]
+    return [end(task) for task in tasks]
+
+
+@pytest.mark.slow
+def test_a_sweep_is_refused_under_a_launcher(train: Command, spawn: Any) -> None:
+    outcomes = started_by_srun(spawn, [*train, "-m", "seed=1,2"])
+    assert [code for code, *_ in outcomes] == [2, 2]
+    assert "sweeps are not in this version." in outcomes[0][2]
+    assert outcomes[1][2] == ""
+
+
+@pytest.mark.slow
+def test_a_directory_in_use_ends_all_ranks(train: Command, spawn: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = spawn(*train, *ENDLESS, "run.num_processes=2", f"run.dir={run}")
+    wait_for(lambda: len(steps(run)) > 1)
+    code, _, err = end(spawn(*train, *ENDLESS, "run.num_processes=2", f"run.dir={run}"))
+    assert code == 2
+    assert f"{run} is in use by process {ranks_of(run)[0]}" in err
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 143

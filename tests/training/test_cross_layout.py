@@ -1,0 +1,142 @@
+"""A run that is stopped goes on in any other layout: the same checkpoint to the bit, the same batches, the same curve."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from going_on_helpers import take
+from run_helpers import assert_bit_equal, logged, meta, stored
+
+from forge import worker
+from forge.config import serialize
+from forge.data.loader import Step, TrainLoader
+from forge.launch.local import free_port
+
+LAYOUTS = {
+    "single": (),
+    "fsdp2 x tp2": ("parallel.dp_shard=2", "parallel.tp=2"),
+    "fsdp4": ("parallel.dp_shard=4",),
+    "pp2": ("parallel.pp=2",),
+    "cp2": ("parallel.cp=2",),
+    "hsdp 2x2": ("parallel.dp_shard=2", "parallel.dp_replicate=2"),
+    "pp2 x fsdp2, interleaved": ("parallel.pp=2", "parallel.dp_shard=2", "parallel.pp_schedule=interleaved_1f1b"),
+}
+SMALL = (
+    "model.dim=20",
+    "model.n_heads=2",
+    "model.n_layers=4",
+    "model.ffn_hidden_dim=34",
+    "model.vocab_size=301",
+    "model.tie_embeddings=true",
+    "model.max_seq_len=32",
+    "tokenizer.vocab_size=300",
+    "train.seq_len=16",
+    "train.batch_size=2",
+    "train.global_batch_size=8",
+    "scheduler.warmup_steps=3",
+    "scheduler.decay_steps=17",
+    "optimizer.lr=0.003",
+    "checkpoint.interval=100",
+    "eval.enabled=false",
+    "metrics.enable_console=false",
+    "metrics.log_interval=1",
+    "run.device=cpu",
+    "run.num_threads=1",
+)
+LAST, SEQ = 12, 16
+Train = Callable[..., Path]
+
+
+@pytest.fixture
+def train(tmp_path: Path, text_file: Path) -> Train:
+    """Let the run of a name go on in a layout, on forked ranks, up to a step; what its ranks read is left in its batches/."""
+
+    def run(name: str, layout: str, steps: int, *overrides: str) -> Path:
+        where = tmp_path / name
+        path, _ = take(
+            "data=text", f"data.path={text_file}", *SMALL, f"run.dir={where}", f"train.max_steps={steps}", *LAYOUTS[layout], *overrides
+        )
+        (path / "batches").mkdir(exist_ok=True)
+        world = worker_count(path)
+        rendezvous = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        context = multiprocessing.get_context("fork")
+        ranks = [context.Process(target=rank_of, args=(path, rendezvous | {"RANK": str(r), "LOCAL_RANK": str(r)})) for r in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(90)
+        codes = [process.exitcode for process in ranks]
+        for process in ranks:
+            process.kill()
+        assert codes == [0] * world, (layout, codes, (path / "error.json").read_text() if (path / "error.json").exists() else "")
+        return path
+
+    return run
+
+
+def worker_count(path: Path) -> int:
+    parallel = serialize.load_own(path).parallel
+    return parallel.product_without_dp_shard * parallel.dp_shard
+
+
+def rank_of(path: Path, environ: dict[str, str]) -> None:
+    """One rank: the worker of a run, which leaves the rows of tokens that it reads in each step."""
+    os.environ.update(environ)
+    read = TrainLoader.__next__
+
+    def noted(loader: TrainLoader) -> Step:
+        number = loader.samples // loader.samples_per_step + 1
+        step = read(loader)
+        rows = np.stack([np.concatenate([batch.tokens.numpy(), batch.targets.numpy()[:, -1:]], axis=1) for batch in step.batches])
+        np.save(path / "batches" / f"{number}_{loader._offset}.npy", rows)
+        return step
+
+    TrainLoader.__next__ = noted
+    os._exit(worker.main([str(path)]))
+
+
+def rows_of_step(path: Path, number: int) -> np.ndarray:
+    """The global batch of a step in its order: [sequences, tokens]; ranks that read the same rows have written the same file."""
+    files = sorted((path / "batches").glob(f"{number}_*.npy"), key=lambda file: int(file.stem.partition("_")[2]))
+    return np.concatenate([np.load(file) for file in files], axis=1).reshape(-1, SEQ + 1)
+
+
+STOPS = (("fsdp2 x tp2", 3), ("single", 5), ("fsdp4", 7), ("pp2", 9), ("fsdp2 x tp2", LAST))
+"""Where the travelling run is stopped: out, over every kind of layout, and back."""
+
+
+def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batches_of_one_that_never_stops(train: Train) -> None:
+    whole = train("whole", "single", LAST)
+    path = whole
+    for layout, step in STOPS:
+        path = train("travelling", layout, step)
+    for key, bound in (("train/loss", 1e-6), ("train/grad_norm", 1e-5), ("lr", 0)):
+        expected, found = logged(whole, key), logged(path, key)
+        assert list(found) == list(expected) == list(range(1, LAST + 1))
+        for step, value in expected.items():
+            assert abs(found[step] - value) <= bound * abs(value), (key, step)
+    for number in range(1, LAST + 1):
+        expected = rows_of_step(whole, number)
+        assert expected.shape == (8, SEQ + 1)
+        assert np.array_equal(rows_of_step(path, number), expected), number
+    assert len({rows_of_step(whole, number).tobytes() for number in range(1, LAST + 1)}) == LAST
+
+
+@pytest.mark.parametrize("source", ["fsdp2 x tp2", pytest.param("pp2", marks=pytest.mark.slow)])
+def test_a_checkpoint_is_the_same_on_every_layout(train: Train, source: str) -> None:
+    """Loaded on another layout and saved again at once, it has every name and bit of weights, optimizer and data state."""
+    first = train("first", source, 3)
+    original = first / "checkpoints" / "step_3"
+    for number, layout in enumerate(layout for layout in LAYOUTS if layout != source):
+        path = train(f"copy_{number}", layout, 3, f"checkpoint.resume_from={original}")
+        copy = path / "checkpoints" / "step_3"
+        assert_bit_equal(stored(copy), stored(original))
+        ours, theirs = meta(copy), meta(original)
+        assert (ours["train"], ours["data"], ours["step"]) == (theirs["train"], theirs["data"], theirs["step"])
+    names = {name.partition("/")[0] for name in stored(original)}
+    assert names == {"model", "optimizer"}

@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from forge.config.literal import shown
 from forge.config.paths import CONF
 from forge.config.resolve import Resolution, resolve
 from forge.config.root import Config
+from forge.config.rules_layout import HOST_MEMORY
 from forge.config.started import Started, started
 from forge.config.stored import newest
 from forge.launch import directory, local
@@ -115,6 +117,9 @@ def launch(
 
     meeting: of the ranks that another launcher has started, of which this is the main one.
     """
+    hopeless = [replace(warning, warning=False) for warning in resolution.warnings if warning.rule == HOST_MEMORY]
+    if hopeless:
+        raise ConfigError(hopeless)
     for warning in resolution.warnings:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
     run_dir, changes = directory.prepare(resolution, overrides=overrides, config_dirs=config_dirs)

@@ -13,7 +13,7 @@ Plan = Callable[..., str]
 PINNED = (
     "model.vocab_size=300 model.max_seq_len=64 model.dim=32 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_hidden_dim=64 "
     "model.tie_embeddings=false model.qk_norm=false tokenizer.vocab_size=300 train.batch_size=4 train.seq_len=16 train.max_steps=100 "
-    "train.grad_accum_steps=2 scheduler.warmup_steps=10 run.device=cpu"
+    "train.grad_accum_steps=2 scheduler.warmup_steps=10 run.device=cpu parallel=single"
 )
 PINNED_SAID = """\
 model=tiny tokenizer=bpe data=python objective=pretrain optimizer=adamw scheduler=linear precision=auto parallel=single train=quick \
@@ -83,7 +83,8 @@ def test_the_numbers_of_llama3_70b(plan: Plan):
     matrices = 12_079_595_520 + 56_371_445_760 + 1_050_673_152
     assert found["FLOPs a token"].startswith(f"{6 * matrices + 12 * 80 * 8192 * 8192:.4g} ")
     assert found["global batch"] == "1 sequences = 8,192 tokens"
-    assert "warning" not in text
+    assert text.count("warning") == 1
+    assert "1 rank (from a CPU) needs a GPU, or 1,051.3 GiB of a CPU's memory" in text, "the only one"
 
 
 def test_every_end_of_a_run_is_named(plan: Plan):
@@ -118,7 +119,7 @@ def test_problems_exit_with_two(capsys: pytest.CaptureFixture[str]):
 
 def test_a_layout_that_leaves_ranks_of_a_launcher_over_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert check.main([]) == 2
+    assert check.main(["parallel=single"]) == 2
     error = capsys.readouterr().err
     assert "dp_replicate=1 * dp_shard=1 * tp=1 * pp=1 * cp=1 * ep=1 = 1, and there are 4 ranks (from WORLD_SIZE)." in error
     assert "-> parallel.dp_shard=4" in error

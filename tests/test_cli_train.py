@@ -101,6 +101,17 @@ def test_a_refusal_exits_with_two_and_writes_nothing(arguments: str, capsys: pyt
     assert list(Path.cwd().iterdir()) == []
 
 
+def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(capsys: pytest.CaptureFixture[str]):
+    import forge.check
+
+    huge = ["model=llama70b", "parallel=tp8", "run.device=cpu"]
+    assert forge.check.main(huge) == 0
+    assert forge.train.main(huge) == 2
+    said = capsys.readouterr().err
+    assert "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 = 1,028.0 GiB of a CPU's memory" in said
+    assert os.listdir() == []
+
+
 def test_sweeps_are_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]):
     assert forge.train.main(["-m", "seed=1,2,3"]) == 2
     assert capsys.readouterr().err.splitlines()[1:] == [

@@ -39,7 +39,7 @@ class Candidate:
 )
 def auto(config: Config, world: World) -> Iterator[Derived]:
     """With parallel.layout=auto: the first that fits of ddp, hsdp, fsdp, then tp inside a node, then pp, with fsdp over the rest."""
-    if config.parallel.layout != "auto" or config.parallel.dp_shard != -1:
+    if config.parallel.layout != "auto" or config.parallel.dp_shard != -1 or world.size < 1:
         return
     chosen, why = choose(config, world)
     if chosen is not None:

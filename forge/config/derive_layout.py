@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from forge.config.derivation import Derived, derivation
 from forge.config.parallel import AXES, LOOPED_SCHEDULES, ONE_STAGE_SCHEDULES
 from forge.config.root import Config
+from forge.config.train import FEW
 from forge.config.world import World
 
 
@@ -24,7 +25,7 @@ def layout(config: Config, world: World) -> Iterator[Derived]:
 
 @derivation(
     reads=("train.batch_size", "train.seq_len", "train.grad_accum_steps", "parallel.dp_shard"),
-    writes=("train.global_batch_size", "train.global_batch_tokens", "train.grad_accum_steps"),
+    writes=("train.global_batch_size", "train.global_batch_tokens", "train.batch_size", "train.grad_accum_steps"),
 )
 def batch(config: Config, world: World) -> Iterator[Derived]:
     """Global batch and accumulation, each from the other."""
@@ -32,8 +33,14 @@ def batch(config: Config, world: World) -> Iterator[Derived]:
     if train.global_batch_tokens is not None and train.global_batch_size is None:
         size = max(train.global_batch_tokens // train.seq_len, 1)
         yield Derived(key="train.global_batch_size", value=size, why=f"{train.global_batch_tokens} tokens / {train.seq_len} a sequence")
+    if train.batch_size == -1 and train.global_batch_size is not None:
+        each = train.global_batch_size // ranks
+        size = max((part for part in range(1, FEW + 1) if each % part == 0), default=1)
+        yield Derived(key="train.batch_size", value=size, why=f"at most {FEW}, of {each} sequences a rank and step")
+    elif train.batch_size == -1:
+        yield Derived(key="train.batch_size", value=-(-FEW // ranks), why=f"{FEW} sequences / {ranks} ranks")
     if train.global_batch_size is not None:
-        accumulation = max(train.global_batch_size // (train.batch_size * ranks), 1)
+        accumulation = max(train.global_batch_size // (max(train.batch_size, 1) * ranks), 1)
         if accumulation != train.grad_accum_steps:
             why = f"{train.global_batch_size} sequences / ({train.batch_size} a micro-batch * {ranks} ranks)"
             yield Derived(key="train.grad_accum_steps", value=accumulation, why=why)

@@ -33,6 +33,10 @@ class Share:
         return self.in_blocks + self.outside
 
 
+STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)")
+"""What is exact, and there all the time."""
+
+
 def memory_by_part(config: Config) -> dict[str, int]:
     """Bytes of one device, by part, that which needs most; empty for a model this knows nothing about.
 

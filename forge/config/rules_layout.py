@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from forge.config.estimate import memory_by_part
+from forge.config.derive_auto import device_memory
+from forge.config.estimate import STATE, memory_by_part
 from forge.config.field import default_of
 from forge.config.fitting import fitting_presets
 from forge.config.literal import shown
@@ -15,9 +16,10 @@ from forge.config.model import Decoder
 from forge.config.parallel import AXES, Parallel
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
-from forge.config.world import World
+from forge.config.world import World, ranks_per_node
 
 DEGREES = ("run.num_processes", *(f"parallel.{axis}" for axis in AXES))
+HOST_MEMORY = "run.host_memory"
 OTHER_LAYOUT = "other degrees, or another number of ranks"
 
 
@@ -84,6 +86,20 @@ def memory(config: Config, world: World) -> Iterator[Finding]:
         yield "parallel", what, "parallel=auto, train.activation_checkpointing=full, or a smaller train.batch_size"
 
 
+@rule(HOST_MEMORY, reads=("run.device", *DEGREES), warning=True)
+def host_memory(config: Config, world: World) -> Iterator[Finding]:
+    """On a CPU the weights, gradients and optimizer state of all ranks fit in the machine's memory; forge.train refuses others."""
+    parts, there = memory_by_part(config), device_memory(world)
+    needed = sum(parts.get(name, 0) for name in STATE)
+    if world.device != "cpu" or there is None or needed <= there:
+        return
+    here, gib = ranks_per_node(world), needed / 2**30
+    demand = f"needs a GPU, or {gib:,.1f}" if here == 1 else f"need {here} GPUs, or {here} * {gib:,.1f} = {here * gib:,.1f}"
+    found = f"this machine has {world.devices.gpus or 'no'} GPUs ({world.devices.source}) and {here * there / 2**30:,.1f} GiB"
+    what = f"{ranks_of(here)} (from {world.source}) {demand} GiB of a CPU's memory for weights, gradients and optimizer state; {found}."
+    yield f"run.num_processes={world.size}", what, "a smaller model, such as model=small, or a machine with GPUs"
+
+
 @rule("parallel.no_effect", reads=(), warning=True)
 def no_effect(config: Config, world: World) -> Iterator[Finding]:
     """An option of a technique has an effect only where the layout uses the technique."""
@@ -117,6 +133,11 @@ def effects(parallel: Parallel, world: World) -> Iterator[tuple[str, str, bool, 
     yield "parallel.layout", "where parallel.dp_shard is given", parallel.layout != "auto", None
 
 
+def ranks_of(size: int) -> str:
+    """'1 rank' or '8 ranks'."""
+    return "1 rank" if size == 1 else f"{size} ranks"
+
+
 def ranks(world: World) -> str:
     """'is 1 rank' or 'are 8 ranks'."""
-    return "is 1 rank" if world.size == 1 else f"are {world.size} ranks"
+    return f"{'is' if world.size == 1 else 'are'} {ranks_of(world.size)}"

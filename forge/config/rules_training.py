@@ -14,6 +14,13 @@ from forge.config.world import World
 BATCH = ("train.batch_size", "train.seq_len", "train.grad_accum_steps", "train.global_batch_size", "train.global_batch_tokens")
 
 
+@rule("train.batch_size", reads=("train.batch_size",))
+def batch_size(config: Config, world: World) -> Iterator[Finding]:
+    """A micro-batch has a sequence or more; train.batch_size=-1 works it out."""
+    if config.train.batch_size == 0:
+        yield "train.batch_size=0", "a micro-batch of no sequence trains nothing.", "train.batch_size=1, or -1 to work it out"
+
+
 @rule("train.global_batch_tokens", reads=BATCH)
 def global_batch_tokens(config: Config, world: World) -> Iterator[Finding]:
     """train.global_batch_tokens must be train.global_batch_size sequences of train.seq_len tokens."""
@@ -31,7 +38,7 @@ def global_batch_size(config: Config, world: World) -> Iterator[Finding]:
     train, ranks = config.train, data_ranks(config)
     size, micro = train.global_batch_size or 0, config.train.batch_size * ranks
     whole_tokens = train.global_batch_tokens == size * train.seq_len
-    if whole_tokens and size != train.grad_accum_steps * micro:
+    if whole_tokens and micro and size != train.grad_accum_steps * micro:
         what = f"train.global_batch_size ({size}) is not a multiple of train.batch_size ({train.batch_size}) * {ranks} ranks = {micro}."
         yield f"train.global_batch_size={size}", what, f"train.global_batch_size={_whole(size, micro)}"
 
@@ -147,4 +154,4 @@ def profiling_beyond(config: Config, world: World) -> Iterator[Finding]:
 
 def _whole(size: int, micro: int) -> int:
     """The multiple of `micro` nearest to a batch of `size` sequences."""
-    return max(round(size / micro), 1) * micro
+    return max(round(size / max(micro, 1)), 1) * micro

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from forge.config.field import Section, opt
 
+FEW = 4
+"""Sequences that train.batch_size=-1 takes at once."""
+
 
 @dataclass(kw_only=True)
 class Train(Section):
     """Batch, horizon, clipping, recomputation and compilation."""
 
-    batch_size: int = opt(8, "sequences a rank and micro-batch", gt=0, free=True)
+    batch_size: int = opt(8, f"sequences a rank and micro-batch; -1 = few, {FEW} over all ranks", ge=-1, free=True)
     seq_len: int = opt(2048, "tokens a sequence", gt=0)
     grad_accum_steps: int = opt(1, "micro-batches a step", gt=0, free=True)
     global_batch_size: int | None = opt(None, "sequences a step over all ranks; when given, grad_accum_steps follows", gt=0)

@@ -14,29 +14,23 @@ def clip(named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted:
     """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place; returns the norm from before.
 
     spread: whether parameters are laid out over ranks; then all ranks call this, and all get the same norm, over all shards and
-    all stages of a pipeline. counted: whether a parameter, by name, counts here, and is not the copy of one that does elsewhere.
+    all stages of a pipeline: each adds the squares of what it alone has, or has as the first of its copies.
+    counted: whether a parameter, by name, counts here, and is not the copy of one that does elsewhere.
     """
     found = [(name, p.grad) for name, p in named if p.grad is not None]
-    if not spread:
-        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in found])
-    else:
-        norm = _norm_over_ranks([gradient for name, gradient in found if counted(name)])
+    own = [_local(gradient) for name, gradient in found if not spread or (counted(name) and _is_first_copy(gradient))]
+    like = _local(found[0][1]) if found else torch.zeros(())
+    squares = torch.zeros((), dtype=torch.float64, device=like.device)
+    if own:
+        # In fp64, or the norm of a large tensor depends on how it is cut: fp32 sums on a CPU are off by 1e-4 (torch 2.13).
+        squares += torch.stack(torch._foreach_norm(own, 2, torch.float64)).square().sum()  # type: ignore[arg-type]
+    if spread:
+        dist.all_reduce(squares)
+    norm = squares.sqrt().to(like.dtype)
     if max_norm > 0 and found:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
-        torch._foreach_mul_([_local(gradient) for _, gradient in found], factor.to(_local(found[0][1]).device))  # type: ignore[attr-defined]
+        torch._foreach_mul_([_local(gradient) for _, gradient in found], factor)  # type: ignore[attr-defined]
     return norm
-
-
-def _norm_over_ranks(gradients: list[Tensor]) -> Tensor:
-    """Each rank adds the squares of what it alone has, or has as the first of its copies; one all-reduce."""
-    own = [_local(gradient) for gradient in gradients if _is_first_copy(gradient)]
-    device = _local(gradients[0]).device if gradients else torch.device("cpu")
-    squares = torch.zeros((), dtype=torch.float64, device=device)
-    if own:
-        squares += torch.stack(torch._foreach_norm(own)).double().square().sum()  # type: ignore[arg-type]
-    dist.all_reduce(squares)
-    dtype = gradients[0].dtype if gradients else torch.float32
-    return squares.sqrt().to(dtype)
 
 
 def _is_first_copy(gradient: Tensor) -> bool:

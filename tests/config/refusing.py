@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
-from forge.config import cli
+from forge.config import cli, rules_layout
 from forge.config import resolve as resolving
 from forge.config.errors import ConfigError, Problem
 from forge.config.resolve import Resolution
@@ -27,6 +27,7 @@ SMALL = [
     "train.max_steps=100",
     "scheduler.warmup_steps=10",
     "run.device=cpu",
+    "parallel=single",
 ]
 
 
@@ -40,7 +41,8 @@ def resolved(
     config_dirs: Sequence[str] = (),
 ) -> Resolution:
     """Compose and resolve as the verbs do, on a machine with so many GPUs, of so many bytes each, and that torch."""
-    with patch.object(resolving, "find_devices", lambda: Devices(gpus=gpus, source="the test", memory=memory, torch=torch)):
+    devices = Devices(gpus=gpus, source="the test", memory=memory, torch=torch)
+    with patch.object(resolving, "find_devices", lambda: devices), patch.object(rules_layout, "device_memory", lambda _: 16 << 30):
         return cli.resolved(list(overrides), config_dirs, world_size=world_size)[1]
 
 

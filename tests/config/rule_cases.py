@@ -23,6 +23,14 @@ class Case(NamedTuple):
 
 CASES = [
     Case(
+        "train.batch_size",
+        "train.batch_size=0",
+        "a micro-batch of no sequence trains nothing.",
+        "train.batch_size=1, or -1 to work it out",
+        "train.batch_size=-1",
+        heals="train.batch_size=-1",
+    ),
+    Case(
         "train.seq_len",
         "train.seq_len=129",
         "train.seq_len (129) exceeds model.max_seq_len (128).",

@@ -106,6 +106,14 @@ LAYOUT_CASES = [
         gpus=1,
         memory=80 * GIB,
     ),
+    Case(
+        "run.host_memory",
+        "model.dim=4096 model.n_layers=32 model.n_heads=32 parallel.tp=2",
+        "2 ranks (from the parallel degrees) need 2 GPUs, or 2 * 48.3 = 96.5 GiB of a CPU's memory for weights, gradients and optimizer "
+        "state; this machine has no GPUs (the test) and 32.0 GiB.",
+        "a smaller model, such as model=small, or a machine with GPUs",
+        "model.dim=1024 model.n_layers=32 model.n_heads=32 parallel.tp=2",
+    ),
     *(
         Case(
             "parallel.no_effect",

@@ -97,7 +97,7 @@ def test_what_the_model_cannot_have_is_passed_over():
 def test_what_was_chosen_is_a_layout_like_any_other():
     found = auto([], 8, 80 * GIB)
     written = [f"parallel.{axis}={size}" for axis, size in found.config.parallel.degrees().items()]
-    again = resolved([*LLAMA[:-1], *written], gpus=8, memory=80 * GIB, world_size=8)
+    again = resolved([*LLAMA[:-1], "parallel=single", *written], gpus=8, memory=80 * GIB, world_size=8)
     assert again.config.parallel == found.config.parallel
 
 

@@ -117,10 +117,10 @@ def test_in_fp16_an_overflow_counts_only_when_no_smaller_scale_is_left(fused: bo
 
 
 def test_a_norm_that_overflows_is_no_gradient_to_step_with() -> None:
-    """All gradients are finite, but their squares are not: clipping by the norm would set them to 0, and weight decay would act."""
+    """All gradients are finite, but their norm is not: clipping by the norm would set them to 0, and weight decay would act."""
     model = decoder(torch.float32)
     update = make_update(
-        model, adamw(AdamWConfig(lr=0.01, fused=False), model=model), clip=1.0, objective=Poisoned(gradient=(0,), value=1e25)
+        model, adamw(AdamWConfig(lr=0.01, fused=False), model=model), clip=1.0, objective=Poisoned(gradient=(0,), value=3e38)
     )
     before = weights(model)
     output = update(as_step(*global_batches(masked=False)[0], 1), 0)

@@ -15,30 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import TINY
 
 from forge.launch.local import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-SMALL = [
-    "tokenizer.vocab_size=300",
-    "model.vocab_size=300",
-    "model.dim=16",
-    "model.n_layers=1",
-    "model.n_heads=2",
-    "model.ffn_hidden_dim=32",
-    "model.max_seq_len=32",
-    "train.seq_len=16",
-    "train.batch_size=4",
-    "train.max_steps=6",
-    "scheduler.warmup_steps=2",
-    "optimizer.lr=0.01",
-    "eval.enabled=false",
-    "metrics.enable_console=false",
-    "metrics.log_interval=1",
-    "run.device=cpu",
-    "run.num_threads=1",
-    "parallel=fsdp",
-]
+SMALL = [*TINY, "model.n_layers=1", "parallel=fsdp"]
 TROUBLE = ["+callbacks.trouble._target_=trouble.Trouble", "run.trust=[trouble.]"]
 ENDLESS = ["train.max_steps=1000000"]
 Command = list[str]

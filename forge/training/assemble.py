@@ -18,6 +18,7 @@ from forge.config.root import Config
 from forge.config.stored import newest, number, numbered
 from forge.data.loader import TrainLoader, count_windows, eval_batches
 from forge.data.prepare import Prepared, prepare
+from forge.data.shards import TokenStore
 from forge.launch import directory
 from forge.launch.saved import TOKENIZER
 from forge.models.contract import check_model
@@ -89,20 +90,8 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         clip_norm=config.train.grad_clip_norm,
         ranks=ranks,
     )
-    train, data = config.train, config.data
-    loader = TrainLoader(
-        prepared.train,
-        seq_len=train.seq_len,
-        seed=config.seed,
-        batch_size=train.batch_size,
-        grad_accum_steps=train.grad_accum_steps,
-        rank=ranks.batch[0],
-        num_ranks=ranks.batch[1],
-        num_workers=data.num_workers,
-        pin_memory=data.pin_memory and device.type == "cuda",
-        prefetch_factor=data.prefetch_factor,
-        overfit_batches=data.overfit_batches,
-    )
+    train = config.train
+    loader = train_loader(config, prepared.train, ranks, device)
     signals = Signals(train.shutdown_timeout_sec, ranks)
     evaluation = _evaluation(config, prepared, model, autocast, signals, ranks)
     folder = run_dir / config.checkpoint.dir
@@ -171,6 +160,24 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         if not (run_dir / TOKENIZER).exists():
             prepared.tokenizer.save(run_dir / TOKENIZER)  # of the first start, whatever becomes of the text
     return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation, guard=guard, ranks=ranks)
+
+
+def train_loader(config: Config, store: TokenStore, ranks: Ranks, device: torch.device) -> TrainLoader:
+    """This rank's part of every batch."""
+    train, data = config.train, config.data
+    return TrainLoader(
+        store,
+        seq_len=train.seq_len,
+        seed=config.seed,
+        batch_size=train.batch_size,
+        grad_accum_steps=train.grad_accum_steps,
+        rank=ranks.batch[0],
+        num_ranks=ranks.batch[1],
+        num_workers=data.num_workers,
+        pin_memory=data.pin_memory and device.type == "cuda",
+        prefetch_factor=data.prefetch_factor,
+        overfit_batches=data.overfit_batches,
+    )
 
 
 def build_model(config: Config, device: torch.device, ranks: Ranks, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -9,11 +9,10 @@ import torch
 
 from forge.config.build import build
 from forge.config.root import Config
-from forge.data.loader import TrainLoader
 from forge.data.shards import TokenStore
 from forge.launch.directory import read_json, write_json
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import build_model
+from forge.training.assemble import build_model, train_loader
 from forge.training.device import Autocast
 from forge.training.step import Update
 from forge.training.whole import Found, whole
@@ -87,17 +86,7 @@ def measure(
         clip_norm=config.train.grad_clip_norm,
         ranks=ranks,
     )
-    train = config.train
-    loader = TrainLoader(
-        store,
-        seq_len=train.seq_len,
-        seed=config.seed,
-        batch_size=train.batch_size,
-        grad_accum_steps=train.grad_accum_steps,
-        rank=ranks.batch[0],
-        num_ranks=ranks.batch[1],
-        overfit_batches=config.data.overfit_batches,
-    )
+    loader = train_loader(config, store, ranks, device)
     record = Record(before=whole(model, torch.Tensor.detach, ranks).tensors)
 
     def on_gradients() -> None:

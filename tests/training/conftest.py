@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import TINY
 
 from forge import worker
 from forge.config import cli
@@ -18,29 +19,7 @@ from forge.training.assemble import Parts, assemble
 WORDS = ["the", "a", "of", "sea", "ship", "whale", "white", "captain", "said", "and", "to", "in", "was", "his", "it", "man"]
 
 # A step takes a few milliseconds; nothing is evaluated, shown or saved before the end.
-SMALL = [
-    "scheduler=cosine",
-    "model.qk_norm=false",
-    "optimizer.betas=[0.9,0.95]",
-    "tokenizer.vocab_size=300",
-    "model.vocab_size=300",
-    "model.dim=16",
-    "model.n_layers=2",
-    "model.n_heads=2",
-    "model.ffn_hidden_dim=32",
-    "model.max_seq_len=32",
-    "train.seq_len=16",
-    "train.batch_size=4",
-    "train.max_steps=6",
-    "scheduler.warmup_steps=2",
-    "optimizer.lr=0.01",
-    "eval.enabled=false",
-    "metrics.enable_console=false",
-    "metrics.log_interval=1",
-    "run.device=cpu",
-    "run.num_threads=1",
-    "run.inline=true",
-]
+SMALL = [*TINY, "scheduler=cosine", "model.qk_norm=false", "optimizer.betas=[0.9,0.95]", "model.n_layers=2", "run.inline=true"]
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ def ended_by(run_dir: Path, number: int, *, rank: int, ranks: int) -> str:
     name = signal.Signals(number).name
     hint = " (out of memory? lower train.batch_size)" if name == "SIGKILL" else ""
     which = "the worker" if ranks == 1 else f"rank {rank} of {ranks}"
-    return f"{which} was ended by {name}{hint}; its run directory is {run_dir}"
+    return f"{which} was ended by {name}{hint}; the run goes on with: {resume_command(run_dir)}"
 
 
 def place(run_dir: Path) -> str:

@@ -177,7 +177,10 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(train: Command, spaw
     began = time.monotonic()
     said = process.stderr.readline()
     assert time.monotonic() - began < 5
-    assert said == f"rank 3 of 4 was ended by SIGKILL (out of memory? lower train.batch_size); its run directory is {run}\n"
+    assert (
+        said
+        == f"rank 3 of 4 was ended by SIGKILL (out of memory? lower train.batch_size); the run goes on with: python -m forge.resume {run}\n"
+    )
     code, _, err = end(process, 15)
     assert (code, "Traceback" in err) == (137, False)
     assert (read(run / "error.json")["rank"], read(run / "error.json")["type"]) == (3, "SIGKILL")

@@ -42,9 +42,13 @@ def identity(config: Config, world: World) -> Iterator[Finding]:
     if not isinstance(before, Config):
         return
     refused = [c for c in changes.changes(before, config) if not c.free and not changes.permitted(c.key, config.run.allow_change)]
+    if "train.global_batch_size" in {c.key for c in refused} and before.train.seq_len == config.train.seq_len:
+        refused = [c for c in refused if c.key != "train.global_batch_tokens"]  # the same, in tokens
     for change in refused:
         what = f"the run in {config.run.dir} has {change.key}={shown(change.before)}; here it is {shown(change.after)}."
         keep = f"{change.key}={shown(change.before)}" if "." in change.key or change.key == "seed" else f"{change.key} as it was"
+        if change.key == "train.global_batch_size" and before.parallel.degrees() != config.parallel.degrees():
+            keep += " train.batch_size=-1"  # what it was divided into may not fit these ranks
         yield f"{change.key}={shown(change.after)}", what, f"{keep}, run.allow_change=[{change.key}], or another run.dir"
 
 

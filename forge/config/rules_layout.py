@@ -21,6 +21,7 @@ from forge.config.world import World, ranks_per_node
 DEGREES = ("run.num_processes", *(f"parallel.{axis}" for axis in AXES))
 HOST_MEMORY = "run.host_memory"
 OTHER_LAYOUT = "other degrees, or another number of ranks"
+BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 
 @rule("parallel.world_size", reads=DEGREES)
@@ -30,9 +31,7 @@ def world_size(config: Config, world: World) -> Iterator[Finding]:
     if prod(degrees.values()) != world.size:
         arithmetic = " * ".join(f"{axis}={size}" for axis, size in degrees.items())
         what = f"{arithmetic} = {prod(degrees.values())}, and there {ranks(world)} (from {world.source})."
-        shards, rest = divmod(world.size, config.parallel.product_without_dp_shard)
-        fix = f"parallel.dp_shard={shards}" if shards and not rest else fitting_presets(config, world, world.size) or OTHER_LAYOUT
-        yield f"parallel.dp_shard={degrees['dp_shard']}", what, fix
+        yield f"parallel.dp_shard={degrees['dp_shard']}", what, _product_fix(config, world)
 
 
 @rule("run.gpus", reads=("run.device", "run.num_processes"))
@@ -72,6 +71,8 @@ def backend(config: Config, world: World) -> Iterator[Finding]:
     chosen = by_device.get(world.device, "")
     if not chosen or not all(by_device.values()):
         yield f"parallel.backend={text}", f"it names no backend for {world.device}, which the run is on.", fix
+    elif chosen not in BACKENDS:
+        yield f"parallel.backend={text}", f"torch.distributed has no backend {chosen}; it has {', '.join(BACKENDS)}.", fix
     elif by_device.get("cpu") == "nccl" and (world.device == "cpu" or ":" in text):
         yield f"parallel.backend={text}", "nccl needs GPUs, and has no place on a CPU.", fix
 
@@ -131,6 +132,17 @@ def effects(parallel: Parallel, world: World) -> Iterator[tuple[str, str, bool, 
     where = "with parallel.cp=1" if parallel.cp == 1 else f"with parallel.cp_method={parallel.cp_method}"
     yield "parallel.cp_load_balance", where, gathered, None
     yield "parallel.layout", "where parallel.dp_shard is given", parallel.layout != "auto", None
+
+
+def _product_fix(config: Config, world: World) -> str:
+    """The one degree that makes the product right, else the presets that would."""
+    degrees = config.parallel.degrees()
+    axis = "dp_replicate" if degrees["dp_replicate"] > 1 and degrees["dp_shard"] == 1 else "dp_shard"
+    size, rest = divmod(world.size, prod(degree for name, degree in degrees.items() if name != axis))
+    if size and not rest:
+        return f"parallel.{axis}={size}"
+    presets = fitting_presets(config, world, world.size)
+    return f"without other degrees one of {presets}" if presets else OTHER_LAYOUT
 
 
 def ranks_of(size: int) -> str:

@@ -40,7 +40,10 @@ def global_batch_size(config: Config, world: World) -> Iterator[Finding]:
     whole_tokens = train.global_batch_tokens == size * train.seq_len
     if whole_tokens and micro and size != train.grad_accum_steps * micro:
         what = f"train.global_batch_size ({size}) is not a multiple of train.batch_size ({train.batch_size}) * {ranks} ranks = {micro}."
-        yield f"train.global_batch_size={size}", what, f"train.global_batch_size={_whole(size, micro)}"
+        fix = f"train.global_batch_size={_whole(size, micro)}"
+        if size < micro and size % ranks == 0:
+            fix = f"train.batch_size={size // ranks}"
+        yield f"train.global_batch_size={size}", what, fix
 
 
 @rule("train.recompute_every", reads=("train.recompute_every", "train.activation_checkpointing"), warning=True)

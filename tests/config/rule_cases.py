@@ -23,6 +23,14 @@ class Case(NamedTuple):
 
 CASES = [
     Case(
+        "train.global_batch_size",
+        "train.global_batch_size=4 train.batch_size=4 parallel.dp_shard=2",
+        "train.global_batch_size (4) is not a multiple of train.batch_size (4) * 2 ranks = 8.",
+        "train.batch_size=2",
+        "train.global_batch_size=4 train.batch_size=2 parallel.dp_shard=2",
+        heals="train.batch_size=2",
+    ),
+    Case(
         "train.batch_size",
         "train.batch_size=0",
         "a micro-batch of no sequence trains nothing.",

@@ -45,9 +45,9 @@ PIPELINE_CASES = [
         "parallel.pp_layers",
         "parallel.pp=2 parallel.pp_schedule=interleaved_1f1b model.n_layers=3",
         "parallel.pp (2) * parallel.pp_stages_per_rank (2) = 4 stages cannot share 3 blocks.",
-        "parallel.pp=1 at most",
+        "model.n_layers=4 at least",
         LOOP,
-        heals="parallel.pp=1",
+        heals="model.n_layers=4",
     ),
     Case(
         "parallel.pp_layers",

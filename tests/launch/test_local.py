@@ -78,7 +78,7 @@ def test_the_worker_is_told_its_rank_and_directory(start: Callable[[str], int], 
 @pytest.mark.parametrize(("name", "hint"), [("SIGKILL", " (out of memory? lower train.batch_size)"), ("SIGSEGV", "")])
 def test_a_worker_that_a_signal_ends_is_reported(name: str, hint: str, start: Callable[[str], int], tmp_path: Path, capfd):
     assert start(f"os.kill(os.getpid(), signal.{name})") == 128 + signal.Signals[name]
-    assert capfd.readouterr().err == f"the worker was ended by {name}{hint}; its run directory is {tmp_path}\n"
+    assert capfd.readouterr().err == f"the worker was ended by {name}{hint}; the run goes on with: python -m forge.resume {tmp_path}\n"
 
 
 def test_a_worker_that_said_itself_what_happened_is_not_reported_again(start: Callable[[str], int], capfd):

@@ -61,7 +61,9 @@ def test_whichever_rank_dies_is_seen_at_once(
     assert start(f"{PID}os.kill(os.getpid(), signal.SIGKILL) if rank == {first} else time.sleep(60)", 3) == 137
     assert time.monotonic() - began < 4
     hint = " (out of memory? lower train.batch_size)"
-    assert capfd.readouterr().err == f"rank {first} of 3 was ended by SIGKILL{hint}; its run directory is {tmp_path}\n"
+    assert (
+        capfd.readouterr().err == f"rank {first} of 3 was ended by SIGKILL{hint}; the run goes on with: python -m forge.resume {tmp_path}\n"
+    )
     pids = [tmp_path / f"pid{rank}" for rank in range(3)]
     assert not [file for file in pids if file.exists() and alive(int(file.read_text()))]
 

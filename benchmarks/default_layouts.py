@@ -1,0 +1,57 @@
+"""The default run on several layouts, and on one device with another number of threads: how far rounding takes them apart.
+
+    python benchmarks/default_layouts.py --runs DIR > benchmarks/results/default_layouts.md
+
+Runs that DIR has finished already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+RUNS = {
+    "single": [sys.executable, "-m", "forge.train", "run.num_threads=1"],
+    "fsdp": [sys.executable, "-m", "forge.train", "parallel=fsdp", "run.num_processes=2", "run.num_threads=1"],
+    "tp2": [sys.executable, "-m", "forge.train", "parallel=tp2", "run.num_threads=1"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "forge.train", "run.num_threads=1"],
+    "two_threads": [sys.executable, "-m", "forge.train", "run.num_threads=2"],
+}
+STEPS = (10, 40, 100, 400, 1600)
+
+
+def main() -> None:
+    """Run what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, required=True, help="where the runs are kept")
+    folder = parser.parse_args().runs
+    for name, command in RUNS.items():
+        print(f"{name} ...", file=sys.stderr)
+        subprocess.run([*command, f"run.dir={folder / name}", "metrics.enable_console=false"], check=True, stdout=sys.stderr)
+    losses = {name: rows(folder / name, "train/loss") for name in RUNS}
+    validation = {name: list(rows(folder / name, "eval/loss").values())[-1] for name in RUNS}
+    print("# The default run on other layouts\n")
+    print(f"`python benchmarks/default_layouts.py`, torch {torch.__version__}, {platform.machine()}, 2 cores.\n")
+    print("Training loss less that of the first line, by step, and the validation loss at the end.\n")
+    print("| run | " + " | ".join(f"step {step}" for step in STEPS) + " | validation loss | less the first |")
+    print("| --- |" + " ---: |" * (len(STEPS) + 2))
+    for name, command in RUNS.items():
+        words = " ".join(["python", *command[1:]])
+        apart = " | ".join(f"{losses[name][step] - losses['single'][step]:.0e}" for step in STEPS)
+        print(f"| `{words}` | {apart} | {validation[name]:.5f} | {validation[name] - validation['single']:.0e} |")
+
+
+def rows(run: Path, key: str) -> dict[int, float]:
+    """Values of a metric by step."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row[key] for row in found if key in row}
+
+
+if __name__ == "__main__":
+    main()

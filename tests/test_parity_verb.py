@@ -173,9 +173,9 @@ def both(*words: str) -> dict[str, tuple[int | None, int, int]]:
 
 def test_both_sides_have_the_same_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert both("a=", "b=parallel=ddp") == {"a": (4, 4, 1), "b": (4, 2, 1)}
-    assert both("a=parallel.dp_shard=2", "b=parallel.dp_shard=3") == {"a": (12, 3, 2), "b": (12, 4, 1)}
-    assert both("a=", "b=parallel=ddp", "train.global_batch_size=16") == {"a": (16, 4, 4), "b": (16, 4, 2)}
+    assert both("a=", "b=parallel=ddp") == {"a": (4, 2, 2), "b": (4, 2, 1)}
+    assert both("a=parallel.dp_shard=2", "b=parallel.dp_shard=3") == {"a": (12, 2, 3), "b": (12, 2, 2)}
+    assert both("a=", "b=parallel=ddp", "train.global_batch_size=16") == {"a": (16, 2, 8), "b": (16, 2, 4)}
     with pytest.raises(ConfigError, match=r"train\.global_batch_size is 16 in a and 4 in b"):
         both("a=train.global_batch_size=16", "b=parallel=ddp")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from forge.config.derivation import Derived, derivation
 from forge.config.parallel import AXES, LOOPED_SCHEDULES, ONE_STAGE_SCHEDULES
 from forge.config.root import Config
-from forge.config.train import FEW
+from forge.config.train import AT_ONCE, FEW
 from forge.config.world import World
 
 
@@ -33,12 +33,13 @@ def batch(config: Config, world: World) -> Iterator[Derived]:
     if train.global_batch_tokens is not None and train.global_batch_size is None:
         size = max(train.global_batch_tokens // train.seq_len, 1)
         yield Derived(key="train.global_batch_size", value=size, why=f"{train.global_batch_tokens} tokens / {train.seq_len} a sequence")
-    if train.batch_size == -1 and train.global_batch_size is not None:
-        each = train.global_batch_size // ranks
-        size = max((part for part in range(1, FEW + 1) if each % part == 0), default=1)
-        yield Derived(key="train.batch_size", value=size, why=f"at most {FEW}, of {each} sequences a rank and step")
-    elif train.batch_size == -1:
-        yield Derived(key="train.batch_size", value=-(-FEW // ranks), why=f"{FEW} sequences / {ranks} ranks")
+    if train.batch_size == -1 and train.global_batch_size is None and train.grad_accum_steps == 1:
+        size = -(-FEW // ranks) * ranks
+        yield Derived(key="train.global_batch_size", value=size, why=f"{FEW} sequences, or one for each of {ranks} ranks")
+    if train.batch_size == -1:
+        each = (train.global_batch_size or FEW * ranks) // ranks
+        size = AT_ONCE if each % AT_ONCE == 0 else 1
+        yield Derived(key="train.batch_size", value=size, why=f"at most {AT_ONCE}, of {each} sequences a rank and step")
     if train.global_batch_size is not None:
         accumulation = max(train.global_batch_size // (max(train.batch_size, 1) * ranks), 1)
         if accumulation != train.grad_accum_steps:

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 from forge.config.field import Section, opt
 
-FEW = 4
-"""Sequences that train.batch_size=-1 takes at once."""
+FEW, AT_ONCE = 4, 2
+"""Sequences that train.batch_size=-1 takes in a step, over all ranks, and in a micro-batch.
+
+Micro-batches of two, because one rank then adds up the gradients of the same two that two ranks have, and gets the same bits.
+"""
 
 
 @dataclass(kw_only=True)
 class Train(Section):
     """Batch, horizon, clipping, recomputation and compilation."""
 
-    batch_size: int = opt(8, f"sequences a rank and micro-batch; -1 = few, {FEW} over all ranks", ge=-1, free=True)
+    batch_size: int = opt(8, f"sequences a rank and micro-batch; -1 = at most {AT_ONCE}, of {FEW} a step over all ranks", ge=-1, free=True)
     seq_len: int = opt(2048, "tokens a sequence", gt=0)
     grad_accum_steps: int = opt(1, "micro-batches a step", gt=0, free=True)
     global_batch_size: int | None = opt(None, "sequences a step over all ranks; when given, grad_accum_steps follows", gt=0)

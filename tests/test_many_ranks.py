@@ -177,9 +177,9 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(train: Command, spaw
     began = time.monotonic()
     said = process.stderr.readline()
     assert time.monotonic() - began < 5
-    assert (
-        said
-        == f"rank 3 of 4 was ended by SIGKILL (out of memory? lower train.batch_size); the run goes on with: python -m forge.resume {run}\n"
+    assert said == (
+        "rank 3 of 4 was ended by SIGKILL (out of memory? lower train.batch_size); "
+        f"the run goes on with: python -m forge.resume {run} 'run.trust=[trouble.]'\n"
     )
     code, _, err = end(process, 15)
     assert (code, "Traceback" in err) == (137, False)

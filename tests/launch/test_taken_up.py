@@ -38,7 +38,7 @@ def test_the_same_command_goes_on_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_what_is_derived_differently_but_equal_is_no_change() -> None:
     take(*RUN, "train.batch_size=4")
-    assert take(*RUN, "scheduler.decay_steps=36", "train.global_batch_size=4")[1] == []
+    assert take(*RUN, "train.batch_size=4", "scheduler.decay_steps=36", "train.global_batch_size=4")[1] == []
     changes = take(*RUN, "train.batch_size=2", "train.global_batch_tokens=1024")[1]
     assert {c.key: c.after for c in changes} == {"train.batch_size": 2, "train.grad_accum_steps": 2}
 

@@ -26,7 +26,7 @@ from forge.config.errors import Problem
 from forge.config.world import Devices
 from forge.launch import local
 
-EXAMPLES = int(os.environ.get("FORGE_FUZZ_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("FORGE_FUZZ_EXAMPLES", "100"))
 RANDOM = "FORGE_FUZZ_EXAMPLES" in os.environ  # a search by hand takes other lines each time
 KEYS = ["optimizer.lr", "model", "train.global_batch_size", "seed", "data", "run.dir", "scheduler.decay_steps", "experiment"]
 ALL = list(Stage)[:-1]

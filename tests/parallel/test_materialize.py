@@ -60,7 +60,7 @@ def test_no_rank_ever_holds_the_whole_model() -> None:
         model = build_model(large, torch.device("cpu"), ranks)
         grown = (peak() - before) / whole
         del model
-        assert 0.9 / 4 < grown < 1 / 2
+        assert grown < 1 / 2  # how little it is depends on what this process had freed before
 
     on_ranks(4, work)
 

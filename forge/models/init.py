@@ -7,7 +7,7 @@ generator of its own, so that any device can make just the rows it owns and all 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Protocol
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 VALUES_PER_BLOCK = 65536
+Held = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 
 
 class Initialisable(Protocol):
@@ -26,23 +27,30 @@ class Initialisable(Protocol):
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
 
-def init_weights(model: Initialisable, seed: int, *, num_threads: int | None = None) -> None:
+def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Of a tensor that this process has all of: it, and all indices along each dimension."""
+    return values, [torch.arange(size) for size in values.shape]
+
+
+def init_weights(model: Initialisable, seed: int, *, held: Held = whole, num_threads: int | None = None) -> None:
     """Fill every parameter and computed buffer of the model in place; the result does not depend on num_threads.
 
     Matrices are normal with standard deviation `model.init_std(name)`; of the one-dimensional parameters biases
-    are 0 and norm weights 1. A tied weight is drawn once, under its first name. num_threads: null = torch's own.
+    are 0 and norm weights 1. A tied weight is drawn once, under its first name. held: of a parameter the memory that
+    this process has, and the indices along each dimension that it stands for. num_threads: null = torch's own.
     """
     with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
         for name, parameter in model.named_parameters():
             values = parameter.detach()
+            local, indices = held(values)
             if values.dim() == 1:
-                values.fill_(0.0 if name.endswith("bias") else 1.0)
+                local.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
-            _fill(values, name, model.init_std(name), seed, pool)
+            _fill(local, indices, name, values.shape, model.init_std(name), seed, pool)
     model.reset_buffers()
 
 
-def draw_rows(name: str, shape: Sequence[int], std: float, seed: int, rows: Sequence[int]) -> Tensor:
+def draw_rows(name: str, shape: Sequence[int], std: float, seed: int, rows: Sequence[int] | Tensor) -> Tensor:
     """The given rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows), *shape[1:]]."""
     size = rows_per_block(shape)
     index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
@@ -68,11 +76,23 @@ def rows_per_block(shape: Sequence[int]) -> int:
     return max(1, VALUES_PER_BLOCK // max(1, math.prod(shape[1:])))
 
 
-def _fill(values: Tensor, name: str, std: float, seed: int, pool: ThreadPoolExecutor) -> None:
-    size = rows_per_block(values.shape)
+def _fill(local: Tensor, indices: list[Tensor], name: str, shape: Sequence[int], std: float, seed: int, pool: ThreadPoolExecutor) -> None:
+    """Draw the rows that are held, a block at a time, and cut each to what is held of it."""
+    rows = indices[0]
+    _, counts = torch.unique_consecutive(rows // rows_per_block(shape), return_counts=True)
+    ends = counts.cumsum(0).tolist()
 
-    def fill(block: int) -> None:
-        values[block * size : (block + 1) * size].copy_(draw_block(name, values.shape, std, seed, block))
+    def fill(start: int, end: int) -> None:
+        drawn = draw_rows(name, shape, std, seed, rows[start:end])
+        local[start:end].copy_(select(drawn, indices[1:], first=1))
 
-    for _ in pool.map(fill, range(-(-values.shape[0] // size))):
+    for _ in pool.map(fill, [0, *ends], ends):
         pass
+
+
+def select(values: Tensor, indices: Sequence[Tensor], *, first: int = 0) -> Tensor:
+    """What the indices name along each dimension, from dimension `first` on; the same tensor where that is all."""
+    for dim, index in enumerate(indices, start=first):
+        if len(index) < values.shape[dim]:
+            values = values.index_select(dim, index)
+    return values

@@ -12,12 +12,11 @@ from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.compile import compile_blocks
 from forge.parallel.context import spread_context
 from forge.parallel.fsdp import shard
+from forge.parallel.half import HALF
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh
 from forge.parallel.pipeline import Pipeline, cut
 from forge.parallel.tensor import spread_width
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh, device: torch.device) -> nn.Module:
@@ -47,7 +46,7 @@ def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh, device: torch.
         shard(
             part,
             mesh,
-            param_dtype=AUTOCAST.get(cfg.precision.mixed_precision),
+            param_dtype=HALF.get(cfg.precision.mixed_precision),
             reshard_after_forward=cfg.parallel.reshard_after_forward == "always",
             cpu_offload=cfg.parallel.cpu_offload,
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Shard
 
-from forge.models.init import Initialisable, draw_rows, rows_per_block
+from forge.models.init import init_weights, select
 
 
 def materialize(
@@ -24,28 +23,12 @@ def materialize(
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(buffers))
-    fill(model, seed, num_threads=num_threads)  # type: ignore[arg-type]
-
-
-def fill(model: Initialisable, seed: int, *, num_threads: int | None = None) -> None:
-    """Fill every parameter, whole or a DTensor, and every computed buffer, in place."""
-    with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
-        for name, parameter in model.named_parameters():
-            values = parameter.detach()
-            if values.dim() == 1:
-                _local(values).fill_(0.0 if name.endswith("bias") else 1.0)
-                continue
-            _fill_rows(_local(values), name, tuple(values.shape), owned(values), model.init_std(name), seed, pool)
-    model.reset_buffers()
+    init_weights(model, seed, held=lambda values: (_local(values), owned(values)), num_threads=num_threads)  # type: ignore[arg-type]
 
 
 def copy_owned(values: Tensor, whole: Tensor) -> None:
     """Copy into a tensor, in place, what this rank holds of it."""
-    local = _local(values)
-    for dim, index in enumerate(owned(values)):
-        if len(index) < whole.shape[dim]:
-            whole = whole.index_select(dim, index)
-    local.copy_(whole)
+    _local(values).copy_(select(whole, owned(values)))
 
 
 def owned(values: Tensor) -> list[Tensor]:
@@ -70,22 +53,3 @@ def _cut_order(placements: Sequence[Placement]) -> list[int]:
 
 def _local(values: Tensor) -> Tensor:
     return values.to_local() if isinstance(values, DTensor) else values
-
-
-def _fill_rows(
-    local: Tensor, name: str, shape: tuple[int, ...], indices: list[Tensor], std: float, seed: int, pool: ThreadPoolExecutor
-) -> None:
-    """Draw the rows that are owned, some blocks at a time, and cut each to what is owned of it."""
-    rows = indices[0]
-    owner = rows // rows_per_block(shape)
-
-    def draw(block: int) -> None:
-        here = (owner == block).nonzero().flatten()
-        drawn = draw_rows(name, shape, std, seed, rows[here].tolist())
-        for dim, index in enumerate(indices[1:], start=1):
-            if len(index) < shape[dim]:
-                drawn = drawn.index_select(dim, index)
-        local[here[0] : here[-1] + 1].copy_(drawn)
-
-    for _ in pool.map(draw, owner.unique().tolist()):
-        pass

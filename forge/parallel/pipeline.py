@@ -15,11 +15,11 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.root import Config
 from forge.models.head import Head, head_of
 from forge.objectives.losses import Losses
+from forge.parallel.half import HALF
 from forge.parallel.mesh import Mesh
 from forge.parallel.pipeline_relay import Line, PartCaches, SharedHead, pass_through
 from forge.parallel.stages import cut_by_cost, stages_of
 
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TABLE = "embedding.weight"
 
 

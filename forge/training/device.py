@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from forge.config.root import Config
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from forge.parallel.half import HALF
 
 
 def set_up(config: Config) -> torch.device:
@@ -40,7 +39,7 @@ class Autocast:
 
     def __init__(self, config: Config, device: torch.device) -> None:
         precision = config.precision
-        self.dtype = AUTOCAST.get(precision.mixed_precision)
+        self.dtype = HALF.get(precision.mixed_precision)
         self.device = device
         enabled = precision.mixed_precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, init_scale=precision.init_loss_scale, enabled=enabled)

@@ -58,14 +58,10 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
         return Start(checkpoint=newest, own=True, meta=newest.meta)
     if skipped:
         what = "; ".join(f"{one.path.name}: {fault}" for one, fault in skipped)
-        raise CheckpointError(
-            f"{folder} has checkpoints and none can be used ({what}); put one back, or give another run.dir to begin anew"
-        )
+        raise CheckpointError(f"{folder} has checkpoints and none can be used ({what}); {ANEW}")
     reached = attempts.reached(run_dir)
     if reached:
-        raise CheckpointError(
-            f"{folder} has no checkpoint, and this run was at step {reached}; put one back, or give another run.dir to begin anew"
-        )
+        raise CheckpointError(f"{folder} has no checkpoint, and this run was at step {reached}; {ANEW}")
     if wanted is not None:
         return _wanted(folder, wanted, checkpointer)
     if config.checkpoint.init_from is not None:

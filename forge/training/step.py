@@ -57,6 +57,7 @@ class Update:
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in model.named_parameters() if p in trained]
+        self.counted = model.counted if isinstance(model, Pipeline) else lambda _: True
         self.skips_on_device = autocast.device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False)
         self.on_gradients: Callable[[], None] | None = None
 
@@ -71,8 +72,7 @@ class Update:
         scaler = self.autocast.scaler
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
-        counted = self.model.counted if isinstance(self.model, Pipeline) else lambda _: True
-        grad_norm = clip(self.named, self.clip_norm, counted=counted, spread=self.ranks.size > 1).to(loss.device)
+        grad_norm = clip(self.named, self.clip_norm, counted=self.counted, spread=self.ranks.size > 1).to(loss.device)
         if self.on_gradients is not None:
             self.on_gradients()
         bad_loss, bad_gradient = ~loss.isfinite(), ~grad_norm.isfinite()

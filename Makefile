@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+AT_ONCE := --numprocesses=2 --dist=loadfile # two files of tests at a time: some start four ranks each
 .PHONY: install train test fast lint docs clean
 
 install: $(VENV)/.installed
@@ -16,10 +17,10 @@ train: install ## the first real run
 	$(BIN)/python -m forge.train
 
 test: install lint ## everything that CI runs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(AT_ONCE)
 
 fast: install ## the tests that take seconds
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow'
 
 lint: install
 	$(BIN)/ruff check .

@@ -44,6 +44,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
             [
                 ("parameters", f"{model.num_params_estimate:,}"),
                 *((f"  {name}", f"{n:,}") for name, n in model.params_by_part().items()),
+                *([("active parameters", f"{model.num_active_params:,} (what one token meets)")] if model.is_moe else []),
                 ("FLOPs a token", f"{flops:.4g} (forward and backward, {train.seq_len} tokens of context)"),
                 ("FLOPs in all", f"{flops * tokens * train.max_steps:.4g}"),
             ],

@@ -21,10 +21,10 @@ DECAY_SHARE = 0.2  # arXiv:2405.18392 finds a cool-down over a fifth of the run 
 
 @derivation(
     reads=("model.n_heads", "model.activation", "model.dim", "model.ffn_dim_multiplier"),
-    writes=("model.n_kv_heads", "model.gated_mlp", "model.ffn_hidden_dim"),
+    writes=("model.n_kv_heads", "model.gated_mlp", "model.ffn_hidden_dim", "model.moe.ffn_hidden_dim"),
 )
 def model_shape(config: Config, world: World) -> Iterator[Derived]:
-    """Key/value heads, gate and feed-forward width of a decoder."""
+    """Key/value heads, gate, feed-forward width and width of an expert of a decoder."""
     model = config.model
     if not isinstance(model, Decoder):
         return
@@ -35,6 +35,8 @@ def model_shape(config: Config, world: World) -> Iterator[Derived]:
     if model.ffn_hidden_dim is None:
         why = f"256 * ceil(int(4 * {model.dim} * 2/3 * {model.ffn_dim_multiplier:g}) / 256)"
         yield Derived(key="model.ffn_hidden_dim", value=model.computed_ffn_hidden_dim, why=why)
+    if model.moe.num_experts and model.moe.ffn_hidden_dim is None:
+        yield Derived(key="model.moe.ffn_hidden_dim", value=model.computed_ffn_hidden_dim, why="that of model.ffn_hidden_dim")
 
 
 @derivation(reads=("run.device", "precision.mixed_precision"), writes=("run.device", "precision.mixed_precision"))

@@ -33,7 +33,7 @@ def options_page() -> str:
         "| key | default | meaning | admits | free |",
         "| --- | --- | --- | --- | --- |",
     ]
-    lines += [*(_row("", field, all_free=False) for field in schemas.root_options()), ""]
+    lines += [*(_row(field.name, field, all_free=False) for field in schemas.root_options()), ""]
     lines += ["A default is that of the schema. The options of a group state other values, to be read in `conf/<group>/<option>.yaml`;", ""]
     lines[-1:] = ["`python -m forge.check` and `forge.explain KEY` show what a run would use, and where it comes from."]
     lines += [
@@ -54,10 +54,8 @@ def options_page() -> str:
                 "| key | default | meaning | admits | free |",
                 "| --- | --- | --- | --- | --- |",
             ]
-            for field in dataclasses.fields(schema):
-                if field.name.startswith("_"):
-                    continue
-                lines.append(_row(f"{group}.", field, all_free=schema.all_free))
+            options = [(name, field) for name, _, field in schemas.options_of(schema) if not name.startswith("_")]
+            lines += [_row(f"{group}.{name}", field, all_free=schema.all_free) for name, field in options]
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -94,9 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _row(prefix: str, field: dataclasses.Field, *, all_free: bool) -> str:
+def _row(key: str, field: dataclasses.Field, *, all_free: bool) -> str:
     admitted, free = _cell(describe_bounds(field.metadata)), "free" if all_free or field.metadata["free"] else ""
-    return f"| `{prefix}{field.name}` | `{show(default_of(field))}` | {_cell(field.metadata['help'])} | {admitted} | {free} |"
+    return f"| `{key}` | `{show(default_of(field))}` | {_cell(field.metadata['help'])} | {admitted} | {free} |"
 
 
 def _keys(names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forge.config.derive_layout import sequences_of_rank
+from forge.config.estimate_moe import experts_kept, experts_products, feed_forward_kept, feed_forward_products
 from forge.config.model import Decoder
 from forge.config.objective import Pretrain
 from forge.config.optimizer import AdamW
@@ -12,6 +13,7 @@ from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
 
 FP32 = 4
+IN_BLOCKS = ("attention", "feed-forward", "routers", "experts", "shared experts")
 MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
 
 
@@ -95,7 +97,7 @@ def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> Sh
     table = model.vocab_size * model.dim
     key_values = 2 * model.n_layers * model.dim * model.kv_heads * model.head_dim if model.kv_heads % tp else 0
     final_norm = parts["norms"] // (2 * model.n_layers + 1)
-    blocks = -(-(parts["attention"] + parts["feed-forward"] - key_values) // tp) + key_values + parts["norms"] - final_norm
+    blocks = -(-(sum(parts.get(name, 0) for name in IN_BLOCKS) - key_values) // tp) + key_values + parts["norms"] - final_norm
     outside = final_norm if last else 0
     if first:
         outside += -(-table // tp) + parts["embedding"] - table
@@ -117,12 +119,13 @@ def _in_flight(parallel: Parallel, parts_of_step: int) -> float:
 def _multiplied_weights(model: Decoder) -> int:
     """Weights and biases of linear layers, which autocast copies; an embedding table only as the output head."""
     parts = model.params_by_part()
-    qk_norms = 2 * model.n_layers * model.head_dim if model.qk_norm else 0
-    return parts["attention"] - qk_norms + parts["feed-forward"] + model.vocab_size * model.dim
+    not_copied = 2 * model.n_layers * model.head_dim if model.qk_norm else 0
+    not_copied += parts.get("routers", 0) if model.moe.float32_gate_logits else 0
+    return sum(parts.get(name, 0) for name in IN_BLOCKS) - not_copied + model.vocab_size * model.dim
 
 
-def _kept_per_token(model: Decoder, parallel: Parallel, recompute: str, width: int, fused_norm: bool) -> int:
-    """Bytes that one block keeps of one token until its backward pass.
+def _kept_per_token(model: Decoder, parallel: Parallel, recompute: str, width: int, fused_norm: bool) -> float:
+    """Bytes that one block keeps of one token until its backward pass; the mean, where some blocks have experts.
 
     The residual stream and what the norms work on are fp32 under autocast too: their weights are, and so are the embeddings.
     Heads and feed-forward width are cut by tp; what enters the two layers is gathered and kept whole.
@@ -134,14 +137,16 @@ def _kept_per_token(model: Decoder, parallel: Parallel, recompute: str, width: i
     heads, kv_heads = -(-model.n_heads // tp), -(-model.kv_heads // tp)
     q, kv, ffn = heads * model.head_dim, kv_heads * model.head_dim, -(-model.computed_ffn_hidden_dim // tp)
     attention = width * q + FP32 * heads  # its output, and the log-partition of each head
+    sparse = model.n_moe_layers / model.n_layers
     if recompute == "selective":
-        products = q + 2 * kv + model.dim + ffn * (2 if model.is_gated else 1) + model.dim
-        return residual + width * products + attention
-    kept = 2 * (residual + _norm(model, model.dim, fused_norm) // cut) + _linear_inputs(model, width)
+        products = feed_forward_products(model, ffn, width) * (1 - sparse)
+        products += experts_products(model, width) * sparse if sparse else 0
+        return residual + width * (q + 2 * kv + model.dim) + attention + products
+    kept = 2 * (residual + _norm(model, model.dim, fused_norm) // cut) + width * model.dim * (1 if width == FP32 else 3)
     kept += width * (q + 2 * kv) + attention
     if model.qk_norm:  # on fp32 copies of queries and keys, a head at a time
         kept += FP32 * (q + kv) + (heads + kv_heads) * _norm(model, model.head_dim, fused_norm, rms=True)
-    return kept + width * ffn * _ffn_copies(model)
+    return kept + feed_forward_kept(model, ffn, width) * (1 - sparse) + (experts_kept(model, width) * sparse if sparse else 0)
 
 
 def _norm(model: Decoder, dim: int, fused: bool, *, rms: bool = False) -> int:
@@ -149,17 +154,6 @@ def _norm(model: Decoder, dim: int, fused: bool, *, rms: bool = False) -> int:
     if model.norm_type == "layernorm" and not rms:
         return 2 * FP32
     return FP32 + (0 if fused else FP32 * dim)
-
-
-def _linear_inputs(model: Decoder, width: int) -> int:
-    """Bytes of the normalised inputs: in fp32 one copy for all layers that read it, in 16 bits autocast makes one each."""
-    copies = 2 if width == FP32 else 3 + (2 if model.is_gated else 1)
-    return width * model.dim * copies
-
-
-def _ffn_copies(model: Decoder) -> int:
-    """Tensors as wide as the feed-forward layer: what the activation reads and writes (ReLU only what it writes), and gate and product."""
-    return (1 if model.activation == "relu" else 2) + (2 if model.is_gated else 0)
 
 
 def _logits(config: Config, tokens: int, width: int) -> int:

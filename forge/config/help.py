@@ -36,7 +36,7 @@ def group_page(library: Library, group: str) -> str:
     lines += ["", "  Below, the defaults of the schema; the files above state other values."] if group in schemas.sections() else []
     for name, schema in (schemas.variants(group) if group in schemas.sections() else {}).items():
         lines += ["", f"  {schema.__name__}" + (f" ({group}={name})" if group in schemas.SCHEMAS else "") + f": {first_line(schema)}"]
-        lines += [f"    {group}.{f.name:<28} {describe(f)}" for f in dataclasses.fields(schema) if not f.name.startswith("_")]
+        lines += [f"    {group}.{name:<28} {describe(f)}" for name, _, f in schemas.options_of(schema) if not name.startswith("_")]
     return "\n".join(lines)
 
 

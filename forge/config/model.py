@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt
+from forge.config.moe import MoE, n_moe_layers
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
@@ -52,6 +53,22 @@ class Decoder(Model):
     init_std: float = opt(0.02, "standard deviation of the initial weights", gt=0)
     init_scale_residual: bool = opt(True, "divide init_std of the layers that write to the residual stream by sqrt(2*n_layers)")
     sdpa_backend: str = opt("auto", "kernel of scaled dot-product attention", choices=("auto", "flash", "efficient", "cudnn", "math"))
+    moe: MoE = field(default_factory=MoE, metadata={"help": "a mixture of experts in place of feed-forward layers"})
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any block routes its tokens to experts."""
+        return self.n_moe_layers > 0
+
+    @property
+    def n_moe_layers(self) -> int:
+        """Blocks that have experts."""
+        return n_moe_layers(self.moe, self.n_layers)
+
+    @property
+    def expert_hidden_dim(self) -> int:
+        """Width of one expert, with null resolved to that of the dense feed-forward layer."""
+        return self.moe.ffn_hidden_dim if self.moe.ffn_hidden_dim is not None else self.computed_ffn_hidden_dim
 
     @property
     def head_dim(self) -> int:
@@ -79,35 +96,59 @@ class Decoder(Model):
         """Parameter count of each part, in closed form; a test compares the sum with the built model."""
         dim, heads_dim, kv_dim, ffn = self.dim, self.n_heads * self.head_dim, self.kv_heads * self.head_dim, self.computed_ffn_hidden_dim
         norm = dim * (2 if self.norm_type == "layernorm" and self.bias else 1)
-        attention, feed_forward = self._block_matrices()
+        attention, feed_forward = self._attention_matrices(), self._feed_forward_matrices(ffn)
         attention += 2 * self.head_dim if self.qk_norm else 0
         if self.bias:
             attention += heads_dim + 2 * kv_dim + dim
             feed_forward += ffn * (2 if self.is_gated else 1) + dim
-        return {
+        moe_layers, expert = self.n_moe_layers, self._feed_forward_matrices(self.expert_hidden_dim)
+        parts = {
             "embedding": self.vocab_size * dim + (self.max_seq_len * dim if self.position == "learned" else 0),
             "attention": self.n_layers * attention,
-            "feed-forward": self.n_layers * feed_forward,
+            "feed-forward": (self.n_layers - moe_layers) * feed_forward,
             "norms": (2 * self.n_layers + 1) * norm,
             "output head": 0 if self.tie_embeddings else self.vocab_size * dim,
         }
+        if self.is_moe:
+            parts |= {
+                "routers": moe_layers * self.moe.num_experts * dim,
+                "experts": moe_layers * self.moe.num_experts * expert,
+                "shared experts": moe_layers * self.moe.shared_experts * expert,
+            }
+        return parts
 
     @property
     def num_params_estimate(self) -> int:
         """All parameters; exact for this architecture."""
         return sum(self.params_by_part().values())
 
+    @property
+    def num_active_params(self) -> int:
+        """Parameters that one token meets: all but those of the experts it is not routed to."""
+        idle = max(self.moe.num_experts - self.moe.top_k, 0)
+        return self.num_params_estimate - self.n_moe_layers * idle * self._feed_forward_matrices(self.expert_hidden_dim)
+
     def flops_per_token(self, seq_len: int) -> int:
         """Training FLOPs a token, forward and backward.
 
-        6 per weight of every matrix a token is multiplied with (the output head is one; the embedding
-        look-up, biases and norms are none) plus 12 * n_layers * dim * seq_len for attention, causality not discounted
+        6 per weight of every matrix a token is multiplied with (the output head is one, and of the experts those it is routed to;
+        the embedding look-up, biases and norms are none) plus 12 * n_layers * dim * seq_len for attention, causality not discounted
         (PaLM, arXiv:2204.02311, appendix B).
         """
-        matmul = self.n_layers * sum(self._block_matrices()) + self.vocab_size * self.dim
-        return 6 * matmul + 12 * self.n_layers * self.n_heads * self.head_dim * seq_len
+        dense, experts = self.n_layers - self.n_moe_layers, self.n_moe_layers
+        blocks = self.n_layers * self._attention_matrices()
+        blocks += dense * self.active_feed_forward(moe=False) + experts * self.active_feed_forward(moe=True)
+        return 6 * (blocks + self.vocab_size * self.dim) + 12 * self.n_layers * self.n_heads * self.head_dim * seq_len
 
-    def _block_matrices(self) -> tuple[int, int]:
-        """Weights of the matrices of one block's attention and feed-forward layer."""
-        heads_dim, kv_dim = self.n_heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.dim * (2 * heads_dim + 2 * kv_dim), self.dim * self.computed_ffn_hidden_dim * (3 if self.is_gated else 2)
+    def active_feed_forward(self, *, moe: bool) -> int:
+        """Weights of the matrices that one token meets in a block's feed-forward layer, or in its router and experts."""
+        if not moe:
+            return self._feed_forward_matrices(self.computed_ffn_hidden_dim)
+        chosen = self.moe.top_k + self.moe.shared_experts
+        return self.moe.num_experts * self.dim + chosen * self._feed_forward_matrices(self.expert_hidden_dim)
+
+    def _attention_matrices(self) -> int:
+        return self.dim * (2 * self.n_heads * self.head_dim + 2 * self.kv_heads * self.head_dim)
+
+    def _feed_forward_matrices(self, width: int) -> int:
+        return self.dim * width * (3 if self.is_gated else 2)

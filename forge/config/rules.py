@@ -5,6 +5,7 @@ from forge.config import (
     rules_going_on,
     rules_layout,
     rules_model,
+    rules_moe,
     rules_pipeline,
     rules_places,
     rules_run,
@@ -17,6 +18,7 @@ RULES: tuple[Rule, ...] = tuple(
     value
     for module in (
         rules_model,
+        rules_moe,
         rules_training,
         rules_layout,
         rules_tensor,

@@ -78,11 +78,23 @@ def variants(group: str) -> dict[str, type[Section]]:
     return SCHEMAS.get(group) or {group: sections()[group]}
 
 
+def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], dataclasses.Field]]:
+    """Every option of a section and of the sections inside it: (name, dotted below the section; the class it is declared in; field)."""
+    hints = typing.get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        inner = hints[field.name]
+        if isinstance(inner, type) and issubclass(inner, Section):
+            for name, owner, option in options_of(inner):
+                yield f"{field.name}.{name}", owner, option
+        else:
+            yield field.name, schema, field
+
+
 def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]]:
     """Every option: (key, variant name, schema, field); a field shared by variants comes once each."""
     for field in root_options():
         yield field.name, "", Config, field
     for group in sections():
-        for name, schema in variants(group).items():
-            for field in dataclasses.fields(schema):
-                yield f"{group}.{field.name}", name, schema, field
+        for variant, schema in variants(group).items():
+            for name, owner, field in options_of(schema):
+                yield f"{group}.{name}", variant, owner, field

@@ -9,24 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
+from forge.config.moe import is_moe_layer
 from forge.models.attention import Attention
 from forge.models.cache import KVCache, LayerCache
 from forge.models.feed_forward import FeedForward
+from forge.models.moe import MoE
 from forge.models.norm import make_norm
 from forge.models.rope import RotaryTable, Rotation
+from forge.models.router import Router
+from forge.models.routing_record import RoutingRecord
 
-RESIDUAL_WRITERS = ("attention.wo.weight", "feed_forward.w_down.weight")
+RESIDUAL_WRITERS = ("attention.wo.weight", "feed_forward.w_down.weight", "feed_forward.experts.w_down", "feed_forward.shared.w_down.weight")
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each on a normalised copy of the residual stream and added back to it."""
+    """Attention, then feed-forward or experts, each on a normalised copy of the residual stream and added back to it."""
 
-    def __init__(self, section: DecoderConfig) -> None:
+    def __init__(self, section: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = make_norm(section)
         self.attention = Attention(section)
         self.feed_forward_norm = make_norm(section)
-        self.feed_forward = FeedForward(section)
+        self.feed_forward = MoE(section) if is_moe_layer(section.moe, layer) else FeedForward(section)
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
@@ -49,7 +53,7 @@ class Decoder(nn.Module):
         self.embedding: nn.Embedding | None = nn.Embedding(section.vocab_size, section.dim)
         self.positions = nn.Embedding(section.max_seq_len, section.dim) if section.position == "learned" else None
         self.rotary = RotaryTable(section.head_dim, section.max_seq_len, section.rope_theta) if section.position == "rope" else None
-        self.blocks = nn.ModuleDict({str(layer): Block(section) for layer in range(section.n_layers)})
+        self.blocks = nn.ModuleDict({str(layer): Block(section, layer) for layer in range(section.n_layers)})
         self.norm: nn.Module | None = make_norm(section)
         self.output = None if section.tie_embeddings else nn.Linear(section.dim, section.vocab_size, bias=False)
 
@@ -111,9 +115,10 @@ class Decoder(nn.Module):
         return KVCache(self.section.n_layers, max_len)
 
     def reset_buffers(self) -> None:
-        """Compute again what no state_dict holds, after `to_empty`."""
-        if self.rotary is not None:
-            self.rotary.reset_buffers()
+        """Give every buffer its first value, after `to_empty`."""
+        for module in self.modules():
+            if isinstance(module, RotaryTable | Router | RoutingRecord):
+                module.reset_buffers()
 
     def init_std(self, name: str) -> float:
         """Standard deviation of the initial values of the parameter `name`.

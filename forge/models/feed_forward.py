@@ -32,11 +32,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """`w_down(f(w_up(x)))`, or gated `w_down(f(w_gate(x)) * w_up(x))` (SwiGLU and kin, arXiv:2002.05202)."""
 
-    def __init__(self, section: DecoderConfig) -> None:
+    def __init__(self, section: DecoderConfig, hidden: int | None = None) -> None:
+        """hidden: its width; null = section.computed_ffn_hidden_dim."""
         super().__init__()
         if section.activation not in ACTIVATIONS:
             raise ValueError(f"model.activation={section.activation!r}: must be one of {', '.join(ACTIVATIONS)}")
-        dim, hidden = section.dim, section.computed_ffn_hidden_dim
+        dim, hidden = section.dim, section.computed_ffn_hidden_dim if hidden is None else hidden
         self.activation = ACTIVATIONS[section.activation]
         self.w_gate = nn.Linear(dim, hidden, bias=section.bias) if section.is_gated else None
         self.w_up = nn.Linear(dim, hidden, bias=section.bias)

@@ -72,7 +72,9 @@ def draw_block(name: str, shape: Sequence[int], std: float, seed: int, block: in
 
 
 def rows_per_block(shape: Sequence[int]) -> int:
-    """Rows that share a generator: a block is about 256 KiB, and its size follows from the global shape only."""
+    """Rows that share a generator: a block is about 256 KiB, or one expert of a stack; its size follows from the global shape only."""
+    if len(shape) > 2:
+        return 1
     return max(1, VALUES_PER_BLOCK // max(1, math.prod(shape[1:])))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+import forge.models.grouped  # noqa: F401, the operators of experts
 from forge.parallel.blocks import blocks_of
 from forge.parallel.mixin import mix_in
 
@@ -21,11 +22,13 @@ SAVED_BY_SELECTIVE = [
     aten._scaled_dot_product_efficient_attention.default,  # the same, by another kernel
     aten._scaled_dot_product_cudnn_attention.default,  # the same
     aten._scaled_dot_product_flash_attention_for_cpu.default,  # the same, and the one a CPU has
+    aten._grouped_mm.default,  # experts: most of a block's FLOPs that has them
+    torch.ops.forge.looped_mm.default,  # the same, by a loop
     c10d.reduce_scatter_tensor.default,  # what ends a layer under tensor parallelism: to run it again is to send it again
     c10d.all_reduce.default,  # the same, without sequence parallel
 ]
-"""Not here: bmm, the math kernel's scores, whose memory grows with seq^2; norms, activations, rotations, casts: cheap to repeat;
-all-gathers: what they give is as large as what is saved by not keeping it."""
+"""Not here: bmm, the math kernel's scores, whose memory grows with seq^2, and experts with a capacity; norms, activations, rotations,
+casts: cheap to repeat; all-gathers: what they give is as large as what is saved by not keeping it."""
 
 
 def recompute(model: nn.Module, mode: str, *, every: int = 1) -> None:

@@ -89,6 +89,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         autocast=autocast,
         clip_norm=config.train.grad_clip_norm,
         ranks=ranks,
+        max_steps=config.train.max_steps,
     )
     train = config.train
     loader = train_loader(config, prepared.train, ranks, device)

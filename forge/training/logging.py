@@ -17,15 +17,21 @@ from forge.training.loop import Loop
 from forge.training.step import StepOutput
 from forge.training.trackers import Trackers
 
+SUMS = ("sums", "of_steps")
+
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Steps since the last log as plain numbers, summed in the order of the steps; those whose update was skipped are not in `sums`."""
+    """Steps since the last log as plain numbers, summed in the order of the steps; those whose update was skipped are not in the sums.
+
+    sums: sums over target tokens. of_steps: sums over steps of what is one number a step.
+    """
 
     steps: int = 0
     kept: int = 0
     targets: int = 0
     sums: dict[str, float] = field(default_factory=dict)
+    of_steps: dict[str, float] = field(default_factory=dict)
     grad_norm: float = math.nan
     lr: float = math.nan
 
@@ -35,22 +41,25 @@ class Gathered:
         self.steps += 1
         self.kept += not skipped
         self.targets += 0 if skipped else output.n_targets
-        for name, value in output.sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + (0.0 if skipped else value.item())
+        for sums, values in ((self.sums, output.sums), (self.of_steps, output.means)):
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + (0.0 if skipped else value.item())
         self.grad_norm, self.lr = output.grad_norm.item(), output.lr
 
     def means(self) -> dict[str, float]:
-        """Means over the target tokens of the updates that were made, by name in order; NaN where none was."""
-        return {name: self.sums[name] / max(self.targets, 1) if self.kept else math.nan for name in sorted(self.sums)}
+        """Means over the target tokens of the updates that were made, or over those updates, by name in order; NaN where none was."""
+        parts = ((self.sums, self.targets), (self.of_steps, self.kept))
+        return {name: sums[name] / max(count, 1) if self.kept else math.nan for sums, count in parts for name in sorted(sums)}
 
 
 class Logger(Callback):
     """Gathers the steps since the last log and hands their metrics to the trackers.
 
-    train/loss and the other train sums are means over all target tokens of those steps, skipped ones left out; train/grad_norm
-    (before clipping) and lr are those of the last of them; tokens_per_second and step_seconds are those of this process, without
-    evaluation and checkpoints. The only waits for the device are at a log and at a checkpoint, which keeps what is gathered, so
-    that the next log of a run that goes on is that of one that never stopped. last: values of the last log but those of the clock.
+    train/loss and the other train sums are means over all target tokens of those steps, and train/moe/... means over those steps,
+    skipped ones left out; train/grad_norm (before clipping) and lr are those of the last of them; tokens_per_second and step_seconds
+    are those of this process, without evaluation and checkpoints. The only waits for the device are at a log and at a checkpoint,
+    which keeps what is gathered, so that the next log of a run that goes on is that of one that never stopped. last: values of the
+    last log but those of the clock.
     """
 
     def __init__(
@@ -97,11 +106,12 @@ class Logger(Callback):
     def state_dict(self) -> dict[str, Any]:
         self._read()
         gathered = asdict(self.gathered)
-        return {"gathered": _nulls(gathered | {"sums": _nulls(gathered["sums"])}), "last": _nulls(self.last)}
+        gathered |= {name: _nulls(gathered[name]) for name in SUMS}
+        return {"gathered": _nulls(gathered), "last": _nulls(self.last)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         gathered = _numbers(state["gathered"])
-        gathered["sums"] = _numbers(gathered["sums"])
+        gathered |= {name: _numbers(gathered[name]) for name in SUMS}
         self.gathered = Gathered(**gathered)
         self.last = _numbers(state["last"])
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forge.data.loader import Batch, Step
+from forge.models.balance import Balance
 from forge.objectives.losses import Losses
 from forge.parallel.fsdp import last_micro_batch
 from forge.parallel.gradients import clip
@@ -24,6 +25,7 @@ class StepOutput:
 
     loss: what was minimised, over the step's target tokens. grad_norm: global L2 norm before clipping. skipped: bool, whether
     weights and optimizer were left as they were because one of the two is not finite. sums: sums over target tokens, by name.
+    means: what else there is to say of the step, by name.
     """
 
     n_targets: int
@@ -32,6 +34,7 @@ class StepOutput:
     grad_norm: Tensor
     skipped: Tensor
     sums: dict[str, Tensor] = field(default_factory=dict)
+    means: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Update:
@@ -51,13 +54,16 @@ class Update:
         autocast: Autocast,
         clip_norm: float,
         ranks: Ranks | None = None,
+        max_steps: int = 1,
     ) -> None:
+        """max_steps: those of the run, over which the schedule of routers' biases extends."""
         self.model, self.objective, self.optimizer, self.schedule = model, objective, optimizer, schedule
         self.autocast, self.clip_norm, self.ranks = autocast, clip_norm, ranks or Ranks()
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in model.named_parameters() if p in trained]
         self.counted = model.counted if isinstance(model, Pipeline) else lambda _: True
+        self.balance = Balance(model, max_steps=max_steps)
         self.skips_on_device = autocast.device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False)
         self.on_gradients: Callable[[], None] | None = None
 
@@ -77,12 +83,17 @@ class Update:
             self.on_gradients()
         bad_loss, bad_gradient = ~loss.isfinite(), ~grad_norm.isfinite()
         self._step_unless(bad_loss | bad_gradient)
+        means: dict[str, Tensor] = {}
+        if self.balance.layers:
+            routing = self.balance.end(number, skipped=bad_loss | bad_gradient, total=self.ranks.total)
+            sums, means = sums | routing.sums, routing.means
         if scaler.is_enabled():
             # An overflow is the scaler's business, as long as there is a smaller scale to try.
             bad_gradient = bad_gradient & (scaler.scale(torch.ones_like(loss)) < 1)
             scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepOutput(n_targets=step.n_targets, lr=lr, loss=loss, grad_norm=grad_norm, skipped=bad_loss | bad_gradient, sums=sums)
+        skipped = bad_loss | bad_gradient
+        return StepOutput(n_targets=step.n_targets, lr=lr, loss=loss, grad_norm=grad_norm, skipped=skipped, sums=sums, means=means)
 
     def _set_lr(self, number: int) -> float:
         factor = self.schedule(number)
@@ -93,6 +104,9 @@ class Update:
     def _accumulate(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
         weight = 1.0 / max(step.n_targets, 1)
         batches = [self._mine(batch) for batch in step.batches]
+        if self.balance.layers:
+            scaler = self.autocast.scaler
+            self.balance.begin(scaler.scale(torch.full((), weight, device=self.autocast.device)) if scaler.is_enabled() else weight)
         if isinstance(self.model, Pipeline):
             whole, sums = self.model.step(batches, self.objective, weight, self.autocast)
         else:

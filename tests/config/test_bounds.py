@@ -14,6 +14,7 @@ from refusing import problems
 from forge.config import compose
 from forge.config.bounds import check_bounds
 from forge.config.field import Section, default_of
+from forge.config.resolve import get
 from forge.config.root import Config
 from forge.config.schemas import walk_options
 
@@ -120,7 +121,7 @@ def test_no_rule_or_derivation_stumbles_over_any_broken_option():
     for key, schema, field in OPTIONS:
         config = copy.deepcopy(composed)
         group = key.rpartition(".")[0]
-        section = getattr(config, group) if group else config
+        section = get(config, group) if group else config
         if isinstance(section, schema):
             setattr(section, field.name, object())
             with pytest.raises(ValueError, match=f"{key} must be"):

@@ -37,7 +37,7 @@ IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "schedule
 @pytest.mark.parametrize(("key", "schema", "field"), [pytest.param(k, s, f, id=f"{k} {v}") for k, v, s, f in schemas.walk_options()])
 def test_every_option_is_decided(key: str, schema: Any, field: Any) -> None:
     """An option that is new is put into one of the tables above."""
-    group, _, name = key.rpartition(".")
+    group, _, name = key.partition(".") if "." in key else ("", "", key)
     is_free = name in FREE.get(group, ()) or group in FREE_AS_A_WHOLE
     is_identity = name in IDENTITY.get(group, ()) or group in IDENTITY_AS_A_WHOLE
     assert is_free != is_identity, f"say in this file whether {key} may change when a run goes on"

@@ -28,6 +28,8 @@ BATCH, SEQ = 2, 32
 SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 320, "max_seq_len": 64, "ffn_hidden_dim": 48, "tie_embeddings": False}
 GPT2 = {"activation": "gelu", "norm_type": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True}
 
+MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 24}
+
 
 class Live(TorchDispatchMode):
     """Bytes of the storages that operations made in here and that are still there, and the most there were at once."""
@@ -61,8 +63,9 @@ def config() -> Callable[..., Config]:
     return make
 
 
-def test_weights_gradients_and_optimizer_state_are_exact(config: Callable[..., Config]) -> None:
-    chosen = config()
+@pytest.mark.parametrize("options", [{}, MOE], ids=str)
+def test_weights_gradients_and_optimizer_state_are_exact(config: Callable[..., Config], options: dict[str, Any]) -> None:
+    chosen = config(**options)
     assert isinstance(chosen.model, DecoderConfig)
     model = Decoder(chosen.model)
     optimizer = adamw(chosen.optimizer, model=model)  # type: ignore[arg-type]
@@ -88,6 +91,9 @@ def test_weights_gradients_and_optimizer_state_are_exact(config: Callable[..., C
         {"qk_norm": True},
         {"qk_norm": True, "norm_type": "layernorm", "n_kv_heads": 1},
         GPT2,
+        MOE,
+        MOE | {"moe.shared_experts": 2, "moe.frequency": 2},
+        MOE | {"moe.capacity_factor": 1.0, "moe.router": "sigmoid_topk"},
     ],
     ids=str,
 )

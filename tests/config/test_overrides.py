@@ -11,7 +11,7 @@ from forge.config.grammar import read
 from forge.config.packages import IMPORTABLE
 
 KEYS = "group=option or key=value, such as model=small or optimizer.lr=1e-3"
-MODELS = "gpt2, llama13b, llama3_70b, llama3_8b, llama70b, llama7b, small, tiny"
+MODELS = "gpt2, llama13b, llama3_70b, llama3_8b, llama70b, llama7b, mixtral_8x7b, moe_small, moe_tiny, small, tiny"
 
 
 def unread(value: str) -> str:
@@ -96,7 +96,7 @@ SAID = [
     # keys of the seeds
     ("trainer.learning_rate=1", "there is no group or option 'trainer'.", "xaytune's trainer.learning_rate is optimizer.lr here"),
     ("distributed.tp=4", "there is no group or option 'distributed'.", "KempnerForge's distributed.tp is parallel.tp here"),
-    ("model.num_experts=8", "Decoder has no option 'num_experts'.", "KempnerForge's model.num_experts comes later (mixture of experts)"),
+    ("model.num_experts=8", "Decoder has no option 'num_experts'.", "KempnerForge's model.num_experts is model.moe.num_experts here"),
     ("base_emb_dim=8", "there is no group or option 'base_emb_dim'.", "MaxText's base_emb_dim is model.dim here"),
     # values
     ("seed=abc", "seed is an integer; 'abc' is not.", ""),

@@ -75,7 +75,7 @@ def test_a_taken_rule_is_checked(row):
 def test_notes_name_what_exists():
     groups = "|".join(GROUPS)
     for row in seeds.rows():
-        for mentioned in re.findall(rf"(?<![\w.])(?:{groups})(?:\.\w+|=\w+)", row.note):
+        for mentioned in re.findall(rf"(?<![\w.])(?:{groups})(?:(?:\.\w+)+|=\w+)", row.note):
             assert mentioned in {"model=NAME", "tokenizer.json", "metrics.jsonl", *RULE_IDS} or exists(mentioned), (row, mentioned)
 
 
@@ -108,7 +108,7 @@ SAID = {
     "(weights and optimizer state stay fp32; auto is added, fp8 comes later)",
     "optimizer.name": "KempnerForge's optimizer.name is the group choice optimizer=adamw here "
     "(lion, muon and schedule_free_adamw come later)",
-    "model.num_experts": "KempnerForge's model.num_experts comes later (mixture of experts)",
+    "model.num_experts": "KempnerForge's model.num_experts is model.moe.num_experts here",
     "trainer.learning_rate": "xaytune's trainer.learning_rate is optimizer.lr here",
     "trainer.lr": "it is optimizer.lr, as in KempnerForge",
     "lora.rank": "xaytune's lora.rank comes later (LoRA)",

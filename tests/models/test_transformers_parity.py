@@ -8,9 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from forge.config.model import Decoder as DecoderConfig
+from forge.config.moe import MoE as MoEConfig
 from forge.models.decoder import Decoder
 
 VOCAB, SEQ, DIM, LAYERS, HEADS, FFN = 97, 48, 32, 3, 4, 80
@@ -34,7 +46,8 @@ def llama_tensors(peer: nn.Module, pick: Pick, *, qk_norm: bool = False) -> dict
     names |= {"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"} if qk_norm else {}
     tensors = {"embedding.weight": pick(peer.model.embed_tokens.weight), "norm.weight": pick(peer.model.norm.weight)}
     for i, layer in enumerate(peer.model.layers):
-        tensors |= {f"blocks.{i}.{ours}.weight": pick(layer.get_parameter(f"{theirs}.weight")) for theirs, ours in names.items()}
+        here = {theirs: ours for theirs, ours in names.items() if "mlp" not in theirs or not hasattr(layer.mlp, "experts")}
+        tensors |= {f"blocks.{i}.{ours}.weight": pick(layer.get_parameter(f"{theirs}.weight")) for theirs, ours in here.items()}
     if not peer.config.tie_word_embeddings:
         tensors["output.weight"] = pick(peer.lm_head.weight)
     return tensors
@@ -54,6 +67,18 @@ def gpt2_tensors(peer: nn.Module, pick: Pick) -> dict[str, Tensor]:
             found["attention_norm"], found["feed_forward_norm"] = pick(getattr(layer.ln_1, kind)), pick(getattr(layer.ln_2, kind))
             tensors |= {f"blocks.{i}.{name}.{kind}": tensor.t() if tensor.dim() == 2 else tensor for name, tensor in found.items()}
     return tensors | {f"norm.{kind}": pick(getattr(body.ln_f, kind)) for kind in ("weight", "bias")}
+
+
+def moe_tensors(peer: nn.Module, pick: Pick, *, qk_norm: bool = False) -> dict[str, Tensor]:
+    """The same for decoders of which some layers have experts; the peer's gate and up projections are one."""
+    tensors = llama_tensors(peer, pick, qk_norm=qk_norm)
+    for i, layer in enumerate(peer.model.layers):
+        if hasattr(layer.mlp, "experts"):
+            gate, up = pick(layer.mlp.experts.gate_up_proj).chunk(2, dim=1)
+            found = {"router.weight": pick(layer.mlp.gate.weight), "experts.w_down": pick(layer.mlp.experts.down_proj)}
+            found |= {"experts.w_gate": gate, "experts.w_up": up, "router.selection_bias": torch.zeros(len(gate))}
+            tensors |= {f"blocks.{i}.feed_forward.{name}": tensor for name, tensor in found.items()}
+    return tensors
 
 
 def assert_equal_models(ours: Decoder, peer: nn.Module, tensors: Callable[[nn.Module, Pick], dict[str, Tensor]]) -> None:
@@ -99,6 +124,29 @@ def test_qk_norm_is_that_of_qwen3() -> None:
     options = {"num_key_value_heads": 2, "head_dim": DIM // HEADS, "tie_word_embeddings": False}
     peer = Qwen3ForCausalLM(Qwen3Config(**peer_shape(**options, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})))
     assert_equal_models(ours, peer, lambda model, pick: llama_tensors(model, pick, qk_norm=True))
+
+
+@pytest.mark.parametrize("kernel", ["grouped", "loop"])
+def test_mixtral(kernel: str) -> None:
+    moe = MoEConfig(num_experts=6, top_k=2, kernel=kernel)
+    ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, moe=moe)))
+    options = {"num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    peer = MixtralForCausalLM(MixtralConfig(**peer_shape(**options, tie_word_embeddings=False, rope_parameters=rope)))
+    assert_equal_models(ours, peer, moe_tensors)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_qwen3_moe(normalised: bool) -> None:
+    """Experts in every second layer, of another width than the dense layers; three a token, with or without their weights' sum being 1."""
+    moe = MoEConfig(num_experts=8, top_k=3, ffn_hidden_dim=24, frequency=2, norm_topk_prob=normalised)
+    ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, qk_norm=True, moe=moe)))
+    options = {"num_key_value_heads": 2, "head_dim": DIM // HEADS, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    options |= {"decoder_sparse_step": 2, "norm_topk_prob": normalised, "tie_word_embeddings": False}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    peer = Qwen3MoeForCausalLM(Qwen3MoeConfig(**peer_shape(**options, rope_parameters=rope)))
+    assert [type(block.feed_forward).__name__ for block in ours.blocks.values()] == ["FeedForward", "MoE", "FeedForward"]
+    assert_equal_models(ours, peer, lambda model, pick: moe_tensors(model, pick, qk_norm=True))
 
 
 def test_gpt2() -> None:

@@ -1,0 +1,147 @@
+"""Tokens on their way to experts and back: sorted by expert, or in as many rows for each as it has room for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Order(NamedTuple):
+    """The assignments of tokens to experts, sorted by expert, and of one expert by token. Nothing in it waits for the device.
+
+    There are n = tokens * top_k assignments; number i is that of token i // top_k. A scope is what is counted over: each sequence, or
+    all of them.
+    by_expert: [n], the assignment at each place of the sorted order. place: [n], the place of each assignment.
+    expert, scope: [n], in sorted order. rank: [n], in sorted order, how many of the same expert and scope are before it.
+    counts: [scopes, experts]. starts: [scopes, experts], the place of the first. of_sequences: [sequences, experts], counts.
+    """
+
+    by_expert: Tensor
+    place: Tensor
+    expert: Tensor
+    scope: Tensor
+    rank: Tensor
+    counts: Tensor
+    starts: Tensor
+    of_sequences: Tensor
+
+
+def order(experts: Tensor, num_experts: int, sequences: int, *, apart: bool) -> Order:
+    """experts: [tokens, top_k], of so many sequences one after another; apart: whether each of them is a scope of its own."""
+    chosen = experts.flatten()
+    n, device = len(chosen), chosen.device
+    by_expert = chosen.argsort(stable=True)
+    everywhere = torch.arange(n, device=device)
+    place = torch.empty_like(by_expert).scatter_(0, by_expert, everywhere)
+    expert, sequence = chosen[by_expert], by_expert // (n // sequences)
+    run = expert * sequences + sequence  # the sort is stable, so an expert's assignments from one sequence are a run
+    edges = torch.searchsorted(run, torch.arange(num_experts * sequences + 1, device=device))
+    of_sequences = edges.diff().view(num_experts, sequences).t()
+    starts = edges[:-1].view(num_experts, sequences).t()
+    if apart:
+        return Order(by_expert, place, expert, sequence, everywhere - edges[run], of_sequences, starts, of_sequences)
+    counts, starts, scope = of_sequences.sum(0, keepdim=True), starts[:1], torch.zeros_like(sequence)
+    return Order(by_expert, place, expert, scope, everywhere - starts[0, expert], counts, starts, of_sequences)
+
+
+def capacity(factor: float, tokens: int, top_k: int, num_experts: int) -> int:
+    """Assignments that an expert takes of so many tokens, whichever of their choices it is: ceil(factor * tokens * top_k / experts).
+
+    GShard (arXiv:2006.16668, section 2.2), of all choices together; no more than tokens, which choose an expert once.
+    """
+    return min(math.ceil(factor * tokens * top_k / num_experts), tokens)
+
+
+def spread(x: Tensor, found: Order) -> Tensor:
+    """x: [tokens, dim] -> [n, dim], a copy for each assignment, sorted by expert."""
+    return _Spread.apply(x, found.by_expert, found.place)
+
+
+def gather(y: Tensor, found: Order) -> Tensor:
+    """y: [n, dim], sorted by expert -> [n, dim], in the order of the assignments."""
+    return _Move.apply(y, found.place, None, found.by_expert, None)
+
+
+class Room(NamedTuple):
+    """Which assignments, in sorted order, are in which rows, where each expert has as many for each scope.
+
+    source: [experts * scopes * rows], the assignment in a row, if it is filled. slot: [n], the row of an assignment, if it is kept.
+    """
+
+    source: Tensor
+    filled: Tensor
+    slot: Tensor
+    kept: Tensor
+
+
+def room(found: Order, rows: int, left: Tensor) -> Room:
+    """left: [scopes, experts], how many assignments an expert takes of those here, of which there are so many rows."""
+    (scopes, _), n = found.counts.shape, len(found.rank)
+    row = torch.arange(rows, device=left.device)
+    source = found.starts.t().unsqueeze(-1) + row
+    filled = row < torch.minimum(found.counts, left).t().unsqueeze(-1)
+    kept = found.rank < left[found.scope, found.expert]
+    slot = (found.expert * scopes + found.scope) * rows + found.rank.clamp(max=rows - 1)
+    return Room(source.flatten().clamp(max=n - 1), filled.flatten(), slot, kept)
+
+
+def fill(x: Tensor, rows: Room) -> Tensor:
+    """x: [n, dim], sorted by expert -> [rows, dim], 0 in those that stay empty."""
+    return _Move.apply(x, rows.source, rows.filled, rows.slot, rows.kept)
+
+
+def empty(y: Tensor, rows: Room) -> Tensor:
+    """The way back, 0 for assignments that had no row."""
+    return _Move.apply(y, rows.slot, rows.kept, rows.source, rows.filled)
+
+
+def scale_gradient(x: Tensor, factor: Tensor) -> Tensor:
+    """x: [n, dim], and its gradient multiplied by factor: [n]."""
+    return _ScaleGradient.apply(x, factor)
+
+
+class _Spread(torch.autograd.Function):
+    """Its gradient adds up the copies of a token in a fixed order, where that of indexing adds them in any."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by_expert: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.copies = len(place) // len(x)
+        return x[by_expert // ctx.copies]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (place,) = ctx.saved_tensors
+        return grad[place].unflatten(0, (-1, ctx.copies)).sum(1), None, None
+
+
+class _Move(torch.autograd.Function):
+    """Rows to other places, and their gradients back, both by looking up; 0 where `valid` is false."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, inverse_valid: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inverse, inverse_valid)
+        return _look_up(x, index, valid)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _look_up(grad, *ctx.saved_tensors), None, None, None, None
+
+
+def _look_up(x: Tensor, index: Tensor, valid: Tensor | None) -> Tensor:
+    return x[index] if valid is None else x[index].where(valid.unsqueeze(1), 0)
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (factor,) = ctx.saved_tensors
+        return grad * factor.unsqueeze(1).to(grad.dtype), None

@@ -1,0 +1,76 @@
+"""The experts: feed-forward layers of one shape, their weights packed into one tensor a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from forge.config.model import Decoder as DecoderConfig
+from forge.models.feed_forward import ACTIVATIONS
+from forge.models.grouped import grouped_mm, looped_mm
+
+Multiply = Callable[[Tensor, Tensor], Tensor]
+"""Rows of x times the matrix of the expert that they belong to: x: [n, in], weight: [experts, out, in] -> [n, out]."""
+
+ALIGNMENT = 16
+"""Bytes that a row of a grouped product on CUDA must be a multiple of."""
+
+
+class Experts(nn.Module):
+    """Each expert is `w_down(f(w_gate(x)) * w_up(x))`, or without a gate `w_down(f(w_up(x)))`.
+
+    w_gate, w_up: [experts, hidden, dim]. w_down: [experts, dim, hidden].
+    """
+
+    def __init__(self, section: DecoderConfig) -> None:
+        super().__init__()
+        experts, hidden, dim = section.moe.num_experts, section.expert_hidden_dim, section.dim
+        self.activation = ACTIVATIONS[section.activation]
+        self.kernel = section.moe.kernel
+        self.w_gate = nn.Parameter(torch.empty(experts, hidden, dim)) if section.is_gated else None
+        self.w_up = nn.Parameter(torch.empty(experts, hidden, dim))
+        self.w_down = nn.Parameter(torch.empty(experts, dim, hidden))
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+
+    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
+        """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each, which may be none -> [n, dim]."""
+        x, weights = self._in_one_type(x)
+        if not self._grouped(x):
+            return self._expert(x, weights, lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts))
+        offsets = counts.cumsum(0, dtype=torch.int32)
+        return self._expert(x, weights, lambda rows, weight: grouped_mm(rows, weight.transpose(1, 2), offsets))
+
+    def equal(self, x: Tensor) -> Tensor:
+        """The same of as many rows for each expert: x: [experts, rows, dim] -> [experts, rows, dim], by batched products."""
+        x, weights = self._in_one_type(x)
+        return self._expert(x, weights, lambda rows, weight: torch.bmm(rows, weight.transpose(1, 2)))
+
+    def _expert(self, x: Tensor, weights: tuple[Tensor, ...], multiply: Multiply) -> Tensor:
+        *gate, up, down = weights
+        hidden = multiply(x, up)
+        hidden = self.activation(multiply(x, gate[0])) * hidden if gate else self.activation(hidden)
+        return multiply(hidden, down)
+
+    def _in_one_type(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Input and weights as autocast would have them, which knows no grouped product."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        weights = (self.w_up, self.w_down) if self.w_gate is None else (self.w_gate, self.w_up, self.w_down)
+        return x.to(dtype), tuple(weight.to(dtype) for weight in weights)
+
+    def _grouped(self, x: Tensor) -> bool:
+        """Whether one kernel multiplies all experts.
+
+        On CUDA it knows bf16 only, in rows of whole 16 bytes; on a CPU all but fp64. The compiler takes it for bf16 only (torch 2.13).
+        """
+        if self.kernel != "auto":
+            return self.kernel == "grouped"
+        if x.device.type == "cuda":
+            rows = (self.w_up.shape[1] * x.element_size(), self.w_up.shape[2] * x.element_size())
+            return x.dtype == torch.bfloat16 and not any(size % ALIGNMENT for size in rows)
+        if x.dtype == torch.bfloat16:
+            return True
+        return x.device.type == "cpu" and x.dtype != torch.float64 and not torch.compiler.is_compiling()

@@ -1,0 +1,54 @@
+"""Products of rows with the matrix of the group that each belongs to, in one kernel or in a loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """x: [n, in], sorted by group, times weight: [groups, in, out] -> [n, out]; offsets: [groups] int32, where each group ends."""
+    product = getattr(F, "grouped_mm", None) or torch._grouped_mm  # type: ignore[attr-defined]  # public in newer versions of torch, private before
+    return product(x, weight, offs=offsets)
+
+
+@torch.library.custom_op("forge::looped_mm", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor counts) -> Tensor")
+def looped_mm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """The same for any type and device, group by group; counts: [groups], rows of each. On CUDA it waits for the device.
+
+    An operator of its own, because the sizes of its products depend on data: a compiler takes it as it is.
+    """
+    return torch.cat([part @ matrix for part, matrix in zip(x.split(counts.tolist()), weight.unbind(), strict=True)])
+
+
+@looped_mm.register_fake
+def _(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    return x.new_empty(len(x), weight.shape[2])
+
+
+@torch.library.custom_op("forge::looped_mm_of_rows", mutates_args=(), schema="(Tensor x, Tensor y, Tensor counts) -> Tensor")
+def looped_mm_of_rows(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+    """x: [n, in] and y: [n, out], of each group x.T @ y -> [groups, in, out]."""
+    sizes = counts.tolist()
+    return torch.stack([mine.t() @ other for mine, other in zip(x.split(sizes), y.split(sizes), strict=True)])
+
+
+@looped_mm_of_rows.register_fake
+def _(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+    return x.new_empty(len(counts), x.shape[1], y.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, counts = ctx.saved_tensors
+    by_x = looped_mm(grad, weight.transpose(1, 2), counts) if ctx.needs_input_grad[0] else None
+    return by_x, looped_mm_of_rows(x, grad, counts) if ctx.needs_input_grad[1] else None, None
+
+
+looped_mm.register_autograd(_gradients, setup_context=_keep)

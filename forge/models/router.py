@@ -1,0 +1,84 @@
+"""The router: which experts a token goes to, and with what weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forge.config.moe import MoE as MoEConfig
+
+
+class Routed(NamedTuple):
+    """What a router says of some tokens.
+
+    experts: [tokens, top_k] int64, the best first. weights: [tokens, top_k], of their outputs. logits, shares: [tokens, experts],
+    before and after the score function; the shares of a token add up to 1.
+    """
+
+    experts: Tensor
+    weights: Tensor
+    logits: Tensor
+    shares: Tensor
+
+
+class Router(nn.Module):
+    """Scores of all experts from one matrix; of each token the top_k best ones are chosen.
+
+    softmax_topk: the scores are a softmax over all experts (Switch, arXiv:2101.03961, with the weights of Mixtral, arXiv:2401.04088).
+    sigmoid_topk: each expert's score is a sigmoid of its own (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16).
+
+    selection_bias: [experts], added to the scores for the choice and for nothing else, so that it balances the load and has no
+    gradient (arXiv:2408.15664). It is state, kept in checkpoints; `forge.models.balance` moves it, once a step.
+    """
+
+    selection_bias: Tensor
+
+    def __init__(self, section: MoEConfig, dim: int) -> None:
+        super().__init__()
+        self.section = section
+        self.weight = nn.Parameter(torch.empty(section.num_experts, dim))
+        nn.init.normal_(self.weight, std=dim**-0.5)
+        self.register_buffer("selection_bias", torch.zeros(section.num_experts, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Routed:
+        """x: [tokens, dim]; scores and weights are at least fp32."""
+        section, logits = self.section, self._logits(x)
+        if section.router == "softmax_topk":
+            scores = shares = logits.softmax(-1)
+        else:
+            scores = logits.sigmoid()
+            shares = scores / scores.sum(-1, keepdim=True)
+        experts = self._choose(scores.detach())
+        weights = scores.gather(1, experts)
+        if section.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return Routed(experts, weights * section.routed_scaling_factor, logits, shares)
+
+    def reset_buffers(self) -> None:
+        """The bias of a model that nothing has trained."""
+        self.selection_bias.zero_()
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if not self.section.float32_gate_logits:
+            logits = F.linear(x, self.weight)
+            return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.to(dtype), self.weight.to(dtype))
+
+    def _choose(self, scores: Tensor) -> Tensor:
+        """The top_k experts of each token, out of its best groups (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
+
+        A group is as good as its best expert under softmax, as DeepSeek-V2 has it; as its two best ones under sigmoid, as V3 has it.
+        """
+        section, scores = self.section, scores + self.selection_bias
+        if section.n_routing_groups > 1:
+            groups = scores.unflatten(1, (section.n_routing_groups, -1))
+            counted = min(1 if section.router == "softmax_topk" else 2, groups.shape[2])
+            best = groups.topk(counted, dim=-1).values.sum(-1).topk(section.topk_routing_group, dim=-1).indices
+            barred = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
+            scores = groups.masked_fill(barred.unsqueeze(-1), -torch.inf).flatten(1)
+        return scores.topk(section.top_k, dim=-1).indices

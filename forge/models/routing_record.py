@@ -1,0 +1,59 @@
+"""What happens in a router during one step: its auxiliary losses enter the gradient, and its load is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SUMS = ("tokens", "entropy", "dropped", "aux_loss", "sequence_aux_loss", "router_z_loss")
+LOSSES = SUMS[-3:]
+
+
+class RoutingRecord(nn.Module):
+    """The counts and sums of one layer over the micro-batches of a step, on the device, in buffers that no checkpoint holds.
+
+    counts: [experts] int64, assignments to each, dropped ones too. sums: [len(SUMS)], over tokens. scale: what an auxiliary loss, a
+    sum over tokens, is multiplied with, as the sum of the main loss is: 1 / target tokens of the step, times a loss scale.
+    """
+
+    counts: Tensor
+    sums: Tensor
+    scale: Tensor
+
+    def __init__(self, num_experts: int) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(num_experts, dtype=torch.int64), persistent=False)
+        self.register_buffer("sums", torch.zeros(len(SUMS)), persistent=False)
+        self.register_buffer("scale", torch.zeros(()), persistent=False)
+
+    def attach(self, y: Tensor, loss: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
+        """y, whose backward pass also gives the scalar `loss` the gradient `scale`, and adds to the record.
+
+        So neither has to be returned through layers, stages and compiled blocks. In backward, because there every micro-batch passes
+        once, where a forward pass may be run again; and an evaluation does not come by at all.
+        """
+        return _Attach.apply(y, loss, counts, sums, self)
+
+    def reset_buffers(self) -> None:
+        """Begin a step."""
+        for buffer in self.buffers():
+            buffer.zero_()
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, loss: Tensor, counts: Tensor, sums: Tensor, record: RoutingRecord) -> Tensor:
+        ctx.save_for_backward(counts, sums)
+        ctx.loss_dtype = loss.dtype
+        ctx.record = record.counts, record.sums, record.scale  # not saved: they change while other micro-batches are on their way
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        counts, sums = ctx.saved_tensors
+        all_counts, all_sums, scale = ctx.record
+        all_counts.add_(counts)
+        all_sums.add_(sums)
+        return grad, scale.to(ctx.loss_dtype, copy=True), None, None, None

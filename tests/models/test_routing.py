@@ -1,0 +1,279 @@
+"""Auxiliary losses, counts and the selection bias: their values, their weight in the gradient, and when they move."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from moe_helpers import BATCH, NOT_SKIPPED, SEQ, decoder, furthest, gradients, layer, moe_layers, states, tokens, train_step
+from torch import Tensor
+
+from forge.models.balance import Balance, bias_factor
+from forge.models.moe import MoE
+from forge.models.routing_losses import balance_loss, router_z_loss
+from forge.models.routing_record import SUMS
+from forge.parallel.activation_checkpoint import recompute
+from forge.parallel.compile import compile_blocks
+
+OFF = {"aux_loss_weight": 0.0}
+
+
+def mean_terms(moe: MoE, x: Tensor, scope: str) -> tuple[Tensor, Tensor]:
+    """Balance and z-loss as their papers write them, as sums of tokens * term, with loops."""
+    balance, z = x.new_zeros(()), x.new_zeros(())
+    for part in x.unbind() if scope == "sequence" else [x.flatten(0, 1)]:
+        logits = part @ moe.router.weight.T
+        scores = logits.softmax(-1) if moe.section.router == "softmax_topk" else logits.sigmoid()
+        chosen = (scores + moe.router.selection_bias).topk(moe.section.top_k).indices
+        shares = scores / scores.sum(-1, keepdim=True)
+        term = x.new_zeros(())
+        for number in range(moe.section.num_experts):
+            term = term + (chosen == number).sum().double() / (len(part) * moe.section.top_k) * shares[:, number].mean()
+        balance = balance + len(part) * moe.section.num_experts * term
+        z = z + sum(row.logsumexp(0) ** 2 for row in logits)
+    return balance, z
+
+
+@pytest.mark.parametrize("router", ["softmax_topk", "sigmoid_topk"])
+@pytest.mark.parametrize(
+    ("options", "scope"),
+    [
+        ({"aux_loss_weight": 0.3}, "sequence"),
+        ({"aux_loss_weight": 0.3, "balance_scope": "micro_batch"}, "micro_batch"),
+        ({**OFF, "sequence_aux_loss_weight": 0.3}, "sequence"),
+        ({**OFF, "sequence_aux_loss_weight": 0.3, "balance_scope": "micro_batch"}, "sequence"),
+        ({**OFF, "z_loss_weight": 0.3}, None),
+    ],
+    ids=str,
+)
+def test_an_auxiliary_loss_enters_the_gradient_once_with_its_weight(router, options, scope) -> None:
+    """KempnerForge's defect 4: its sequence loss was weighted twice, and taken over the whole micro-batch."""
+    moe, x, scale = layer(router=router, **options), states(), 0.01
+    plain, same = copy.deepcopy(moe), states()
+    wanted = torch.randn_like(x)
+    moe.record.scale.fill_(scale)
+    (moe(x) * wanted).sum().backward()
+
+    plain.section = type(moe.section)(**{**vars(moe.section), **OFF, "sequence_aux_loss_weight": 0.0, "z_loss_weight": 0.0})
+    balance, z = mean_terms(plain, same, scope or "sequence")
+    term = balance if scope else z
+    ((plain(same) * wanted).sum() + 0.3 * scale * term).backward()
+    assert x.grad is not None
+    assert same.grad is not None
+    assert furthest({"x": x.grad, **gradients(moe)}, {"x": same.grad, **gradients(plain)}) < 1e-12
+    name = {"aux_loss_weight": "aux_loss", "sequence_aux_loss_weight": "sequence_aux_loss", "z_loss_weight": "router_z_loss"}
+    which = next(name[key] for key, value in options.items() if value == 0.3)
+    assert moe.record.sums[SUMS.index(which)].item() == pytest.approx(term.item(), rel=1e-12)
+
+
+def test_the_losses_in_closed_form() -> None:
+    even = torch.full((12, 4), 0.25, dtype=torch.float64)
+    assert balance_loss(even, torch.full((3, 4), 2)) == pytest.approx(12)  # 1 a token
+    one = torch.tensor([[1.0, 0, 0, 0]]).repeat(12, 1).double()
+    assert balance_loss(one, torch.tensor([[24, 0, 0, 0]])) == pytest.approx(4 * 12)
+    assert balance_loss(one, torch.tensor([[0, 24, 0, 0]])) == 0
+    assert router_z_loss(torch.zeros(5, 4, dtype=torch.float64)) == pytest.approx(5 * math.log(4) ** 2)
+
+
+def test_hugging_faces_load_balancing_loss_is_top_k_times_ours() -> None:
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    logits = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+    shares = logits.softmax(-1)
+    counts = torch.bincount(shares.topk(2).indices.flatten(), minlength=8)[None]
+    theirs = load_balancing_loss_func((logits,), num_experts=8, top_k=2)
+    assert float(balance_loss(shares, counts)) / 40 * 2 == pytest.approx(float(theirs), rel=1e-6)
+
+
+def test_the_weight_of_auxiliary_losses_does_not_depend_on_micro_batches() -> None:
+    """Six sequences as one micro-batch, as three, and as two of unequal size: the same gradients."""
+    text = tokens(6)
+    options = {"aux_loss_weight": 0.1, "sequence_aux_loss_weight": 0.1, "z_loss_weight": 0.1, "kernel": "loop", "dtype": torch.float64}
+    whole = train_step(decoder(**options), [text])
+    for sizes in ([2, 2, 2], [1, 5]):
+        parts = train_step(decoder(**options), list(text.split(sizes)))
+        assert furthest(parts.gradients, whole.gradients) < 1e-10
+        torch.testing.assert_close(parts.report, whole.report, rtol=1e-5, atol=0)
+
+
+def choices(model, text: Tensor) -> list[Tensor]:
+    """How often each expert of each layer is chosen."""
+    found = []
+    hooks = [
+        moe.router.register_forward_hook(lambda module, _, routed: found.append(torch.bincount(routed.experts.flatten(), minlength=8)))
+        for moe in moe_layers(model)
+    ]
+    with torch.no_grad():
+        model(text)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+HOW = [("none", False), ("full", False), ("selective", False), ("none", True), ("full", True), ("selective", True)]
+
+
+@pytest.mark.parametrize(("mode", "compiled"), HOW, ids=str)
+@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0, "gradient_scale": True}], ids=str)
+def test_counts_and_gradients_under_recompute_and_compile(mode, compiled, options) -> None:
+    """KempnerForge's defect 3: its counts ran with each forward pass, so recomputed ones and each micro-batch counted again."""
+    options = {"bias_update_rate": 0.1, "z_loss_weight": 0.01, "shared_experts": 1, **options}
+    texts = [tokens(), tokens().flip(1)]
+    plain = train_step(decoder(**options), texts)
+    model = decoder(**options)
+    expected = [sum(each) for each in zip(*(choices(model, text) for text in texts), strict=True)]
+    recompute(model, mode)
+    if compiled:
+        compile_blocks(model, "aot_eager")
+    balance = Balance(model, max_steps=10)
+    seen: list[Tensor] = []
+    total = lambda records: seen.append(records[:, :8].long()) or records  # noqa: E731
+    end, balance.end = balance.end, lambda number, skipped: end(number, skipped=skipped, total=total)  # type: ignore[method-assign]
+    found = train_step(model, texts, balance=balance)
+    assert seen[0].tolist() == [counts.tolist() for counts in expected]
+    assert seen[0].sum() == 2 * 2 * BATCH * SEQ * 2
+    assert furthest(found.gradients, plain.gradients) < 1e-6
+    torch.testing.assert_close(found.report, plain.report, rtol=1e-6, atol=1e-9)
+    for one, other in zip(moe_layers(model), moe_layers(train_again(options, texts)), strict=True):
+        assert torch.equal(one.router.selection_bias, other.router.selection_bias)
+
+
+def train_again(options, texts):
+    model = decoder(**options)
+    train_step(model, texts)
+    return model
+
+
+def test_the_bias_moves_once_a_step_by_the_counts_of_the_whole_step() -> None:
+    """And so that what is chosen too often is chosen less: b_i += rate * sign(mean - count_i)."""
+    model, texts = decoder(bias_update_rate=0.1), [tokens(), tokens().flip(1), tokens(1)]
+    counts = [sum(each) for each in zip(*(choices(model, text) for text in texts), strict=True)]
+    train_step(model, texts)
+    for moe, count in zip(moe_layers(model), counts, strict=True):
+        wanted = 0.1 * torch.sign(count.float().mean() - count)
+        assert wanted.unique().numel() > 1
+        assert torch.equal(moe.router.selection_bias, wanted)
+
+
+def test_the_bias_is_no_parameter_and_has_no_gradient() -> None:
+    """KempnerForge's defect 2: it was trained, and part of the weights."""
+    model = decoder(bias_update_rate=0.1, router="sigmoid_topk")
+    assert not [name for name, _ in model.named_parameters() if "bias" in name]
+    model(tokens()).sum().backward()
+    for moe in moe_layers(model):
+        assert not moe.router.selection_bias.requires_grad
+        assert moe.router.selection_bias.grad is None
+        assert "selection_bias" in moe.router.state_dict()
+
+
+def test_counts_are_summed_over_all_ranks_before_the_bias_moves() -> None:
+    """KempnerForge's defect 3, the other half: each data rank moved its own bias. Here two of them, one after the other."""
+    halves, models = tokens(4).split(2), [decoder(bias_update_rate=0.1) for _ in range(3)]
+    records: list[Tensor] = []
+    balances = [Balance(model, max_steps=10) for model in models]
+    for model, balance, texts in zip(models, balances, ([halves[0]], [halves[1]], list(halves)), strict=True):
+        balance.begin(1 / 64)
+        for text in texts:
+            model(text).square().sum().backward()
+    balances[0].end(0, skipped=NOT_SKIPPED, total=lambda each: records.append(each) or each)
+    reports = [balances[1].end(0, skipped=NOT_SKIPPED, total=lambda each: each + records[0]), balances[2].end(0, skipped=NOT_SKIPPED)]
+    torch.testing.assert_close(reports[0].means, reports[1].means, rtol=1e-6, atol=0)
+    for alone, summed, whole in zip(*map(moe_layers, models), strict=True):
+        assert torch.equal(summed.router.selection_bias, whole.router.selection_bias)
+        assert not torch.equal(alone.router.selection_bias, whole.router.selection_bias)
+
+
+def test_a_skipped_update_moves_nothing() -> None:
+    model = decoder(bias_update_rate=0.1)
+    balance = Balance(model, max_steps=10)
+    balance.begin(1.0)
+    model(tokens()).sum().backward()
+    balance.end(0, skipped=torch.tensor(True))
+    assert not any(moe.router.selection_bias.any() for moe in moe_layers(model))
+
+
+def test_evaluation_and_passes_without_gradient_touch_nothing() -> None:
+    model = decoder(bias_update_rate=0.1)
+    before = copy.deepcopy(dict(model.named_buffers()))
+    with torch.no_grad():
+        model(tokens())
+    model.eval()
+    model(tokens()).sum().backward()
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
+def test_the_bias_evens_the_load() -> None:
+    """Of a router that sends all to two experts, over steps of the bias alone."""
+    model = decoder(bias_update_rate=0.01, aux_loss_weight=0.0)
+    with torch.no_grad():
+        for moe in moe_layers(model):
+            moe.router.selection_bias[:2] = 1.0
+    balance, loads = Balance(model, max_steps=1000), []
+    for number in range(130):
+        loads.append(train_step(model, [tokens()], number=number, balance=balance).report.means["moe/load_max"].item())
+    assert loads[0] > 1.8
+    assert sum(loads[-10:]) / 10 < 1.3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wanted"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("cosine_decay", [1, (1 + math.cos(0.05 * math.pi)) / 2, 0.5, 0]),
+        ("linear_warmup", [0, 0.5, 1, 1]),
+    ],
+)
+def test_bias_schedules(schedule, wanted) -> None:
+    assert [bias_factor(schedule, done) for done in (0, 0.05, 0.5, 1)] == pytest.approx(wanted)
+    model = decoder(bias_update_rate=0.1, bias_schedule=schedule)
+    train_step(model, [tokens()], number=5)  # of 10
+    largest = max(moe.router.selection_bias.abs().max().item() for moe in moe_layers(model))
+    assert largest == pytest.approx(0.1 * wanted[2])
+
+
+@pytest.mark.parametrize("scope", ["sequence", "micro_batch"])
+@pytest.mark.parametrize("capacity", [0.0, 1.0])
+def test_gradient_scale_scales_gradients_of_experts_and_nothing_else(scope, capacity) -> None:
+    """KempnerForge's defect 5: it multiplied outputs. Here each expert's gradient, of each scope, by the even load over its own."""
+    options = {"capacity_factor": capacity, "balance_scope": scope, **OFF}
+    wanted = torch.randn(states().shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    scaled, x = layer(gradient_scale=True, **options), states()
+    plain, same = layer(**options), states()
+    y, expected = scaled(x), plain(same)
+    assert torch.equal(y, expected)
+    (y * wanted).sum().backward()
+    (expected * wanted).sum().backward()
+    torch.testing.assert_close(x.grad, same.grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(scaled.router.weight.grad, plain.router.weight.grad, rtol=1e-10, atol=1e-12)
+
+    by_hand: dict[str, Tensor] = {}
+    for part in range(BATCH) if scope == "sequence" else [slice(None)]:
+        one, some = layer(**options), states().detach()
+        picked = some[part : part + 1] if isinstance(part, int) else some
+        target = wanted[part : part + 1] if isinstance(part, int) else wanted
+        routed = one.router(picked.flatten(0, 1))
+        counts = torch.bincount(routed.experts.flatten(), minlength=8)
+        if capacity:
+            counts = counts.clamp(max=math.ceil(len(routed.experts) * 2 / 8))
+        (one(picked) * target).sum().backward()
+        factor = counts.sum().double() / 8 / counts.clamp(min=1)
+        assert factor.max() > 1.3 or capacity
+        for name, gradient in gradients(one.experts).items():
+            by_hand[name] = by_hand.get(name, 0) + gradient * factor[:, None, None]
+    assert furthest(gradients(scaled.experts), by_hand) < 1e-12
+
+
+def test_what_is_reported_of_a_step() -> None:
+    model = decoder(capacity_factor=1.0, bias_update_rate=0.1, z_loss_weight=0.5)
+    counts = torch.stack(choices(model, tokens())).double()
+    report = train_step(model, [tokens()]).report
+    assert float(report.means["moe/load_max"]) == pytest.approx(float((counts.amax(1) / counts.mean(1)).mean()))
+    assert float(report.means["moe/load_min"]) == pytest.approx(float((counts.amin(1) / counts.mean(1)).mean()))
+    assert float(report.means["moe/bias"]) == pytest.approx(0.2)
+    assert 0 < report.means["moe/dropped"] < 1
+    assert 0 < report.means["moe/entropy"] < math.log(8)
+    assert report.sums.keys() == {"aux_loss", "router_z_loss"}
+    assert 0.9 < report.sums["aux_loss"] / (BATCH * SEQ) < 8

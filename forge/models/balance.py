@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from forge.config.moe import MoE as MoEConfig
+from forge.config.model import Decoder as DecoderConfig
 from forge.models.moe import MoE
 from forge.models.routing_record import SUMS
 
@@ -26,59 +26,73 @@ class RoutingReport(NamedTuple):
 
 
 class Balance:
-    """Tells the layers when a step begins and ends; `layers` is empty for a model without experts."""
+    """Tells the layers when a step begins and ends; false for a model without experts."""
 
     def __init__(self, model: nn.Module, *, max_steps: int) -> None:
-        """max_steps: those of the run, which bias schedules span."""
+        """max_steps: those of the run, which bias schedules span. Of a stage of a pipeline the layers are some of the whole model's."""
         self.layers = [module for module in model.modules() if isinstance(module, MoE)]
+        section = getattr(model, "section", None)
+        self.section = section if isinstance(section, DecoderConfig) and section.is_moe else None
+        assert self.section is not None or not self.layers, "a model that has experts keeps its section as `section`"
         self.max_steps = max_steps
+
+    def __bool__(self) -> bool:
+        return self.section is not None
 
     def begin(self, scale: Tensor | float) -> None:
         """Before the first micro-batch. scale: 1 / target tokens of the step, over all ranks, times a loss scale."""
         for layer in self.layers:
             layer.record.reset_buffers()
-            layer.record.scale.add_(scale)
+            layer.record.scale.add_(scale / layer.summands)
 
     @torch.no_grad()
     def end(self, number: int, *, skipped: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x) -> RoutingReport:
         """After update `number`, counted from 0: moves the selection biases, unless the update was skipped, and reports.
 
-        total: sums a tensor over all ranks that have other tokens of the same layers. Waits for nothing.
+        total: sums a tensor over all ranks that have other tokens or other layers. Waits for nothing.
         """
-        section: MoEConfig = self.layers[0].section
-        experts = section.num_experts
-        records = torch.stack([torch.cat([layer.record.counts.double(), layer.record.sums.double()]) for layer in self.layers])
-        records = total(records)
-        counts, named = records[:, :experts], zip(SUMS, records[:, experts:].unbind(1), strict=True)
-        sums: dict[str, Tensor] = dict(named)
-        for layer, load in zip(self.layers, counts, strict=True):
-            self._move_bias(layer.router.selection_bias, load, number, skipped)
-        even = counts.mean(1).clamp(min=1)
-        biases = torch.stack([layer.router.selection_bias for layer in self.layers])
+        assert self.section is not None
+        section, n_layers = self.section.moe, self.section.n_moe_layers
+        records = total(self._records(n_layers, section.num_experts, skipped.device))
+        counts, (*named, ranges, copies) = records[:, : section.num_experts], records[:, section.num_experts :].unbind(1)
+        sums: dict[str, Tensor] = dict(zip(SUMS, named, strict=True))
         means = {
-            "load_max": counts.amax(1) / even,
-            "load_min": counts.amin(1) / even,
+            "load_max": counts.amax(1) / counts.mean(1).clamp(min=1),
+            "load_min": counts.amin(1) / counts.mean(1).clamp(min=1),
             "entropy": sums["entropy"] / sums["tokens"].clamp(min=1),
         }
         if section.capacity_factor:
             means["dropped"] = sums["dropped"] / (sums["tokens"].clamp(min=1) * section.top_k)
         if section.bias_update_rate:
-            means["bias"] = biases.amax(1) - biases.amin(1)
+            means["bias"] = ranges / copies
+            for layer in self.layers:
+                self._move(layer.router.selection_bias, counts[layer.number], number, skipped)
         weights = {"aux_loss": section.aux_loss_weight, "sequence_aux_loss": section.sequence_aux_loss_weight}
         weights["router_z_loss"] = section.z_loss_weight
-        n_layers = self.layers[0].n_moe_layers
         return RoutingReport(
             {name: sums[name].sum() / n_layers for name, weight in weights.items() if weight},
             {f"moe/{name}": values.sum() / n_layers for name, values in means.items()},
         )
 
-    def _move_bias(self, bias: Tensor, load: Tensor, number: int, skipped: Tensor) -> None:
+    def _records(self, n_layers: int, experts: int, device: torch.device) -> Tensor:
+        """[layers of the model, experts + len(SUMS) + 2] fp64: the counts and sums of a layer, how far apart its biases are, and 1.
+
+        Rows of layers that other stages have are 0.
+        """
+        records = torch.zeros(n_layers, experts + len(SUMS) + 2, dtype=torch.float64, device=device)
+        for layer in self.layers:
+            bias = layer.router.selection_bias
+            apart = torch.stack((bias.amax() - bias.amin(), torch.ones_like(bias[0])))
+            records[layer.number] = torch.cat([layer.record.counts.double(), layer.record.sums.double(), apart.double()])
+        return records
+
+    def _move(self, bias: Tensor, load: Tensor, number: int, skipped: Tensor) -> None:
         """b_i += rate * sign(mean load - load_i), from the assignments of a whole step (arXiv:2408.15664, algorithm 1)."""
-        section = self.layers[0].section
+        assert self.section is not None
+        section = self.section.moe
         rate = section.bias_update_rate * bias_factor(section.bias_schedule, number / self.max_steps)
-        if rate:
-            step = rate * (load.mean() - load).sign()
-            bias.add_(step.where(~skipped, 0).to(bias.dtype))
+        step = rate * (load.mean() - load).sign()
+        bias.add_(step.where(~skipped, 0).to(bias.dtype))
 
 
 def bias_factor(schedule: str, done: float) -> float:

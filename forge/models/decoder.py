@@ -30,7 +30,7 @@ class Block(nn.Module):
         self.attention_norm = make_norm(section)
         self.attention = Attention(section)
         self.feed_forward_norm = make_norm(section)
-        self.feed_forward = MoE(section) if is_moe_layer(section.moe, layer) else FeedForward(section)
+        self.feed_forward = MoE(section, layer) if is_moe_layer(section.moe, layer) else FeedForward(section)
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""

@@ -62,7 +62,12 @@ def spread(x: Tensor, found: Order) -> Tensor:
 
 def gather(y: Tensor, found: Order) -> Tensor:
     """y: [n, dim], sorted by expert -> [n, dim], in the order of the assignments."""
-    return _Move.apply(y, found.place, None, found.by_expert, None)
+    return rearrange(y, found.place, found.by_expert)
+
+
+def rearrange(x: Tensor, index: Tensor, back: Tensor) -> Tensor:
+    """x: [n, dim], its rows in the order of `index`: [n], a permutation, of which `back` is the inverse."""
+    return _Move.apply(x, index, None, back, None)
 
 
 class Room(NamedTuple):

@@ -38,7 +38,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each, which may be none -> [n, dim]."""
         x, weights = self._in_one_type(x)
-        if not self._grouped(x):
+        if not self._grouped(x, weights):
             return self._expert(x, weights, lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts))
         offsets = counts.cumsum(0, dtype=torch.int32)
         return self._expert(x, weights, lambda rows, weight: grouped_mm(rows, weight.transpose(1, 2), offsets))
@@ -47,6 +47,10 @@ class Experts(nn.Module):
         """The same of as many rows for each expert: x: [experts, rows, dim] -> [experts, rows, dim], by batched products."""
         x, weights = self._in_one_type(x)
         return self._expert(x, weights, lambda rows, weight: torch.bmm(rows, weight.transpose(1, 2)))
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """(w_gate, w_up, w_down) or, without a gate, (w_up, w_down)."""
+        return (self.w_up, self.w_down) if self.w_gate is None else (self.w_gate, self.w_up, self.w_down)
 
     def _expert(self, x: Tensor, weights: tuple[Tensor, ...], multiply: Multiply) -> Tensor:
         *gate, up, down = weights
@@ -58,10 +62,9 @@ class Experts(nn.Module):
         """Input and weights as autocast would have them, which knows no grouped product."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        weights = (self.w_up, self.w_down) if self.w_gate is None else (self.w_gate, self.w_up, self.w_down)
-        return x.to(dtype), tuple(weight.to(dtype) for weight in weights)
+        return x.to(dtype), tuple(weight.to(dtype) for weight in self.weights())
 
-    def _grouped(self, x: Tensor) -> bool:
+    def _grouped(self, x: Tensor, weights: tuple[Tensor, ...]) -> bool:
         """Whether one kernel multiplies all experts.
 
         On CUDA it knows bf16 only, in rows of whole 16 bytes; on a CPU all but fp64. The compiler takes it for bf16 only (torch 2.13).
@@ -69,7 +72,7 @@ class Experts(nn.Module):
         if self.kernel != "auto":
             return self.kernel == "grouped"
         if x.device.type == "cuda":
-            rows = (self.w_up.shape[1] * x.element_size(), self.w_up.shape[2] * x.element_size())
+            rows = (size * x.element_size() for size in weights[-1].shape[1:])
             return x.dtype == torch.bfloat16 and not any(size % ALIGNMENT for size in rows)
         if x.dtype == torch.bfloat16:
             return True

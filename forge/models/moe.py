@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE as MoEConfig
+from forge.config.moe import n_moe_layers
 from forge.models.dispatch import Order, Room, capacity, empty, fill, gather, order, room, scale_gradient, spread
 from forge.models.experts import Experts
 from forge.models.feed_forward import FeedForward
@@ -26,10 +27,17 @@ class MoE(nn.Module):
     nothing. In evaluation and generation nothing is dropped.
     """
 
-    def __init__(self, section: DecoderConfig) -> None:
+    summands = 1
+    """How many ranks find, each, a summand of this layer's output and of its gradients."""
+
+    pieces = 1
+    """The runs of tokens that are here of a sequence, one after another, which are counted apart."""
+
+    def __init__(self, section: DecoderConfig, layer: int = 0) -> None:
+        """layer: of which one of the model's blocks this is."""
         super().__init__()
         self.section: MoEConfig = section.moe
-        self.n_moe_layers = section.n_moe_layers
+        self.number = n_moe_layers(section.moe, layer)
         self.router = Router(section.moe, section.dim)
         self.experts = Experts(section)
         shared = section.moe.shared_experts * section.expert_hidden_dim
@@ -40,7 +48,7 @@ class MoE(nn.Module):
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
         section, flat = self.section, x.flatten(0, 1)
         routed = self.router(flat)
-        found = order(routed.experts, section.num_experts, len(x), apart=section.balance_scope == "sequence")
+        found = order(routed.experts, section.num_experts, len(x) * self.pieces, apart=self._apart or not self.in_order)
         rows = self._room(found, len(flat)) if self.training and section.capacity_factor > 0 else None
         y = self._sum(self._experts(spread(flat, found), found, rows), routed, found, rows).view_as(x)
         if self.shared is not None:
@@ -56,19 +64,24 @@ class MoE(nn.Module):
         return self.experts.equal(x)
 
     def whole(self, counts: Tensor, *, apart: bool) -> Tensor:
-        """counts: [scopes, experts], of the tokens here -> of all tokens of the scopes, some of which other ranks may have.
+        """counts: [scopes, experts], of the tokens here -> of all tokens of the scopes, some of which are in other rows or on other ranks.
 
         apart: whether each sequence is a scope, or all sequences are one.
         """
         return counts
 
     def earlier(self, counts: Tensor, *, apart: bool) -> Tensor:
-        """counts: [scopes, experts], of the tokens here -> of those tokens of the scopes that come before them, on other ranks."""
+        """The same, of those tokens of the scopes that come before them."""
         return torch.zeros_like(counts)
 
-    def parts(self, *, apart: bool) -> int:
-        """How many ranks share the tokens of a scope."""
+    def parts(self, scopes: int, *, apart: bool) -> int:
+        """How many times the tokens that a row of counts, of so many, is of are those of a whole scope."""
         return 1
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the tokens of a micro-batch that are here follow one another without those that other ranks have in between."""
+        return True
 
     def _experts(self, x: Tensor, found: Order, rows: Room | None) -> Tensor:
         """x: [n, dim], sorted by expert -> [n, dim], 0 where dropped."""
@@ -93,7 +106,7 @@ class MoE(nn.Module):
         """The rows that experts have for the tokens here, of what they have for whole scopes."""
         section, apart = self.section, self._apart
         tokens //= len(found.counts)
-        size = capacity(section.capacity_factor, tokens * self.parts(apart=apart), section.top_k, section.num_experts)
+        size = capacity(section.capacity_factor, tokens * self.parts(len(found.counts), apart=apart), section.top_k, section.num_experts)
         left = (size - self.earlier(found.counts, apart=apart)).clamp(min=0)
         return room(found, min(size, tokens), left)
 

@@ -61,13 +61,17 @@ class Router(nn.Module):
         """The bias of a model that nothing has trained."""
         self.selection_bias.zero_()
 
+    def matrix(self) -> Tensor:
+        """Its weight, [experts, dim]."""
+        return self.weight
+
     def _logits(self, x: Tensor) -> Tensor:
         if not self.section.float32_gate_logits:
-            logits = F.linear(x, self.weight)
+            logits = F.linear(x, self.matrix())
             return logits.to(torch.promote_types(logits.dtype, torch.float32))
         dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x.to(dtype), self.weight.to(dtype))
+            return F.linear(x.to(dtype), self.matrix().to(dtype))
 
     def _choose(self, scores: Tensor) -> Tensor:
         """The top_k experts of each token, out of its best groups (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).

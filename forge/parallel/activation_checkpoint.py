@@ -6,10 +6,12 @@ import functools
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-import forge.models.grouped  # noqa: F401, the operators of experts
+from forge.models.attention import Attention
+from forge.models.experts import Experts
+from forge.models.feed_forward import FeedForward
 from forge.parallel.blocks import blocks_of
 from forge.parallel.mixin import mix_in
 
@@ -31,20 +33,25 @@ SAVED_BY_SELECTIVE = [
 casts: cheap to repeat; all-gathers: what they give is as large as what is saved by not keeping it."""
 
 
-def recompute(model: nn.Module, mode: str, *, every: int = 1) -> None:
+def recompute(model: nn.Module, mode: str, *, every: int = 1, layers: bool = False) -> None:
     """Make each block keep less for backward, in place: none; full = its input only; selective = SAVED_BY_SELECTIVE too.
 
-    every: only the first of each so many blocks.
+    every: only the first of each so many blocks. layers: where selective, recompute attention, experts and shared experts of a block
+    apart, and keep what is around them. Where FSDP gathers experts by themselves it does so inside of the block, and not in the
+    same way when that runs again, which torch's selective recompute takes for another computation (torch 2.13).
     Only the class of a block changes, so parameter names stay, and copies of the model run their own weights.
     """
     if mode not in ("none", "full", "selective"):
         raise ValueError(f"train.activation_checkpointing={mode!r}: must be none, full or selective")
     if mode == "none":
         return
-    mixin = Recomputed if mode == "full" else RecomputedSelectively
     for block in blocks_of(model)[::every]:
-        assert not isinstance(block, Recomputed), "the blocks are checkpointed already"
-        mix_in(block, mixin)
+        assert not any(isinstance(module, Recomputed) for module in block.modules()), "the blocks are checkpointed already"
+        if mode == "selective" and layers:
+            for layer in [module for module in block.modules() if isinstance(module, Attention | Experts | FeedForward)]:
+                mix_in(layer, RecomputedExperts if isinstance(layer, Experts) else RecomputedSelectively)
+        else:
+            mix_in(block, Recomputed if mode == "full" else RecomputedSelectively)
 
 
 # Nothing in a block draws random numbers, so there is no generator state to keep.
@@ -68,3 +75,11 @@ class RecomputedSelectively(Recomputed):
     """The same, but costly operations are not run again."""
 
     checkpoint: Any = staticmethod(_run_again_selectively)
+
+
+class RecomputedExperts(RecomputedSelectively):
+    """The same of experts, which have two ways in."""
+
+    def equal(self, x: Tensor) -> Tensor:
+        """As the experts' own."""
+        return self.checkpoint(super().equal, x)  # type: ignore[misc]

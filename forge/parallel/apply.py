@@ -11,11 +11,13 @@ from forge.config.root import Config
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.compile import compile_blocks
 from forge.parallel.context import spread_context
+from forge.parallel.expert import spread_experts
 from forge.parallel.fsdp import shard
 from forge.parallel.half import HALF
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh
 from forge.parallel.pipeline import Pipeline, cut
+from forge.parallel.scopes import spread_scopes
 from forge.parallel.tensor import spread_width
 
 
@@ -25,9 +27,10 @@ def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh, device: torch.
     make: builds the model; it is called where nothing takes memory. The stages of a pipeline are cut first; then for each part
 
     1. the width: heads, feed-forward and vocabulary over tp, and sequences between layers;
-    2. the context: sequences over cp, inside attention;
-    3. what backward computes again, and 4. compilation, of all that is inside a block by then;
-    5. FSDP, last: it gathers and frees the parameters around all of it, and adds up gradients.
+    2. experts over ep, and what they count over all ranks;
+    3. the context: sequences over cp, inside attention;
+    4. what backward computes again, and 5. compilation, of all that is inside a block by then;
+    6. FSDP, last: it gathers and frees the parameters around all of it, and adds up gradients.
 
     Parameter names are those of the plain model throughout.
     """
@@ -40,6 +43,8 @@ def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh, device: torch.
     for _, part in parts:
         if cfg.parallel.tp > 1:
             spread_width(part, cfg.parallel, mesh)  # type: ignore[arg-type]
+        spread_experts(part, mesh)
+        spread_scopes(part, mesh)
         if cfg.parallel.cp > 1:
             spread_context(part, cfg, mesh)  # type: ignore[arg-type]
         apply_to_blocks(part, cfg)
@@ -58,7 +63,9 @@ def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh, device: torch.
 def apply_to_blocks(model: nn.Module, cfg: Config) -> None:
     """What one device does too: recompute, first, so that the compiler sees what is recomputed, and compile."""
     train = cfg.train
-    recompute(model, train.activation_checkpointing, every=train.recompute_every)
+    recompute(model, train.activation_checkpointing, every=train.recompute_every, layers=cfg.parallel.ep > 1)
     if train.compile_model:
         # What a fully recomputed block keeps for backward is its parameters, and the compiler cannot keep a DTensor (torch 2.13).
-        compile_blocks(model, train.compile_backend, layers=cfg.parallel.tp > 1 and train.activation_checkpointing == "full")
+        # And it cannot know how many tokens come to the experts of a rank.
+        layers = cfg.parallel.ep > 1 or (cfg.parallel.tp > 1 and train.activation_checkpointing == "full")
+        compile_blocks(model, train.compile_backend, layers=layers, mixtures=cfg.parallel.ep == 1)

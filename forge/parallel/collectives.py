@@ -60,6 +60,17 @@ def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tens
     return _Exchange.apply(x, split % x.dim(), join % x.dim(), group.group_name, group.size())
 
 
+def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """counts: [ranks * n], n for each rank -> [ranks * n], n from each (all-to-all); without gradient."""
+    each = [len(counts) // group.size()] * group.size()
+    return ops.wait_tensor(ops.all_to_all_single(counts.contiguous(), each, each, group.group_name))
+
+
+def exchange_rows(x: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup) -> Tensor:
+    """x: [sum(send), dim], so many rows for each rank, or none -> [sum(receive), dim] (all-to-all); backward: the reverse."""
+    return _ExchangeRows.apply(x, send, receive, group.group_name)
+
+
 def _not_a_view(x: Tensor) -> Tensor:
     """x, but no view in autograd's eyes: fully_shard warns of a module that returns one."""
     return torch.ops.aten._unsafe_view(x, x.shape)
@@ -85,6 +96,10 @@ def _all_to_all(x: Tensor, split: int, join: int, group: str, ranks: int) -> Ten
     parts = x.unflatten(split, (ranks, -1)).movedim(split, 0).contiguous()
     ones = [1] * ranks
     return ops.wait_tensor(ops.all_to_all_single(parts, ones, ones, group)).movedim(0, join).flatten(join, join + 1)
+
+
+def _all_to_all_rows(x: Tensor, send: list[int], receive: list[int], group: str) -> Tensor:
+    return ops.wait_tensor(ops.all_to_all_single(x.contiguous(), receive, send, group))
 
 
 class _Gather(torch.autograd.Function):
@@ -150,3 +165,14 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         return _all_to_all(gradient, ctx.join, ctx.split, ctx.group, ctx.ranks), None, None, None, None
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, send: list[int], receive: list[int], group: str) -> Tensor:
+        ctx.send, ctx.receive, ctx.group = send, receive, group
+        return _all_to_all_rows(x, send, receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return _all_to_all_rows(gradient, ctx.receive, ctx.send, ctx.group), None, None, None

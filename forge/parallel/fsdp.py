@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import (
@@ -12,7 +16,9 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor, Shard
 
+from forge.models.experts import Experts
 from forge.parallel.blocks import blocks_of
 from forge.parallel.mesh import Mesh
 from forge.parallel.mixin import mix_in
@@ -33,15 +39,49 @@ def shard(
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32 if param_dtype is not None else None)
     offload = CPUOffloadPolicy(pin_memory=mesh.axes.device_type == "cuda") if cpu_offload else OffloadPolicy()
+    own, experts = mesh.fsdp["fsdp"].size(), mesh.experts["efsdp"].size()
+    common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
+    again: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
+    groups = []
     for block in blocks_of(model):
-        fully_shard(block, mesh=mesh.fsdp, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshard_after_forward)
-    fully_shard(model, mesh=mesh.fsdp, mp_policy=policy, offload_policy=offload, reshard_after_forward=False)
+        groups.append([block])
+        if mesh.parallel.ep > 1:
+            for layer in [module for module in block.modules() if isinstance(module, Experts)]:
+                fully_shard(layer, mesh=mesh.experts_fsdp, shard_placement_fn=partial(placement, ranks=experts), **again)
+                register_fsdp_forward_method(layer, "equal")
+                groups[-1].append(layer)
+        fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=partial(placement, ranks=own), **again)
+    fully_shard(model, mesh=mesh.fsdp, reshard_after_forward=False, **common)
+    if mesh.parallel.ep > 1:
+        _fetch_ahead([[model], *groups])
     register_fsdp_forward_method(model, "hidden")
     mix_in(model, LetsGo)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # holds for one module each, not for those below it
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+
+
+def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
+    """Along which dimension a parameter is sharded; null = rows, as torch does. Packed experts: across, where there are fewer than ranks.
+
+    Else some ranks would have none, and all would gather as many zeros as ranks that have one.
+    """
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if local.dim() != 3 or len(local) >= ranks:
+        return None
+    cut = {place.dim for place in parameter.placements if isinstance(place, Shard)} if isinstance(parameter, DTensor) else set()
+    return next((Shard(dim) for dim in sorted((1, 2), key=lambda dim: dim in cut) if local.shape[dim] % ranks == 0), None)
+
+
+def _fetch_ahead(groups: list[list[nn.Module]]) -> None:
+    """While the modules of a group compute, gather the weights of the next one, in forward, and of the one before, in backward.
+
+    FSDP does so by itself as long as the CPU runs ahead of the device, which it cannot where it must learn how many tokens come.
+    """
+    for group, following in pairwise(groups):
+        group[0].set_modules_to_forward_prefetch(following)  # type: ignore[operator]
+        following[0].set_modules_to_backward_prefetch(group)  # type: ignore[operator]
 
 
 class LetsGo(nn.Module):

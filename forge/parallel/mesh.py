@@ -16,7 +16,8 @@ class Mesh:
 
     axes: all six. dense: (pp, dp_replicate, fsdp, tp), where fsdp = dp_shard * cp * ep, for parameters without experts.
     sums: (tokens, tp), where tokens = pp * dp_replicate * fsdp: every rank that has a part of the step's tokens, and the stages, of
-    which one finds the loss and the others none.
+    which one finds the loss and the others none. stages: (pp, tokens, tp), the same for each stage alone.
+    experts: (pp, dp_replicate, efsdp, ep, tp), where efsdp = dp_shard * cp, for parameters of experts, of which each ep rank has some.
 
     The views are meshes of their own and not slices flattened from one, which no public call of torch does.
     """
@@ -25,6 +26,8 @@ class Mesh:
     axes: DeviceMesh
     dense: DeviceMesh
     sums: DeviceMesh
+    stages: DeviceMesh
+    experts: DeviceMesh
 
     @property
     def batch_ranks(self) -> int:
@@ -45,6 +48,11 @@ class Mesh:
         return self.dense["dp_replicate", "fsdp"] if self.parallel.dp_replicate > 1 else self.dense["fsdp"]
 
     @property
+    def experts_fsdp(self) -> DeviceMesh:
+        """The same for experts."""
+        return self.experts["dp_replicate", "efsdp"] if self.parallel.dp_replicate > 1 else self.experts["efsdp"]
+
+    @property
     def tp(self) -> DeviceMesh:
         """The ranks that share each matrix."""
         return self.dense["tp"]
@@ -54,19 +62,31 @@ class Mesh:
         """Over which the sums of a loss are added up."""
         return self.sums.get_group("tokens")
 
+    @property
+    def stage_group(self) -> dist.ProcessGroup:
+        """The ranks that have a part of a micro-batch's tokens, in a stage of the pipeline; in the order in which they draw the batch."""
+        return self.stages.get_group("tokens")
+
     def groups(self) -> list[dist.ProcessGroup]:
         """All groups of this rank."""
-        return [group for mesh in (self.axes, self.dense, self.sums) for group in mesh.get_all_groups()]
+        views = {id(view): view for view in (self.axes, self.dense, self.sums, self.stages, self.experts)}
+        return [group for view in views.values() for group in view.get_all_groups()]
 
 
 def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
     """The mesh of a layout; torch.distributed is initialised, and its world is the product of the degrees."""
-    p = parallel
-    fsdp = p.dp_shard * p.cp * p.ep
-    axes = (p.pp, p.dp_replicate, p.dp_shard, p.cp, p.ep, p.tp)
+    p, tokens = parallel, parallel.dp_replicate * parallel.dp_shard * parallel.cp * parallel.ep
+
+    def view(**axes: int) -> DeviceMesh:
+        return init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+    dense = view(pp=p.pp, dp_replicate=p.dp_replicate, fsdp=p.dp_shard * p.cp * p.ep, tp=p.tp)
+    sums = view(tokens=p.pp * tokens, tp=p.tp)
     return Mesh(
         parallel=parallel,
-        axes=init_device_mesh(device_type, axes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")),
-        dense=init_device_mesh(device_type, (p.pp, p.dp_replicate, fsdp, p.tp), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp")),
-        sums=init_device_mesh(device_type, (p.pp * p.dp_replicate * fsdp, p.tp), mesh_dim_names=("tokens", "tp")),
+        axes=view(pp=p.pp, dp_replicate=p.dp_replicate, dp_shard=p.dp_shard, cp=p.cp, ep=p.ep, tp=p.tp),
+        dense=dense,
+        sums=sums,
+        stages=view(pp=p.pp, tokens=tokens, tp=p.tp) if p.pp > 1 else sums,
+        experts=view(pp=p.pp, dp_replicate=p.dp_replicate, efsdp=p.dp_shard * p.cp, ep=p.ep, tp=p.tp),
     )

@@ -20,6 +20,7 @@ from forge.models.attention import Attention
 from forge.models.decoder import Block, Decoder
 from forge.models.feed_forward import FeedForward
 from forge.models.head import Head
+from forge.models.moe import MoE
 from forge.parallel.collectives import gather, gather_equal, scatter_sum, sum_gradient, sum_over
 from forge.parallel.mesh import Mesh
 from forge.parallel.mixin import mix_in
@@ -58,15 +59,14 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
     for module in model.modules():
         if isinstance(module, Attention):
             _spread_attention(module, width)
-        elif isinstance(module, FeedForward):
-            for linear in (module.w_gate, module.w_up):
-                if linear is not None:
-                    _change(linear, Local, width, Shard(0))
-            _change(module.w_down, Summed, width, Shard(1), bias=Replicate())
-            _change(module, Entered, width)
         elif isinstance(module, Block):
             for norm in (module.attention_norm, module.feed_forward_norm):
                 _change(norm, Norm, width, Replicate())
+            if isinstance(module.feed_forward, MoE):
+                _spread_mixture(module.feed_forward, width)
+            else:
+                _spread_feed_forward(module.feed_forward, width, Summed)
+                _change(module.feed_forward, Entered, width)
     if model.embedding is not None:
         _change(model.embedding, Rows, width, Shard(0))
     if model.positions is not None:
@@ -96,6 +96,22 @@ def _spread_attention(attention: Attention, width: Width) -> None:
             _change(norm, OfHeads, width, Replicate())
     _change(attention.wo, Summed, width, Shard(1), bias=Replicate())
     _change(attention, Entered, width)
+
+
+def _spread_feed_forward(layer: FeedForward, width: Width, last: type) -> None:
+    for linear in (layer.w_gate, layer.w_up):
+        if linear is not None:
+            _change(linear, Local, width, Shard(0))
+    _change(layer.w_down, last, width, Shard(1), bias=Replicate())
+
+
+def _spread_mixture(layer: MoE, width: Width) -> None:
+    """All but the experts, of which `forge.parallel.expert` cuts the width too. Routed and shared ones are summed at once."""
+    _change(layer.router, SharedRouter, width, Replicate())
+    if layer.shared is not None:
+        _spread_feed_forward(layer.shared, width, Local)
+    layer.summands = width.size
+    _change(layer, Mixture, width)
 
 
 def _change(module: nn.Module, mixin: type, width: Width, placement: Placement | None = None, *, bias: Placement | None = None) -> None:
@@ -205,6 +221,30 @@ class Entered:
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Hidden states between layers -> the same."""
         return super().forward(self.width.enter(x), *rest)  # type: ignore[misc]
+
+
+class Mixture(Entered):
+    """Mixin of a mixture of experts: what it gives is a summand."""
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        """Hidden states between layers -> the same."""
+        return self.width.leave(super().forward(x, *rest))
+
+
+class SharedRouter(Local):
+    """Mixin of a router: all ranks choose the same experts, and each has a part of what they give."""
+
+    def forward(self, x: Tensor) -> Any:
+        """As the router's own."""
+        return super(Local, self).forward(x)  # type: ignore[misc]
+
+    def matrix(self) -> Tensor:
+        """As the router's own."""
+        return self.local()[0]
+
+    @property
+    def sums_gradient(self) -> bool:
+        return True
 
 
 class Last(Norm):

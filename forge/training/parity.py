@@ -24,7 +24,7 @@ LR = 0.1
 class Record:
     """What a side computed, on the CPU and by global name: of each step what it found, and the weights before the first and after the last.
 
-    A gradient that a rank did not have is None. replicas: parameters of which ranks have different bits where they should be copies.
+    A gradient that a rank did not have is None. state: the buffers that checkpoints hold, after the last step. replicas: tensors of which ranks have different bits where they should be copies.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -32,6 +32,7 @@ class Record:
     gradients: list[Found] = field(default_factory=list)
     before: Found = field(default_factory=dict)
     after: Found = field(default_factory=dict)
+    state: Found = field(default_factory=dict)
     replicas: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
@@ -55,10 +56,10 @@ class Record:
             files[name] = {**load_file(folder / f"{name}.safetensors"), **dict.fromkeys(missing)}
         gradients = [files[f"gradients_{step}"] for step in range(len(plain["losses"]))]
         numbers = {key: plain[key] for key in ("losses", "grad_norms", "replicas")}
-        return cls(**numbers, gradients=gradients, before=files["before"], after=files["after"])
+        return cls(**numbers, gradients=gradients, before=files["before"], after=files["after"], state=files["state"])
 
     def _files(self) -> dict[str, Found]:
-        return {"before": self.before, "after": self.after, **{f"gradients_{i}": found for i, found in enumerate(self.gradients)}}
+        return {"before": self.before, "after": self.after, "state": self.state} | {f"gradients_{i}": found for i, found in enumerate(self.gradients)}
 
 
 def measure(
@@ -87,10 +88,10 @@ def measure(
         ranks=ranks,
     )
     loader = train_loader(config, store, ranks, device)
-    record = Record(before=whole(model, torch.Tensor.detach, ranks).tensors)
+    record = Record(before=whole(model.named_parameters(), ranks).tensors)
 
     def on_gradients() -> None:
-        found = whole(model, lambda parameter: parameter.grad, ranks)
+        found = whole(((name, parameter.grad) for name, parameter in model.named_parameters()), ranks)
         record.gradients.append(found.tensors)
         record.replicas += [f"the gradient of {name} in step {len(record.gradients)}" for name in found.apart]
 
@@ -99,7 +100,9 @@ def measure(
         output = update(step, number)
         record.losses.append(float(output.loss))
         record.grad_norms.append(float(output.grad_norm))
-    after = whole(model, torch.Tensor.detach, ranks)
-    record.after = after.tensors
-    record.replicas += [f"{name} after {steps} steps" for name in after.apart]
+    parameters = dict(model.named_parameters())
+    after = whole(model.named_parameters(), ranks)
+    state = whole(((name, value) for name, value in model.state_dict().items() if name not in parameters), ranks)
+    record.after, record.state = after.tensors, state.tensors
+    record.replicas += [f"{name} after {steps} steps" for name in [*after.apart, *state.apart]]
     return record if ranks.main else Record()

@@ -81,7 +81,7 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
     verdict = Verdict(parameters=len(a.before), numbers=sum(value.numel() for value in a.before.values() if value is not None))
     for side, record in (("a", a), ("b", b)):
         verdict.faults += [f"ranks of {side} have different copies of {what}" for what in record.replicas]
-    verdict.faults += _names(a.before, b.before)
+    verdict.faults += [*_names(a.before, b.before), *_names(a.state, b.state)]
     shared = [name for name in a.before if name in b.before]
     verdict.faults += [f"{name} differs at step 0" for name in shared if not _same_bits(a.before[name], b.before[name])]
     if len(a.losses) != len(b.losses):
@@ -107,6 +107,7 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
     if not verdict.rows:
         verdict.faults.append("no step was made")
     verdict.faults += _compare_ends(verdict, a, b, shared, bounds, may_vanish)
+    verdict.faults += _compare_state(a, b, bounds)
     return verdict
 
 
@@ -157,6 +158,14 @@ def _compare_ends(verdict: Verdict, a: Record, b: Record, shared: list[str], bou
         found = _distance(one, other)
         if not verdict.worst or _rank(found) > _rank(verdict.weights):
             verdict.worst, verdict.weights = name, found
+        if not found <= bounds.weights:
+            yield f"{name} differs by {found:.1e} after the last step, more than {bounds.weights:.0e}"
+
+
+def _compare_state(a: Record, b: Record, bounds: Bounds) -> Iterator[str]:
+    for name in [name for name in a.state if name in b.state]:
+        one, other = a.state[name], b.state[name]
+        found = _distance(one, other) if one is not None and other is not None else math.inf
         if not found <= bounds.weights:
             yield f"{name} differs by {found:.1e} after the last step, more than {bounds.weights:.0e}"
 

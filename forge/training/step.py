@@ -84,7 +84,7 @@ class Update:
         bad_loss, bad_gradient = ~loss.isfinite(), ~grad_norm.isfinite()
         self._step_unless(bad_loss | bad_gradient)
         means: dict[str, Tensor] = {}
-        if self.balance.layers:
+        if self.balance:
             routing = self.balance.end(number, skipped=bad_loss | bad_gradient, total=self.ranks.total)
             sums, means = sums | routing.sums, routing.means
         if scaler.is_enabled():
@@ -104,7 +104,7 @@ class Update:
     def _accumulate(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
         weight = 1.0 / max(step.n_targets, 1)
         batches = [self._mine(batch) for batch in step.batches]
-        if self.balance.layers:
+        if self.balance:
             scaler = self.autocast.scaler
             self.balance.begin(scaler.scale(torch.full((), weight, device=self.autocast.device)) if scaler.is_enabled() else weight)
         if isinstance(self.model, Pipeline):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from forge.parallel.ranks import Ranks
@@ -25,14 +25,15 @@ class Whole:
     apart: list[str] = field(default_factory=list)
 
 
-def whole(model: nn.Module, of: Callable[[nn.Parameter], Tensor | None], ranks: Ranks) -> Whole:
-    """A tensor of every parameter of the model, one after the other, from all shards and all stages of a pipeline.
+def whole(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Whole:
+    """All that ranks have, one tensor after the other, from all shards and all stages of a pipeline.
 
-    None where a rank that has the parameter has no tensor of it.
+    named: what this rank has, each tensor, or its part of one, by its name in the whole model. None where a rank that has the name
+    has no tensor.
     """
     own: dict[str, list[Tensor | None]] = {}
-    for name, parameter in model.named_parameters():
-        own.setdefault(name, []).append(of(parameter))  # a rank with the first and the last stage has two copies of a tied table
+    for name, value in named:
+        own.setdefault(name, []).append(value)  # a rank with the first and the last stage has two copies of a tied table
     if ranks.host is None:
         return Whole(tensors={name: None if value is None else value.detach().clone() for name, (value,) in own.items()})
     result, digests = Whole(), {}

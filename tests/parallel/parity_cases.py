@@ -24,6 +24,29 @@ SMALL = (
     "run.device=cpu",
 )
 
+LOSSES = ("aux_loss_weight=0.05", "sequence_aux_loss_weight=0.02", "z_loss_weight=0.01")
+MOE = tuple(
+    f"model.moe.{text}"
+    for text in ("num_experts=6", "top_k=2", "ffn_hidden_dim=20", "shared_experts=1", "kernel=loop", "bias_update_rate=0.01", *LOSSES)
+)
+MICRO = ("model.moe.balance_scope=micro_batch", "train.batch_size=8")
+CAPACITY = ("model.moe.capacity_factor=1.0", "model.moe.gradient_scale=true")
+DEEPSEEK = ("router=sigmoid_topk", "n_routing_groups=2", "routed_scaling_factor=1.5", "first_num_dense_layers=1", "shared_experts=2")
+
+MIXTURES = {
+    "moe": MOE,
+    "moe, clipped": (*MOE, "train.grad_clip_norm=0.1"),
+    "moe, 8 experts": (*MOE, "model.moe.num_experts=8"),
+    "moe, deepseek": (*MOE, *(f"model.moe.{text}" for text in DEEPSEEK)),
+    "moe, 5 blocks": (*MOE, "model.n_layers=5", "model.moe.frequency=2"),
+    "moe, capacity": (*MOE, *CAPACITY),
+    "moe, micro-batch": (*MOE, *MICRO),
+    "moe, 8 experts, micro-batch": (*MOE, "model.moe.num_experts=8", *MICRO),
+    "moe, pairs": (*MOE, MICRO[0], "train.batch_size=2"),
+    "moe, capacity, micro-batch": (*MOE, *CAPACITY, *MICRO),
+}
+"""Mixtures of experts, with what is counted in sequences or in micro-batches; six experts do not divide by four ranks."""
+
 GPT2 = (
     "model.position=learned",
     "model.norm_type=layernorm",
@@ -46,6 +69,7 @@ MODELS = {
     "llama, z-loss, clipped": ("objective.z_loss_weight=0.01", "train.grad_clip_norm=0.1"),
     "llama, clipped": ("train.grad_clip_norm=0.1",),
     "llama, tied, clipped": ("model.tie_embeddings=true", "train.grad_clip_norm=0.1"),
+    **MIXTURES,
 }
 """Overrides of both sides."""
 
@@ -173,6 +197,60 @@ CASES = [
     ),
     Case(name="pp2 x cp2", layout=f"{PP2} {CP2}", slow=True),
     Case(name="pp3 of 5 blocks", layout=f"{PP2} parallel.pp=3", model="llama, 5 blocks", slow=True),
+]
+
+EP2 = "parallel.ep=2"
+EP2_FSDP2 = f"{EP2} {FSDP2} {BATCHES_OF_2}"
+
+MOE_CASES = [
+    Case(name="moe: one device, full recompute", layout=FULL, model="moe"),
+    Case(name="moe: one device, selective recompute", layout=SELECTIVE, model="moe"),
+    Case(name="moe: one device, compiled", layout=COMPILED, model="moe"),
+    Case(name="moe: fsdp2", layout=FSDP2, model="moe, clipped"),
+    Case(name="moe: fsdp2, capacity", layout=FSDP2, model="moe, capacity", slow=True),
+    Case(name="moe: fsdp2, micro-batch", layout=f"{FSDP2} train.batch_size=4", model="moe, micro-batch"),
+    Case(name="moe: fsdp4", layout=FSDP4, model="moe", slow=True),
+    Case(name="moe: hsdp 2x2", layout=HSDP, model="moe, clipped"),
+    Case(name="moe: hsdp 2x2, capacity, micro-batch", layout=HSDP, model="moe, capacity, micro-batch", slow=True),
+    Case(name="moe: tp2", layout=TP2, model="moe, clipped"),
+    Case(name="moe: tp2, deepseek", layout=TP2, model="moe, deepseek", slow=True),
+    Case(name="moe: tp2 without sequence parallel", layout=f"{TP2} parallel.sequence_parallel=false", model="moe, capacity"),
+    Case(name="moe: tp2, micro-batch", layout=TP2, model="moe, micro-batch", slow=True),
+    Case(name="moe: tp2 x fsdp2", layout=f"{TP2} {FSDP2}", model="moe", slow=True),
+    Case(name="moe: cp2", layout=CP2, model="moe"),
+    Case(name="moe: cp2 ulysses, micro-batch", layout=f"{CP2} parallel.cp_method=ulysses", model="moe, micro-batch"),
+    Case(name="moe: cp2, capacity", layout=CP2, model="moe, capacity"),
+    Case(name="moe: cp2, capacity, micro-batch", layout=CP2, model="moe, capacity, micro-batch", slow=True),
+    Case(name="moe: ep2", layout=EP2, model="moe, clipped"),
+    Case(name="moe: ep2, deepseek", layout=EP2, model="moe, deepseek"),
+    Case(name="moe: ep2, capacity", layout=EP2, model="moe, capacity"),
+    Case(name="moe: ep2, micro-batch", layout=f"{EP2} train.batch_size=4", model="moe, micro-batch"),
+    Case(name="moe: ep2, capacity, micro-batch", layout=f"{EP2} train.batch_size=4", model="moe, capacity, micro-batch"),
+    Case(name="moe: ep2, accumulation over 4", layout=f"{EP2} {BATCHES_OF_1}", model="moe", slow=True),
+    Case(name="moe: ep2, cpu offload", layout=f"{EP2} parallel.cpu_offload=true", model="moe", slow=True),
+    Case(name="moe: ep2, full recompute", layout=f"{EP2} {FULL}", model="moe"),
+    Case(name="moe: ep2, selective recompute", layout=f"{EP2} {SELECTIVE}", model="moe, capacity"),
+    Case(name="moe: ep2, compiled", layout=f"{EP2} {COMPILED}", model="moe"),
+    Case(name="moe: ep2, compiled, selective recompute", layout=f"{EP2} {COMPILED} {SELECTIVE}", model="moe", slow=True),
+    Case(name="moe: ep4", layout=f"parallel.ep=4 {BATCHES_OF_2}", model="moe, 8 experts"),
+    Case(name="moe: ep4, micro-batch", layout=f"parallel.ep=4 {BATCHES_OF_2}", model="moe, 8 experts, micro-batch", slow=True),
+    Case(name="moe: ep2 x fsdp2", layout=EP2_FSDP2, model="moe, clipped"),
+    Case(name="moe: ep2 x fsdp2, 2 experts a rank", layout=EP2_FSDP2, model="moe, 8 experts", slow=True),
+    Case(name="moe: ep2 x ddp2", layout=f"{EP2} parallel.dp_replicate=2 {BATCHES_OF_2}", model="moe", slow=True),
+    Case(name="moe: ep2 x tp2", layout=f"{EP2} {TP2}", model="moe, clipped"),
+    Case(name="moe: ep2 x tp2, capacity", layout=f"{EP2} {TP2}", model="moe, capacity", slow=True),
+    Case(name="moe: ep2 x cp2", layout=f"{EP2} {CP2}", model="moe"),
+    Case(name="moe: ep2 x cp2, capacity, micro-batch", layout=f"{EP2} {CP2} train.batch_size=4", model="moe, capacity, micro-batch"),
+    Case(name="moe: pp2", layout=PP2, model="moe, clipped"),
+    Case(
+        name="moe: pp2, interleaved_zero_bubble",
+        layout=f"{PP2} parallel.pp_schedule=interleaved_zero_bubble",
+        model="moe, 5 blocks",
+    ),
+    Case(name="moe: pp2, zbv_zero_bubble", layout=f"{PP2} {ZBV}", model="moe, 5 blocks", slow=True),
+    Case(name="moe: pp2 x fsdp2, micro-batch", layout=f"{PP2} {FSDP2} {BATCHES_OF_1}", model="moe, pairs", slow=True),
+    Case(name="moe: pp2 x ep2", layout=f"{PP2} {EP2} train.batch_size=4", model="moe, clipped"),
+    Case(name="moe: pp2 x ep2, capacity", layout=f"{PP2} {EP2} train.batch_size=4", model="moe, capacity", slow=True),
 ]
 
 REFUSED = [

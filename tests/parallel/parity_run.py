@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from choices import recorded
 from parity_cases import Case, overrides_of
 from ranks import on_ranks
+from torch import Tensor
 
 from forge.config import compose
 from forge.config.root import Config
@@ -45,9 +48,16 @@ def config_of(model: str, layout: str = "") -> Config:
 
 
 @functools.cache
-def on_one_device(model: str, dtype: torch.dtype) -> Record:
-    """What every layout of this model must equal."""
-    return measure(config_of(model), Ranks(), Tokens(), dtype=dtype, steps=STEPS[dtype], lr=LR)  # type: ignore[arg-type]
+def on_one_device(model: str, dtype: torch.dtype) -> tuple[Record, Tensor | None]:
+    """What every layout of this model must equal, and the experts that it chooses."""
+    return record_of(config_of(model), Ranks(), dtype)
+
+
+def record_of(config: Config, ranks: Ranks, dtype: torch.dtype) -> tuple[Record, Tensor | None]:
+    """One side of a comparison; the choices of experts where there are any that can be seen."""
+    with recorded() if config.model.is_moe and not config.train.compile_model else nullcontext() as calls:
+        record = measure(config, ranks, Tokens(), dtype=dtype, steps=STEPS[dtype], lr=LR)  # type: ignore[arg-type]
+    return record, None if calls is None else calls.counts(config, ranks, Tokens(), STEPS[dtype])
 
 
 def world_of(config: Config) -> int:
@@ -66,7 +76,11 @@ def this_rank(config: Config) -> Ranks:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How far a layout is from one device in one number format; no faults: within the bounds."""
+    """How far a layout is from one device in one number format; no faults: within the bounds.
+
+    same_state: whether buffers, selection biases that is, are equal to the bit. same_choices: whether every token went to the same
+    experts; null where that is not seen.
+    """
 
     dtype: str
     loss: float
@@ -74,6 +88,8 @@ class Outcome:
     weights: float
     faults: list[str]
     shown: str
+    same_state: bool
+    same_choices: bool | None
 
 
 def outcomes(case: Case) -> list[Outcome]:
@@ -85,14 +101,22 @@ def outcomes(case: Case) -> list[Outcome]:
 
         def work(rank: int) -> None:
             ranks, found = this_rank(config), []
-            for dtype, reference in references.items():
-                record = measure(config, ranks, Tokens(), dtype=dtype, steps=STEPS[dtype], lr=LR)  # type: ignore[arg-type]
+            for dtype, (reference, wanted) in references.items():
+                record, choices = record_of(config, ranks, dtype)
                 if rank == 0:
                     verdict = compare(reference, record, BOUNDS[dtype], may_vanish=may_vanish(config))
                     loss, gradient, weights = verdict.largest()
-                    name, shown = str(dtype).removeprefix("torch."), table(verdict, BOUNDS[dtype])
                     found.append(
-                        Outcome(dtype=name, loss=loss, gradient=gradient, weights=weights, faults=verdict.faults, shown=f"{name}\n{shown}")
+                        Outcome(
+                            dtype=str(dtype).removeprefix("torch."),
+                            loss=loss,
+                            gradient=gradient,
+                            weights=weights,
+                            faults=verdict.faults,
+                            shown=f"{dtype}\n{table(verdict, BOUNDS[dtype])}",
+                            same_state=all(torch.equal(value, record.state[name]) for name, value in reference.state.items()),  # type: ignore[arg-type]
+                            same_choices=None if choices is None or wanted is None else torch.equal(choices, wanted),
+                        )
                     )
             if rank == 0:
                 file.write_text(json.dumps([asdict(outcome) for outcome in found]))

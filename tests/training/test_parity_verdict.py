@@ -118,6 +118,16 @@ def test_both_sides_without_a_gradient_are_not_equal() -> None:
     assert compare(Record(), Record(), BOUND).faults == ["no step was made"]
 
 
+def test_state_that_differs_is_a_fault() -> None:
+    a, b = record(), record()
+    a.state, b.state = {"bias": torch.ones(3)}, {"bias": torch.ones(3)}
+    assert compare(a, b, BOUND).equal
+    b.state = {"bias": torch.tensor([1.0, 1.0, 1.1])}
+    assert [fault for fault in compare(a, b, BOUND).faults if "bias differs by 5.8e-02 after the last step" in fault]
+    b.state = {}
+    assert "bias is missing in b" in compare(a, b, BOUND).faults
+
+
 def test_a_gradient_that_vanishes_by_mathematics_may_be_rounding_and_no_more() -> None:
     a, b = record(), record()
     for side in (a, b):
@@ -138,10 +148,10 @@ def test_stages_and_copies_are_put_together() -> None:
         with torch.no_grad():
             model["tied"][0] += 1e-7 * (rank == 3)
         ranks = Ranks(rank=rank, size=4, host=host)
-        found = whole(model, torch.Tensor.detach, ranks)
+        found = whole(model.named_parameters(), ranks)
         assert found.apart == ["tied"]
         model["tied"].grad = None if rank == 2 else torch.ones(4)
-        gradients = whole(model, lambda parameter: parameter.grad, ranks)
+        gradients = whole(((name, parameter.grad) for name, parameter in model.named_parameters()), ranks)
         if rank == 0:
             assert set(found.tensors) == {"stage0", "stage1", "tied"}
             for stage in (0, 1):

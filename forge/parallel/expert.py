@@ -1,0 +1,79 @@
+"""Expert parallelism (GShard, arXiv:2006.16668): each ep rank has some of the experts, and tokens travel to theirs and back.
+
+Every ep rank draws data of its own. A token's assignments are sorted by expert, and so by rank; ranks tell each other how many come,
+send them (all-to-all), and the receiver sorts what came by expert. With a capacity all send as many, and nobody has to tell.
+Under tensor parallelism each rank has a part of the hidden width of its experts, too, and what an expert gives is a summand.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from forge.models.dispatch import rearrange
+from forge.models.experts import Experts
+from forge.models.moe import MoE
+from forge.parallel.collectives import exchange, exchange_counts, exchange_rows
+from forge.parallel.mesh import Mesh
+from forge.parallel.mixin import mix_in
+
+EXPERT = 0
+HIDDEN = {"w_gate": 1, "w_up": 1, "w_down": 2}
+"""The dimension of each packed weight that is an expert's hidden width."""
+
+
+def spread_experts(model: nn.Module, mesh: Mesh) -> None:
+    """Cut the experts of a model, or of a part of one, over ep and tp, in place and before they have memory."""
+    ep, tp = mesh.parallel.ep, mesh.parallel.tp
+    for module in model.modules():
+        if isinstance(module, Experts) and ep * tp > 1:
+            _place(module, mesh)
+        if isinstance(module, MoE) and ep > 1:
+            mix_in(module, OverRanks)
+            module.group, module.ranks = mesh.axes.get_group("ep"), ep  # type: ignore[assignment]
+
+
+def _place(experts: Experts, mesh: Mesh) -> None:
+    """Make the weights DTensors, on the view of the mesh that FSDP will take for them."""
+    parallel = mesh.parallel
+    over: DeviceMesh = mesh.tp if parallel.ep == 1 else mesh.experts["ep", "tp"] if parallel.tp > 1 else mesh.experts["ep"]
+    for name, weight in list(experts.named_parameters(recurse=False)):
+        cuts = [Shard(EXPERT)] * (parallel.ep > 1) + [Shard(HIDDEN[name])] * (parallel.tp > 1)
+        experts.register_parameter(name, nn.Parameter(distribute_tensor(weight.detach(), over, cuts)))
+    mix_in(experts, LocalExperts)
+
+
+class LocalExperts:
+    """Mixin of experts that computes with what is local of their weights."""
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """As the experts' own."""
+        found = super().weights()  # type: ignore[misc]
+        return tuple(weight.to_local() if isinstance(weight, DTensor) else weight for weight in found)
+
+
+class OverRanks:
+    """Mixin of a mixture of experts: it sends the rows of each expert to the rank that has it."""
+
+    group: dist.ProcessGroup
+    ranks: int
+
+    def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
+        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. On CUDA it waits for the device, once, to learn how many come."""
+        come = exchange_counts(counts, self.group).unflatten(0, (self.ranks, -1))  # [rank, expert of this one]
+        sizes = torch.stack((counts.unflatten(0, (self.ranks, -1)).sum(1), come.sum(1))).tolist()
+        send, receive = sizes
+        x = exchange_rows(x, send, receive, self.group)
+        expert = torch.arange(come.shape[1], device=x.device).repeat(self.ranks).repeat_interleave(come.flatten(), output_size=sum(receive))
+        by_expert = expert.argsort(stable=True)
+        back = torch.empty_like(by_expert).scatter_(0, by_expert, torch.arange(len(by_expert), device=x.device))
+        y = super().run_experts(rearrange(x, by_expert, back), come.sum(0))  # type: ignore[misc]
+        return exchange_rows(rearrange(y, back, by_expert), receive, send, self.group)
+
+    def run_equal(self, x: Tensor) -> Tensor:
+        """x: [experts, rows, dim] -> the same; every rank has as many rows."""
+        y = super().run_equal(exchange(x, 0, 1, self.group))  # type: ignore[misc]
+        return exchange(y, 1, 0, self.group)

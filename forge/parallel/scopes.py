@@ -1,0 +1,106 @@
+"""What a mixture of experts counts over more tokens than a rank has: sequences under context parallelism, and whole micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from forge.models.moe import MoE
+from forge.parallel.collectives import gather, sum_over
+from forge.parallel.context import Part, part_of
+from forge.parallel.mesh import Mesh
+from forge.parallel.mixin import mix_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Where the tokens of a micro-batch are.
+
+    part: which part of each sequence is here. sequences: the ranks with the other parts. batch: all ranks with tokens of the
+    micro-batch, dp * cp * ep of them, of which this one is number dp_rank, part.rank, ep_rank.
+    """
+
+    part: Part
+    sequences: dist.ProcessGroup
+    batch: dist.ProcessGroup
+    dp: int
+    ep: int
+    dp_rank: int
+    ep_rank: int
+
+    @property
+    def pieces(self) -> int:
+        """The runs of tokens that are here of a sequence."""
+        return 2 if self.part.balanced else 1
+
+
+def spread_scopes(model: nn.Module, mesh: Mesh) -> None:
+    """Make the mixtures of experts of a model, or of a part of one, count over all ranks that share a scope, in place."""
+    parallel = mesh.parallel
+    dp_rank = mesh.axes.get_local_rank("dp_replicate") * parallel.dp_shard + mesh.axes.get_local_rank("dp_shard")
+    spread = Spread(
+        part=part_of(mesh),
+        sequences=mesh.axes.get_group("cp"),
+        batch=mesh.stage_group,
+        dp=parallel.dp_replicate * parallel.dp_shard,
+        ep=parallel.ep,
+        dp_rank=dp_rank,
+        ep_rank=mesh.axes.get_local_rank("ep"),
+    )
+    for module in model.modules():
+        if isinstance(module, MoE):
+            mix_in(module, SpreadScopes)
+            module.spread = spread  # type: ignore[assignment]
+
+
+class SpreadScopes:
+    """Mixin of a mixture of experts whose scopes lie on several ranks."""
+
+    spread: Spread
+    training: bool
+
+    @property
+    def pieces(self) -> int:
+        """As the layer's own."""
+        return self.spread.pieces if self.training else 1
+
+    @property
+    def in_order(self) -> bool:
+        """As the layer's own: where sequences are cut, the next one begins before this one ends."""
+        return super().in_order and self.spread.part.ranks == 1  # type: ignore[misc]
+
+    def whole(self, counts: Tensor, *, apart: bool) -> Tensor:
+        """As the layer's own."""
+        if not apart:
+            return sum_over(counts.sum(0, keepdim=True), self.spread.batch).expand_as(counts)
+        if self.spread.part.ranks == 1:
+            return counts
+        sequences = counts.unflatten(0, (-1, self.spread.pieces)).sum(1)
+        return sum_over(sequences, self.spread.sequences).repeat_interleave(self.spread.pieces, 0)
+
+    def earlier(self, counts: Tensor, *, apart: bool) -> Tensor:
+        """As the layer's own."""
+        spread, part = self.spread, self.spread.part
+        dp, ep = (1, 1) if apart else (spread.dp, spread.ep)
+        everywhere = gather(counts, 0, spread.sequences if apart else spread.batch)
+        of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces)).permute(0, 2, 3, 4, 1, 5)
+        # [dp, ep, sequence, piece, cp, expert]: the first pieces are in the order of cp ranks, the second ones in the reverse.
+        ordered = of_ranks.flatten(3, 4) if not part.balanced else _there_and_back(of_ranks)
+        before = ordered.cumsum(3) if apart else ordered.flatten(0, 3).cumsum(0).view_as(ordered)
+        here = (before - ordered)[0, 0] if apart else (before - ordered)[spread.dp_rank, spread.ep_rank]
+        return part.of(here, 1).flatten(0, 1)
+
+    def parts(self, scopes: int, *, apart: bool) -> int:
+        """As the layer's own."""
+        if apart:
+            return self.spread.part.ranks * self.spread.pieces
+        return scopes * self.spread.dp * self.spread.part.ranks * self.spread.ep
+
+
+def _there_and_back(of_ranks: Tensor) -> Tensor:
+    """[dp, ep, sequence, 2, cp, expert] -> [dp, ep, sequence, 2 * cp, expert], in the order of positions."""
+    early, late = of_ranks.unbind(3)
+    return torch.cat((early, late.flip(3)), 3)

@@ -15,7 +15,7 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 """Rows of x times the matrix of the expert that they belong to: x: [n, in], weight: [experts, out, in] -> [n, out]."""
 
 ALIGNMENT = 16
-"""Bytes that a row of a grouped product on CUDA must be a multiple of."""
+"""Bytes that a row of a grouped product must be a multiple of."""
 
 
 class Experts(nn.Module):
@@ -67,13 +67,12 @@ class Experts(nn.Module):
     def _grouped(self, x: Tensor, weights: tuple[Tensor, ...]) -> bool:
         """Whether one kernel multiplies all experts.
 
-        On CUDA it knows bf16 only, in rows of whole 16 bytes; on a CPU all but fp64. The compiler takes it for bf16 only (torch 2.13).
+        It knows rows of whole 16 bytes; on CUDA bf16 only, on a CPU all but fp64. The compiler takes it for bf16 only (torch 2.13).
         """
         if self.kernel != "auto":
             return self.kernel == "grouped"
-        if x.device.type == "cuda":
-            rows = (size * x.element_size() for size in weights[-1].shape[1:])
-            return x.dtype == torch.bfloat16 and not any(size % ALIGNMENT for size in rows)
+        if any(size * x.element_size() % ALIGNMENT for size in weights[-1].shape[1:]):
+            return False
         if x.dtype == torch.bfloat16:
             return True
         return x.device.type == "cpu" and x.dtype != torch.float64 and not torch.compiler.is_compiling()

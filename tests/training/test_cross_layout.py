@@ -26,6 +26,12 @@ LAYOUTS = {
     "hsdp 2x2": ("parallel.dp_shard=2", "parallel.dp_replicate=2"),
     "pp2 x fsdp2, interleaved": ("parallel.pp=2", "parallel.dp_shard=2", "parallel.pp_schedule=interleaved_1f1b"),
 }
+OF_EXPERTS = {
+    "ep2 x fsdp2": ("parallel.ep=2", "parallel.dp_shard=2"),
+    "ep4": ("parallel.ep=4",),
+    "ep2 x tp2": ("parallel.ep=2", "parallel.tp=2"),
+    "pp2 x ep2": ("parallel.pp=2", "parallel.ep=2"),
+}
 SMALL = (
     "model.dim=20",
     "model.n_heads=2",
@@ -48,6 +54,12 @@ SMALL = (
     "run.device=cpu",
     "run.num_threads=1",
 )
+MOE = (
+    "model.moe.num_experts=8",
+    "model.moe.ffn_hidden_dim=18",
+    "model.moe.bias_update_rate=0.01",
+    "model.moe.sequence_aux_loss_weight=0.01",
+)
 LAST, SEQ = 12, 16
 Train = Callable[..., Path]
 
@@ -59,7 +71,7 @@ def train(tmp_path: Path, text_file: Path) -> Train:
     def run(name: str, layout: str, steps: int, *overrides: str) -> Path:
         where = tmp_path / name
         path, _ = take(
-            "data=text", f"data.path={text_file}", *SMALL, f"run.dir={where}", f"train.max_steps={steps}", *LAYOUTS[layout], *overrides
+            "data=text", f"data.path={text_file}", *SMALL, f"run.dir={where}", f"train.max_steps={steps}", *(LAYOUTS | OF_EXPERTS)[layout], *overrides
         )
         (path / "batches").mkdir(exist_ok=True)
         world = worker_count(path)
@@ -108,13 +120,17 @@ def rows_of_step(path: Path, number: int) -> np.ndarray:
 
 STOPS = (("fsdp2 x tp2", 3), ("single", 5), ("fsdp4", 7), ("pp2", 9), ("fsdp2 x tp2", LAST))
 """Where the travelling run is stopped: out, over every kind of layout, and back."""
+STOPS_OF_EXPERTS = (("ep2 x fsdp2", 3), ("single", 5), ("ep4", 7), ("pp2 x ep2", 9), ("ep2 x tp2", 11), ("ep2 x fsdp2", LAST))
 
 
-def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batches_of_one_that_never_stops(train: Train) -> None:
-    whole = train("whole", "single", LAST)
+@pytest.mark.parametrize(("model", "stops"), [((), STOPS), (MOE, STOPS_OF_EXPERTS)], ids=["dense", "experts"])
+def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batches_of_one_that_never_stops(
+    train: Train, model: tuple[str, ...], stops: tuple[tuple[str, int], ...]
+) -> None:
+    whole = train("whole", "single", LAST, *model)
     path = whole
-    for layout, step in STOPS:
-        path = train("travelling", layout, step)
+    for layout, step in stops:
+        path = train("travelling", layout, step, *model)
     for key, bound in (("train/loss", 1e-6), ("train/grad_norm", 1e-5), ("lr", 0)):
         expected, found = logged(whole, key), logged(path, key)
         assert list(found) == list(expected) == list(range(1, LAST + 1))
@@ -127,16 +143,22 @@ def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batch
     assert len({rows_of_step(whole, number).tobytes() for number in range(1, LAST + 1)}) == LAST
 
 
-@pytest.mark.parametrize("source", ["fsdp2 x tp2", pytest.param("pp2", marks=pytest.mark.slow)])
-def test_a_checkpoint_is_the_same_on_every_layout(train: Train, source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [("fsdp2 x tp2", ()), pytest.param("pp2", (), marks=pytest.mark.slow), ("ep2 x fsdp2", MOE)],
+    ids=["fsdp2 x tp2", "pp2", "ep2 x fsdp2"],
+)
+def test_a_checkpoint_is_the_same_on_every_layout(train: Train, source: str, model: tuple[str, ...]) -> None:
     """Loaded on another layout and saved again at once, it has every name and bit of weights, optimizer and data state."""
-    first = train("first", source, 3)
+    first = train("first", source, 3, *model)
     original = first / "checkpoints" / "step_3"
-    for number, layout in enumerate(layout for layout in LAYOUTS if layout != source):
-        path = train(f"copy_{number}", layout, 3, f"checkpoint.resume_from={original}")
+    layouts = ["single", "hsdp 2x2", *OF_EXPERTS] if model else LAYOUTS
+    for number, layout in enumerate(layout for layout in layouts if layout != source):
+        path = train(f"copy_{number}", layout, 3, f"checkpoint.resume_from={original}", *model)
         copy = path / "checkpoints" / "step_3"
         assert_bit_equal(stored(copy), stored(original))
         ours, theirs = meta(copy), meta(original)
         assert (ours["train"], ours["data"], ours["step"]) == (theirs["train"], theirs["data"], theirs["step"])
     names = {name.partition("/")[0] for name in stored(original)}
     assert names == {"model", "optimizer"}
+    assert any(name.endswith("selection_bias") for name in stored(original)) == bool(model)

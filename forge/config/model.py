@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt
-from forge.config.moe import MoE, n_moe_layers
+from forge.config.moe import MoE, is_moe_layer, n_moe_layers
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
@@ -135,10 +135,16 @@ class Decoder(Model):
         the embedding look-up, biases and norms are none) plus 12 * n_layers * dim * seq_len for attention, causality not discounted
         (PaLM, arXiv:2204.02311, appendix B).
         """
-        dense, experts = self.n_layers - self.n_moe_layers, self.n_moe_layers
-        blocks = self.n_layers * self._attention_matrices()
-        blocks += dense * self.active_feed_forward(moe=False) + experts * self.active_feed_forward(moe=True)
-        return 6 * (blocks + self.vocab_size * self.dim) + 12 * self.n_layers * self.n_heads * self.head_dim * seq_len
+        return sum(self.block_flops_per_token(layer, seq_len) for layer in range(self.n_layers)) + self.head_flops_per_token()
+
+    def block_flops_per_token(self, layer: int, seq_len: int) -> int:
+        """The same of one block, counted from 0."""
+        matrices = self._attention_matrices() + self.active_feed_forward(moe=is_moe_layer(self.moe, layer))
+        return 6 * matrices + 12 * self.n_heads * self.head_dim * seq_len
+
+    def head_flops_per_token(self) -> int:
+        """The same of the output head."""
+        return 6 * self.vocab_size * self.dim
 
     def active_feed_forward(self, *, moe: bool) -> int:
         """Weights of the matrices that one token meets in a block's feed-forward layer, or in its router and experts."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from operator import itemgetter
+
 from forge.config.model import Decoder
 from forge.config.parallel import V_SCHEDULE
 
@@ -20,24 +24,33 @@ def stages_of(rank: int, pp: int, per_rank: int, schedule: str) -> tuple[int, ..
 def cut_by_cost(section: Decoder, num_stages: int, seq_len: int) -> list[int]:
     """How many blocks each stage has, the first to the last, so that the costliest stage costs as little as can be.
 
-    Each has at least one. Blocks cost the same; the last stage computes the output head too, and looking up embeddings is free. Of
-    cuts that are equally good the most even one is taken, and what then is left over goes to later stages, which under 1F1B keep
-    the activations of fewer micro-batches.
+    Each has at least one. The last stage computes the output head too, and looking up embeddings is free. Of cuts that are equally good
+    the most even one is taken, and of those the one that gives more to later stages, which under 1F1B keep the activations of fewer
+    micro-batches.
     """
     n_layers = section.n_layers
     assert 1 <= num_stages <= n_layers, (num_stages, n_layers)
-    if num_stages == 1:
-        return [n_layers]
-    head = 6 * section.vocab_size * section.dim
-    block = (section.flops_per_token(seq_len) - head) // n_layers
-    others = num_stages - 1
+    blocks = [section.block_flops_per_token(layer, seq_len) for layer in range(n_layers)]
+    blocks[-1] += section.head_flops_per_token()
+    before = [0, *accumulate(blocks)]
+    costliest, _ = _best(before, num_stages, max, before[-1])
+    _, layers = _best(before, num_stages, lambda stage, others: stage**2 + others, costliest)
+    return layers
 
-    def costs(last: int) -> tuple[int, int]:
-        """The costliest stage, and how far the stages are from equal, for a number of blocks of the last one."""
-        each, more = divmod(n_layers - last, others)
-        stages = [*[each * block] * (others - more), *[(each + 1) * block] * more, last * block + head]
-        return max(stages), sum(cost * cost for cost in stages)
 
-    last = min(range(1, n_layers - others + 1), key=costs)
-    each, more = divmod(n_layers - last, others)
-    return [each] * (others - more) + [each + 1] * more + [last]
+def _best(before: list[int], num_stages: int, total: Callable[[int, int], int], limit: int) -> tuple[int, list[int]]:
+    """The cut into stages of no more than `limit` with the least total, from the last stage to the first, and that total.
+
+    before: the cost of all blocks before each. total: of a first stage, and of the total of the others.
+    """
+    n_layers = len(before) - 1
+    found: dict[int, tuple[int, list[int]]] = {n_layers: (0, [])}  # of the blocks from each on, in as many stages as were added
+
+    def options(start: int) -> Iterator[tuple[int, list[int]]]:
+        for end, (others, layers) in sorted(found.items()):
+            if start < end and before[end] - before[start] <= limit:
+                yield total(before[end] - before[start], others), [end - start, *layers]
+
+    for _ in range(num_stages):
+        found = {start: min(these, key=itemgetter(0)) for start in range(n_layers) if (these := list(options(start)))}
+    return found[0]

@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 
 from forge.config.model import Decoder
+from forge.config.moe import MoE, is_moe_layer
 from forge.parallel.stages import cut_by_cost, owner, stages_of
 
 
@@ -41,6 +42,29 @@ def test_a_large_vocabulary_takes_blocks_from_the_last_stage() -> None:
     section = Decoder(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_hidden_dim=14336, vocab_size=128256)
     assert cut_by_cost(section, 4, 8192) == [8, 8, 9, 7]
     assert cut_by_cost(Decoder(dim=4096, n_layers=32, n_heads=32, vocab_size=1000), 4, 8192) == [8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("moe", [{"first_num_dense_layers": 3}, {"frequency": 2}], ids=str)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_blocks_with_experts_cost_what_they_cost(moe: dict[str, int], stages: int) -> None:
+    """Experts of a quarter of the width, of which a token goes to one: much cheaper than the dense layers."""
+    section = Decoder(
+        dim=64,
+        n_layers=9,
+        n_heads=2,
+        vocab_size=300,
+        ffn_hidden_dim=1024,
+        moe=MoE(num_experts=4, top_k=1, norm_topk_prob=False, ffn_hidden_dim=256, **moe),
+    )
+    attention, expert = 4 * 64 * 64, 3 * 64 * 256
+    blocks = [6 * (attention + (expert + 4 * 64 if is_moe_layer(section.moe, i) else 3 * 64 * 1024)) + 12 * 64 * 128 for i in range(9)]
+
+    def costliest(cut: tuple[int, ...] | list[int]) -> int:
+        rest = iter(blocks)
+        return max(sum(next(rest) for _ in range(count)) + (6 * 300 * 64 if i == stages - 1 else 0) for i, count in enumerate(cut))
+
+    found = cut_by_cost(section, stages, 128)
+    assert costliest(found) == min(costliest(cut) for cut in every_cut(9, stages))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "parallel")]
 
 import torch  # noqa: E402
-from parity_cases import CASES, MODELS, REFUSED, SMALL, Case, Refused  # noqa: E402  # pyright: ignore[reportMissingImports]
+from parity_cases import CASES, MODELS, MOE_CASES, REFUSED, SMALL, Case, Refused  # noqa: E402  # pyright: ignore[reportMissingImports]
 from parity_run import LR, STEPS, config_of, outcomes  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 from forge.config.errors import ConfigError  # noqa: E402
@@ -27,7 +27,7 @@ def row(case: Case) -> tuple[str, bool]:
     """The line of a layout, and whether it is within the bounds."""
     found = outcomes(case)
     cells = [f"{value:.0e}" for outcome in found for value in (outcome.loss, outcome.gradient, outcome.weights)]
-    equal = not any(outcome.faults for outcome in found)
+    equal = all(not outcome.faults and outcome.same_state and outcome.same_choices is not False for outcome in found)
     return f"| {case.name} | {case.model} | `{case.layout}` | {' | '.join(cells)} | {'yes' if equal else '**no**'} |", equal
 
 
@@ -48,7 +48,8 @@ def main() -> int:
         for dtype, steps in STEPS.items()
     ]
     print("# Every layout computes what one device does\n")
-    print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, gloo ranks on a CPU. The test is tests/parallel/test_parity.py.\n")
+    print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, gloo ranks on a CPU.")
+    print("The tests are tests/parallel/test_parity.py and test_parity_moe.py.\n")
     print(f"Plain SGD with lr={LR:g} through the path of training, on the same global batches as one device ({'; '.join(bounds)}).")
     print("Weights at step 0 are bit-equal everywhere. Of each layout the largest relative difference is shown: of a loss; of the gradient")
     print("of a parameter, ||a - b|| / ||a||, or of the global gradient norm, in any step; and of a parameter after the last step.\n")
@@ -57,13 +58,19 @@ def main() -> int:
     for name, overrides in MODELS.items():
         words = " ".join(overrides)
         print(f"| {name} | {f'`{words}`' if words else ''} |")
-    print("\n| layout | model | overrides | fp64 loss | gradient | weights | fp32 loss | gradient | weights | equal |")
-    print(f"|{' --- |' * 10}", flush=True)
+    head = "| layout | model | overrides | fp64 loss | gradient | weights | fp32 loss | gradient | weights | equal |"
     equal = True
-    for case in CASES:
-        line, within = row(case)
-        print(line, flush=True)
-        equal = equal and within
+    for title, cases in (("Dense models", CASES), ("Mixtures of experts", MOE_CASES)):
+        print(f"\n## {title}\n")
+        if cases is MOE_CASES:
+            print("Of these every token goes to the same experts too, and selection biases are equal to the bit.\n")
+        print(head)
+        print(f"|{' --- |' * 10}", flush=True)
+        for case in cases:
+            line, within = row(case)
+            print(line, flush=True)
+            equal = equal and within
+    print("\n## Refused")
     print("\nWhat cannot hold is refused before anything starts:\n")
     print("| layout | overrides | rule | reason |\n| --- | --- | --- | --- |")
     for case in REFUSED:

@@ -67,7 +67,8 @@ class Experts(nn.Module):
     def _grouped(self, x: Tensor, weights: tuple[Tensor, ...]) -> bool:
         """Whether one kernel multiplies all experts.
 
-        It knows rows of whole 16 bytes; on CUDA bf16 only, on a CPU all but fp64. The compiler takes it for bf16 only (torch 2.13).
+        It knows rows of whole 16 bytes, on a CPU too (https://github.com/pytorch/pytorch/issues/172440); on CUDA bf16 only, on a CPU all
+        but fp64. The compiler takes it for bf16 only (torch 2.13).
         """
         if self.kernel != "auto":
             return self.kernel == "grouped"

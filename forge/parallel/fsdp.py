@@ -39,7 +39,6 @@ def shard(
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32 if param_dtype is not None else None)
     offload = CPUOffloadPolicy(pin_memory=mesh.axes.device_type == "cuda") if cpu_offload else OffloadPolicy()
-    own, experts = mesh.fsdp["fsdp"].size(), mesh.experts["efsdp"].size()
     common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
     again: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
     groups = []
@@ -47,10 +46,12 @@ def shard(
         groups.append([block])
         if mesh.parallel.ep > 1:
             for layer in [module for module in block.modules() if isinstance(module, Experts)]:
-                fully_shard(layer, mesh=mesh.experts_fsdp, shard_placement_fn=partial(placement, ranks=experts), **again)
+                fully_shard(
+                    layer, mesh=mesh.experts_fsdp, shard_placement_fn=partial(placement, ranks=mesh.experts["efsdp"].size()), **again
+                )
                 register_fsdp_forward_method(layer, "equal")
                 groups[-1].append(layer)
-        fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=partial(placement, ranks=own), **again)
+        fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=partial(placement, ranks=mesh.dense["fsdp"].size()), **again)
     fully_shard(model, mesh=mesh.fsdp, reshard_after_forward=False, **common)
     if mesh.parallel.ep > 1:
         _fetch_ahead([[model], *groups])

@@ -17,7 +17,8 @@ class Mesh:
     axes: all six. dense: (pp, dp_replicate, fsdp, tp), where fsdp = dp_shard * cp * ep, for parameters without experts.
     sums: (tokens, tp), where tokens = pp * dp_replicate * fsdp: every rank that has a part of the step's tokens, and the stages, of
     which one finds the loss and the others none. stages: (pp, tokens, tp), the same for each stage alone.
-    experts: (pp, dp_replicate, efsdp, ep, tp), where efsdp = dp_shard * cp, for parameters of experts, of which each ep rank has some.
+    experts: (pp, dp_replicate, efsdp, ep, tp), where efsdp = dp_shard * cp, for parameters of experts, of which each ep rank has some;
+    where ep is 1 they lie as all others do.
 
     The views are meshes of their own and not slices flattened from one, which no public call of torch does.
     """
@@ -49,7 +50,7 @@ class Mesh:
 
     @property
     def experts_fsdp(self) -> DeviceMesh:
-        """The same for experts."""
+        """The same for experts, where ep is above 1."""
         return self.experts["dp_replicate", "efsdp"] if self.parallel.dp_replicate > 1 else self.experts["efsdp"]
 
     @property
@@ -88,5 +89,5 @@ def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
         dense=dense,
         sums=sums,
         stages=view(pp=p.pp, tokens=tokens, tp=p.tp) if p.pp > 1 else sums,
-        experts=view(pp=p.pp, dp_replicate=p.dp_replicate, efsdp=p.dp_shard * p.cp, ep=p.ep, tp=p.tp),
+        experts=view(pp=p.pp, dp_replicate=p.dp_replicate, efsdp=p.dp_shard * p.cp, ep=p.ep, tp=p.tp) if p.ep > 1 else dense,
     )

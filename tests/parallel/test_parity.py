@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from parity_cases import CASES, REFUSED, Case, Refused
+from parity_cases import CASES, MOE_CASES, REFUSED, Case, Refused
 from parity_run import config_of, outcomes
 
 from forge.config.errors import ConfigError
@@ -33,11 +33,12 @@ def test_the_committed_table_has_every_layout() -> None:
     """benchmarks/parity_table.py makes it."""
     lines = (Path(__file__).parents[2] / "benchmarks" / "results" / "parity.md").read_text(encoding="utf-8").splitlines()
     held = [line for line in lines if line.endswith("| yes |")]
-    assert len(held) == len(CASES)
-    assert all(line.startswith(f"| {case.name} | {case.model} | `{case.layout}` |") for line, case in zip(held, CASES, strict=True))
+    cases = [*CASES, *MOE_CASES]
+    assert len(held) == len(cases)
+    assert all(line.startswith(f"| {case.name} | {case.model} | `{case.layout}` |") for line, case in zip(held, cases, strict=True))
     assert all(any(line.startswith(f"| {case.name} | `{case.layout}` | `{case.rule}` |") for line in lines) for case in REFUSED)
 
 
 def test_names_are_of_one_case_each() -> None:
-    names = [case.name for case in [*CASES, *REFUSED]]
+    names = [case.name for case in [*CASES, *MOE_CASES, *REFUSED]]
     assert len(names) == len(set(names))

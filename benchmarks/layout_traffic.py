@@ -14,7 +14,7 @@ from forge.config import compose
 from forge.config.estimate import memory_by_part
 from forge.parallel.traffic import bytes_per_step
 
-TECHNIQUES = ("fsdp", "hsdp", "tp", "loss", "cp", "pp")
+TECHNIQUES = ("fsdp", "hsdp", "ep", "tp", "loss", "cp", "pp")
 
 
 def row(layout: str, shared: list[str]) -> str:

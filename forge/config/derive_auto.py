@@ -7,20 +7,25 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forge.config import rules_context, rules_pipeline, rules_tensor
+from forge.config import rules_context, rules_expert, rules_pipeline, rules_tensor
 from forge.config.derivation import Derived, derivation
 from forge.config.derive_layout import batch, pipeline
 from forge.config.estimate import memory_by_part
+from forge.config.model import Decoder
 from forge.config.parallel import AXES, Parallel
 from forge.config.root import Config
 from forge.config.rule import Rule
 from forge.config.world import World, ranks_per_node
 
 USABLE = 0.9  # of a device's memory: the rest is for the CUDA context, buffers of collectives and what the allocator cannot use
-CHOSEN = ("dp_replicate", "dp_shard", "tp", "pp")
+CHOSEN = ("dp_replicate", "dp_shard", "tp", "pp", "ep")
 MODEL = ("dim", "n_layers", "n_heads", "n_kv_heads", "ffn_hidden_dim", "vocab_size")
+MODEL += ("moe.num_experts", "moe.frequency", "moe.ffn_hidden_dim")
 SHAPE_RULES = tuple(
-    value for module in (rules_tensor, rules_pipeline, rules_context) for value in vars(module).values() if isinstance(value, Rule)
+    value
+    for module in (rules_tensor, rules_expert, rules_pipeline, rules_context)
+    for value in vars(module).values()
+    if isinstance(value, Rule)
 )
 """What the degrees must divide, whatever machine it is."""
 
@@ -38,7 +43,7 @@ class Candidate:
     writes=("parallel.layout", *(f"parallel.{axis}" for axis in CHOSEN)),
 )
 def auto(config: Config, world: World) -> Iterator[Derived]:
-    """With parallel.layout=auto: the first that fits of ddp, hsdp, fsdp, then tp inside a node, then pp, with fsdp over the rest."""
+    """With parallel.layout=auto: the first that fits of ddp, hsdp, fsdp, then ep and tp inside a node, then pp, with fsdp over the rest."""
     if config.parallel.layout != "auto" or config.parallel.dp_shard != -1 or world.size < 1:
         return
     chosen, why = choose(config, world)
@@ -53,7 +58,7 @@ def choose(config: Config, world: World) -> tuple[Candidate | None, str]:
     """The first candidate that may be and fits, and why; the leanest when none fits, the first that shards when memory is unknown."""
     memory = device_memory(world)
     found: list[tuple[int, Candidate]] = []
-    for candidate in candidates(config.parallel, world):
+    for candidate in candidates(config.parallel, world, _experts(config)):
         tried = laid_out(config, candidate.degrees, world)
         if broken(tried, world):
             continue
@@ -71,28 +76,36 @@ def choose(config: Config, world: World) -> tuple[Candidate | None, str]:
     return leanest, f"{why}; none that was tried fits, and this needs least"
 
 
-def candidates(given: Parallel, world: World) -> Iterator[Candidate]:
-    """Layouts of all ranks, that with the least traffic first. Degrees above 1 that are given stay."""
+def candidates(given: Parallel, world: World, experts: int = 0) -> Iterator[Candidate]:
+    """Layouts of all ranks, first without what talks in every layer. Degrees above 1 that are given stay.
+
+    experts: those of a layer; 0 = a dense model. tp and ep stay inside a node; ep is as large as tp lets it be.
+    """
     node = ranks_per_node(world)
     tp_sizes = [given.tp] if given.tp > 1 else [1, *(size for size in (2, 4, 8) if node % size == 0)]
     pp_sizes = [given.pp] if given.pp > 1 else [1, 2, 4, 8, 16]
 
-    def over_the_rest(tp: int, pp: int, replicate: int) -> Iterator[Candidate]:
-        others = tp * pp * given.cp * given.ep * replicate
+    def ep_sizes(tp: int) -> list[int]:
+        return [given.ep] if given.ep > 1 else [1, *(size for size in (2, 4, 8) if experts and node % (tp * size) == experts % size == 0)]
+
+    def over_the_rest(*, tp: int, pp: int, ep: int, replicate: int) -> Iterator[Candidate]:
+        others = tp * pp * ep * given.cp * replicate
         if world.size % others == 0:
-            degrees = {"dp_replicate": replicate, "dp_shard": world.size // others, "tp": tp, "pp": pp}
+            degrees = {"dp_replicate": replicate, "dp_shard": world.size // others, "tp": tp, "pp": pp, "ep": ep}
             yield Candidate(name=_name(degrees), degrees=degrees)
 
-    ranks = world.size // (tp_sizes[0] * pp_sizes[0] * given.cp * given.ep)
-    nodes = world.size // node
+    tp, pp, ep = tp_sizes[0], pp_sizes[0], ep_sizes(tp_sizes[0])[0]
+    ranks, nodes = world.size // (tp * pp * ep * given.cp), world.size // node
     replicas = [given.dp_replicate] if given.dp_replicate > 1 else sorted({max(ranks, 1), nodes, 1}, reverse=True)
     for replicate in replicas:
-        yield from over_the_rest(tp_sizes[0], pp_sizes[0], replicate)
+        yield from over_the_rest(tp=tp, pp=pp, ep=ep, replicate=replicate)
+    for ep in ep_sizes(tp)[1:]:
+        yield from over_the_rest(tp=tp, pp=pp, ep=ep, replicate=given.dp_replicate)
     for tp in tp_sizes[1:]:
-        yield from over_the_rest(tp, pp_sizes[0], given.dp_replicate)
+        yield from over_the_rest(tp=tp, pp=pp, ep=ep_sizes(tp)[-1], replicate=given.dp_replicate)
     for pp in pp_sizes[1:]:
         for tp in reversed(tp_sizes):
-            yield from over_the_rest(tp, pp, given.dp_replicate)
+            yield from over_the_rest(tp=tp, pp=pp, ep=ep_sizes(tp)[-1], replicate=given.dp_replicate)
 
 
 def laid_out(config: Config, degrees: dict[str, int], world: World) -> Config:
@@ -125,12 +138,18 @@ def device_memory(world: World) -> int | None:
 
 
 def _name(degrees: dict[str, int]) -> str:
-    """Readable, as the presets are named: single, ddp, hsdp, tp4_fsdp."""
-    named = [f"{axis}{degrees[axis]}" for axis in ("tp", "pp") if degrees[axis] > 1]
+    """Readable, as the presets are named: single, ddp, hsdp, ep8_fsdp."""
+    named = [f"{axis}{degrees[axis]}" for axis in ("ep", "tp", "pp") if degrees[axis] > 1]
     replicate, shard = degrees["dp_replicate"] > 1, degrees["dp_shard"] > 1
     if replicate or shard:
         named.append("hsdp" if replicate and shard else "fsdp" if shard else "ddp")
     return "_".join(named) or "single"
+
+
+def _experts(config: Config) -> int:
+    """Experts of a layer."""
+    model = config.model
+    return model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
 
 
 def _gib(count: int) -> str:

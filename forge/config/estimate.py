@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from forge.config.derive_layout import sequences_of_rank
-from forge.config.estimate_moe import experts_kept, experts_products, feed_forward_kept, feed_forward_products
+from forge.config.estimate_moe import (
+    Mixture,
+    experts_kept,
+    experts_kept_around,
+    experts_products,
+    feed_forward_kept,
+    feed_forward_products,
+    rows_of_token,
+)
+from forge.config.estimate_share import IN_BLOCKS, Share, shares
 from forge.config.model import Decoder
 from forge.config.objective import Pretrain
 from forge.config.optimizer import AdamW
@@ -13,27 +20,9 @@ from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
 
 FP32 = 4
-IN_BLOCKS = ("attention", "feed-forward", "routers", "experts", "shared experts")
 MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """What one rank has of a model: its blocks, whether the first and the last of all are among them, and its parameters.
-
-    They are counted before FSDP shards them: those of its blocks, and the rest, which FSDP gathers as one.
-    """
-
-    layers: int
-    first: bool
-    last: bool
-    in_blocks: int
-    outside: int
-
-    @property
-    def parameters(self) -> int:
-        return self.in_blocks + self.outside
-
+LAYERS = "layers"
+"""Selective recompute of a block's layers, and not of what is around them: `forge.parallel.activation_checkpoint`."""
 
 STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)")
 """What is exact, and there all the time."""
@@ -46,15 +35,14 @@ def memory_by_part(config: Config) -> dict[str, int]:
     uncompiled blocks with fused attention (as arXiv:2205.05198, section 4, but counted by operation); logits are the
     most that the loss holds at once. All at the same time is an upper bound: gradients grow as activations go.
 
-    On several, weights and what belongs to them are cut by tp and pp and sharded by FSDP, which gathers them block by block, and
-    whole under a pipeline; gradients of several backward passes add up before they are reduced. Tokens are cut by cp, and between
-    layers by sequence parallelism. Stages are taken to have equal numbers of blocks.
+    On several, weights and what belongs to them are cut by tp, pp and, of experts, ep, and sharded by FSDP, which gathers them block
+    by block, and whole under a pipeline; gradients of several backward passes add up before they are reduced. Tokens are cut by cp,
+    and between layers by sequence parallelism. Experts are taken to have equal numbers of tokens, and stages of blocks.
     """
-    model, parallel = config.model, config.parallel
+    model = config.model
     if not isinstance(model, Decoder):
         return {}
-    ends = [(True, True)] if parallel.pp == 1 else [(True, parallel.pp_schedule == V_SCHEDULE), (False, True)]
-    ranks = [_of_rank(config, model, _share(model, parallel, first=first, last=last)) for first, last in ends]
+    ranks = [_of_rank(config, model, share) for share in shares(model, config.parallel)]
     return max(ranks, key=lambda parts: sum(parts.values()))
 
 
@@ -62,48 +50,35 @@ def _of_rank(config: Config, model: Decoder, share: Share) -> dict[str, int]:
     train, parallel = config.train, config.parallel
     width = FP32 if config.precision.mixed_precision == "fp32" else 2
     several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
-    sharded = 0 if parallel.cpu_offload and several else -(-share.parameters // max(parallel.fsdp, 1))
+    sharded = 0 if parallel.cpu_offload and several else share.sharded(parallel)
     parts = {"weights (fp32)": FP32 * sharded, "gradients (fp32)": FP32 * sharded}
     if isinstance(config.optimizer, AdamW):
         parts["optimizer state (fp32)"] = 2 * FP32 * sharded
     if several:
         passes = max(train.grad_accum_steps, parallel.pp_microbatches or 1 if parallel.pp > 1 else 1)
-        at_once = share.outside + min(2 * share.in_blocks // share.layers, share.in_blocks)  # a block, and the next one on its way
+        at_once = share.outside + share.two_blocks  # a block, and the next one on its way
         stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
         parts["unreduced gradients (fp32)"] = FP32 * (share.parameters if passes > 1 else at_once)
     elif width == 2:
         parts["weights (16 bit copies)"] = 2 * _multiplied_weights(model)
-    tokens, in_flight = train.batch_size * train.seq_len // parallel.cp, 1.0
+    sequences, in_flight = train.batch_size, 1.0
     if parallel.pp > 1:
         parts_of_step = parallel.pp_microbatches or 1
-        tokens = -(-sequences_of_rank(config) // parts_of_step) * train.seq_len // parallel.cp
+        sequences = -(-sequences_of_rank(config) // parts_of_step)
         in_flight = _in_flight(parallel, parts_of_step) if share.first else 1.0
+    tokens = sequences * train.seq_len // parallel.cp
     fused_norm = config.run.device == "cuda"
-    recomputed = -(-share.layers // train.recompute_every)
-    kept = recomputed * _kept_per_token(model, parallel, train.activation_checkpointing, width, fused_norm)
-    kept += (share.layers - recomputed) * _kept_per_token(model, parallel, "none", width, fused_norm)
+    recomputed = -(-share.layers // max(train.recompute_every, 1))
+    mixture = Mixture(share=share.moe_layers / share.layers, rows=rows_of_token(config, model, sequences), exchanged=parallel.ep > 1)
+    mode = LAYERS if train.activation_checkpointing == "selective" and mixture.exchanged else train.activation_checkpointing
+    kept = recomputed * _kept_per_token(model, parallel, mixture, mode, width, fused_norm)
+    kept += (share.layers - recomputed) * _kept_per_token(model, parallel, mixture, "none", width, fused_norm)
     final = FP32 * model.dim + _norm(model, model.dim, fused_norm) + width * model.dim
     parts["activations"] = tokens * (round(in_flight * kept) + (final if share.last else 0))
     if share.last:
         parts["logits"] = _logits(config, tokens, width)
     return parts
-
-
-def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> Share:
-    """Norms, learned positions and, where ranks share them, keys and values are whole on every tp rank; all else is cut."""
-    parts, tp = model.params_by_part(), parallel.tp
-    layers = -(-model.n_layers // parallel.pp)
-    table = model.vocab_size * model.dim
-    key_values = 2 * model.n_layers * model.dim * model.kv_heads * model.head_dim if model.kv_heads % tp else 0
-    final_norm = parts["norms"] // (2 * model.n_layers + 1)
-    blocks = -(-(sum(parts.get(name, 0) for name in IN_BLOCKS) - key_values) // tp) + key_values + parts["norms"] - final_norm
-    outside = final_norm if last else 0
-    if first:
-        outside += -(-table // tp) + parts["embedding"] - table
-    if last and not (first and model.tie_embeddings):
-        outside += -(-table // tp)
-    return Share(layers=layers, first=first, last=last, in_blocks=blocks * layers // model.n_layers, outside=outside)
 
 
 def _in_flight(parallel: Parallel, parts_of_step: int) -> float:
@@ -124,7 +99,7 @@ def _multiplied_weights(model: Decoder) -> int:
     return sum(parts.get(name, 0) for name in IN_BLOCKS) - not_copied + model.vocab_size * model.dim
 
 
-def _kept_per_token(model: Decoder, parallel: Parallel, recompute: str, width: int, fused_norm: bool) -> float:
+def _kept_per_token(model: Decoder, parallel: Parallel, mixture: Mixture, recompute: str, width: int, fused_norm: bool) -> float:
     """Bytes that one block keeps of one token until its backward pass; the mean, where some blocks have experts.
 
     The residual stream and what the norms work on are fp32 under autocast too: their weights are, and so are the embeddings.
@@ -135,18 +110,24 @@ def _kept_per_token(model: Decoder, parallel: Parallel, recompute: str, width: i
     if recompute == "full":
         return residual
     heads, kv_heads = -(-model.n_heads // tp), -(-model.kv_heads // tp)
-    q, kv, ffn = heads * model.head_dim, kv_heads * model.head_dim, -(-model.computed_ffn_hidden_dim // tp)
+    q, kv = heads * model.head_dim, kv_heads * model.head_dim
+    ffn, expert_ffn = -(-model.computed_ffn_hidden_dim // tp), -(-model.expert_hidden_dim // tp)
     attention = width * q + FP32 * heads  # its output, and the log-partition of each head
-    sparse = model.n_moe_layers / model.n_layers
     if recompute == "selective":
-        products = feed_forward_products(model, ffn, width) * (1 - sparse)
-        products += experts_products(model, width) * sparse if sparse else 0
+        products = feed_forward_products(model, ffn, width) * (1 - mixture.share)
+        products += experts_products(model, expert_ffn, width) * mixture.share
         return residual + width * (q + 2 * kv + model.dim) + attention + products
-    kept = 2 * (residual + _norm(model, model.dim, fused_norm) // cut) + width * model.dim * (1 if width == FP32 else 3)
+    kept = 2 * (residual + _norm(model, model.dim, fused_norm) // cut)
+    if recompute == LAYERS:
+        kept += FP32 * model.dim + width * (q + 2 * kv + model.dim) + attention
+        kept += (FP32 * model.dim + feed_forward_products(model, ffn, width)) * (1 - mixture.share)
+        return kept + experts_kept_around(model, mixture, expert_ffn, width) * mixture.share
+    kept += width * model.dim * (1 if width == FP32 else 3)
     kept += width * (q + 2 * kv) + attention
     if model.qk_norm:  # on fp32 copies of queries and keys, a head at a time
         kept += FP32 * (q + kv) + (heads + kv_heads) * _norm(model, model.head_dim, fused_norm, rms=True)
-    return kept + feed_forward_kept(model, ffn, width) * (1 - sparse) + (experts_kept(model, width) * sparse if sparse else 0)
+    kept += feed_forward_kept(model, ffn, width) * (1 - mixture.share)
+    return kept + experts_kept(model, mixture, expert_ffn, width) * mixture.share
 
 
 def _norm(model: Decoder, dim: int, fused: bool, *, rms: bool = False) -> int:

@@ -46,4 +46,6 @@ def is_moe_layer(moe: MoE, layer: int) -> bool:
 
 def n_moe_layers(moe: MoE, n_layers: int) -> int:
     """How many of a model's layers have experts."""
-    return n_layers // moe.frequency - min(moe.first_num_dense_layers, n_layers) // moe.frequency if moe.num_experts else 0
+    if not moe.num_experts or moe.frequency < 1:  # which its own bound refuses
+        return 0
+    return n_layers // moe.frequency - min(moe.first_num_dense_layers, n_layers) // moe.frequency

@@ -56,6 +56,11 @@ class Parallel(Section):
         return self.dp_shard * self.cp * self.ep
 
     @property
+    def efsdp(self) -> int:
+        """Ranks that FSDP shards experts over, of which each ep rank has its own: dp_shard * cp."""
+        return self.dp_shard * self.cp
+
+    @property
     def sequence_cut(self) -> int:
         """Parts that a sequence is cut into between layers: cp, and tp with sequence_parallel."""
         return self.cp * (self.tp if self.sequence_parallel else 1)

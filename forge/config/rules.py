@@ -2,6 +2,7 @@
 
 from forge.config import (
     rules_context,
+    rules_expert,
     rules_going_on,
     rules_layout,
     rules_model,
@@ -22,6 +23,7 @@ RULES: tuple[Rule, ...] = tuple(
         rules_training,
         rules_layout,
         rules_tensor,
+        rules_expert,
         rules_context,
         rules_pipeline,
         rules_run,

@@ -55,13 +55,6 @@ def needs_decoder(config: Config, world: World) -> Iterator[Finding]:
                 yield f"parallel.{axis}={size}", what, f"parallel.{axis}=1; parallel.dp_shard and dp_replicate take any model"
 
 
-@rule("parallel.ep_needs_moe", reads=("parallel.ep",))
-def ep_needs_moe(config: Config, world: World) -> Iterator[Finding]:
-    """Expert parallelism needs a model with experts, which this version has not: parallel.ep must be 1."""
-    if config.parallel.ep > 1 and not config.model.is_moe:
-        yield f"parallel.ep={config.parallel.ep}", "parallel.ep > 1 needs a mixture-of-experts model; this one is dense.", "parallel.ep=1"
-
-
 @rule("parallel.backend", reads=("parallel.backend", "run.device"))
 def backend(config: Config, world: World) -> Iterator[Finding]:
     """parallel.backend names a backend for the device of the run; nccl is for GPUs."""

@@ -12,7 +12,7 @@ from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.world import World
 
-ROW_BYTES, BF16 = 16, 2
+ROW_BYTES, BF16, FP32 = 16, 2, 4
 
 
 @rule("moe.top_k", reads=("model.moe.num_experts", "model.moe.top_k"))
@@ -77,23 +77,26 @@ def bias(config: Config, world: World) -> Iterator[Finding]:
         "model.moe.kernel",
         "model.moe.ffn_hidden_dim",
         "model.dim",
+        "parallel.tp",
+        "parallel.ep",
         "run.device",
         "precision.mixed_precision",
         "train.compile_model",
     ),
 )
 def kernel(config: Config, world: World) -> Iterator[Finding]:
-    """model.moe.kernel=grouped multiplies bf16 only where it is compiled or on a GPU, and there widths that are divisible by 8."""
-    model, moe, precision = config.model, _moe(config), config.precision.mixed_precision
-    gpu, compiled = config.run.device == "cuda", config.train.compile_model
-    if not isinstance(model, Decoder) or moe is None or moe.kernel != "grouped" or not (gpu or compiled):
+    """model.moe.kernel=grouped multiplies rows of whole 16 bytes, and of bf16 only where it is compiled or on a GPU."""
+    model, moe, precision, tp = config.model, _moe(config), config.precision.mixed_precision, config.parallel.tp
+    gpu, compiled = config.run.device == "cuda", config.train.compile_model and config.parallel.ep == 1
+    if not isinstance(model, Decoder) or moe is None or moe.kernel != "grouped":
         return
-    where, step = "on a GPU" if gpu else "with train.compile_model", ROW_BYTES // BF16
-    what = ""
-    if precision != "bf16":
+    step, width, what = ROW_BYTES // (FP32 if precision == "fp32" else BF16), model.expert_hidden_dim // tp, ""
+    if precision != "bf16" and (gpu or compiled):
+        where = "on a GPU" if gpu else "with train.compile_model"
         what = f"{where} it multiplies bf16 only, and precision.mixed_precision is {precision}."
-    elif gpu and (model.dim % step or model.expert_hidden_dim % step):
-        what = f"on a GPU model.dim ({model.dim}) and the width of an expert ({model.expert_hidden_dim}) must be divisible by {step}."
+    elif model.dim % step or width % step:
+        arithmetic = f"{model.expert_hidden_dim} / {tp} tp ranks = {width}" if tp > 1 else str(width)
+        what = f"in {precision} model.dim ({model.dim}) and the width of an expert ({arithmetic}) must be divisible by {step}."
     if what:
         yield "model.moe.kernel=grouped", what, "model.moe.kernel=auto"
 
@@ -139,23 +142,6 @@ def unused(config: Config, world: World) -> Iterator[Finding]:
         if value != default_of(field):
             key = f"model.moe.{field.name}"
             yield f"{key}={value}", f"{key} has no effect: model.moe.num_experts is 0.", "model.moe.num_experts=8, or leave it"
-
-
-@rule(
-    "parallel.moe",
-    reads=("model.moe.num_experts", "model.moe.balance_scope", "parallel.tp", "parallel.cp", "parallel.pp", "parallel.ep"),
-)
-def layouts(config: Config, world: World) -> Iterator[Finding]:
-    """Experts are laid out by FSDP alone so far: not over tp, cp, pp or ep, and with model.moe.balance_scope=sequence."""
-    parallel, moe = config.parallel, _moe(config)
-    if moe is None:
-        return
-    for axis in ("tp", "cp", "pp", "ep"):
-        if getattr(parallel, axis) > 1:
-            yield f"parallel.{axis}={getattr(parallel, axis)}", f"a mixture of experts has no layout over {axis} yet.", f"parallel.{axis}=1"
-    if moe.balance_scope != "sequence" and world.size > 1:
-        what = f"a micro-batch lies on all {world.size} ranks, and load is not counted over ranks yet."
-        yield f"model.moe.balance_scope={moe.balance_scope}", what, "model.moe.balance_scope=sequence"
 
 
 def _moe(config: Config) -> MoE | None:

@@ -30,13 +30,22 @@ def tp_kv_heads(config: Config, world: World) -> Iterator[Finding]:
         yield f"parallel.tp={tp}", what, f"parallel.tp={fits[0]}"
 
 
-@rule("parallel.tp_ffn", reads=("parallel.tp", "model.ffn_hidden_dim"))
+@rule("parallel.tp_ffn", reads=("parallel.tp", "model.ffn_hidden_dim", "model.moe.frequency"))
 def tp_ffn(config: Config, world: World) -> Iterator[Finding]:
     """Tensor parallelism cuts the feed-forward layer by its width, which must be divisible by parallel.tp."""
     model, tp = config.model, config.parallel.tp
-    if isinstance(model, Decoder) and model.computed_ffn_hidden_dim % tp:
+    if isinstance(model, Decoder) and model.n_moe_layers < model.n_layers and model.computed_ffn_hidden_dim % tp:
         what = f"the feed-forward width ({model.computed_ffn_hidden_dim}) must be divisible by parallel.tp ({tp})."
         yield f"parallel.tp={tp}", what, f"model.ffn_hidden_dim={-(-model.computed_ffn_hidden_dim // tp) * tp}"
+
+
+@rule("parallel.tp_experts", reads=("parallel.tp", "model.moe.num_experts", "model.moe.frequency", "model.moe.ffn_hidden_dim"))
+def tp_experts(config: Config, world: World) -> Iterator[Finding]:
+    """Tensor parallelism cuts each expert, shared ones too, by its width, which must be divisible by parallel.tp."""
+    model, tp = config.model, config.parallel.tp
+    if isinstance(model, Decoder) and model.is_moe and model.expert_hidden_dim % tp:
+        what = f"the width of an expert ({model.expert_hidden_dim}) must be divisible by parallel.tp ({tp})."
+        yield f"parallel.tp={tp}", what, f"model.moe.ffn_hidden_dim={-(-model.expert_hidden_dim // tp) * tp}"
 
 
 @rule("parallel.tp_vocab", reads=("parallel.tp", "model.vocab_size"))

@@ -14,27 +14,33 @@ class Shape:
     """A parameter. cut: the dimension that tp cuts; null = each tp rank has all of it.
 
     summed: the gradient of a parameter that is not cut is the sum of what tp ranks find: always; parts = where they see parts of a
-    sequence; never = all find the same.
+    sequence; never = all find the same. of_experts: packed, [experts, ...], of which each ep rank has some.
     """
 
     name: str
     size: tuple[int, ...]
     cut: int | None = None
     summed: str = "never"
+    of_experts: bool = False
 
-    def on(self, tp: int) -> tuple[int, ...]:
-        """What the first tp rank has, which no other has more of."""
-        return tuple(-(-length // tp) if dim == self.cut else length for dim, length in enumerate(self.size))
+    def on(self, tp: int, ep: int = 1) -> tuple[int, ...]:
+        """What the first rank has, which no other has more of."""
+        first, *others = (-(-length // tp) if dim == self.cut else length for dim, length in enumerate(self.size))
+        return (first // ep if self.of_experts else first, *others)
 
-    def elements(self, *, tp: int = 1, shards: int = 1) -> int:
-        """Elements on the first tp rank, with the rows filled up to a multiple of the FSDP shards, as fully_shard sends them."""
-        rows, *others = self.on(tp)
-        return -(-rows // shards) * shards * prod(others)
+    def elements(self, *, tp: int = 1, ep: int = 1, shards: int = 1) -> int:
+        """Elements on the first rank, with the rows filled up to a multiple of the FSDP shards, as fully_shard sends them.
+
+        Fewer experts than shards are cut across, where that goes.
+        """
+        rows, *others = self.on(tp, ep)
+        across = self.of_experts and rows < shards and any(length % shards == 0 for length in others)
+        return (rows if across else -(-rows // shards) * shards) * prod(others)
 
 
-def block_shapes(model: Decoder, tp: int) -> Iterator[Shape]:
-    """Those of one block; each block has the same."""
-    dim, heads, kv, ffn = model.dim, model.n_heads * model.head_dim, model.kv_heads * model.head_dim, model.computed_ffn_hidden_dim
+def block_shapes(model: Decoder, tp: int, *, moe: bool = False) -> Iterator[Shape]:
+    """Those of one block, with experts or without; each such block has the same."""
+    dim, heads, kv = model.dim, model.n_heads * model.head_dim, model.kv_heads * model.head_dim
     shared = model.kv_heads % tp != 0
     for norm in ("attention_norm", "feed_forward_norm"):
         yield from _norm(model, norm)
@@ -45,9 +51,7 @@ def block_shapes(model: Decoder, tp: int) -> Iterator[Shape]:
     if model.qk_norm:
         for name in ("attention.q_norm.weight", "attention.k_norm.weight"):
             yield Shape(name=name, size=(model.head_dim,), summed="always")
-    for name in ("feed_forward.w_gate", "feed_forward.w_up") if model.is_gated else ("feed_forward.w_up",):
-        yield from _linear(model, name, ffn, dim, cut=0)
-    yield from _linear(model, "feed_forward.w_down", dim, ffn, cut=1)
+    yield from _experts(model) if moe else _feed_forward(model, "feed_forward", model.computed_ffn_hidden_dim)
 
 
 def other_shapes(model: Decoder, *, first: bool = True, last: bool = True) -> Iterator[Shape]:
@@ -61,6 +65,22 @@ def other_shapes(model: Decoder, *, first: bool = True, last: bool = True) -> It
         yield from _norm(model, "norm")
         if not model.tie_embeddings:
             yield Shape(name="output.weight", size=table, cut=0)
+
+
+def _feed_forward(model: Decoder, name: str, width: int) -> Iterator[Shape]:
+    for inner in ("w_gate", "w_up") if model.is_gated else ("w_up",):
+        yield from _linear(model, f"{name}.{inner}", width, model.dim, cut=0)
+    yield from _linear(model, f"{name}.w_down", model.dim, width, cut=1)
+
+
+def _experts(model: Decoder) -> Iterator[Shape]:
+    moe, width = model.moe, model.expert_hidden_dim
+    yield Shape(name="feed_forward.router.weight", size=(moe.num_experts, model.dim), summed="always")
+    for inner in ("w_gate", "w_up") if model.is_gated else ("w_up",):
+        yield Shape(name=f"feed_forward.experts.{inner}", size=(moe.num_experts, width, model.dim), cut=1, of_experts=True)
+    yield Shape(name="feed_forward.experts.w_down", size=(moe.num_experts, model.dim, width), cut=2, of_experts=True)
+    if moe.shared_experts:
+        yield from _feed_forward(model, "feed_forward.shared", moe.shared_experts * width)
 
 
 def _linear(model: Decoder, name: str, outputs: int, inputs: int, *, cut: int | None, summed: str = "never") -> Iterator[Shape]:

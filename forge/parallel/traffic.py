@@ -3,20 +3,29 @@
 Counted as a ring sends them: of an all-gather or a reduce-scatter of S bytes over n ranks each rank sends S * (n - 1) / n, in an
 all-reduce, which is one of each, twice that, and in an all-to-all (n - 1) / n of what it has. Of a message between two ranks all of it.
 Other algorithms (trees, or switches that add up) send less, and none that is bound by bandwidth sends more.
+Experts are taken to get as many tokens as one another, which is what a balanced router comes to; a rank whose tokens all go to one
+other sends n / (n - 1) as much.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from itertools import accumulate
 
+from forge.config.derive_layout import sequences_of_rank
+from forge.config.estimate_moe import rows_of_room, runs_of_sequence
 from forge.config.model import Decoder
+from forge.config.moe import is_moe_layer
 from forge.config.objective import Pretrain
 from forge.config.root import Config
 from forge.parallel.shapes import Shape, block_shapes, other_shapes
 from forge.parallel.stages import cut_by_cost, owner, stages_of
 
-FP32, FP64 = 4, 8
+FP32, FP64, INT64 = 4, 8, 8
 TABLE = "embedding.weight"
+REPORTED = 8
+"""What a layer of experts tells of a step beside the load of each: `forge.models.balance`."""
 
 
 def bytes_per_step(config: Config) -> dict[str, int]:
@@ -39,11 +48,17 @@ class _Rank:
         per_rank = p.pp_stages_per_rank or 1
         self.last_stage = p.pp * per_rank - 1
         self.stages = stages_of(rank, p.pp, per_rank, p.pp_schedule)
-        self.layers = list(p.pp_layers) or cut_by_cost(model, self.last_stage + 1, config.train.seq_len)
-        self.blocks = sum(self.layers[stage] for stage in self.stages)
-        self.tokens = config.train.batch_size * config.train.grad_accum_steps * config.train.seq_len // p.cp
+        layers = list(p.pp_layers) or cut_by_cost(model, self.last_stage + 1, config.train.seq_len)
+        starts = [0, *accumulate(layers)]
+        self.layers = {stage: range(starts[stage], starts[stage + 1]) for stage in self.stages}
+        self.blocks = sum(map(len, self.layers.values()))
+        self.sequences = sequences_of_rank(config)
+        self.tokens = self.sequences * config.train.seq_len // p.cp
+        self.passes = (p.pp_microbatches or 1) if p.pp > 1 else config.train.grad_accum_steps
         self.width = FP32 if config.precision.mixed_precision == "fp32" else 2
         self.cut = p.sequence_parallel and p.tp > 1
+        self.selective = config.train.activation_checkpointing == "selective"
+        self.layers_apart = self.selective and p.ep > 1  # as forge.parallel.activation_checkpoint has it
         self.total: Counter[str] = Counter()
 
     def sent(self) -> Counter[str]:
@@ -51,38 +66,49 @@ class _Rank:
         self.of_data_parallel()
         self.of_width()
         self.of_context()
+        self.of_experts()
         self.of_pipeline()
         self.of_numbers()
         return Counter({name: count for name, count in self.total.items() if count})
 
     def of_data_parallel(self) -> None:
-        """FSDP gathers weights for each forward pass and, unless it keeps them, again for backward; a pipeline keeps them for the step."""
+        """FSDP gathers weights for each forward pass and, unless it keeps them, again for backward; a pipeline keeps them for the step.
+
+        Those of experts, of which an ep rank has some, over fewer ranks.
+        """
         p = self.p
         readings = self.config.train.grad_accum_steps if p.pp == 1 else 1
         again = 2 if p.reshard_after_forward == "always" else 1
         for stage in self.stages:
-            block = sum(shape.elements(tp=p.tp, shards=p.fsdp) for shape in block_shapes(self.model, p.tp)) * self.layers[stage]
-            rest = sum(shape.elements(tp=p.tp, shards=p.fsdp) for shape in self.others(stage))
-            self.ring("fsdp: all-gather of weights", self.width * readings * (block * again + rest), p.fsdp)
-            self.ring("fsdp: reduce-scatter of gradients", FP32 * (block + rest), p.fsdp)
-            self.ring("hsdp: all-reduce of gradients", 2 * FP32 * (block + rest) // p.fsdp, p.dp_replicate)
+            blocks, others = self.of_blocks(stage), self.others(stage)
+            for ranks, of_experts in ((p.fsdp, False), (p.efsdp, True)):
+                inside = [shape for shape in blocks if shape.of_experts == of_experts]
+                block, rest = (
+                    sum(shape.elements(tp=p.tp, ep=p.ep, shards=ranks) for shape in shapes)
+                    for shapes in (inside, [] if of_experts else others)
+                )
+                self.ring("fsdp: all-gather of weights", self.width * readings * (block * again + rest), ranks)
+                self.ring("fsdp: reduce-scatter of gradients", FP32 * (block + rest), ranks)
+                self.ring("hsdp: all-reduce of gradients", 2 * FP32 * (block + rest) // ranks, p.dp_replicate)
 
     def of_width(self) -> None:
         """TP passes hidden states into and out of attention and feed-forward, forward and backward, and in what is recomputed.
 
-        Recomputation goes two ways in. Of the two ways out it goes the first, unless selective has kept what came of it, and never
-        the last, whose result nothing in the block reads.
+        Recomputation goes two ways in, but the second one not where it leaves out what is around experts. Of the two ways out it goes
+        the first, unless selective has kept what came of it, and never the last, whose result nothing in the block reads.
         """
-        hidden, recomputed = self.tokens * self.model.dim * self.width, self.recomputed()
+        hidden, recomputed = self.tokens * self.model.dim * self.width, len(self.recomputed())
+        in_again = 2 * recomputed - (self.mixtures(self.recomputed()) if self.layers_apart else 0)
         out_again = recomputed if self.config.train.activation_checkpointing == "full" else 0
         first, last = 0 in self.stages, self.last_stage in self.stages
         if self.cut:
-            self.ring("tp: all-gather of hidden states", hidden * (4 * self.blocks + 2 * recomputed + first + last), self.p.tp)
+            self.ring("tp: all-gather of hidden states", hidden * (4 * self.blocks + in_again + first + last), self.p.tp)
             self.ring("tp: reduce-scatter of hidden states", hidden * (4 * self.blocks + out_again + first + last), self.p.tp)
         else:
             self.ring("tp: all-reduce of hidden states", 2 * hidden * (4 * self.blocks + out_again + first + last), self.p.tp)
         summed = ("always", "parts") if self.cut else ("always",)
-        shared = sum(shape.elements() for shape in self.all_shapes() if shape.cut is None and shape.summed in summed)
+        shapes = (shape for stage in self.stages for shape in (*self.of_blocks(stage), *self.others(stage)))
+        shared = sum(shape.elements() for shape in shapes if shape.cut is None and shape.summed in summed)
         added_up = self.config.train.grad_accum_steps > 1 or (self.p.pp_microbatches or 1) > 1  # in fp32
         self.ring("tp: all-reduce of shared gradients", 2 * (FP32 if added_up else self.width) * shared, self.p.tp)
         if last:
@@ -103,13 +129,46 @@ class _Rank:
         model, p = self.model, self.p
         token = self.tokens * model.head_dim * self.width
         kv = 2 * token * (model.kv_heads // p.tp if model.kv_heads % p.tp == 0 else 1)
-        passes = self.blocks + self.recomputed()
+        passes = self.blocks + len(self.recomputed())
         if p.cp_method == "all_gather":
             self.ring("cp: all-gather of keys and values", p.cp * kv * passes, p.cp)
             self.ring("cp: reduce-scatter of their gradients", p.cp * kv * self.blocks, p.cp)
         else:
             queries_and_output = 2 * token * model.n_heads // p.tp
             self.ring("cp: all-to-all of heads", (queries_and_output + kv) * (passes + self.blocks), p.cp)
+
+    def of_experts(self) -> None:
+        """EP sends tokens to their experts and back, forward and backward; with a capacity the room for them, filled or not.
+
+        Without one, ranks tell each other how many come. Full recomputation sends them there and back again.
+        """
+        p, moe = self.p, self.model.moe
+        forward = self.mixtures(block for blocks in self.layers.values() for block in blocks)
+        again = 0 if self.layers_apart else self.mixtures(self.recomputed())
+        if moe.capacity_factor:
+            rows = self.passes * rows_of_room(self.config, self.model, self.sequences // self.passes)
+        else:
+            rows = moe.top_k * self.tokens
+            self.ring("ep: all-to-all of counts", INT64 * moe.num_experts * self.passes * (forward + again), p.ep)
+        self.ring("ep: all-to-all of tokens", self.width * self.model.dim * rows * (4 * forward + 2 * again), p.ep)
+        self.of_scopes(forward, again)
+
+    def of_scopes(self, forward: int, again: int) -> None:
+        """Load is added up over the cp ranks of a sequence, or over all that have tokens of a micro-batch, unless selective has kept it.
+
+        Where a capacity asks who comes first, the load of each run of tokens is gathered.
+        """
+        p, moe = self.p, self.model.moe
+        apart = moe.balance_scope == "sequence"
+        ranks = p.cp if apart else p.dp_replicate * p.fsdp
+        of_each, of_all = (INT64 * moe.num_experts * count for count in (self.sequences, self.passes))
+        summed = 2 * (forward + (0 if self.selective else again))
+        scoped = bool(moe.aux_loss_weight) + moe.gradient_scale
+        self.ring("moe: all-reduce of load", summed * scoped * (of_each if apart else of_all), ranks)
+        self.ring("moe: all-reduce of load", summed * bool(moe.sequence_aux_loss_weight) * of_each, p.cp)
+        if moe.capacity_factor:
+            runs = of_each * runs_of_sequence(p) if apart or p.cp > 1 else of_all
+            self.ring("moe: all-gather of load", ranks * runs * (forward + again), ranks)
 
     def of_pipeline(self) -> None:
         """Hidden states go to the next stage, their gradients to the one before, and that of a tied table to its other copy."""
@@ -129,22 +188,29 @@ class _Rank:
         numbers = 3 if isinstance(objective, Pretrain) and objective.z_loss_weight > 0 else 2
         self.ring("all: loss and gradient norm", 2 * FP32 * numbers, p.pp * p.dp_replicate * p.fsdp)
         self.ring("all: loss and gradient norm", 2 * FP64, p.pp * p.dp_replicate * p.fsdp * p.tp)
+        records = self.model.n_moe_layers * (self.model.moe.num_experts + REPORTED)
+        self.ring("moe: all-reduce of records", 2 * FP64 * records, p.pp * p.dp_replicate * p.fsdp)
 
     def ring(self, name: str, size: int, ranks: int) -> None:
         """Count an all-gather or reduce-scatter of `size` bytes in all."""
         self.total[name] += size * (ranks - 1) // ranks
 
-    def recomputed(self) -> int:
-        """Blocks of this rank that backward runs again: every n-th, as the model counts them."""
+    def recomputed(self) -> list[int]:
+        """Blocks of this rank that backward runs again: of each stage the first of every n."""
         train = self.config.train
         if train.activation_checkpointing == "none":
-            return 0
-        return sum(-(-self.layers[stage] // train.recompute_every) for stage in self.stages)
+            return []
+        return [block for blocks in self.layers.values() for block in blocks[:: train.recompute_every]]
 
     def others(self, stage: int) -> list[Shape]:
         """Parameters of a stage outside its blocks."""
         return list(other_shapes(self.model, first=stage == 0, last=stage == self.last_stage))
 
-    def all_shapes(self) -> list[Shape]:
-        """Parameters of this rank's stages."""
-        return [*list(block_shapes(self.model, self.p.tp)) * self.blocks, *(shape for stage in self.stages for shape in self.others(stage))]
+    def of_blocks(self, stage: int) -> list[Shape]:
+        """Parameters of a stage inside its blocks."""
+        moe, tp = self.model.moe, self.p.tp
+        return [shape for block in self.layers[stage] for shape in block_shapes(self.model, tp, moe=is_moe_layer(moe, block))]
+
+    def mixtures(self, blocks: Iterable[int]) -> int:
+        """How many of the blocks have experts."""
+        return sum(is_moe_layer(self.model.moe, block) for block in blocks)

@@ -24,7 +24,8 @@ LR = 0.1
 class Record:
     """What a side computed, on the CPU and by global name: of each step what it found, and the weights before the first and after the last.
 
-    A gradient that a rank did not have is None. state: the buffers that checkpoints hold, after the last step. replicas: tensors of which ranks have different bits where they should be copies.
+    A gradient that a rank did not have is None. state: the buffers that checkpoints hold, after the last step. replicas: tensors of
+    which ranks have different bits where they should be copies.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -59,7 +60,8 @@ class Record:
         return cls(**numbers, gradients=gradients, before=files["before"], after=files["after"], state=files["state"])
 
     def _files(self) -> dict[str, Found]:
-        return {"before": self.before, "after": self.after, "state": self.state} | {f"gradients_{i}": found for i, found in enumerate(self.gradients)}
+        gradients = {f"gradients_{i}": found for i, found in enumerate(self.gradients)}
+        return {"before": self.before, "after": self.after, "state": self.state, **gradients}
 
 
 def measure(

@@ -72,14 +72,6 @@ LAYOUT_CASES = [
         heals="parallel=single",
     ),
     Case(
-        "parallel.ep_needs_moe",
-        "parallel.ep=2",
-        "parallel.ep > 1 needs a mixture-of-experts model; this one is dense.",
-        "parallel.ep=1",
-        "parallel.ep=1",
-        heals="parallel.ep=1",
-    ),
-    Case(
         "parallel.backend",
         "parallel.dp_shard=2 parallel.backend=cuda:nccl",
         "it names no backend for cpu, which the run is on.",

@@ -128,6 +128,19 @@ def test_no_rule_or_derivation_stumbles_over_any_broken_option():
                 config.validate()
 
 
+@pytest.mark.parametrize("layout", ["auto", "pp2_ep2"])
+def test_nor_over_any_value_out_of_bounds(layout: str):
+    composed = compose.config(["model=moe_tiny", f"parallel={layout}"])
+    for key, schema, field, _, value, legal in limits():
+        config = copy.deepcopy(composed)
+        group = key.rpartition(".")[0]
+        section = get(config, group) if group else config
+        if not legal and isinstance(section, schema):
+            setattr(section, field.name, [value] if "list" in str(field.type) else value)
+            with pytest.raises(ValueError, match=f"{key}.* must be"):
+                config.validate()
+
+
 @pytest.mark.parametrize("values", ["[]", "[0.9]", "[0.9,0.95,0.99]"])
 def test_a_tuple_has_its_length(values: str):
     (found,) = problems([f"optimizer.betas={values}"])

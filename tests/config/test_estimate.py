@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -36,7 +37,8 @@ class Live(TorchDispatchMode):
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        self.models_own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+        local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in (*model.parameters(), *model.buffers())]
+        self.models_own = {tensor.untyped_storage()._cdata for tensor in local}
         self.made: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 

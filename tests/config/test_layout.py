@@ -92,6 +92,12 @@ def test_the_presets_that_are_named_are_accepted():
         assert resolved(["model=llama7b", "train.batch_size=8", preset], gpus=4).world.size == 4
 
 
+def test_layouts_of_experts_are_for_models_that_have_some():
+    for model, named in (("moe_tiny", {"parallel=ep2", "parallel=ep2_fsdp"}), ("tiny", set())):
+        (found,) = [p for p in problems([f"model={model}", "parallel=tp4_fsdp"], gpus=2) if p.rule == "parallel.world_size"]
+        assert {word for word in found.fix.split(", ") if "ep" in word.partition("=")[2]} == named
+
+
 def test_on_a_cpu_a_layout_has_as_many_ranks_as_it_asks_for():
     assert resolved(["parallel=tp4_pp2"]).world.size == 8
     assert resolved(["parallel=tp2_hsdp"]).config.parallel.dp_shard == 1

@@ -84,7 +84,35 @@ def test_every_candidate_uses_all_ranks_and_tp_stays_inside_a_node():
     assert {math.prod(c.degrees.values()) for c in found} == {32}
     assert {c.degrees["tp"] for c in found} == {1, 2, 4}
     assert [c.name for c in found[:3]] == ["ddp", "hsdp", "fsdp"]
-    assert found[1].degrees == {"dp_replicate": 8, "dp_shard": 4, "tp": 1, "pp": 1}
+    assert found[1].degrees == {"dp_replicate": 8, "dp_shard": 4, "tp": 1, "pp": 1, "ep": 1}
+
+
+def test_experts_are_spread_before_tp_and_as_far_as_a_node_and_their_number_allow():
+    world = World(size=32, source="the test", device="cuda", devices=Devices(gpus=8, source="the test"))
+    parallel = resolved(["parallel=single"]).config.parallel
+    found = list(candidates(parallel, world, experts=12))
+    assert [c.name for c in found[:8]] == ["ddp", "hsdp", "fsdp", "ep2_fsdp", "ep4_fsdp", "ep4_tp2_fsdp", "ep2_tp4_fsdp", "tp8_fsdp"]
+    assert {math.prod(c.degrees.values()) for c in found} == {32}
+    assert all(12 % c.degrees["ep"] == 0 and 8 % (c.degrees["ep"] * c.degrees["tp"]) == 0 for c in found)
+    assert {c.degrees["ep"] for c in candidates(parallel, world)} == {1}
+
+
+MIXTRAL = ["model=mixtral_8x7b", "train.batch_size=1", "train.seq_len=4096", "train.activation_checkpointing=full"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gib", "overrides", "chosen"),
+    [
+        (8, 141, [], {"dp_shard": 8}),
+        (8, 141, ["train.grad_accum_steps=4"], {"ep": 8}),
+        (32, 80, ["train.grad_accum_steps=4"], {"dp_shard": 4, "ep": 8}),
+        (16, 80, ["train.grad_accum_steps=4"], {"dp_shard": 2, "tp": 2, "ep": 4}),
+        (32, 80, ["parallel.ep=4"], {"dp_shard": 8, "ep": 4}),
+    ],
+)
+def test_what_is_chosen_for_experts(ranks: int, gib: int, overrides: list[str], chosen: dict[str, int]):
+    """Sharded where that fits, and cut by expert where not: unreduced gradients of several micro-batches are of all that are gathered."""
+    assert degrees(auto([*MIXTRAL, *overrides], ranks, gib * GIB, gpus=8)) == chosen
 
 
 def test_what_the_model_cannot_have_is_passed_over():

@@ -37,6 +37,7 @@ def needs(tmp_path: Path) -> dict[str, list[str]]:
         "tokenizer/file": [f"tokenizer.path={tmp_path / 'tokenizer.json'}"],
         "train/long": ["model.max_seq_len=2048"],
         **{f"parallel/{name}": ["model=llama7b"] for name in ("pp4", "pp4_fsdp", "tp8", "tp8_fsdp", "tp8_pp2", "tp8_pp4_fsdp")},
+        **{f"parallel/{name}": ["model=moe_tiny"] for name in Library().options("parallel") if "ep" in name},
     }
 
 
@@ -94,7 +95,7 @@ def test_the_name_of_a_layout_says_what_it_is(file: str):
     name, degrees = file.partition("/")[2], yaml.safe_load((CONF / f"{file}.yaml").read_text())
     words = name.split("_")
     named = {match[1]: int(match[2]) for word in words if (match := re.fullmatch("([a-z]+)([0-9]+)", word))}
-    assert {axis: degrees[axis] for axis in ("tp", "pp", "cp")} == {"tp": 1, "pp": 1, "cp": 1} | named
+    assert {axis: degrees[axis] for axis in ("tp", "pp", "cp", "ep")} == {"tp": 1, "pp": 1, "cp": 1, "ep": 1} | named
     assert degrees["dp_shard"] == (-1 if {"fsdp", "hsdp"} & set(words) else 1)
     assert degrees["dp_replicate"] == (2 if "hsdp" in words else 1)
 

@@ -12,6 +12,7 @@ from refusing import SMALL, problems, resolved
 from rule_cases import CASES as OTHER_CASES
 from rule_cases import Case
 from rule_cases_context import CONTEXT_CASES
+from rule_cases_expert import EXPERT_CASES
 from rule_cases_going_on import GOING_ON_CASES
 from rule_cases_layout import LAYOUT_CASES
 from rule_cases_moe import MOE_CASES
@@ -22,7 +23,8 @@ from rule_cases_tensor import TENSOR_CASES
 from forge.config import serialize
 from forge.config.rules import RULES
 
-CASES = [*OTHER_CASES, *MOE_CASES, *LAYOUT_CASES, *TENSOR_CASES, *CONTEXT_CASES, *PIPELINE_CASES, *PLACE_CASES, *GOING_ON_CASES]
+CASES = [*OTHER_CASES, *MOE_CASES, *LAYOUT_CASES, *TENSOR_CASES, *EXPERT_CASES, *CONTEXT_CASES, *PIPELINE_CASES]
+CASES += [*PLACE_CASES, *GOING_ON_CASES]
 
 
 @pytest.fixture

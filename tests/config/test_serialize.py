@@ -16,6 +16,7 @@ from forge.config.root import Config
 CHOICES = [[f"{group}={option}"] for group in Library().groups() for option in Library().options(group)]
 NEEDS = {"data=text": ["data.path=."], "tokenizer=file": ["tokenizer.path={tmp}/t.json"], "train=long": ["model.max_seq_len=2048"]}
 NEEDS |= {f"parallel={name}": ["model=llama7b"] for name in ("pp4", "pp4_fsdp", "tp8", "tp8_fsdp", "tp8_pp2", "tp8_pp4_fsdp")}
+NEEDS |= {f"parallel={name}": ["model=moe_tiny"] for name in Library().options("parallel") if "ep" in name}
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice[0])

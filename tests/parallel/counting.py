@@ -30,6 +30,12 @@ def _ring(total: int, group: Any) -> int:
     return total * (_size(group) - 1) // _size(group)
 
 
+def _to_others(x: Tensor, splits: list[int], group: str) -> int:
+    """Of an all-to-all what does not stay here."""
+    own = splits[dist.distributed_c10d._resolve_process_group(group).rank()]
+    return _bytes(x) - own * (_bytes(x) // len(x) if len(x) else 0)
+
+
 # By operator: its kind, and the bytes that a rank sends of it. Arguments are (output, input, group, ...) with c10d's own operators, and
 # (input, ..., group) with the functional ones.
 OPERATORS: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], int]]] = {
@@ -40,7 +46,7 @@ OPERATORS: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], int]]] = {
     "_c10d_functional.all_gather_into_tensor": ("all-gather", lambda a: _ring(_bytes(a[0]) * a[1], a[2])),
     "_c10d_functional.reduce_scatter_tensor": ("reduce-scatter", lambda a: _ring(_bytes(a[0]), a[3])),
     "_c10d_functional.all_reduce": ("all-reduce", lambda a: 2 * _ring(_bytes(a[0]), a[2])),
-    "_c10d_functional.all_to_all_single": ("all-to-all", lambda a: _ring(_bytes(a[0]), a[3])),
+    "_c10d_functional.all_to_all_single": ("all-to-all", lambda a: _to_others(a[0], a[2], a[3])),
 }
 NOTHING_SENT = {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd", "c10d.recv_", "c10d.barrier"}
 

@@ -17,6 +17,7 @@ from forge.config.build import build
 from forge.config.root import Config
 from forge.data.loader import Batch, Step
 from forge.models.decoder import Decoder
+from forge.models.router import Router
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.parallel.shapes import block_shapes, other_shapes
@@ -79,11 +80,51 @@ RARER = {
     "pp2, zbv": (2, ["parallel.pp=2", "parallel.pp_schedule=zbv_zero_bubble", "model.n_layers=4", "model.tie_embeddings=false"]),
     "pp2 x tp2": (4, ["parallel.pp=2", "parallel.tp=2", "precision=bf16"]),
 }
+MOE = [f"model.moe.{option}" for option in ("num_experts=4", "first_num_dense_layers=1", "ffn_hidden_dim=32", "shared_experts=1")]
+CAPACITY, WIDE = "model.moe.capacity_factor=1.0", "model.moe.balance_scope=micro_batch"
+EP2, FULL, SELECTIVE = "parallel.ep=2", "train.activation_checkpointing=full", "train.activation_checkpointing=selective"
+ALL_COUNTS = ["model.moe.gradient_scale=true", "model.moe.sequence_aux_loss_weight=0.1"]
+OF_EXPERTS = {
+    "fsdp2": (2, ["parallel.dp_shard=2"]),
+    "fsdp4, two experts": (4, ["parallel.dp_shard=4", "model.moe.num_experts=2"]),
+    "ep2": (2, [EP2, "precision=bf16"]),
+    "ep4, capacity": (4, ["parallel.ep=4", CAPACITY]),
+    "ep2 x fsdp2": (4, [EP2, "parallel.dp_shard=2", "train.grad_accum_steps=2"]),
+    "ep2 x tp2, full recompute": (4, [EP2, "parallel.tp=2", FULL]),
+    "ep2 x cp2, selective": (4, [EP2, "parallel.cp=2", SELECTIVE, *ALL_COUNTS]),
+    "pp2 x ep2": (4, ["parallel.pp=2", EP2]),
+}
+OF_EXPERTS_RARER = {
+    "ep2, full recompute": (2, [EP2, FULL, "train.recompute_every=2"]),
+    "ep2, selective, capacity": (2, [EP2, SELECTIVE, CAPACITY]),
+    "ep2, micro-batch": (2, [EP2, WIDE, "train.grad_accum_steps=3", *ALL_COUNTS]),
+    "ep2, micro-batch, capacity": (2, [EP2, WIDE, CAPACITY, FULL, *ALL_COUNTS]),
+    "ep2, weights kept": (2, [EP2, "parallel.reshard_after_forward=never"]),
+    "ep2 x hsdp 2x1": (4, [EP2, "parallel.dp_replicate=2", "parallel.dp_shard=1"]),
+    "ep2 x fsdp2, one expert a rank": (4, [EP2, "parallel.dp_shard=2", "model.moe.num_experts=2"]),
+    "ep2 x fsdp2, widths that do not divide": (4, [EP2, "parallel.dp_shard=2", "model.moe.num_experts=6"]),
+    "ep2 x tp2": (4, [EP2, "parallel.tp=2", "precision=bf16"]),
+    "ep2 x tp2, no sequence parallel": (4, [EP2, "parallel.tp=2", "parallel.sequence_parallel=false", SELECTIVE]),
+    "ep2 x tp2, selective": (4, [EP2, "parallel.tp=2", SELECTIVE]),
+    "ep2 x tp2, two micro-batches": (4, [EP2, "parallel.tp=2", "train.grad_accum_steps=2"]),
+    "tp2": (2, ["parallel.tp=2"]),
+    "tp2, selective": (2, ["parallel.tp=2", SELECTIVE]),
+    "cp2, capacity": (2, ["parallel.cp=2", CAPACITY, *ALL_COUNTS]),
+    "ep2 x cp2, micro-batch, capacity": (4, [EP2, "parallel.cp=2", WIDE, CAPACITY]),
+    "ep2 x cp2, ulysses, capacity": (4, [EP2, "parallel.cp=2", "parallel.cp_method=ulysses", CAPACITY, FULL]),
+    "pp2": (2, ["parallel.pp=2", *ALL_COUNTS]),
+    "pp2, selective, micro-batch": (2, ["parallel.pp=2", SELECTIVE, WIDE, *ALL_COUNTS]),
+    "pp2, interleaved": (2, ["parallel.pp=2", "parallel.pp_schedule=interleaved_1f1b", "model.n_layers=4"]),
+}
 LIKE_GPT2 = ("hsdp 2x2", "tp4, shared key heads", "pp2 x fsdp2")
 CASES = [
     pytest.param(layout, model, id=f"{name}, {kind}", marks=[] if name in LAYOUTS and (kind == "gpt2") == (name in LIKE_GPT2) else SLOW)
     for name, layout in {**LAYOUTS, **RARER}.items()
     for kind, model in {"llama": [], "gpt2": GPT2_LIKE}.items()
+]
+CASES += [
+    pytest.param(layout, MOE, id=f"{name}, experts", marks=[] if name in OF_EXPERTS else SLOW)
+    for name, layout in {**OF_EXPERTS, **OF_EXPERTS_RARER}.items()
 ]
 
 
@@ -99,6 +140,11 @@ def by_kind(sent: dict[str, int]) -> dict[str, int]:
         kind = "send" if technique == "pp" else "all-reduce" if technique == "all" else what.split(" ")[0]
         kinds[kind] += count
     return dict(kinds)
+
+
+def evenly(router: Router, scores: torch.Tensor) -> torch.Tensor:
+    """Experts in turn, whatever their scores: [tokens, top_k]."""
+    return torch.arange(len(scores) * router.section.top_k).view(len(scores), -1) % router.section.num_experts
 
 
 def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
@@ -124,7 +170,9 @@ def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("layout", "model"), CASES)
-def test_bytes_of_real_collectives(layout: tuple[int, list[str]], model: list[str]) -> None:
+def test_bytes_of_real_collectives(layout: tuple[int, list[str]], model: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of experts with tokens dealt out evenly, as the closed form takes them to be."""
+    monkeypatch.setattr(Router, "_choose", evenly)
     world, overrides = layout
     cfg = config(world, *model, *overrides)
     told = by_kind(bytes_per_step(cfg))
@@ -140,11 +188,12 @@ def test_bytes_of_real_collectives(layout: tuple[int, list[str]], model: list[st
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("model", [[], GPT2_LIKE], ids=["llama-like", "gpt2-like"])
+@pytest.mark.parametrize("model", [[], GPT2_LIKE, MOE], ids=["llama-like", "gpt2-like", "experts"])
 def test_shapes_are_those_of_the_model(model: list[str], tp: int) -> None:
     section = config(1, *model).model
     whole = {name: tuple(parameter.shape) for name, parameter in Decoder(section).named_parameters()}
-    blocks = {f"blocks.{layer}.{shape.name}": shape.size for layer in range(3) for shape in block_shapes(section, tp)}
+    sparse = [model == MOE and layer > 0 for layer in range(3)]
+    blocks = {f"blocks.{layer}.{shape.name}": shape.size for layer in range(3) for shape in block_shapes(section, tp, moe=sparse[layer])}
     assert {**blocks, **{shape.name: shape.size for shape in other_shapes(section)}} == whole
 
 

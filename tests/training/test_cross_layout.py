@@ -70,9 +70,8 @@ def train(tmp_path: Path, text_file: Path) -> Train:
 
     def run(name: str, layout: str, steps: int, *overrides: str) -> Path:
         where = tmp_path / name
-        path, _ = take(
-            "data=text", f"data.path={text_file}", *SMALL, f"run.dir={where}", f"train.max_steps={steps}", *(LAYOUTS | OF_EXPERTS)[layout], *overrides
-        )
+        chosen = (*(LAYOUTS | OF_EXPERTS)[layout], *overrides)
+        path, _ = take("data=text", f"data.path={text_file}", *SMALL, f"run.dir={where}", f"train.max_steps={steps}", *chosen)
         (path / "batches").mkdir(exist_ok=True)
         world = worker_count(path)
         rendezvous = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -12,7 +12,7 @@ from forge.config import cli
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("getting_started.md", "concepts.md", "how_to.md", "layouts.md", "launching.md")),
+    *(ROOT / "docs" / name for name in ("getting_started.md", "concepts.md", "how_to.md", "layouts.md", "launching.md", "experts.md")),
 ]
 LEFT_OUT = ("optimizer.lrr=1", "scheduler.stable_steps=10", "group=option", "...", "<")  # refused on purpose, or a pattern
 

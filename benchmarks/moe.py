@@ -10,6 +10,7 @@ alone, forward and backward, on what they get in it. `moe_exchange.py` times two
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import statistics
 import sys
@@ -43,6 +44,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() and not options.small else "cpu")
     cases = SMALL if options.small else CUDA if device.type == "cuda" else CPU
+    load = os.getloadavg()[0]
     print(f"# A mixture of experts against a dense layer\n\n    python {' '.join(sys.argv)}\n")
     print(f"{versions(options.threads, device)} Medians of {options.rounds} passes, forward and backward.\n\n{ABOUT}\n")
     print("| tokens x dim | experts x width | top_k | layer | ms | fastest | of dense | GFLOP/s | dropped |")
@@ -60,6 +62,7 @@ def main() -> None:
         print("| tokens x dim | experts x width | top_k | layer | ms | sent, MB | all-to-alls alone, ms | share | in it, ms | share |")
         print("| --- | --- | ---: | --- |" + " ---: |" * 6, flush=True)
         print("\n".join(over_ranks(cases, options.rounds)))
+    print(f"\nLoad average {load:.1f} before the first pass, {os.getloadavg()[0]:.1f} after the last, on {os.cpu_count()} cores.")
 
 
 def versions(threads: int, device: torch.device) -> str:

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forge.config import cli, help
+from forge.config.allocation import Allocation, allocation
 from forge.config.compose import Composition
 from forge.config.estimate import memory_by_part
+from forge.config.launch import Slurm
 from forge.config.model import Decoder
 from forge.config.resolve import Resolution
 from forge.config.root import Config
 from forge.config.stored import is_run
 from forge.launch.saved import newest_usable
+
+OF_EVERY_RUN, OF_SWEEPS = [("launch", "local")], ("sweep", "sweeper")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +73,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
         [
             ("world", f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device}, from {world.source} ({world.devices.source})"),
             ("directory", config.run.dir or f"{config.run.root}/<date>_{config.run.name or composition.choices.get('model')}_<id>"),
+            *_job(config, world.size),
             *_going_on(config),
         ],
     )
@@ -85,6 +90,16 @@ def warnings(resolution: Resolution) -> list[str]:
     return [f"{len(found)} warning{'s' if len(found) > 1 else ''}", *(w.render() for w in found)]
 
 
+def _job(config: Config, ranks: int) -> list[tuple[str, str]]:
+    """What launch=slurm asks for."""
+    section = config.launch
+    needs = allocation(section, ranks) if isinstance(section, Slurm) else None
+    if not isinstance(needs, Allocation) or not isinstance(section, Slurm):
+        return []
+    gpus = f", {needs.gpus_per_node} GPUs each" if needs.gpus_per_node else ""
+    return [("job", f"{needs.nodes} node{'s' * (needs.nodes > 1)} with {needs.tasks_per_node} ranks{gpus}, {section.time} minutes")]
+
+
 def _going_on(config: Config) -> list[tuple[str, str]]:
     """What a run that exists goes on from."""
     if config.run.dir is None or not is_run(Path(config.run.dir)):
@@ -96,7 +111,8 @@ def _going_on(config: Config) -> list[tuple[str, str]]:
 
 def _choices(composition: Composition) -> list[tuple[str, str]]:
     groups = composition.library.groups()
-    return [(g, str(composition.choices[g])) for g in groups if composition.choices.get(g) is not None]
+    made = [(g, str(composition.choices[g])) for g in groups if composition.choices.get(g) is not None]
+    return [choice for choice in made if choice not in OF_EVERY_RUN and choice[0] not in OF_SWEEPS]
 
 
 def _table(title: str, rows: list[tuple[str, str]]) -> list[str]:

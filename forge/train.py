@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from forge.config import cli, help
 from forge.config.compose import compose
 from forge.config.errors import ConfigError, Problem
+from forge.config.launch import Submitit
 from forge.config.literal import shown
 from forge.config.paths import CONF
 from forge.config.resolve import Resolution, resolve
 from forge.config.root import Config
 from forge.config.rules_layout import HOST_MEMORY
-from forge.config.started import Started, started
+from forge.config.started import Started, ranks_said, started
 from forge.config.stored import newest
 from forge.launch import directory, local
 from forge.launch.directory import Result
@@ -36,7 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser("forge.train", "Train what the groups and values name, on this machine.")
     arguments.add_argument("-c", "--cfg", choices=("job",), help="print the composed config instead of running it")
     arguments.add_argument("-p", "--package", default="", help="with --cfg: only this section")
-    arguments.add_argument("-m", "--multirun", action="store_true", help="refused: this version runs one point at a time")
+    arguments.add_argument(
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a sweep: every combination of what is given several values, as seed=1,2,3",
+    )
     arguments.add_argument("-i", "--info", nargs="?", const="all", help="what Hydra says of the composition: defaults, searchpath, ...")
     arguments.add_argument("-sc", "--shell-completion", action="store_true", help="completion of forge-train: -sc install=bash (fish, zsh)")
     arguments.add_argument("--version", action="store_true", help="the version of forge")
@@ -81,6 +87,9 @@ def train(config: Config) -> Result:
     if found is not None and found.size > 1:
         run_dir, code = _train_together(found, config)
     else:
+        if is_job(config) and not (isinstance(config.launch, Submitit) and config.launch.wait):
+            what = "forge.train gives back how the run has ended, so it waits for its job."
+            raise ConfigError([Problem(key="launch.wait=false", what=what, fix="launch.wait=true")])
         run_dir, code = launch(resolve(config), config.overrides)
     result = directory.read_result(run_dir)
     if result is None or result.status == "failed" or code in (FAILED, REFUSED):
@@ -103,11 +112,19 @@ def _main(options, meeting: Meeting | None) -> int:
     if options.cfg:
         return _show(options)
     if options.multirun:
-        raise ConfigError(
-            [Problem(key="-m", what="sweeps are not in this version.", fix="run the points one by one", where="command line")]
-        )
+        return _sweep(options, meeting)
     composition, resolution = cli.resolved(options.overrides, options.config_dir)
     return launch(resolution, composition.overrides, options.config_dir, meeting=meeting)[1]
+
+
+def _sweep(options, meeting: Meeting | None) -> int:
+    if meeting is not None:
+        what = "another launcher has started the ranks, and a sweep starts those of each point itself."
+        fix = "type it without torchrun or srun; launch=slurm submits the points as jobs"
+        raise ConfigError([Problem(key="-m", what=what, fix=fix, where=cli.COMMAND_LINE)])
+    from forge.launch import sweep
+
+    return sweep.run(options.overrides, options.config_dir)
 
 
 def launch(
@@ -122,11 +139,21 @@ def launch(
         raise ConfigError(hopeless)
     for warning in resolution.warnings:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
+    job = meeting is None and is_job(resolution.config)
+    if job:
+        from forge.launch import single_job
+
+        if (printed := single_job.scripts(resolution)) is not None:
+            return Path(), cli.show(printed)
     run_dir, changes = directory.prepare(resolution, overrides=overrides, config_dirs=config_dirs)
     print(f"run directory: {directory.short(run_dir)}   (goes on with: {directory.resume_command(run_dir)})")
     for change in changes:
         print(f"  changed: {change.key}={shown(change.after)}   (was {shown(change.before)}; kept in {newest(run_dir).name})")
     sys.stdout.flush()
+    if job:
+        from forge.launch import single_job
+
+        return run_dir, single_job.start(run_dir, resolution)
     if resolution.config.run.inline or meeting is not None:
         from forge import worker
 
@@ -134,10 +161,27 @@ def launch(
     return run_dir, local.start(run_dir, resolution.world.size)
 
 
+def is_job(config: Config) -> bool:
+    """Whether the run becomes a job, unless its ranks have been started already."""
+    return isinstance(config.launch, Submitit) and ranks_said() is None
+
+
 def _show(options) -> int:
+    """Print the composed config; with -m that of each point, as YAML documents one after the other."""
+    if not options.multirun:
+        print(_yaml(options.overrides, options), end="")
+        return 0
+    from forge.launch.points import Preflight
+
+    for number, point in enumerate(Preflight(options.overrides, options.config_dir).points()):
+        print(f"---\n# #{number:03d} {point.combination.label}\n{_yaml(point.combination.overrides, options)}", end="")
+    return 0
+
+
+def _yaml(overrides: Sequence[str], options) -> str:
     from omegaconf import OmegaConf
 
-    composition = compose(options.overrides, config_dirs=options.config_dir)
+    composition = compose(overrides, config_dirs=options.config_dir)
     if composition.problems:
         raise ConfigError(composition.problems)
     named = re.fullmatch(r"\w+(\.\w+)*", options.package)
@@ -146,8 +190,7 @@ def _show(options) -> int:
         raise ConfigError(
             [Problem(key=f"--package {options.package}", what="there is no such section.", fix="a group, such as --package model")]
         )
-    print(OmegaConf.to_yaml(node), end="")
-    return 0
+    return OmegaConf.to_yaml(node)
 
 
 def _completion(words: Sequence[str]) -> int:

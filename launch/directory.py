@@ -41,21 +41,39 @@ class Result:
     objective: float | None
 
 
-def prepare(resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> tuple[Path, list[Change]]:
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What runs that are made together have in common: their provenance, and the changes of the working tree."""
+
+    provenance: dict[str, Any]
+    diff: str
+
+
+def made_now() -> Made:
+    """Git is asked several times for it."""
+    return Made(provenance=provenance(), diff=diff())
+
+
+def prepare(
+    resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = (), made: Made | None = None
+) -> tuple[Path, list[Change]]:
     """The directory of a run that is to start or to go on, with all that its worker reads; and what changes. Raises ConfigError."""
     given = resolution.config.run.dir
     if given is not None and is_run(Path(given)):
         path = Path(given).resolve()
         return path, go_on(path, resolution, overrides=overrides, config_dirs=config_dirs)
-    return create(resolution, overrides=overrides, config_dirs=config_dirs)[0], []
+    return create(resolution, overrides=overrides, config_dirs=config_dirs, made=made)[0], []
 
 
-def create(resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> tuple[Path, Config]:
+def create(
+    resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = (), made: Made | None = None
+) -> tuple[Path, Config]:
     """Make the directory and write the resolved config, overrides, provenance and warnings into it.
 
-    config.yaml comes last and makes it a run. Raises ConfigError when the directory cannot be made.
+    config.yaml comes last and makes it a run. made: with what, where many runs are made at once. Raises ConfigError when the
+    directory cannot be made.
     """
-    config = resolution.config
+    config, made = resolution.config, made or made_now()
     path = Path(config.run.dir) if config.run.dir else Path(config.run.root) / fresh_name(config.run.name or config.preset)
     key = "run.dir" if config.run.dir else "run.root"
     absent = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
@@ -67,10 +85,9 @@ def create(resolution: Resolution, *, overrides: Sequence[str], config_dirs: Seq
         with Lock(path).acquire():
             if is_run(path):
                 raise Held(f"another process has just made a run in {path}. Type the command again, or give another run.dir")
-            write_json(path / "provenance.json", {"run_id": secrets.token_hex(8), **provenance()})
-            found = diff()
-            if found:
-                (path / "git.diff").write_text(found, encoding="utf-8")
+            write_json(path / "provenance.json", {"run_id": secrets.token_hex(8), **made.provenance})
+            if made.diff:
+                (path / "git.diff").write_text(made.diff, encoding="utf-8")
             _write_version(path, 1, config, resolution, portable(overrides, config_dirs, config))
     except Held as error:
         raise _held(path, error) from None

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -32,62 +32,127 @@ def search_path() -> str:
     library = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = [os.path.join(path, "") for path in (*library, *site.getsitepackages(), site.getusersitepackages())]
     added = [os.path.abspath(path) for path in sys.path if path and not path.endswith(".zip")]
-    return os.pathsep.join(path for path in added if not os.path.join(path, "").startswith(tuple(own)))
+    return os.pathsep.join(dict.fromkeys(path for path in added if not os.path.join(path, "").startswith(tuple(own))))
+
+
+class Ranks:
+    """The ranks of a run directory, as processes of their own.
+
+    When one ends badly the others have GRACE seconds to end too; then they are killed. What any but the main rank says goes to its
+    log, and what the main one says too when it is given a file for it.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        ranks: int = 1,
+        *,
+        module: str = "forge.worker",
+        output: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        say: Callable[[str], None] = lambda said: print(said, file=sys.stderr, flush=True),
+    ) -> None:
+        """module: what a rank runs, with the run directory as its argument. environ: variables beside those of this process.
+
+        say: takes why the run failed, where the main rank has not said it itself.
+        """
+        self.run_dir, self.say = run_dir, say
+        self.passed_on: set[int] = set()
+        self._first, self._deadline = 0, float("inf")
+        self._workers: list[Worker] = []
+        (run_dir / ERROR).unlink(missing_ok=True)
+        try:
+            for rank, own in enumerate(_environments(ranks, environ or {})):
+                self._workers.append(_rank(run_dir, rank, own, module, output))
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """That of the main rank."""
+        return self._workers[0].pid
+
+    def poll(self) -> int | None:
+        """The exit code of the rank that failed first, or 0, once all have ended."""
+        workers = self._workers
+        running = [worker.poll() is None for worker in workers]  # all are asked each time: a rank that died is seen whichever it is
+        for rank, worker in enumerate(workers):
+            if self._first == 0 and worker.returncode:
+                self._first = worker.returncode
+                said, grace = _report(self.run_dir, rank, len(workers), self._first, self.passed_on)
+                self._deadline = time.monotonic() + grace
+                if said:
+                    self.say(said)
+        if not any(running):
+            return 128 - self._first if self._first < 0 else self._first
+        if time.monotonic() > self._deadline:
+            for worker in workers:
+                worker.kill()
+        return None
+
+    def wait(self) -> int:
+        """Until all have ended."""
+        while (code := self.poll()) is None:
+            if len(self._workers) == 1:
+                self._workers[0].wait()
+            else:
+                time.sleep(0.02)
+        return code
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to all."""
+        self.passed_on.add(number)
+        for worker in self._workers:
+            worker.send_signal(number)
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
 
 
 def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker") -> int:
-    """Run the ranks of a run directory as processes of their own and return the exit code of the one that failed first, or 0.
+    """Run the ranks of a run directory and return the exit code of the one that failed first, or 0.
 
-    The terminal is the main rank's: it shows progress and errors itself; what any other says goes to its log, and is shown when that
-    one is why the run fails. Ctrl-C reaches all directly; other signals are passed on, when this is called where Python can take
-    them: in the main thread. When a rank ends badly the others have GRACE seconds to end too; then they are killed.
-    module: what a rank runs, with the run directory as its argument.
+    The terminal is the main rank's: it shows progress and errors itself; what another says is shown when that one is why the run
+    fails. Ctrl-C reaches all directly; other signals are passed on, when this is called where Python can take them: in the main thread.
     """
-    (run_dir / ERROR).unlink(missing_ok=True)
-    workers: list[Worker] = []
     previous: dict[int, Any] = {}
-    passed_on: set[int] = set()
-
-    def pass_on(number: int, _: Any) -> None:
-        passed_on.add(number)
-        for worker in workers:
-            worker.send_signal(number)
-
+    running = Ranks(run_dir, ranks, module=module)
     try:
-        workers += [_rank(run_dir, rank, environ, module) for rank, environ in enumerate(_environments(ranks))]
         if threading.current_thread() is threading.main_thread():
-            previous = {number: signal.signal(number, pass_on) for number in FORWARDED}
+            previous = {number: signal.signal(number, lambda number, _: running.pass_on(number)) for number in FORWARDED}
             previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        code = _wait(workers, lambda rank, code: _report(run_dir, rank, ranks, code, passed_on))
+        return running.wait()
     finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+        running.kill()
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return 128 - code if code < 0 else code
 
 
-def _environments(ranks: int) -> list[dict[str, str]]:
+def _environments(ranks: int, added: Mapping[str, str]) -> list[dict[str, str]]:
     """What each rank is told; nothing of another launcher that may have started this process."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")} | dict(added)
     common = {**inherited, "PYTHONPATH": search_path(), PARENT: str(os.getpid()), "WORLD_SIZE": str(ranks)}
     if ranks > 1:
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-def _rank(run_dir: Path, rank: int, environ: dict[str, str], module: str) -> Worker:
+def _rank(run_dir: Path, rank: int, environ: dict[str, str], module: str, output: Path | None) -> Worker:
     command = [sys.executable, "-m", module, str(run_dir)]
-    if rank == 0:
+    if rank == 0 and output is None:
         return subprocess.Popen(command, env=environ)
+    file = output if rank == 0 and output is not None else log_file(run_dir, rank)
     with ExitStack() as opened:
         try:
-            log_file(run_dir, rank).parent.mkdir(exist_ok=True)
-            log = opened.enter_context(log_file(run_dir, rank).open("ab"))
+            file.parent.mkdir(exist_ok=True)
+            log = opened.enter_context(file.open("ab"))
         except OSError:
             log = subprocess.DEVNULL  # the rank itself warns of it
-        return subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def log_file(run_dir: Path, rank: int) -> Path:
@@ -95,28 +160,8 @@ def log_file(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank_{rank}.log"
 
 
-def _wait(workers: list[Worker], report: Callable[[int, int], float]) -> int:
-    """The code of the first rank that ended badly; 0 when all ended well. report: told of it at once; gives the seconds for the others."""
-    first, deadline = 0, float("inf")
-    while True:
-        running = [worker.poll() is None for worker in workers]  # all are asked each time: a rank that died is seen whichever it is
-        for rank, worker in enumerate(workers):
-            if first == 0 and worker.returncode:
-                first = worker.returncode
-                deadline = time.monotonic() + report(rank, first)
-        if not any(running):
-            return first
-        if time.monotonic() > deadline:
-            for worker in workers:
-                worker.kill()
-        if len(workers) == 1:
-            workers[0].wait()
-        else:
-            time.sleep(0.02)
-
-
-def _report(run_dir: Path, rank: int, ranks: int, code: int, passed_on: set[int]) -> float:
-    """Say what ended the run, unless the main rank has, which has the terminal too; returns the seconds that the others have to end."""
+def _report(run_dir: Path, rank: int, ranks: int, code: int, passed_on: set[int]) -> tuple[str | None, float]:
+    """What ended the run, unless the main rank has said it, and the seconds that the others have to end."""
     said = failure.ended_by(run_dir, -code, rank=rank, ranks=ranks) if code < 0 else None
     asked = -code in passed_on
     if said and ranks > 1 and not asked:
@@ -126,9 +171,7 @@ def _report(run_dir: Path, rank: int, ranks: int, code: int, passed_on: set[int]
     if reason is not None:
         own = reason.get("rank") == 0 and reason.get("type") not in signal.Signals.__members__
         said = None if own else reason.get("said")
-    if said:
-        print(said, file=sys.stderr, flush=True)
-    return 0.0 if asked else GRACE
+    return said, 0.0 if asked else GRACE
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""One process at a time on a run directory."""
+"""One process at a time on a run directory, or on that of a sweep."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class Lock:
     Children do not inherit it, or a loader process that outlives its rank by a moment would keep the directory shut.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self.path = run_dir / LOCK
+    def __init__(self, run_dir: Path, name: str = LOCK, *, advice: str = "Wait for it, end it, or give another run.dir") -> None:
+        """name: of the file. advice: what is said to who comes second."""
+        self.path, self.advice = run_dir / name, advice
         self._descriptor: int | None = None
 
     def acquire(self, *, patience: float = PATIENCE) -> Lock:
@@ -41,7 +42,7 @@ class Lock:
         while not _lock(descriptor):
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise Held(f"{self.path.parent} is in use by {holder(self.path)}. Wait for it, end it, or give another run.dir")
+                raise Held(f"{self.path.parent} is in use by {holder(self.path)}. {self.advice}")
             time.sleep(0.05)
         who = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         os.ftruncate(descriptor, 0)
@@ -67,10 +68,36 @@ class Lock:
 def holder(path: Path) -> str:
     """Who a lock file says holds it."""
     try:
-        who: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        who = held_by(path)
         return f"process {who['pid']} on {who['host']} since {who['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return "another process"
+
+
+def held_by(path: Path) -> dict[str, Any]:
+    """host, pid and since, as a lock file says them, whether or not they still are; empty when it says nothing."""
+    try:
+        who = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return who if isinstance(who, dict) else {}
+
+
+def in_use(run_dir: Path, name: str = LOCK) -> bool:
+    """Whether a process holds the lock of a directory; where the file system has no locks, nobody does."""
+    try:
+        descriptor = os.open(run_dir / name, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _lock(descriptor: int) -> bool:

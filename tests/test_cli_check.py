@@ -51,6 +51,12 @@ def rows(text: str) -> dict[str, str]:
     return {line[2:33].strip(): line[33:].strip() for line in text.splitlines() if line.startswith("  ")}
 
 
+def test_what_a_job_takes(plan: Plan):
+    found = rows(plan("launch=slurm", "launch.gpus_per_node=0", "launch.tasks_per_node=2", "parallel=tp4", "run.device=cpu"))
+    assert found["job"] == "2 nodes with 2 ranks, 60 minutes"
+    assert "job" not in rows(plan())
+
+
 def test_the_numbers_of_a_small_run(plan: Plan):
     text = plan(*PINNED.split())
     assert text.startswith(PINNED_SAID)

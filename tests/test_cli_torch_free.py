@@ -13,6 +13,18 @@ from forge.config import cli; from forge.launch import directory
 c, r = cli.resolved(["run.dir=run"]); directory.create(r, overrides=c.overrides)
 RESULT = '{"status": "finished", "reason": "end", "step": 1, "metrics": {}, "config": "config.yaml", "objective": {"value": 1}}'
 """
+SWEPT = """
+from pathlib import Path
+from forge.launch.points import Preflight
+from forge.launch.sweep_command import Command
+flight = Preflight(["seed=1,2"])
+with (command := Command(flight, flight.points())).open():
+    for entry in command.entries:
+        command.prepare(entry)
+RESULT = '{"status": "finished", "reason": "end", "step": 1, "metrics": {}, "config": "config.yaml", "objective": {"value": 1}}'
+for run in Path("sweeps/tiny/points").iterdir():
+    (run / "result.json").write_text(RESULT)
+"""
 COMMANDS = {
     "compose": "import forge; forge.compose(['model=llama7b']).validate()",
     "check": "from forge import check; assert check.main(['model=llama3_70b']) == 0",
@@ -28,6 +40,11 @@ COMMANDS = {
     "assert worker.main(['run']) == 0",
     "a comparison that is refused": "from forge import parity; assert parity.main(['a=seed=1', 'b=']) == 2",
     "its checkpoints": MADE + "from forge import checkpoints; assert checkpoints.main(['run']) == 0",
+    "a sweep that is refused": "import forge.train; assert forge.train.main(['-m', 'optimizer.lr=-1', 'seed=1,2']) == 2",
+    "a sweep of done points": SWEPT + "import forge.train; assert forge.train.main(['-m', 'seed=1,2']) == 0",
+    "the state of a sweep": SWEPT + "from forge import status; assert status.main(['sweeps/tiny']) == 0",
+    "its end": SWEPT + "from forge import cancel; assert cancel.main(['sweeps/tiny']) == 0",
+    "scripts for Slurm": "import forge.train; assert forge.train.main(['-m', 'seed=1,2', 'launch=slurm', 'launch.dry_run=true']) == 0",
     "the generated pages": "import forge.config.document",
 }
 

@@ -87,7 +87,7 @@ def test_the_seeds_own_failing_example(capsys: pytest.CaptureFixture[str]):
         "model=lama7b",
         "train.max_steps=abc",
         "train.seq_len=99999",
-        "-m seed=1,2",
+        "-m launch.jobs=1,2",
         "--cfg job modl=3",
         "--cfg job -p nothing",
         "optimizer.betas=[1",
@@ -110,15 +110,6 @@ def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(capsys
     said = capsys.readouterr().err
     assert "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 = 1,028.0 GiB of a CPU's memory" in said
     assert os.listdir() == []
-
-
-def test_sweeps_are_refused_with_a_way_out(capsys: pytest.CaptureFixture[str]):
-    assert forge.train.main(["-m", "seed=1,2,3"]) == 2
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "  1. -m   [command line]",
-        "     sweeps are not in this version.",
-        "     -> run the points one by one",
-    ]
 
 
 @pytest.mark.parametrize("arguments", [["--foo"], ["-x"], ["--cfg"], ["--cfg", "hydra"], ["--cfgg", "job"]])

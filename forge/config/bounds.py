@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 import types
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from forge.config.errors import Problem, closest, did_you_mean
-from forge.config.field import Section
+from forge.config.field import Section, types_of
 
 COMPARE = {
     "gt": (operator.gt, "greater than"),
@@ -25,35 +26,40 @@ LARGEST = 1e18  # a product of sizes stays within what a float can hold
 
 def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
     """Every value of the section, and of the sections below it, that its option does not admit."""
-    hints = typing.get_type_hints(type(section))
-    for field in dataclasses.fields(section):
-        key, value = f"{prefix}{field.name}", getattr(section, field.name)
-        if not fits(value, hints[field.name]):
-            yield Problem(key=f"{key}={value}", what=f"{key} must be {kind(hints[field.name])}.", rule="type")
-            continue
-        if isinstance(value, Section):
+    for name, hint, metadata in _options(type(section)):
+        key, value = f"{prefix}{name}", getattr(section, name)
+        if not fits(value, hint):
+            yield Problem(key=f"{key}={value}", what=f"{key} must be {kind(hint)}.", rule="type")
+        elif isinstance(value, Section):
             yield from check_bounds(value, f"{key}.")
-            continue
-        yield from _length(key, value, hints[field.name])
-        if isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple):
+            yield from _length(key, value, hint)
             for index, element in enumerate(value):
-                yield from _element(f"{key}[{index}]", element, field.metadata)
+                yield from _element(f"{key}[{index}]", element, metadata)
         else:
-            yield from _element(key, value, field.metadata)
+            yield from _element(key, value, metadata)
+
+
+@functools.cache
+def _options(schema: type[Section]) -> tuple[tuple[str, Any, typing.Mapping[str, Any]], ...]:
+    hints = types_of(schema)
+    return tuple((field.name, hints[field.name], field.metadata) for field in dataclasses.fields(schema))
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value has the type that its option declares; the length of a tuple is another matter."""
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
+        if isinstance(value, bool):
+            return hint is bool
+        return isinstance(value, int | float if hint is float else hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in inner)
     if origin in (list, tuple):
         return isinstance(value, list | tuple) and all(fits(element, inner[0]) for element in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(isinstance(name, str) for name in value)
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, int | float if hint is float else hint)
+    if origin is not dict or not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        return False
+    return inner[1] is Any or all(fits(entry, inner[1]) for entry in value.values())
 
 
 def kind(hint: Any) -> str:

@@ -15,8 +15,8 @@ from forge.config.frozen import freeze_value
 from forge.config.literal import literal
 from forge.config.root import Config
 
-PLACES = ("run.dir", "run.root", "run.name")
-"""Where the run lies, which is no part of what it is."""
+PLACES = ("run.dir", "run.root", "run.name", "sweep", "sweeper")
+"""Where the run lies, and among which others, which is no part of what it is."""
 
 ABSENT = "(absent)"
 
@@ -36,7 +36,7 @@ def changes(before: Config, after: Config) -> list[Change]:
 
     Free are options marked so, a larger train.max_steps, and a schedule that was worked out from train.max_steps and follows it.
     """
-    found = [change for change in _walk(before, after, "") if change.key not in PLACES]
+    found = [change for change in _walk(before, after, "") if not permitted(change.key, PLACES)]
     return [dataclasses.replace(change, free=change.free or _follows_or_grows(change, before, after)) for change in found]
 
 
@@ -60,7 +60,7 @@ def _walk(before: Section, after: Section, prefix: str, *, all_free: bool = Fals
             if type(old) is type(new):
                 yield from _walk(old, new, f"{key}.", all_free=new.all_free)
             else:
-                yield Change(key=key, before=_variant(old), after=_variant(new), free=False)
+                yield Change(key=key, before=_variant(old), after=_variant(new), free=old.all_free and new.all_free)
         elif old != new:
             yield Change(key=key, before=old, after=new, free=free)
 

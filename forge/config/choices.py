@@ -37,7 +37,7 @@ def illegal(override: Override, library: Library) -> Problem | None:
     if override.is_delete():
         return problem(f"the group {group} cannot be removed.", f"choose one: {', '.join(options)}")
     if override.is_sweep_override():
-        return problem(f"{group} has several values, and this is not a sweep.", "choose one")
+        return problem(f"{group} has several values, and this is not a sweep.", "choose one, or -m for a sweep")
     value = override.value()
     if override.package is not None and group in library.places:
         return problem(f"{group} has one place in the config.", f"write {group}={override.get_value_string()}")

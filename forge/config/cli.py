@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from forge.config.compose import Composition, compose
-from forge.config.errors import ConfigError, Problem, render
+from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE
 from forge.config.origin import origin
 from forge.config.resolve import Resolution, resolve
 
-__all__ = ["COMMAND_LINE", "REFUSED", "parse", "parser", "refuse", "resolved", "show"]
+__all__ = ["COMMAND_LINE", "REFUSED", "as_typed", "parse", "parser", "refuse", "resolved", "show"]
 REFUSED, INTERRUPTED = 2, 130
 
 
@@ -43,7 +43,7 @@ def resolved(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world
             world_size=world_size,
         )
     except ConfigError as error:
-        raise ConfigError(_as_typed(error.problems, composition.overrides)) from None
+        raise ConfigError(as_typed(error.problems, composition.overrides)) from None
     return composition, resolution
 
 
@@ -57,7 +57,7 @@ def refuse(verb: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except ConfigError as error:
-        print(render(error.problems), file=sys.stderr)
+        print(error, file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -79,7 +79,8 @@ def show(text: str) -> int:
     return refuse(lambda: print(text) or 0)
 
 
-def _as_typed(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Problem]:
+def as_typed(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Problem]:
+    """Problems in the order of the overrides that they are of."""
     keys = [text.lstrip("+~").partition("=")[0] for text in overrides]
 
     def place(problem: Problem) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,13 +13,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.config import choices as groups
 from forge.config import overrides as values
-from forge.config import packages
+from forge.config import packages, spelling
 from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE, read
 from forge.config.library import Library
 from forge.config.lines import written
 from forge.config.literal import quoted
 from forge.config.root import Config
+
+READ = "hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, hydra/sweeper and hydra.sweeper.*"
 
 
 @dataclass(kw_only=True)
@@ -62,22 +64,45 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -
     Group choices are composed in one pass; a wrong one is left out and reported. Values go on top in
     the order given, as Hydra has it, so that every wrong one is found and not only the first.
     """
+    composition, assigned = chosen(overrides, config_dirs=config_dirs)
+    apply(composition, assigned, composition.library.groups())
+    composition.problems += values.open_ends(composition.tree, composition.written_at)
+    return composition
+
+
+def apply(composition: Composition, assigned: Sequence[Override], names: Sequence[str]) -> None:
+    """Set values, in their order; those that do not fit are problems. names: of the groups."""
+    for override in assigned:
+        problem = values.apply(composition.tree, override, names)
+        if problem is not None:
+            composition.problems.append(problem)
+        else:
+            composition.applied[override.key_or_group] = override.input_line or ""
+
+
+def chosen(
+    overrides: Sequence[str], *, config_dirs: Sequence[str] = (), read_from: Callable[[tuple[str, ...]], Library] = Library
+) -> tuple[Composition, list[Override]]:
+    """What the group choices among these overrides compose to, and the overrides that are values, not yet applied.
+
+    read_from: gives the groups of a search path.
+    """
     if isinstance(overrides, str):
         raise ConfigError([Problem(key=overrides, what="overrides come as a list of texts.", fix=f"compose([{overrides!r}])")])
     problems: list[Problem] = []
-    readings = [read(text) for text in overrides]
+    readings = [read(spelling.ours(text)) for text in overrides]
     problems += [reading for reading in readings if isinstance(reading, Problem)]
     hydra, parsed = _split([o for o in readings if isinstance(o, Override)], lambda o: o.is_hydra_override())
     sources = [source for d in config_dirs if (source := _source(d, problems))]
     for override in hydra:
         sources += _search_path(override, problems)
-    library = Library(sources)
+    library = read_from(tuple(sources))
     problems += [_no_directory(path) for path in library.missing_sources()]
-    chosen, assigned = _split(parsed, lambda o: library.is_group(o.key_or_group))
-    refused = {id(o): problem for o in chosen if (problem := groups.illegal(o, library))}
-    merged, faults = groups.merge(library, [o for o in chosen if id(o) not in refused])
+    choices, assigned = _split(parsed, lambda o: library.is_group(o.key_or_group))
+    refused = {id(o): problem for o in choices if (problem := groups.illegal(o, library))}
+    merged, faults = groups.merge(library, [o for o in choices if id(o) not in refused])
     problems += [*refused.values(), *faults]
-    tree, names = merged.tree, library.groups()
+    tree = merged.tree
     composition = Composition(
         tree=tree,
         library=library,
@@ -92,14 +117,7 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -
         fix = "set it on the command line or in code only, so that no file can widen what is built"
         problems.append(Problem(key="run.trust", what="a file sets run.trust.", fix=fix, where=composition.lines.get("run.trust", "")))
         tree.run.trust = []
-    for override in assigned:
-        problem = values.apply(tree, override, names)
-        if problem is not None:
-            problems.append(problem)
-        else:
-            composition.applied[override.key_or_group] = override.input_line or ""
-    problems += values.open_ends(tree, composition.written_at)
-    return composition
+    return composition, assigned
 
 
 def _split(items: list[Override], first) -> tuple[list[Override], list[Override]]:
@@ -134,8 +152,10 @@ def _search_path(override: Override, problems: list[Problem]) -> list[str]:
     elif override.key_or_group in ("hydra.run.dir", "hydra.job.name") and not override.is_delete():
         ours = "run.dir" if override.key_or_group == "hydra.run.dir" else "run.name"
         what, fix = "forge makes its own run directory.", f"write {ours}={override.get_value_string()}"
+    elif override.key_or_group in ("hydra.sweep.dir", "hydra.sweep.subdir"):
+        what, fix = "forge makes the directory of a sweep, and those of its points.", "write sweep.root=... and sweep.name=..."
     else:
-        what, fix = "Hydra's own settings have no effect on a run of forge.", "of hydra.*, forge reads hydra.searchpath"
+        what, fix = "Hydra's own settings have no effect on a run of forge.", f"of hydra.*, forge reads {READ}"
     problems.append(Problem(key=override.input_line or "", what=what, fix=fix, where=COMMAND_LINE))
     return []
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from forge.config.derivation import Derived, derivation
 from forge.config.derive_auto import auto
 from forge.config.derive_layout import batch, layout, pipeline
+from forge.config.launch import Slurm
 from forge.config.model import Decoder
 from forge.config.root import Config
 from forge.config.scheduler import WSD, Constant, Decay
@@ -49,6 +50,13 @@ def device(config: Config, world: World) -> Iterator[Derived]:
         yield Derived(key="precision.mixed_precision", value=chosen, why=f"run.device={world.device}")
 
 
+@derivation(reads=("run.device", "launch.gpus_per_node"), writes=("launch.gpus_per_node",))
+def job(config: Config, world: World) -> Iterator[Derived]:
+    """With launch=slurm, no GPUs for ranks on CPUs."""
+    if isinstance(config.launch, Slurm) and world.remote and world.device == "cpu" and config.launch.gpus_per_node is None:
+        yield Derived(key="launch.gpus_per_node", value=0, why=f"run.device={world.device}")
+
+
 @derivation(reads=("eval.enabled", "eval.metric"), writes=("run.objective",))
 def objective(config: Config, world: World) -> Iterator[Derived]:
     """The metric that a run is judged by."""
@@ -87,7 +95,7 @@ def schedule(config: Config, world: World) -> Iterator[Derived]:
     yield from decay(config)
 
 
-DERIVATIONS = (model_shape, device, objective, paths, home, auto, layout, batch, pipeline, schedule)
+DERIVATIONS = (model_shape, device, job, objective, paths, home, auto, layout, batch, pipeline, schedule)
 """In the order in which they run."""
 
 

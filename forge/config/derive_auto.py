@@ -131,6 +131,8 @@ def device_memory(world: World) -> int | None:
     """Bytes that a rank has: those of a GPU, or its share of this machine's on a CPU; None where that is not known."""
     if world.device == "cuda":
         return world.devices.memory
+    if world.remote:
+        return None
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks_per_node(world)
     except (OSError, ValueError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
+import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any
@@ -42,6 +45,8 @@ class Section:
 
     def freeze(self) -> None:
         """Make this section and all sections below it read-only; lists become tuples."""
+        if self.frozen:
+            return
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Section):
@@ -60,6 +65,12 @@ class Section:
             elif isinstance(value, dict):
                 setattr(self, field.name, thaw_value(value))
 
+    def clone(self) -> Any:
+        """A copy, down to lists and dicts; many times faster than copy.deepcopy."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update({name: _cloned(value) for name, value in self.__dict__.items()})
+        return copied
+
     @property
     def frozen(self) -> bool:
         return self.__dict__.get("_frozen", False)
@@ -71,6 +82,18 @@ class Section:
             hint = did_you_mean(closest(name, type(self).__dataclass_fields__))
             raise AttributeError(f"{type(self).__name__} has no option '{name}'; {hint}".removesuffix("; "))
         object.__setattr__(self, name, value)
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.clone()
+    return copy.deepcopy(value) if isinstance(value, list | dict) else value
+
+
+@functools.cache
+def types_of(schema: type[Section]) -> dict[str, Any]:
+    """The declared type of each option of a section; to work them out takes a millisecond."""
+    return typing.get_type_hints(schema)
 
 
 def default_of(field: Field[Any]) -> Any:

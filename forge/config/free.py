@@ -22,7 +22,7 @@ def apply(tree: DictConfig, override: Override) -> Problem | None:
     if override.package is not None:
         return problem("only a group takes @.", f"write {text.replace('@' + override.package, '', 1)}")
     if override.is_sweep_override():
-        return problem(f"{key} has several values, and this is not a sweep.", f"one value; {key}=[...] for a list")
+        return problem(f"{key} has several values, and this is not a sweep.", f"one value, or -m for a sweep; {key}=[...] for a list")
     if "." not in key and not override.is_delete() and not isinstance(override.value(), dict):
         return problem(f"{key} is a dict of entries by name.", f"+{key}.NAME._target_=mypkg.Mine adds one")
     parent, name = _place(tree, key)

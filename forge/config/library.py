@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import version
@@ -14,17 +15,37 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.defaults_list import DefaultsList, create_defaults_list
-from hydra.core.default_element import ResultDefault
+from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
-from forge.config import schemas
+from forge.config import schemas, spelling
 from forge.config.paths import CONF
 
 PRIMARY = "config"
+
+
+class Repository(ConfigRepository):
+    """Files as Hydra reads them, with what they say of Hydra's sweeper and launcher under forge's names."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        found = super().load_config(config_path)
+        if found is None:
+            return None
+        for default in found.defaults_list or []:
+            if isinstance(default, GroupDefault) and (group := spelling.GROUPS.get((default.group or "").removeprefix("/"))):
+                default.group = f"/{group}"
+                default.value = spelling.option(group, default.value) if isinstance(default.value, str) else default.value
+        if isinstance(found.config, DictConfig) and "hydra" in found.config:
+            content: Any = OmegaConf.to_container(found.config, resolve=False)
+            flags = found.config._metadata.flags
+            found.config = OmegaConf.create(spelling.of_file(content))
+            found.config._metadata.flags = flags
+        return found
 
 
 class Library:
@@ -42,7 +63,7 @@ class Library:
         self.search_path = path
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.repository = CachingConfigRepository(ConfigRepository(path))
+            self.repository = CachingConfigRepository(Repository(path))
         self._loader = ConfigLoaderImpl(path)
 
     def missing_sources(self) -> list[str]:

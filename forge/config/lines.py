@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from forge.config import spelling
 from forge.config.library import Library
 from forge.config.paths import CONF
 
@@ -18,7 +19,7 @@ def written(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str
         file = library.file_of(config_path)
         if file is not None:
             prefix = f"{package}." if package else ""
-            found |= {f"{prefix}{key}": f"{display(file)}:{line}" for key, line in keys_of(file)}
+            found |= {spelling.key_of(f"{prefix}{key}"): f"{display(file)}:{line}" for key, line in keys_of(file)}
     return found
 
 

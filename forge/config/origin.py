@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -20,7 +21,11 @@ def origin(composition: Composition, key: str) -> str:
 def _default(composition: Composition, key: str) -> str:
     above, _, name = key.rpartition(".")
     node = OmegaConf.select(composition.tree, above) if above else composition.tree
-    schema = OmegaConf.get_type(node) if OmegaConf.is_dict(node) else None
+    return _declared(OmegaConf.get_type(node), name) if OmegaConf.is_dict(node) else ""
+
+
+@functools.cache
+def _declared(schema: type | None, name: str) -> str:
     for owner in getattr(schema, "__mro__", ()):
         if name in inspect.get_annotations(owner):
             source, start = inspect.getsourcelines(owner)

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from forge.config import free, schemas, seeds
+from forge.config import entries, free, schemas, seeds
 from forge.config.errors import Problem, closest, did_you_mean
 from forge.config.field import default_of
 from forge.config.grammar import COMMAND_LINE
@@ -24,6 +24,8 @@ def apply(tree: DictConfig, override: Override, groups: Iterable[str]) -> Proble
     text, key = override.input_line or "", override.key_or_group
     if key.split(".")[0] in schemas.free_dicts():
         return free.apply(tree, override)
+    if (place := entries.find(tree, override)) is not None:
+        return entries.apply(*place, override)
     value = "" if override.is_delete() else override.get_value_string()
     fault = unknown(tree, key, groups)
     if fault is not None:
@@ -32,7 +34,7 @@ def apply(tree: DictConfig, override: Override, groups: Iterable[str]) -> Proble
     if override.is_delete():
         return _problem(text, "an option cannot be removed.", f"give it a value: {key}=...")
     if override.is_sweep_override():
-        fix = f"one value; {key}=[{value}] for a list; quotes for a text"
+        fix = f"one value, or -m for a sweep; {key}=[{value}] for a list; quotes for a text"
         return _problem(text, f"{key} has several values, and this is not a sweep.", fix)
     if override.package is not None:
         return _problem(text, "only a group takes @.", f"write {key}={value}")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from forge.config.bounds import check_bounds
+from forge.config.cluster import world_of
 from forge.config.derivation import Derived
 from forge.config.derive import DERIVATIONS
 from forge.config.errors import ConfigError, Problem
 from forge.config.root import Config
 from forge.config.rules import RULES
-from forge.config.world import World, find_devices, find_world
+from forge.config.world import Devices, World, find_devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +32,16 @@ def resolve(
     world_size: int | None = None,
     known: tuple[Problem, ...] = (),
     origin: Callable[[str], str] | None = None,
+    devices: Devices | None = None,
 ) -> Resolution:
     """Work out what is open, check everything, freeze.
 
     `world_size` replaces the count found on this machine. `known` are problems of the composition; they
-    are reported together with those found here. `origin` tells where a key's value comes from.
+    are reported together with those found here. `origin` tells where a key's value comes from. `devices` replace those of this machine.
 
     Raises ConfigError with every problem.
     """
-    config = copy.deepcopy(config)
+    config = config.clone()
     config.__dict__.update(_overrides=config.overrides, _composed=None)  # what is worked out below was not set by anyone
     config.thaw()
     problems = list(check_bounds(config))
@@ -48,7 +49,7 @@ def resolve(
     derived: list[Derived] = []
     if any(problem.rule == "type" for problem in problems):
         raise ConfigError([*known, *_placed(problems, origin, derived)])
-    world = find_world(config.run, config.parallel, find_devices())
+    world = world_of(config, devices or find_devices())
     if world_size is not None:
         world = replace(world, size=world_size, source="the caller")
     for derivation in DERIVATIONS:

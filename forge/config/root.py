@@ -11,6 +11,7 @@ from forge.config.checkpoint import Checkpoint
 from forge.config.data import Data
 from forge.config.eval import Eval
 from forge.config.field import Section, opt
+from forge.config.launch import Launch
 from forge.config.metrics import Metrics
 from forge.config.model import Model
 from forge.config.objective import Objective
@@ -20,6 +21,8 @@ from forge.config.precision import Precision
 from forge.config.profiling import Profiling
 from forge.config.run import Run
 from forge.config.scheduler import Scheduler
+from forge.config.sweep import Sweep
+from forge.config.sweeper import Sweeper
 from forge.config.tokenizer import Tokenizer
 from forge.config.train import Train
 
@@ -46,6 +49,9 @@ class Config(Section):
     metrics: Metrics = MISSING
     profiling: Profiling = MISSING
     run: Run = MISSING
+    launch: Launch = MISSING
+    sweep: Sweep = MISSING
+    sweeper: Sweeper = MISSING
     callbacks: dict[str, Any] = opt({}, "your callbacks by name, each {_target_: dotted path, and its keywords}", free=True)
     trackers: dict[str, Any] = opt({}, "your trackers by name, each {_target_: dotted path, and its keywords}", free=True)
 

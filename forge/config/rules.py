@@ -4,6 +4,7 @@ from forge.config import (
     rules_context,
     rules_expert,
     rules_going_on,
+    rules_launch,
     rules_layout,
     rules_model,
     rules_moe,
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = tuple(
         rules_pipeline,
         rules_run,
         rules_places,
+        rules_launch,
         rules_going_on,
     )
     for value in vars(module).values()

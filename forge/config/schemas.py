@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-import typing
 from collections.abc import Iterator
 
 from hydra.core.config_store import ConfigStore
 
-from forge.config import data, model, objective, optimizer, scheduler, tokenizer
-from forge.config.field import Section, default_of
+from forge.config import data, launch, model, objective, optimizer, scheduler, sweeper, tokenizer
+from forge.config.field import Section, default_of, types_of
 from forge.config.root import Config
 
 SCHEMAS: dict[str, dict[str, type[Section]]] = {
@@ -27,6 +27,8 @@ SCHEMAS: dict[str, dict[str, type[Section]]] = {
         "wsd": scheduler.WSD,
         "rex": scheduler.Rex,
     },
+    "launch": {"local": launch.Local, "slurm": launch.Slurm, "submitit_local": launch.SubmititLocal},
+    "sweeper": {"basic": sweeper.Basic, "optuna": sweeper.Optuna},
 }
 
 
@@ -57,17 +59,20 @@ def add(group: str, name: str, schema: type[Section]) -> None:
     ConfigStore.instance().store(group=f"schema/{group}", name=name, node=schema)
 
 
+@functools.cache
 def sections() -> dict[str, type[Section]]:
     """The class of each root section: the base class where the group has variants."""
-    hints = typing.get_type_hints(Config)
+    hints = types_of(Config)
     return {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Section)}
 
 
+@functools.cache
 def root_options() -> list[dataclasses.Field]:
     """The options that stand at the root, in no section."""
     return [field for field in dataclasses.fields(Config) if field.name not in sections()]
 
 
+@functools.cache
 def free_dicts() -> list[str]:
     """The root options that a user adds entries to."""
     return [field.name for field in root_options() if isinstance(default_of(field), dict)]
@@ -80,7 +85,7 @@ def variants(group: str) -> dict[str, type[Section]]:
 
 def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], dataclasses.Field]]:
     """Every option of a section and of the sections inside it: (name, dotted below the section; the class it is declared in; field)."""
-    hints = typing.get_type_hints(schema)
+    hints = types_of(schema)
     for field in dataclasses.fields(schema):
         inner = hints[field.name]
         if isinstance(inner, type) and issubclass(inner, Section):

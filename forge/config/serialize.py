@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 
 from forge.config import packages
-from forge.config.field import Section
+from forge.config.field import Section, types_of
 from forge.config.frozen import thaw_value
 from forge.config.root import Config
 from forge.config.stored import newest
@@ -25,7 +24,7 @@ S = TypeVar("S", bound=Section)
 
 def to_plain(section: Section) -> dict[str, Any]:
     """Nested dicts, lists and scalars. A section whose class is a variant says so under `_type_`."""
-    hints = typing.get_type_hints(type(section))
+    hints = types_of(type(section))
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
@@ -42,7 +41,7 @@ def to_plain(section: Section) -> dict[str, Any]:
 
 def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...] = ()) -> S:
     """The section that `to_plain` wrote, not yet frozen. Raises ValueError for a class outside the allow-list."""
-    hints = typing.get_type_hints(schema)
+    hints = types_of(schema)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(schema):
         value, hint = plain[field.name], hints[field.name]

@@ -14,6 +14,8 @@ from forge.config.parallel import Parallel
 from forge.config.run import Run
 from forge.config.started import ranks_said
 
+CPU_BUILD = "torch is a CPU build"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
@@ -35,18 +37,20 @@ class World:
     source: str
     device: str
     devices: Devices
+    remote: bool = False
+    """Whether the ranks run on other machines than this one: devices are those of one of them, as far as that is known."""
 
     @property
     def elsewhere(self) -> bool:
         """Whether another launcher starts the ranks, on other machines too."""
-        return self.source in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+        return self.remote or self.source in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
 
 def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     """GPUs by CUDA_VISIBLE_DEVICES, else by NVML, else none; none as well under a CPU build of torch."""
     build, torch = _torch_build(), _torch_version()
     if build == "cpu":
-        return Devices(gpus=0, source="torch is a CPU build", torch=torch)
+        return Devices(gpus=0, source=CPU_BUILD, torch=torch)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in visible.split(","))))

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from forge.config.eval import HIGHER_IS_BETTER, Eval
+from forge.launch.requeue import Noted
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.loop import Loop
@@ -87,6 +88,9 @@ class Signals(Callback):
             threading.Thread(target=self._watch, args=(hear,), daemon=True).start()
             heard = [number for number in self.NUMBERS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT]
             self.previous = {number: signal.signal(number, self._handle) for number in heard}  # nohup ignores SIGHUP for us
+            for number, before in self.previous.items():
+                if isinstance(before, Noted) and before.number is not None:
+                    signal.raise_signal(number)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         self.interrupted(loop)

@@ -11,9 +11,11 @@ from refusing import SMALL, resolved
 
 from forge.config import schemas, serialize
 from forge.config.changes import Change, changes, permitted
+from forge.config.launch import Slurm
 from forge.config.literal import shown
 from forge.config.resolve import put
 from forge.config.root import Config
+from forge.config.sweeper import Optuna
 
 FREE = {
     "": ("callbacks", "trackers"),
@@ -24,7 +26,7 @@ FREE = {
         *("max_epochs", "max_time", "nccl_health_check_interval", "recompute_every", "shutdown_timeout_sec"),
     ),
 }
-FREE_AS_A_WHOLE = {"eval", "metrics", "parallel", "profiling", "run"}
+FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "profiling", "run", "sweep", "sweeper"}
 IDENTITY = {
     "": ("seed",),
     "checkpoint": ("dir", "exclude_from_loading", "init_from"),
@@ -97,6 +99,7 @@ def with_values(config: Config, **values: Any) -> Config:
         ("profiling.enable", True, True),
         ("run.device", "cuda", True),
         ("run.trust", ("mine.",), True),
+        ("launch.jobs", 2, True),
         ("callbacks", {}, True),
         ("trackers", {"t": {"_target_": "torch.nn.Module"}}, True),
     ],
@@ -141,6 +144,15 @@ def test_another_variant_is_one_change(before: Config, option: str, group: str, 
     assert (found.key, found.free) == (group, False)
     assert found.before == getattr(before, group)._target_ != found.after
     assert becomes is None or (found.before, found.after) == (was, becomes)
+
+
+def test_another_launcher_is_one_free_change(before: Config) -> None:
+    (found,) = changes(before, with_values(before, launch=Slurm()))
+    assert (found.key, found.before, found.after, found.free) == ("launch", "Local", "Slurm", True)
+
+
+def test_the_sweep_that_a_run_is_in_is_no_change(before: Config) -> None:
+    assert changes(before, with_values(before, sweep__name="other", sweeper=Optuna())) == []
 
 
 def schedule(*options: str) -> Config:

@@ -92,7 +92,7 @@ SAID = [
     (
         [*EMA, "callbacks.ema.decay=1,2"],
         "callbacks.ema.decay has several values, and this is not a sweep.",
-        "one value; callbacks.ema.decay=[...] for a list",
+        "one value, or -m for a sweep; callbacks.ema.decay=[...] for a list",
     ),
     (["callbacks={1:{}}"], "it does not fit callbacks: Key 1 (int) is incompatible with (str)", "callbacks holds entries by name"),
     (["callbacks.ema@x=1"], "only a group takes @.", "write callbacks.ema=1"),

@@ -12,6 +12,8 @@ from omegaconf import OmegaConf
 from refusing import resolved
 
 from forge.config import schemas
+from forge.config.compose_many import ENTRIES
+from forge.config.frozen import thaw_value
 from forge.config.library import Library
 from forge.config.paths import CONF
 from forge.config.resolve import Resolution
@@ -115,7 +117,7 @@ def test_what_an_experiment_sets_wins_over_the_groups_and_the_command_line_wins_
 
 def flatten(content: dict, prefix: str):
     for name, value in content.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and f"{prefix}{name}." not in ENTRIES:
             yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
@@ -125,4 +127,4 @@ def plain(resolution: Resolution, key: str):
     value = resolution.config
     for part in key.split("."):
         value = getattr(value, part)
-    return list(value) if isinstance(value, tuple) else value
+    return thaw_value(value)

@@ -14,6 +14,7 @@ from refusing import SMALL, resolved
 
 from forge.config import schemas
 from forge.config.field import default_of
+from forge.config.frozen import freeze_value
 from forge.config.resolve import get
 from forge.config.schemas import walk_options
 
@@ -87,6 +88,13 @@ WITH = {
     "parallel.backend": "gloo",
     "parallel.pp_layers": "[1,1]",
     "run.allow_change": "[optimizer.lr]",
+    "launch.sbatch": "{mail-type: FAIL}",
+    "launch.nodes": "1",
+    "launch.signal_before": "30",
+    "sweep.ablation.baseline": "a",
+    "sweep.ablation.arms": "{a: ['seed=2']}",
+    "sweep.ablation.seeds": "[1]",
+    "sweeper.params": "{seed: '1'}",
 }
 """Second values where another rule narrows what is legal."""
 
@@ -100,6 +108,7 @@ def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasse
         "text": ["data=text", f"data.path={tmp_path / 'a.txt'}"],
         "file": ["tokenizer=file", f"tokenizer.path={tmp_path / 't.json'}", "model.vocab_size=2"],
     }
+    needs |= {"sweep": ["sweep.ablation.baseline=a", "sweep.ablation.arms={a: ['seed=1']}"]} if group == "sweep.ablation" else {}
     choice = needs.get(variant, [f"{group}={variant}"] if variant in choices(group) else [])
     small = [text for text in SMALL if not text.startswith(f"{group}.") or group in ("model", "train", "run") or variant == "bpe"]
     small = [text for text in small if variant != "file" or not text.startswith(("tokenizer.", "model.vocab_size"))]
@@ -108,7 +117,7 @@ def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasse
     config = resolved([*small, *experts, *choice, f"{key}={value}"]).config
     section = get(config, group) if group else config
     wanted = yaml.safe_load(value)
-    assert getattr(section, field.name) == (tuple(wanted) if isinstance(wanted, list) else wanted)
+    assert getattr(section, field.name) == freeze_value(wanted)
 
 
 def choices(group: str) -> dict:

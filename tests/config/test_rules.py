@@ -14,6 +14,7 @@ from rule_cases import Case
 from rule_cases_context import CONTEXT_CASES
 from rule_cases_expert import EXPERT_CASES
 from rule_cases_going_on import GOING_ON_CASES
+from rule_cases_launch import LAUNCH_CASES
 from rule_cases_layout import LAYOUT_CASES
 from rule_cases_moe import MOE_CASES
 from rule_cases_pipeline import PIPELINE_CASES
@@ -24,7 +25,7 @@ from forge.config import serialize
 from forge.config.rules import RULES
 
 CASES = [*OTHER_CASES, *MOE_CASES, *LAYOUT_CASES, *TENSOR_CASES, *EXPERT_CASES, *CONTEXT_CASES, *PIPELINE_CASES]
-CASES += [*PLACE_CASES, *GOING_ON_CASES]
+CASES += [*PLACE_CASES, *GOING_ON_CASES, *LAUNCH_CASES]
 
 
 @pytest.fixture

@@ -1,0 +1,180 @@
+"""The numbers of a report: what each arm reached, how it differs from the baseline, how soon, and what failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from forge.analysis import flat_config
+from forge.analysis.grouping import Arm, arms_of
+from forge.analysis.reach import Reached, reached
+from forge.analysis.runs import Run, Source
+from forge.analysis.statistics import Difference, Summary, difference, holm, summarize
+from forge.config.errors import ConfigError, Problem, closest, did_you_mean
+from forge.config.eval import HIGHER_IS_BETTER
+from forge.config.grammar import COMMAND_LINE
+from forge.launch.directory import short
+from forge.launch.point_state import DONE, FAILED
+
+BEST_HIGH = {*HIGHER_IS_BETTER, "tokens_per_second", "mfu"}
+MAXIMIZE = "maximize"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """An arm with its numbers; None where it has no finished run, or where nothing can be said. p_holm: corrected for several arms."""
+
+    arm: Arm
+    values: dict[int, list[float]]
+    summary: Summary | None
+    difference: Difference | None
+    p_holm: float | None
+    reached: Reached | None
+
+    @property
+    def name(self) -> str:
+        return self.arm.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What is compared, and the rows, an arm each, in the order of the sweep. target: the value to reach, None where there is none."""
+
+    source: Source
+    metric: str
+    higher: bool
+    rows: list[Row]
+    baseline: Row
+    target: float | None
+    target_said: str
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, in the order of the sweep."""
+        return self.source.runs
+
+    @property
+    def others(self) -> list[Row]:
+        """The rows apart from the baseline."""
+        return [row for row in self.rows if row is not self.baseline]
+
+    @property
+    def without(self) -> list[Run]:
+        """Runs that finished without a value of the metric."""
+        return [run for run in self.runs if run.state == DONE and self.metric not in run.final]
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many runs are in which state."""
+        return dict(Counter(run.state for run in self.runs))
+
+    @cached_property
+    def differing(self) -> list[str]:
+        """The config keys in which arms differ; the seed among them where no arm has several."""
+        alone = all(len(row.arm.runs) == 1 for row in self.rows)
+        return flat_config.differing((row.arm.options for row in self.rows if row.arm.options), seeds=alone)
+
+    def label(self, run: Run) -> str:
+        """What a run is called: its number in the sweep, which its directory begins with; a single run by its directory."""
+        return f"{run.point.number:03d}" if self.source.path else run.point.slug
+
+    def arm_of(self, run: Run) -> str:
+        """The name of the arm that a run belongs to."""
+        return next(row.name for row in self.rows if run in row.arm.runs)
+
+
+def compare(source: Source, *, metric: str | None = None, baseline: str | None = None, reach: float | None = None) -> Report:
+    """Compare the arms of a source by a metric (None: run.objective), each with the baseline (None: the sweep's, else the first).
+
+    reach: the value that tokens and time are counted to; None: the mean of the baseline. Raises ConfigError.
+    """
+    metric = metric or _objective(source)
+    arms = arms_of(source.runs, source.name)
+    _check_metric(source, metric)
+    higher = _higher(source, metric)
+    base = _baseline(arms, source, baseline)
+    values = {arm: _values(arm, metric) for arm in arms}
+    reference = values[base]
+    differences = [difference(values[arm], reference) if arm is not base and values[arm] and reference else None for arm in arms]
+    corrected = holm([found.p if found else None for found in differences])
+    summaries = [summarize([value for of_seed in values[arm].values() for value in of_seed]) if values[arm] else None for arm in arms]
+    own = summaries[arms.index(base)]
+    target = reach if reach is not None else own.mean if own else None
+    rows = [
+        Row(arm=arm, values=values[arm], summary=summary, difference=found, p_holm=p, reached=_reached(arm, metric, target, higher))
+        for arm, summary, found, p in zip(arms, summaries, differences, corrected, strict=True)
+    ]
+    return Report(
+        source=source,
+        metric=metric,
+        higher=higher,
+        rows=rows,
+        baseline=rows[arms.index(base)],
+        target=target,
+        target_said="as asked for" if reach is not None else f"the {'mean' if own and own.n > 1 else 'value'} of {base.name}",
+    )
+
+
+def _objective(source: Source) -> str:
+    """The run.objective of the runs that are done, which must be one and the same."""
+    done = [run for run in source.runs if run.state == DONE]
+    if not done:
+        raise ConfigError([_nothing_done(source)])
+    names = Counter(run.objective for run in done if run.objective is not None)
+    if len(names) == 1:
+        return next(iter(names))
+    found = ", ".join(f"{name} ({count})" for name, count in names.most_common()) or "none"
+    fix = f"--metric {names.most_common(1)[0][0]}" if names else "--metric train/loss"
+    raise ConfigError([Problem(key="--metric", what=f"the runs do not have one run.objective: {found}.", fix=fix, where=COMMAND_LINE)])
+
+
+def _check_metric(source: Source, metric: str) -> None:
+    done = [run for run in source.runs if run.state == DONE]
+    if not done:
+        raise ConfigError([_nothing_done(source)])
+    known = dict.fromkeys(name for run in done for name in run.final)
+    if metric not in known:
+        what = f"no run that is done has a final value of {metric}."
+        fix = did_you_mean([f"--metric {name}" for name in closest(metric, known)]) or f"they have {', '.join(known) or 'none'}"
+        raise ConfigError([Problem(key=f"--metric {metric}", what=what, fix=fix, where=COMMAND_LINE)])
+
+
+def _nothing_done(source: Source) -> Problem:
+    counts = Counter(run.state for run in source.runs)
+    found = ", ".join(f"{count} {state}" for state, count in counts.items()) or "it has no points"
+    what = f"there is nothing to compare yet, for no run is done: {found}."
+    reasons = "".join(f"\n     {run.point.slug}: {run.why}" for run in source.runs if run.state == FAILED and run.why)
+    fix = f"python -m forge.status {short(source.path)} shows how far they are" if source.path else "wait until one is done"
+    return Problem(key=source.name, what=f"{what}{reasons}", fix=fix)
+
+
+def _higher(source: Source, metric: str) -> bool:
+    """Whether more is better: known of our own metrics, and of the objective of a search that maximizes it."""
+    asked = any(run.config.get("sweeper", {}).get("direction") == MAXIMIZE and run.objective == metric for run in source.runs)
+    return asked or metric.rpartition("/")[2] in BEST_HIGH
+
+
+def _baseline(arms: Sequence[Arm], source: Source, name: str | None) -> Arm:
+    names = [arm.name for arm in arms]
+    if name is not None and name not in names:
+        fix = did_you_mean([f"--baseline '{near}'" for near in closest(name, names)]) or f"its arms are {', '.join(names)}"
+        raise ConfigError([Problem(key=f"--baseline {name}", what=f"there is no arm '{name}'.", fix=fix, where=COMMAND_LINE)])
+    wanted = name if name is not None else source.baseline
+    return next((arm for arm in arms if arm.name == wanted), arms[0])
+
+
+def _values(arm: Arm, metric: str) -> dict[int, list[float]]:
+    """The final values of the runs that are done, by seed."""
+    found: dict[int, list[float]] = {}
+    for run in arm.done:
+        if metric in run.final and run.seed is not None:
+            found.setdefault(run.seed, []).append(run.final[metric])
+    return found
+
+
+def _reached(arm: Arm, metric: str, target: float | None, higher: bool) -> Reached | None:
+    if target is None or not arm.done:
+        return None
+    return reached([run.logged.series(metric) for run in arm.done], target, higher=higher)

@@ -1,0 +1,86 @@
+"""Which runs are seeds of one arm, and what an arm is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forge.analysis import flat_config
+from forge.analysis.runs import Run
+from forge.launch.point_state import DONE
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arm:
+    """Runs that differ in nothing but their seed, or that the sweep has given one name."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def done(self) -> list[Run]:
+        """Those that statistics count."""
+        return [run for run in self.runs if run.state == DONE]
+
+    @property
+    def options(self) -> flat_config.Settings:
+        """The config of the arm; where its runs differ, all their values."""
+        known = [run.options for run in self.runs if run.options]
+        keys = dict.fromkeys(key for one in known for key in one)
+        return {key: " | ".join(sorted({one[key] for one in known if key in one})) for key in keys}
+
+    @property
+    def mixed(self) -> list[str]:
+        """The keys, apart from the seed, in which runs of one name differ after all."""
+        return [key for key in flat_config.differing(run.options for run in self.runs if run.options) if not flat_config.is_free(key)]
+
+
+def arms_of(runs: Sequence[Run], otherwise: str) -> list[Arm]:
+    """The arms in the order of their first runs: by the name a point was given, else by its config apart from the seed, free
+    options aside unless the sweep varies them.
+
+    An arm is called by what varies in the sweep; `otherwise` where nothing does.
+    """
+    varied = list(dict.fromkeys(key for run in runs for key in run.point.varied if key != flat_config.SEED))
+    free = [key for key in varied if flat_config.is_free(key)]
+    same = {run: (flat_config.identity(run.options), tuple(_value(run, key) for key in free)) for run in runs if run.options}
+    prepared = {_typed(run): key for run, key in same.items()}
+    groups: dict[object, list[Run]] = {}
+    for run in runs:
+        key = same.get(run) or prepared.get(_typed(run), _typed(run))
+        groups.setdefault(run.point.arm or key, []).append(run)
+    words = flat_config.short(varied)
+    names = []
+    for group in groups.values():
+        values = [(words[key], _value(group[0], key)) for key in varied]
+        names.append(group[0].point.arm or " ".join(f"{word}={value}" for word, value in values if value is not None) or otherwise)
+    names = _distinct(names, [group[0] for group in groups.values()])
+    return [Arm(name=name, runs=tuple(group)) for name, group in zip(names, groups.values(), strict=True)]
+
+
+def _typed(run: Run) -> tuple[str, ...]:
+    """What was typed for a point, apart from its seed: how one that was never prepared is known."""
+    return tuple(sorted(text for text in run.point.overrides if text.partition("=")[0] != flat_config.SEED))
+
+
+def _value(run: Run, key: str) -> str | None:
+    """What a key that varies in the sweep has in a run, as it was typed, else as it was resolved."""
+    return run.point.varied.get(key, _overrides(run).get(key, run.options.get(key)))
+
+
+def _overrides(run: Run) -> dict[str, str]:
+    return {text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in run.point.overrides}
+
+
+def _distinct(names: list[str], runs: Sequence[Run]) -> list[str]:
+    """The names, those that several arms would have with what tells these apart, best what was typed; a number where nothing does."""
+    result = list(names)
+    for name in {name for name in names if names.count(name) > 1}:
+        places = [i for i, other in enumerate(names) if other == name]
+        keys = flat_config.differing([runs[i].options for i in places])
+        keys = [key for key in keys if any(key in _overrides(runs[i]) for i in places)] or keys
+        words = flat_config.short(keys)
+        for count, i in enumerate(places, 1):
+            more = " ".join(f"{words[key]}={runs[i].options[key]}" for key in keys if key in runs[i].options)
+            result[i] = f"{name} {more or f'({count})'}"
+    return result

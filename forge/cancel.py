@@ -1,0 +1,95 @@
+"""`python -m forge.cancel SWEEP [NUMBER ...]`: end points of a sweep, or a run: here, or in Slurm's queue. What runs is saved."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from forge.config import cli
+from forge.config.errors import ConfigError, Problem
+from forge.launch import told
+from forge.launch.lock import held_by, in_use
+from forge.launch.point_state import CANCELLED, DONE, FAILED, QUEUED, RUNNING, process_of
+from forge.launch.survey import Survey, job_of, survey
+from forge.launch.sweep_directory import LOCK, Point, SweepDirectory
+from forge.status import points_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Say what was ended; 1 when something could not be reached from here, 2 for what is neither a sweep nor a run."""
+    description = "End points of a sweep, or all of it, or a run. What runs saves first, and goes on with the same command again."
+    arguments = argparse.ArgumentParser(prog="python -m forge.cancel", description=description)
+    arguments.add_argument("place", type=Path, metavar="SWEEP", help="the directory of a sweep, or of a run")
+    arguments.add_argument("numbers", type=int, nargs="*", metavar="NUMBER", help="of points; none = all that are not done")
+    options = arguments.parse_args(argv)
+    return cli.refuse(lambda: cancel(options.place, options.numbers))
+
+
+def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
+    """End them, and note it in the ledger of the sweep. Raises ConfigError."""
+    sweep, points = points_of(place, numbers)
+    found = survey(points)
+    if found.silent:
+        raise ConfigError([Problem(key=str(place), what=f"Slurm does not answer: {found.silent}", fix="again when it does")])
+    open_points = [point for point in points if found.states[point.number] not in (DONE, FAILED, CANCELLED)]
+    if not open_points:
+        print("there is nothing left to cancel: " + told.counted([found.states[point.number] for point in points]))
+        return 0
+    for point in open_points:
+        if sweep is not None:
+            sweep.note("cancelled", point.number)
+    unreached = _end_starter(sweep) if sweep is not None and not numbers else []
+    _end_jobs([point for point in open_points if point.number in found.jobs])
+    for point in open_points:
+        words, reached = _end(point, found)
+        unreached += [] if reached else [words]
+        print(told.line(point, "cancelled", words) if sweep is not None else words)
+    if sweep is not None:
+        print("the same command with sweep.retry=true takes them up again")
+    return 1 if unreached else 0
+
+
+def _end_starter(sweep: SweepDirectory) -> list[str]:
+    """Tell the command that starts points to stop; what cannot be reached is told and returned."""
+    who = held_by(sweep.path / LOCK)
+    if not in_use(sweep.path, LOCK) or not isinstance(who.get("pid"), int):
+        return []
+    if who.get("host") != platform.node():
+        words = f"the command that starts points runs on {who.get('host')}, process {who['pid']}; type this there"
+        print(words)
+        return [words]
+    with suppress(ProcessLookupError):
+        os.kill(who["pid"], signal.SIGTERM)
+    return []
+
+
+def _end_jobs(points: Sequence[Point]) -> None:
+    if points:
+        from forge.launch import slurm
+
+        slurm.cancel([job for point in points if (job := job_of(point)) is not None])
+
+
+def _end(point: Point, found: Survey) -> tuple[str, bool]:
+    """End the ranks of a point on this machine; what is said of it, and whether it was reached."""
+    state, job = found.states[point.number], found.jobs.get(point.number)
+    if state in (RUNNING, QUEUED) and job is not None:
+        return f"job {job_of(point)}, which was {job}", True
+    if state != RUNNING:
+        return f"it was {state}", True
+    who = process_of(point)
+    if who is None or who.host != platform.node():
+        return f"it runs on {who.host}, process {who.pid}; type this there" if who else "it is not known what runs it", False
+    with suppress(ProcessLookupError):
+        os.kill(who.pid, signal.SIGTERM)
+    return f"process {who.pid} saves and ends", True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

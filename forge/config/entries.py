@@ -1,0 +1,53 @@
+"""Overrides of an option that is a dict inside a section, like sweeper.params: entries that a user adds, changes and removes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from forge.config.errors import Problem
+from forge.config.grammar import COMMAND_LINE
+
+
+def find(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:
+    """The dict that an override is of, and the name of an entry, dots and all; no name where it gives entries as a dict."""
+    node: Any = tree
+    parts = override.key_or_group.split(".")
+    for depth, part in enumerate(parts, 1):
+        node = node._get_node(part) if OmegaConf.is_dict(node) and part in node else None
+        if node is None:
+            return None
+        if depth > 1 and OmegaConf.get_type(node) is dict:
+            rest = ".".join(parts[depth:])
+            return (node, rest) if rest or (not override.is_delete() and isinstance(override.value(), dict)) else None
+    return None
+
+
+def apply(entries: DictConfig, name: str, override: Override) -> Problem | None:
+    """Set or remove entries, or say why that cannot be. Several values are kept as they were typed, for the sweep that reads them."""
+    text, key = override.input_line or "", override.key_or_group
+
+    def problem(what: str, fix: str) -> Problem:
+        return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
+
+    if override.is_delete():
+        if name not in entries:
+            names = ", ".join(str(known) for known in entries)
+            return problem(f"{key.removesuffix(name).rstrip('.')} has no '{name}'.", f"it has {names}" if names else "it is empty")
+        with open_dict(entries):
+            del entries[name]
+        return None
+    value: Any = text.partition("=")[2] if override.is_sweep_override() else override.value()
+    if name and isinstance(value, bool | int | float):
+        value = text.partition("=")[2]
+    try:
+        with open_dict(entries):
+            for entry, own in value.items() if not name and isinstance(value, Mapping) else [(name, value)]:
+                entries[str(entry)] = own
+    except OmegaConfBaseException as error:
+        return problem(f"it does not fit {key}: {str(error).splitlines()[0].rstrip('.')}.", "docs/options.md says what it holds")
+    return None

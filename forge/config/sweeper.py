@@ -1,0 +1,35 @@
+"""The `sweeper` group: how the points of a sweep are found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge.config.field import Section, opt
+
+DIRECTIONS = ("minimize", "maximize")
+SAMPLERS = ("tpe", "random", "cmaes", "gp", "grid")
+
+
+@dataclass(kw_only=True)
+class Sweeper(Section):
+    """Base of every sweeper."""
+
+    all_free = True
+
+    params: dict[str, str] = opt({}, "what varies: values by key as on the command line, like {optimizer.lr: '1e-3,3e-3'}")
+
+
+@dataclass(kw_only=True)
+class Basic(Sweeper):
+    """Every combination of the values."""
+
+
+@dataclass(kw_only=True)
+class Optuna(Sweeper):
+    """Trial after trial, each chosen from what those before it have reached of run.objective."""
+
+    n_trials: int = opt(20, "trials in all, those of earlier commands included", gt=0)
+    n_jobs: int = opt(1, "trials at a time as jobs of a cluster; on this machine launch.jobs says it", gt=0)
+    direction: str | None = opt(None, "of run.objective; null = maximize for token_accuracy, minimize for all else", choices=DIRECTIONS)
+    sampler: str = opt("tpe", "how the next trial is chosen", choices=SAMPLERS)
+    seed: int | None = opt(None, "seed of the sampler; null = that of the config", ge=0)

@@ -1,0 +1,173 @@
+"""`python -m forge.status SWEEP`: how far each point has come; of one point, or a single run, its logs too."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from forge.config import cli
+from forge.config.errors import ConfigError, Problem
+from forge.config.grammar import COMMAND_LINE
+from forge.config.stored import is_run
+from forge.launch import told
+from forge.launch.directory import short
+from forge.launch.local import log_file
+from forge.launch.point_state import FAILED, RUNNING
+from forge.launch.progress import last_lines, progress
+from forge.launch.survey import Survey, job_of, survey
+from forge.launch.sweep_directory import Point, SweepDirectory, find_sweep
+
+EVERY = 5.0
+LINES = 20
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print it once, or again and again with --watch; 2 for what is neither a sweep nor a run."""
+    arguments = argparse.ArgumentParser(prog="python -m forge.status", description="How far the points of a sweep, or a run, have come.")
+    arguments.add_argument("place", type=Path, metavar="SWEEP", help="the directory of a sweep, or of a run")
+    arguments.add_argument("numbers", type=int, nargs="*", metavar="NUMBER", help="points to be shown with their logs")
+    arguments.add_argument("--watch", type=float, nargs="?", const=EVERY, metavar="SECONDS", help=f"again every {EVERY:g} s till all end")
+    arguments.add_argument("--json", action="store_true", help="the table as JSON")
+    options = arguments.parse_args(argv)
+
+    def once() -> tuple[str, bool]:
+        sweep, points = points_of(options.place, options.numbers)
+        found = survey(points)
+        if options.json:
+            return json.dumps([row(point, found) for point in points], indent=1), _is_over(found)
+        if sweep is not None and not options.numbers:
+            return table(sweep, points, found), _is_over(found)
+        return "\n\n".join(details(point, found) for point in points), _is_over(found)
+
+    return cli.refuse(lambda: _show(once, options.watch))
+
+
+def points_of(place: Path, numbers: Sequence[int] = ()) -> tuple[SweepDirectory | None, list[Point]]:
+    """The points of a sweep with these numbers, or all; a single run counts as one. Raises ConfigError."""
+    if is_run(place) and not numbers:
+        return None, [Point(number=0, hash="", slug=place.name, path=place.resolve(), overrides=())]
+    sweep = find_sweep(place)
+    points = {point.number: point for point in sweep.points()}
+    absent = [number for number in numbers if number not in points]
+    if absent:
+        what = f"{place} has no point {absent[0]}."
+        fix = f"one of {min(points)} to {max(points)}" if points else "it has none at all"
+        raise ConfigError([Problem(key=str(absent[0]), what=what, fix=fix, where=COMMAND_LINE)])
+    return sweep, [points[number] for number in dict.fromkeys(numbers)] if numbers else list(points.values())
+
+
+def row(point: Point, found: Survey) -> dict[str, Any]:
+    """What is known of a point."""
+    state, now = found.states[point.number], progress(point.path)
+    return {
+        "number": point.number,
+        "arm": point.arm,
+        "varied": point.varied,
+        "state": state,
+        "step": now.step,
+        "of": now.of,
+        "loss": now.loss,
+        "evaluation": dict([now.evaluation]) if now.evaluation else {},
+        "seconds_left": now.left if state == RUNNING else None,
+        "job": job_of(point),
+        "job_state": found.jobs.get(point.number),
+        "why": told.cause(point.path, point.code) if state == FAILED else "",
+        "path": str(point.path),
+    }
+
+
+def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
+    """A line a point, as wide as the terminal."""
+    rows = [row(point, found) for point in points]
+    keys = list(dict.fromkeys(key for point in points for key in point.varied))
+    named = [key.rpartition(".")[2] if sum(other.endswith(f".{key.rpartition('.')[2]}") for other in keys) < 2 else key for key in keys]
+    arms = ["arm"] if any(point.arm for point in points) else []
+    jobs = ["job"] if any(one["job"] for one in rows) else []
+    cells = [["#", *arms, *named, "state", "step", "loss", "eval", "left", *jobs, "why"]]
+    for one in rows:
+        steps = "" if one["of"] is None else f"{one['step']:,}/{one['of']:,}"
+        evaluation = next(iter(one["evaluation"].values()), None)
+        left = "" if one["seconds_left"] is None else told.span(one["seconds_left"])
+        own = [one["arm"] or ""] if arms else []
+        own += [one["varied"].get(key, "") for key in keys]
+        cells.append(
+            [f"{one['number']:03d}", *own, one["state"], steps, _number(one["loss"]), _number(evaluation), left]
+            + ([_job(one)] if jobs else [])
+            + [one["why"]]
+        )
+    states = [found.states[point.number] for point in points]
+    lines = [f"{short(sweep.path)}   ({told.counted(states)})", "", *aligned(cells)]
+    if found.silent:
+        lines += ["", f"Slurm does not answer, so its jobs are shown as their directories have them: {found.silent}"]
+    return "\n".join(lines)
+
+
+def details(point: Point, found: Survey) -> str:
+    """One point: where it is, how far, why it failed, and what it said last."""
+    one = row(point, found)
+    lines = [told.line(point, one["state"]) if point.hash else f"{short(point.path)}   {one['state']}"]
+    steps = "none" if one["of"] is None else f"{one['step']:,} of {one['of']:,}"
+    rows = [("directory", short(point.path)), ("steps", steps), ("loss", _number(one["loss"]))]
+    rows += [(name, _number(value)) for name, value in one["evaluation"].items()]
+    rows += [("left", told.span(one["seconds_left"]))] if one["seconds_left"] is not None else []
+    rows += [("job", _job(one))] if one["job"] else []
+    rows += [("why it failed", one["why"])] if one["why"] else []
+    logs = logs_of(point)
+    rows += [("log" if file == logs[0] else "", short(file)) for file in logs]
+    lines += [f"  {name:<14} {value}".rstrip() for name, value in rows if value]
+    if logs:
+        lines += ["", f"the end of {short(logs[0])}:", *(f"  {text}" for text in last_lines(logs[0], LINES))]
+    return "\n".join(lines)
+
+
+def logs_of(point: Point) -> list[Path]:
+    """The logs that are there: what the main rank printed, then the log of each rank."""
+    printed = [point.path / told.OUTPUT]
+    if job_of(point):
+        from forge.launch import slurm
+
+        printed += [file for file in [slurm.log_file(point.path)] if file is not None]
+    ranks = sorted((point.path / "logs").glob("rank_*.log"), key=lambda file: int(file.stem.removeprefix("rank_") or 0))
+    return [file for file in (*printed, *ranks) if file.is_file() and file.stat().st_size] or [
+        file for file in [log_file(point.path, 0)] if file.is_file()
+    ]
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells below one another, cut to the width of the terminal; empty columns are left out."""
+    kept = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
+    widths = {i: max(len(line[i]) for line in cells) for i in kept}
+    width = shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else 10_000
+    return ["  ".join(line[i].ljust(widths[i]) for i in kept).rstrip()[:width] for line in cells]
+
+
+def _show(once: Callable[[], tuple[str, bool]], every: float | None) -> int:
+    while True:
+        text, over = once()
+        print(f"{CLEAR}{text}" if every is not None and sys.stdout.isatty() else text, flush=True)
+        if every is None or over:
+            return 0
+        time.sleep(max(every, 0.1))
+
+
+def _is_over(found: Survey) -> bool:
+    return not {"running", "queued", "waiting"} & set(found.states.values())
+
+
+def _job(one: dict[str, Any]) -> str:
+    return f"{one['job']} {one['job_state'] or ''}".rstrip() if one["job"] else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The points that overrides with several values stand for, in Hydra's order: the last key that was typed varies fastest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from hydra.core.override_parser.types import Glob, Override
+
+from forge.config.errors import Problem
+from forge.config.grammar import COMMAND_LINE, read
+from forge.config.library import Library
+from forge.config.spelling import ours
+from forge.config.sweep import Ablation
+
+OF_ALL = ("launch", "sweep", "sweeper", "hydra")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combination:
+    """The overrides of one point, and of them what varies, by key, and what its arm of an ablation is made of."""
+
+    overrides: tuple[str, ...]
+    varied: Mapping[str, str] = field(default_factory=dict)
+    arm: str | None = None
+    of_arm: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> dict[str, str]:
+        """All that tells it from its neighbours, by key."""
+        return {**self.varied, **{key_of(text): text.partition("=")[2] for text in self.of_arm}}
+
+    @property
+    def label(self) -> str:
+        """What tells it from its neighbours, in a few words."""
+        words = [f"arm={self.arm}"] if self.arm else []
+        return " ".join([*words, *(f"{key}={value}" for key, value in self.varied.items())] or self.overrides)
+
+
+@dataclass(kw_only=True)
+class Grid:
+    """Choices by key as it was typed: one where it is the same in all points. problems: of what cannot vary."""
+
+    choices: dict[str, list[str]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return prod(map(len, self.choices.values()))
+
+    @property
+    def first(self) -> list[str]:
+        """The overrides of the first combination."""
+        return [texts[0] for texts in self.choices.values() if texts]
+
+
+def grid(overrides: Sequence[str], params: Mapping[str, str], library: Callable[[], Library]) -> Grid:
+    """What each key may be. params: of the sweeper, below what was typed. library: for a glob of a group's options."""
+    found = Grid()
+    for text in (*(f"{key}={value}" for key, value in params.items()), *map(ours, overrides)):
+        override = read(text)
+        if not isinstance(override, Override) or not override.is_sweep_override() or _is_entry(override):
+            # what composing refuses keeps a place of its own
+            found.choices[override.get_key_element() if isinstance(override, Override) else text] = [text]
+            continue
+        key = override.get_key_element()
+        problem = _unfit(override)
+        values = [] if problem else _values(override, library)
+        if not problem and not values:
+            problem = Problem(key=text, what="it stands for no value at all.", fix="at least one", where=COMMAND_LINE)
+        if problem:
+            found.problems.append(problem)
+        found.choices[key] = [f"{key}={value}" for value in values]
+    return found
+
+
+def expand(found: Grid, ablation: Ablation | None = None) -> list[Combination]:
+    """Every combination; of an ablation, arm by arm, the baseline first, each with all others and then with its seeds."""
+    arms = dict(sorted(ablation.arms.items(), key=lambda arm: arm[0] != ablation.baseline)) if ablation else {}
+    seeds = [f"seed={seed}" for seed in ablation.seeds] if ablation else []
+    result = []
+    for arm, own in (arms or {"": []}).items():
+        for texts in itertools.product(*found.choices.values()):
+            varied = {
+                key.lstrip("+"): text.partition("=")[2]
+                for (key, choices), text in zip(found.choices.items(), texts, strict=True)
+                if len(choices) > 1
+            }
+            for seed in seeds or [""]:
+                with_seed = {**varied, "seed": seed.partition("=")[2]} if seed else varied
+                texts_of_all = (*texts, *own, *([seed] if seed else []))
+                result.append(Combination(overrides=texts_of_all, varied=with_seed, arm=arm or None, of_arm=tuple(own)))
+    return result
+
+
+def contradictions(overrides: Sequence[str], params: Mapping[str, str], ablation: Ablation) -> list[Problem]:
+    """What is typed, or varies, and an arm or the seeds of an ablation set as well."""
+    typed = {key_of(text): text for text in (*(f"{k}={v}" for k, v in params.items()), *map(ours, overrides))}
+    problems = []
+    for arm, own in ablation.arms.items():
+        for key in dict.fromkeys(map(key_of, own)):
+            if key in typed:
+                what = f"the arm {arm} of the ablation sets {key}, so it cannot be the same in all arms."
+                problems.append(Problem(key=typed[key], what=what, fix="leave it out, or change the arm", where=COMMAND_LINE))
+    if ablation.seeds and "seed" in typed:
+        values = typed["seed"].partition("=")[2]
+        what = "the ablation has seeds of its own."
+        problems.append(Problem(key=typed["seed"], what=what, fix=f"sweep.ablation.seeds=[{values}]", where=COMMAND_LINE))
+    return problems
+
+
+def key_of(text: str) -> str:
+    """The key of an override, without its signs."""
+    return text.lstrip("+~").partition("=")[0]
+
+
+def _is_entry(override: Override) -> bool:
+    """Whether it gives a sweeper its parameters, for which several values are a text."""
+    return override.key_or_group.startswith("sweeper.params.")
+
+
+def _unfit(override: Override) -> Problem | None:
+    text, key = override.input_line or "", override.key_or_group
+
+    def problem(what: str, fix: str) -> Problem:
+        return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
+
+    if key.replace("/", ".").partition(".")[0] in OF_ALL:
+        return problem("it is the same for all points of a sweep.", f"one value; {key}=[...] for a list")
+    if key in ("run.dir", "run.root", "run.name"):
+        return problem("each point has a directory of its own in that of the sweep.", "leave it out")
+    if not override.is_discrete_sweep():
+        return problem("an interval has no first value; only sweeper=optuna takes one.", f"{key}=range(...), or values with commas between")
+    return None
+
+
+def _values(override: Override, library: Callable[[], Library]) -> list[str]:
+    value = override.value()
+    if isinstance(value, Glob):
+        return value.filter(library().options(override.key_or_group)) if library().is_group(override.key_or_group) else []
+    return [str(text) for text in override.sweep_string_iterator()]

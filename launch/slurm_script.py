@@ -1,0 +1,78 @@
+"""What Slurm is given: the runs that one array takes, and the script of it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forge.config.allocation import Allocation, allocation, faults
+from forge.config.errors import ConfigError, Problem
+from forge.config.launch import Slurm
+from forge.launch.local import search_path
+
+T = TypeVar("T")
+ALL = 10**6  # points of a sweep at a time, where the cluster alone is to say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Points, by their place in what was given, that need the same machines: one array, or one job."""
+
+    needs: Allocation
+    members: tuple[int, ...]
+
+
+def grouped(worlds: Sequence[int], section: Slurm) -> list[Group]:
+    """One group a shape, in the order in which the shapes come first. Raises ConfigError."""
+    problems: list[Problem] = list(faults(section))
+    groups: dict[Allocation, list[int]] = {}
+    for place, world in enumerate(worlds):
+        found = allocation(section, world)
+        if isinstance(found, Allocation):
+            groups.setdefault(found, []).append(place)
+        elif found not in problems:
+            problems.append(found)
+    if problems:
+        raise ConfigError(problems)
+    return [Group(needs=needs, members=tuple(members)) for needs, members in groups.items()]
+
+
+def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any]:
+    """What submitit makes a script of. A rank that dies ends the others: srun is told so. None: not in the script."""
+    per_task = [f"--cpus-per-task={section.cpus_per_task}"] if section.cpus_per_task else []  # srun does not take sbatch's since 22.05
+    more = {key.lstrip("-").replace("-", "_"): value or True for key, value in section.sbatch.items()}
+    return {
+        "job_name": name,
+        "partition": section.partition,
+        "account": section.account,
+        "qos": section.qos,
+        "constraint": section.constraint,
+        "time": section.time,
+        "nodes": needs.nodes,
+        "ntasks_per_node": needs.tasks_per_node,
+        "gpus_per_node": needs.gpus_per_node or None,
+        "cpus_per_task": section.cpus_per_task,
+        "mem": section.mem,
+        "exclusive": section.exclusive or None,
+        "signal_delay_s": section.signal_before,
+        "setup": [f"export PYTHONPATH={shlex.quote(search_path())}", *section.setup],
+        "srun_args": ["--kill-on-bad-exit=1", *per_task, *section.srun_args],
+        "stderr_to_stdout": True,
+        "array_parallelism": section.array_parallelism or ALL,
+        "wckey": None,
+        "additional_parameters": {"requeue" if section.max_requeues else "no_requeue": True, **more},
+    }
+
+
+def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
+    """The script that sbatch is given."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    count = len(group.members)
+    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder.resolve()))}"
+    made = parameters(section, group.needs, name=name)
+    return _make_sbatch_string(command=command, folder=folder.resolve(), map_count=count if count > 1 else None, **made)

@@ -1,0 +1,37 @@
+"""What submitit runs in each task of a job: one rank of a run directory."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+
+from forge.config import serialize
+from forge.config.launch import Slurm
+from forge.config.started import started
+from forge.launch import requeue
+
+
+class Rank:
+    """One rank of the run in a directory. All that is pickled is this class, by its name, and the path."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = str(run_dir)
+
+    def __call__(self) -> None:
+        """Train; a process that fails, or was stopped, ends with the exit code that says so, and with it the state of the job."""
+        requeue.listen()
+        os.environ.update(placed(dict(os.environ)))
+        worker = import_module("forge.worker")  # where training begins; what submits a job stands below it
+        code = worker.main([self.run_dir])
+        if code:
+            launch = serialize.load_own(Path(self.run_dir)).launch
+            requeue.after(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
+            worker.leave(code)
+        requeue.leave_finished()
+
+
+def placed(environ: dict[str, str]) -> dict[str, str]:
+    """The variables of torch.distributed for this task of a step. Those of the shell that has submitted the job say nothing of it."""
+    found = started({name: value for name, value in environ.items() if name.startswith("SLURM_")})
+    return found.environment() if found is not None else {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}

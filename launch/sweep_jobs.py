@@ -1,0 +1,99 @@
+"""The points of a sweep as jobs of Slurm, or of submitit on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from forge.config.launch import Slurm, Submitit
+from forge.launch import slurm, told
+from forge.launch.directory import finished, short
+from forge.launch.point_state import PARTIAL, state_of
+from forge.launch.sweep_command import Command, Entry
+from forge.launch.sweep_directory import Point
+
+FOLDER = "jobs"
+
+
+def run(sweep: Command) -> int:
+    """Submit what is due and return; with launch.wait, when all has ended. Raises ConfigError before anything is written."""
+    section = sweep.planned[0].resolution.config.launch
+    assert isinstance(section, Submitit)
+    if isinstance(section, Slurm):
+        name, folder = sweep.directory.path.name, sweep.directory.path / FOLDER
+        sizes = [(folder / str(number), planned.resolution.world.size) for number, planned in enumerate(sweep.planned)]
+        if section.dry_run:
+            print("\n".join(slurm.scripts(sizes, section, name=name, folder=folder)))
+            return 0
+        slurm.check(sizes, section, name=name, folder=folder)
+    ended = Ended(sweep)
+    with sweep.open():
+        sweep.announce()
+        wait = submit(sweep, sweep.due, section, ended)
+    if not section.wait:
+        return 0
+    wait()
+    return sweep.finish(ended.failed)
+
+
+def submit(sweep: Command, entries: Sequence[Entry], section: Submitit, ended: Ended) -> Callable[[], None]:
+    """Make their run directories and submit them; what waits for them, and tells `ended` of each. Raises ConfigError."""
+    name, folder = sweep.directory.path.name, sweep.directory.path / FOLDER
+    due = [(entry.point, entry.planned.resolution.world) for entry in entries]
+    for entry in entries:
+        sweep.prepare(entry)
+    if isinstance(section, Slurm):
+        sizes = [(point.path, world.size) for point, world in due]
+        ids, cluster = slurm.submit(sizes, section, name=name, folder=folder) if due else [], "slurm"
+        wait = ended.slurm
+    else:
+        from forge.launch import submitit_local
+
+        jobs = submitit_local.submit([(point.path, world) for point, world in due], name=name, folder=folder)
+        ids, cluster = [str(job.job_id) for job in jobs], "local"
+        wait = ended.local(jobs, [point for point, _ in due])
+    for (point, _), job in zip(due, ids, strict=True):
+        sweep.directory.note("submitted", point.number, job=job, cluster=cluster)
+        told.say(told.line(point, "submitted", f"job {job}"))
+    return wait
+
+
+class Ended:
+    """Tells of jobs as they end. failed: points with the reason in one line."""
+
+    def __init__(self, sweep: Command) -> None:
+        self.sweep = sweep
+        self.failed: list[tuple[Point, str]] = []
+
+    def slurm(self) -> None:
+        """Until the jobs of all points of the command have ended, those that earlier ones have submitted too."""
+        points = {job: entry.point for entry in self.sweep.entries if (job := slurm.job_of(entry.point.path)) is not None}
+        open_jobs = [job for job, point in points.items() if finished(point.path) is None]
+        slurm.wait(open_jobs, told=lambda job, state: self._tell(points[job], f"job {job}: {state or 'gone'}", slurm.log_file))
+
+    def local(self, jobs: Sequence[Any], points: Sequence[Point]) -> Callable[[], None]:
+        """The same for jobs of submitit on this machine, of this command."""
+        from forge.launch import submitit_local
+
+        files = {point.path: Path(job.paths.stdout) for job, point in zip(jobs, points, strict=True)}
+        return lambda: submitit_local.wait(jobs, lambda place: self._tell(points[place], f"job {jobs[place].job_id}", files.get))
+
+    def _tell(self, point: Point, job: str, log: Callable[[Path], Path | None]) -> None:
+        if finished(point.path) is not None:
+            told.say(told.line(point, "done", told.reached(point)))
+        elif state_of(point) == PARTIAL:
+            told.say(told.line(point, "stopped", f"{told.reached(point)}; {job}"))
+        else:
+            words = told.why(point.path) or _last_of(log(point.path))
+            self.failed.append((point, told.cause(point.path) or job))
+            told.say("\n".join([told.line(point, "FAILED", job), *(f"     | {text}" for text in words)]))
+
+
+def _last_of(file: Path | None) -> list[str]:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file else []
+    except OSError:
+        return []
+    last = [text[: told.LONGEST] for text in lines if text.strip()][-told.LAST_LINES :]
+    return [*last, f"({short(file)})"] if file else []

@@ -1,0 +1,89 @@
+"""The page of 20 arms in Chromium, where it is installed: no error, no horizontal scrolling, nothing overlaps, light and dark."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from example_sweep import grid
+
+from forge.analysis.comparison import compare
+from forge.analysis.page import page
+from forge.analysis.runs import read
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WIDTHS = (1280, 390)
+SMALLEST = 11  # pixels of a letter
+MEASURE = """
+addEventListener("load", () => setTimeout(() => {
+  const touching = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  const measured = [...document.querySelectorAll("iframe")].map((frame) => {
+    const page = frame.contentDocument, all = (selector) => [...page.querySelectorAll(selector)];
+    const style = (element) => frame.contentWindow.getComputedStyle(element);
+    const boxed = (text) => [text.textContent, text.getBoundingClientRect()];
+    const boxes = all("svg").map((svg) => [...svg.querySelectorAll("text")].map(boxed));
+    const pairs = boxes.flatMap((some) => some.flatMap((one, i) => some.slice(i + 1).map((other) => [one, other])));
+    return {
+      inner: frame.contentWindow.innerWidth,
+      scroll: page.documentElement.scrollWidth,
+      outside: all("main *").filter((e) => e.getBoundingClientRect().right > frame.contentWindow.innerWidth + 1).length,
+      overlaps: pairs.filter(([[, a], [, b]]) => touching(a, b)).map(([[a], [b]]) => [a, b]),
+      smallest: Math.min(...all("main *").filter((e) => e.textContent.trim()).map((e) => parseFloat(style(e).fontSize))),
+      figures: all("svg").length,
+      names: all("#arm-plot text").map((text) => text.textContent),
+      chips: all(".legend button").length,
+      pressed: all(".legend button[aria-pressed=true]").length,
+      lines: all("#curves figure")[0].querySelectorAll("path[fill=none]").length,
+      titles: all("svg text").map((text) => text.textContent).filter((text) => /[()]|steps/.test(text)),
+      back: style(page.body).backgroundColor,
+    };
+  });
+  document.body.replaceChildren(Object.assign(document.createElement("pre"), { id: "measured", textContent: JSON.stringify(measured) }));
+}, 500));
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = grid(tmp_path_factory.mktemp("sweeps") / "twenty", arms=20, seeds=3, steps=400).path
+    return page(compare(read([path])), path / "report")
+
+
+def measure(text: str, folder: Path, *flags: str) -> list[dict]:
+    """What the page looks like in frames of all widths. Fails at the first word on the console."""
+    frames = "".join(f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{html.escape(text)}"></iframe>' for width in WIDTHS)
+    (folder / "frames.html").write_text(f"<!doctype html><body>{frames}<script>{MEASURE}</script>")
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={folder}/profile"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", *flags, f"file://{folder}/frames.html"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    found = re.search(r'<pre id="measured">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stdout[-2000:]
+    return json.loads(html.unescape(found[1]))
+
+
+@pytest.mark.parametrize(("flags", "back"), [((), "rgb(255, 255, 255)"), (("--blink-settings=preferredColorScheme=0",), "rgb(20, 24, 28)")])
+def test_it_is_legible(text: str, tmp_path: Path, flags: tuple[str, ...], back: str) -> None:
+    for width, found in zip(WIDTHS, measure(text, tmp_path, *flags), strict=True):
+        assert found["inner"] == width
+        assert found["scroll"] <= width
+        assert found["outside"] == 0
+        assert found["overlaps"] == []
+        assert found["smallest"] >= SMALLEST
+        assert found["figures"] == 3
+        assert len([name for name in found["names"] if name.startswith("lr=0.")]) == (20 if width > 700 else 40)
+        assert (found["chips"], found["pressed"], found["lines"]) == (20, 6, 20)
+        assert {"eval/loss (nats a token)", "steps"} <= set(found["titles"])
+        assert found["back"] == back
+
+
+def test_an_error_would_be_seen(text: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="nonsense"):
+        measure(text.replace('"use strict";', '"use strict"; nonsense();'), tmp_path)

@@ -1,0 +1,87 @@
+"""Hydra's words for sweepers and launchers are taken as forge's, on the command line and in files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from refusing import problems, resolved
+
+from forge.config.launch import Slurm, SubmititLocal
+from forge.config.spelling import key_of, of_file, ours
+from forge.config.sweeper import Optuna
+
+
+@pytest.mark.parametrize(
+    ("hydras", "ours_"),
+    [
+        ("hydra/launcher=submitit_slurm", "launch=slurm"),
+        ("+hydra/launcher=basic", "launch=local"),
+        ("hydra/launcher=submitit_local", "launch=submitit_local"),
+        ("hydra/sweeper=optuna", "sweeper=optuna"),
+        ("hydra.launcher.timeout_min=60", "launch.time=60"),
+        ("+hydra.launcher.partition=gpu", "+launch.partition=gpu"),
+        ("hydra.launcher.mem_gb=32", "launch.mem=32G"),
+        ("hydra.launcher.additional_parameters.nice=5", "launch.sbatch.nice=5"),
+        ("hydra.launcher.gres=gpu:2", "launch.sbatch.gres=gpu:2"),
+        ("hydra.sweeper.n_trials=3", "sweeper.n_trials=3"),
+        ("hydra.sweeper.params.optimizer.lr=1,2", "sweeper.params.optimizer.lr=1,2"),
+        ("hydra.searchpath=[x]", "hydra.searchpath=[x]"),
+        ("hydra.run.dir=x", "hydra.run.dir=x"),
+        ("optimizer.lr=1", "optimizer.lr=1"),
+    ],
+)
+def test_an_override(hydras: str, ours_: str) -> None:
+    assert ours(hydras) == ours_
+
+
+def test_a_file() -> None:
+    content = {"hydra": {"launcher": {"timeout_min": 3, "mem_gb": 2}, "sweeper": {"params": {"a.b": "1,2"}}}, "launch": {"partition": "x"}}
+    assert of_file(content) == {"launch": {"partition": "x", "time": 3, "mem": "2G"}, "sweeper": {"params": {"a.b": "1,2"}}}
+    assert of_file({"hydra": {"verbose": True}, "seed": 1}) == {"hydra": {"verbose": True}, "seed": 1}
+    assert (key_of("hydra.launcher.timeout_min"), key_of("seed")) == ("launch.time", "seed")
+
+
+def test_an_experiment_that_hydra_would_take(write: Callable[[str, str], str]) -> None:
+    folder = write(
+        "experiment/mine.yaml",
+        "# @package _global_\n# mine\ndefaults:\n  - override /hydra/launcher: submitit_slurm\n  - override /hydra/sweeper: basic\n"
+        "hydra:\n  launcher:\n    timeout_min: 7\n  sweeper:\n    params:\n      optimizer.lr: 1e-3,3e-3\nseed: 5\n",
+    )
+    config = resolved(["experiment=mine", "run.device=cpu"], config_dirs=[folder]).config
+    assert isinstance(config.launch, Slurm)
+    assert (config.launch.time, config.sweeper.params, config.seed) == (7, {"optimizer.lr": "1e-3,3e-3"}, 5)
+
+
+def test_what_a_file_says_of_hydra_besides_is_refused(write: Callable[[str, str], str]) -> None:
+    folder = write("experiment/mine.yaml", "# @package _global_\n# mine\nhydra:\n  verbose: true\n")
+    (found,) = problems(["experiment=mine"], config_dirs=[folder])
+    assert found.what == "there is no group or option 'hydra'."
+
+
+def test_on_the_command_line() -> None:
+    config = resolved(["hydra/launcher=submitit_local", "hydra.launcher.wait=true", "hydra/sweeper=optuna"]).config
+    assert isinstance(config.launch, SubmititLocal)
+    assert config.launch.wait
+    assert isinstance(config.sweeper, Optuna)
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "fix"),
+    [
+        (
+            "hydra.verbose=true",
+            "Hydra's own settings have no effect on a run of forge.",
+            "of hydra.*, forge reads hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, hydra/sweeper and hydra.sweeper.*",
+        ),
+        ("hydra.sweep.dir=x", "forge makes the directory of a sweep, and those of its points.", "write sweep.root=... and sweep.name=..."),
+        (
+            "hydra/launcher=submitit_slrum",
+            "there is no launch named 'submitit_slrum'.",
+            "did you mean launch=submitit_local?",
+        ),
+    ],
+)
+def test_what_is_refused(override: str, what: str, fix: str) -> None:
+    (found,) = problems([override])
+    assert (found.what, found.fix) == (what, fix)

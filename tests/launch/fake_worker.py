@@ -1,0 +1,62 @@
+"""An interpreter in place of Python: a rank that takes milliseconds, and does what the seed of its run says."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+FAILS, HANGS, BREAKS, DIES = 13, 99, 66, 77
+CODE = """
+import fcntl, json, os, re, signal, sys, time
+RUN_DIR = sys.argv[-1]
+rank, config = int(os.environ["RANK"]), open(os.path.join(RUN_DIR, "config.yaml")).read()
+seed = int(re.search(r"^seed: (\\d+)", config, re.M)[1])
+def path(name): return os.path.join(RUN_DIR, name)
+def put(name, content, how="w"):
+    with open(path(name), how) as file: file.write(json.dumps(content) + "\\n")
+def leave(status, code, step):
+    if rank == 0:
+        put("attempts.jsonl", {"event": "end", "status": status, "reason": "SIGTERM" if code > 128 else "end", "step": step}, "a")
+        result = {"status": status, "reason": "end", "step": step, "metrics": {"train/loss": 1 / seed}, "config": "config.yaml"}
+        put("result.json", {**result, "objective": {"name": "train/loss", "value": 1 / seed}})
+    os._exit(code)
+if rank == 0:
+    lock = os.open(path("run.lock"), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.pwrite(lock, (json.dumps({"host": os.uname().nodename, "pid": os.getpid(), "since": "now"}) + "\\n").encode(), 0)
+    put("attempts.jsonl", {"event": "start", "step": 0, "from": "nothing", "config": "config.yaml"}, "a")
+    put("started", [os.environ.get("CUDA_VISIBLE_DEVICES"), time.time()], "a")
+    print("rank 0 says hello", flush=True)
+for step in (1, 2, 3):
+    if rank == 0:
+        put("metrics.jsonl", {"step": step, "train/loss": 1 / seed + step, "lr": 0.1}, "a")
+        put("performance.jsonl", {"step": step, "time": time.time() + step}, "a")
+if seed == 13:
+    said = "RuntimeError: it cannot go on\\n(the traceback is somewhere)"
+    put("error.json", {"rank": rank, "type": "RuntimeError", "message": "it cannot go on", "said": said, "traceback": "", "code": 1})
+    os._exit(1)
+if seed == 66:
+    print("one\\ntwo\\nthree", file=sys.stderr, flush=True)
+    os._exit(3)
+if seed == 77:
+    os.kill(os.getpid(), signal.SIGKILL)
+if seed == 99 and not os.path.exists(path("go")):
+    signal.signal(signal.SIGTERM, lambda *_: leave("stopped", 143, 3))
+    signal.signal(signal.SIGINT, lambda *_: leave("stopped", 130, 3))
+    from ctypes import CDLL
+    CDLL(None).prctl(1, signal.SIGTERM)
+    put("ready", os.getpid())
+    time.sleep(60)
+time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
+if rank == 0: put("ended", time.time(), "a")
+leave("finished", 0, 3)
+"""
+
+
+def interpreter(folder: Path) -> str:
+    """The path of one that runs this code, whatever it is asked to run; the run directory is its last argument."""
+    script = folder / "python"
+    script.write_text(f"#!{sys.executable} -S\n{CODE}")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return str(script)

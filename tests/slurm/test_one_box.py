@@ -1,0 +1,220 @@
+"""Runs on a real Slurm: two nodes on this machine. What must take its time, the time limit, is begun first and looked at last."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_box import OneBox
+from tiny import TINY
+
+from forge.config import cli
+from forge.config.launch import Slurm
+from forge.launch import directory, local, slurm
+
+pytestmark = pytest.mark.slurm
+TROUBLE = ["run.trust=[trouble.,pace.]", "+callbacks.trouble._target_=trouble.Trouble"]
+SLOWLY = ["run.trust=[trouble.,pace.]", "+callbacks.pace._target_=pace.Pace", "+callbacks.pace.seconds=1"]
+LONGER = (  # once the job has been told, when nothing new would come of it; and at once for the first element of an array
+    "test -z $SLURM_RESTART_COUNT || scontrol update JobId=$SLURM_JOB_ID TimeLimit=30",
+    "[[ $SLURM_ARRAY_TASK_ID != 0 ]] || scontrol update JobId=${SLURM_ARRAY_JOB_ID}_0 TimeLimit=30",
+)
+TWO_RANKS = ["parallel=ddp", "run.num_processes=2", "train.batch_size=2", "launch.tasks_per_node=1"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run directory that was made as `forge.train launch=slurm` does it."""
+
+    path: Path
+    world: int
+    section: Slurm
+
+    @property
+    def point(self) -> tuple[Path, int]:
+        return self.path, self.world
+
+    @property
+    def losses(self) -> dict[int, float]:
+        rows = (json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines())
+        return {row["step"]: row["train/loss"] for row in rows}
+
+    def read(self, name: str) -> Any:
+        return json.loads((self.path / name).read_text())
+
+
+Make = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory, one_box_slurm: OneBox) -> Make:
+    """A small run, by its name and overrides."""
+    folder = tmp_path_factory.mktemp("slurm-runs")
+    text = folder / "text.txt"
+    text.write_text("".join(f"{i} the sea, a ship, {i * i % 97} whales and the captain said {'so' * (i % 5)}\n" for i in range(300)))
+
+    def run(name: str, *overrides: str) -> Run:
+        common = [*TINY, "model.n_layers=1", "data=text", f"data.path={text}", "launch=slurm", "launch.gpus_per_node=0"]
+        composition, resolution = cli.resolved([*common, *overrides, f"run.dir={folder / name}"])
+        path, _ = directory.prepare(resolution, overrides=composition.overrides)
+        section = resolution.config.launch
+        assert isinstance(section, Slurm)
+        return Run(path=path, world=resolution.world.size, section=section)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def told_of_the_limit(make: Make, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Run]]:
+    """A job, and an array of which one element ends undisturbed: each with its job id.
+
+    The signal comes up to a minute early: of two minutes, 15 to 45 seconds after the start.
+    """
+    limit = [*TWO_RANKS, "launch.time=2", "launch.signal_before=75", "train.max_steps=100"]
+    runs = [make(name, *limit, *pace) for name, pace in (("single", SLOWLY), ("undisturbed", []), ("element", SLOWLY))]
+    folder = tmp_path_factory.mktemp("limit")
+    began = time.monotonic()
+    section = replace(runs[0].section, setup=LONGER)
+    jobs = slurm.submit([runs[0].point], section, name="single", folder=folder)
+    jobs += slurm.submit([run.point for run in runs[1:]], section, name="array", folder=folder)
+    assert time.monotonic() - began < 5
+    assert [re.sub(r"\d+", "N", job, count=1) for job in jobs] == ["N", "N_0", "N_1"]
+    return list(zip(jobs, runs, strict=True))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun_first(told_of_the_limit: object) -> None:
+    """It takes a minute, in which the other tests run."""
+
+
+def shown(job: str) -> dict[str, str]:
+    """What scontrol says of a job."""
+    said = subprocess.run(["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True, check=True).stdout
+    return dict(re.findall(r"(\w+)=(\S+)", said))
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> float:
+    """The seconds that it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "waited in vain"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def printed(run: Run, rank: int = 0) -> str:
+    file = slurm.log_file(run.path, rank)
+    return file.read_text() if file and file.exists() else "nothing"
+
+
+def test_an_array_of_three_of_which_one_fails(make: Make, tmp_path: Path) -> None:
+    failing = [*TROUBLE, "+callbacks.trouble.what=raise", "+callbacks.trouble.rank=0"]
+    runs = [make(name, *more) for name, more in (("first", []), ("failing", failing), ("last", []))]
+    points, section = [run.point for run in runs], runs[0].section
+    slurm.check(points, section, name="three", folder=tmp_path / "slurm")
+    assert not (tmp_path / "slurm").exists()
+    jobs = slurm.submit(points, section, name="three", folder=tmp_path / "slurm")
+    told: list[str] = []
+    ends = slurm.wait(jobs, told=lambda job, state: told.append(job), poll=0.5)
+    assert list(ends.values()) == ["COMPLETED", "FAILED", "COMPLETED"], printed(runs[0])
+    assert [shown(job)["JobState"] for job in jobs] == ["COMPLETED", "FAILED", "COMPLETED"]
+    assert [shown(job)["ExitCode"] for job in jobs] == ["0:0", "1:0", "0:0"]
+    assert sorted(told) == jobs
+    assert [directory.finished(run.path) is not None for run in runs] == [True, False, True]
+    assert "KeyError: 'trouble of its own'" in runs[1].read("error.json")["message"]
+    assert "KeyError: 'trouble of its own'" in printed(runs[1])
+    (script,) = slurm.scripts(points, section, name="three", folder=tmp_path / "slurm")
+    assert (tmp_path / "slurm" / f"{jobs[0].partition('_')[0]}_submission.sh").read_text() == script
+
+
+def test_two_nodes_with_two_ranks_each_train_as_four_ranks_here(make: Make, tmp_path: Path) -> None:
+    four = ["parallel=fsdp", "run.num_processes=4", "train.batch_size=1"]
+    there, here = make("nodes", *four, "launch.gpus_per_node=2"), make("here", *four)
+    (job,) = slurm.submit([there.point], there.section, name="nodes", folder=tmp_path)
+    assert local.start(here.path, 4) == 0
+    assert slurm.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(there)
+    assert {name: shown(job)[name] for name in ("NumNodes", "NumTasks", "TresPerNode")} == {
+        "NumNodes": "2",
+        "NumTasks": "4",
+        "TresPerNode": "gres:gpu:2",
+    }
+    assert there.losses == here.losses
+    assert len(there.losses) == 6
+    assert [("node=1(2)" in printed(there, rank)) for rank in range(4)] == [False, False, True, True]
+
+
+def test_a_rank_that_dies_ends_its_job(make: Make, tmp_path: Path) -> None:
+    killed = [*TWO_RANKS, *TROUBLE, "+callbacks.trouble.what=SIGKILL", "train.max_steps=1000000"]
+    run = make("killed", *killed)
+    (job,) = slurm.submit([run.point], run.section, name="killed", folder=tmp_path)
+    wait_for(lambda: (run.path / "metrics.jsonl").exists())
+    assert wait_for(lambda: shown(job)["JobState"] == "FAILED", 60) < 30
+    assert "task 1: Killed" in printed(run)
+
+
+def test_a_cancelled_element_is_noticed_and_has_saved(make: Make, tmp_path: Path) -> None:
+    runs = [make(f"endless{number}", *SLOWLY, "train.max_steps=1000000") for number in (1, 2)]
+    jobs = slurm.submit([run.point for run in runs], runs[0].section, name="endless", folder=tmp_path)
+    wait_for(lambda: all((run.path / "metrics.jsonl").exists() for run in runs))
+    subprocess.run(["scancel", jobs[0]], check=True)
+    assert wait_for(lambda: slurm.states(jobs)[jobs[0]] == "CANCELLED") < 30
+    assert slurm.states(jobs)[jobs[1]] == "RUNNING"
+    wait_for(lambda: "not queued again" in printed(runs[0]))
+    result = runs[0].read("result.json")
+    assert (result["status"], result["reason"]) == ("stopped", "SIGTERM")
+    assert (runs[0].path / "checkpoints" / f"step_{result['step']}").is_dir()
+    slurm.cancel(jobs)
+    assert slurm.wait(jobs, poll=0.2) == dict.fromkeys(jobs, "CANCELLED")
+    assert shown(jobs[0])["Restarts"] == "0"
+
+
+def test_what_slurm_itself_refuses_is_told_before_anything_is_written(make: Make, tmp_path: Path) -> None:
+    section = Slurm(partition="gpuu", gpus_per_node=0)
+    with pytest.raises(ValueError) as refused:
+        slurm.check([(tmp_path / "run", 2)], section, name="run", folder=tmp_path / "slurm")
+    assert str(refused.value).splitlines()[2] == (
+        "     sbatch refuses a job with nodes=1 ntasks-per-node=2 gpus-per-node=0: "
+        "invalid partition specified: gpuu / allocation failure: Invalid partition name specified"
+    )
+    with pytest.raises(slurm.NotSubmitted, match=r"sbatch does not take run: .*Invalid partition name specified"):
+        slurm.submit([(tmp_path / "run", 2)], section, name="run", folder=tmp_path / "slurm")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("partition", "by"), [("debug", "Slurm"), ("scavenge", "us")])
+def test_a_run_makes_room_for_an_urgent_one_and_comes_back(partition: str, by: str, make: Make, tmp_path: Path) -> None:
+    """Where preempted jobs are queued again Slurm does it; where they end after some grace, the run itself."""
+    run = make(f"preempted-{partition}", *SLOWLY, f"launch.partition={partition}")
+    (job,) = slurm.submit([run.point], run.section, name="preempted", folder=tmp_path)
+    wait_for(lambda: (run.path / "metrics.jsonl").exists())
+    urgent = ["sbatch", "--partition=urgent", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 1"]
+    subprocess.run(urgent, check=True, capture_output=True)
+    assert slurm.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(run)
+    assert shown(job)["Restarts"] == "1"
+    assert ("queueing the job again, for the 1. time of 5" in printed(run)) == (by == "us")
+    assert len(run.losses) == 6
+
+
+def test_a_run_at_its_time_limit_saves_is_queued_again_and_ends_with_the_same_bits(told_of_the_limit: list[tuple[str, Run]]) -> None:
+    """A single job, and one element of an array of which the other ends undisturbed."""
+    (single, alone), (undisturbed, reference), (element, one_of) = told_of_the_limit
+    jobs = [single, undisturbed, element]
+    assert slurm.wait(jobs, poll=0.5) == dict.fromkeys(jobs, "COMPLETED"), printed(alone) + printed(one_of)
+    assert [shown(job)["Restarts"] for job in jobs] == ["1", "0", "1"]
+    assert len(reference.losses) == 100
+    assert alone.losses == reference.losses
+    assert one_of.losses == reference.losses
+    for run in (alone, one_of):
+        lines = [json.loads(line) for line in (run.path / "attempts.jsonl").read_text().splitlines()]
+        assert [line["event"] for line in lines] == ["start", "end", "start", "end"]
+        assert (lines[1]["reason"], lines[1]["step"], lines[3]["status"]) == ("SIGUSR2", lines[2]["step"], "finished")
+        assert 0 < lines[1]["step"] < 100
+        assert "queueing the job again, for the 1. time of 5" in printed(run)

@@ -1,0 +1,130 @@
+"""`python -m forge.cancel`: points of a sweep or all of it, here and in Slurm's queue; what runs saves and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge import cancel
+from forge.launch import slurm
+from forge.launch.sweep_directory import LOCK, SweepDirectory
+
+HOLDER = """
+import json, os, signal, sys, time
+from pathlib import Path
+from forge.launch.lock import Lock
+place, name = Path(sys.argv[1]), sys.argv[2]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+with Lock(place, name):
+    (place / "ready").touch()
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDirectory:
+    monkeypatch.chdir(tmp_path)
+    made = SweepDirectory(tmp_path / "mine")
+    made.begin(["seed=1,2,3"], ["forge.train"])
+    for seed in (1, 2, 3):
+        point = made.add(hash=f"{seed:032d}", overrides=[f"seed={seed}"], varied={"seed": str(seed)})
+        point.path.mkdir(parents=True)
+        (point.path / "config.yaml").write_text("seed: 1\ntrain:\n  max_steps: 3\n")
+        (point.path / "attempts.jsonl").write_text('{"event": "start", "step": 0}\n')
+    result = {"status": "finished", "reason": "end", "step": 3, "metrics": {}, "config": "config.yaml", "objective": {"value": 1}}
+    (made.points()[0].path / "result.json").write_text(json.dumps(result))
+    return made
+
+
+def holder(place: Path, name: str = "run.lock") -> subprocess.Popen[bytes]:
+    """A process that holds a lock, and ends with 7 when it is told to."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(place), name])
+    while not (place / "ready").exists():
+        assert process.poll() is None
+    return process
+
+
+def events(sweep: SweepDirectory) -> list[str]:
+    return [point.event for point in sweep.points()]
+
+
+def test_one_point_that_runs(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    process = holder(sweep.points()[1].path)
+    assert cancel.main(["mine", "1"]) == 0
+    assert process.wait(timeout=20) == 7
+    assert capsys.readouterr().out == (
+        f"#001 cancelled seed=2   process {process.pid} saves and ends\nthe same command with sweep.retry=true takes them up again\n"
+    )
+    assert events(sweep) == ["", "cancelled", ""]
+
+
+def test_all_of_it_with_the_command_that_starts_points(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    command, rank = holder(sweep.path, LOCK), holder(sweep.points()[2].path)
+    assert cancel.main(["mine"]) == 0
+    assert (command.wait(timeout=20), rank.wait(timeout=20)) == (7, 7)
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "#001 cancelled seed=2   it was partial",
+        f"#002 cancelled seed=3   process {rank.pid} saves and ends",
+    ]
+    assert events(sweep) == ["", "cancelled", "cancelled"]
+    assert cancel.main(["mine"]) == 0
+    assert capsys.readouterr().out == "there is nothing left to cancel: 3 points: 1 done, 2 cancelled\n"
+
+
+def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sweep.points()[1].path
+    process = holder(path)
+    assert cancel.main([str(path)]) == 0
+    assert process.wait(timeout=20) == 7
+    assert capsys.readouterr().out == f"process {process.pid} saves and ends\n"
+
+
+def test_what_runs_elsewhere_is_not_reached(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    place = sweep.points()[1].path
+    process = holder(place)
+    (place / "run.lock").write_text('{"host": "far", "pid": 5}\n')
+    assert cancel.main(["mine", "1"]) == 1
+    assert "it runs on far, process 5; type this there" in capsys.readouterr().out
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    starter = holder(sweep.path, LOCK)
+    (sweep.path / LOCK).write_text('{"host": "far", "pid": 6}\n')
+    assert cancel.main(["mine"]) == 1
+    assert "the command that starts points runs on far, process 6; type this there" in capsys.readouterr().out
+    starter.kill()
+    starter.wait()
+
+
+def test_jobs_of_slurm(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2):
+        sweep.note("submitted", number, job=f"7_{number}", cluster="slurm")
+    ended: list[str] = []
+    monkeypatch.setattr(slurm, "states", lambda jobs: {"7_1": "PENDING", "7_2": "RUNNING"})
+    monkeypatch.setattr(slurm, "cancel", ended.extend)
+    assert cancel.main(["mine"]) == 0
+    assert ended == ["7_1", "7_2"]
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "#001 cancelled seed=2   job 7_1, which was PENDING",
+        "#002 cancelled seed=3   job 7_2, which was RUNNING",
+    ]
+
+
+def test_slurm_that_does_not_answer(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_):
+        raise slurm.NoAnswer("squeue fails: no route.")
+
+    sweep.note("submitted", 1, job="7_1", cluster="slurm")
+    monkeypatch.setattr(slurm, "states", silent)
+    assert cancel.main(["mine"]) == 2
+    assert "Slurm does not answer: squeue fails: no route.\n     -> again when it does" in capsys.readouterr().err
+    assert events(sweep) == ["", "submitted", ""]
+
+
+def test_what_is_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cancel.main([str(tmp_path)]) == 2
+    assert f"{tmp_path} is no sweep: it has no sweep.json." in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""`python -m forge.status`: the table of a sweep, one point with its logs, a single run, and what is neither."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from forge import status
+from forge.launch import slurm
+from forge.launch.lock import Lock
+from forge.launch.progress import progress
+from forge.launch.sweep_directory import Point, SweepDirectory
+
+CONFIG = "seed: 1\ntrain:\n  max_steps: 10\n"
+RESULT = {"status": "finished", "reason": "end", "step": 10, "metrics": {}, "config": "config.yaml"}
+
+
+def made(point: Point, steps: int, *, age: float = 0.0, pace: float = 2.0) -> Path:
+    """A run directory with so many steps done, the last so many seconds ago."""
+    path, now = point.path, time.time()
+    (path / "logs").mkdir(parents=True)
+    (path / "config.yaml").write_text(CONFIG)
+    (path / "attempts.jsonl").write_text('{"event": "start", "step": 0, "from": "nothing"}\n')
+    rows = [{"step": n, "train/loss": 5 - n / 10} for n in range(1, steps + 1)]
+    rows += [{"step": steps, "eval/loss": 4.25}] if steps > 4 else []
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    clock = [{"step": n, "time": now - age - (steps - n) * pace} for n in range(1, steps + 1)]
+    (path / "performance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in clock))
+    (path / "logs" / "output.log").write_text("step 1\nstep 2\n")
+    (path / "logs" / "rank_1.log").write_text("warm\n")
+    return path
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDirectory:
+    """Four points: done, failed, begun, waiting."""
+    monkeypatch.chdir(tmp_path)
+    made_of = SweepDirectory(tmp_path / "sweeps" / "mine")
+    made_of.begin(["seed=1,2"], ["forge.train"])
+    points = [made_of.add(hash=f"{n:032d}", overrides=[f"seed={n}"], varied={"optimizer.lr": f"0.{n}", "seed": str(n)}) for n in range(4)]
+    (made(points[0], 10) / "result.json").write_text(json.dumps({**RESULT, "objective": {"name": "train/loss", "value": 4.0}}))
+    (made(points[1], 3) / "error.json").write_text(json.dumps({"type": "KeyError", "message": "no such thing\nmore", "said": "x"}))
+    made(points[2], 5)
+    return made_of
+
+
+def table(*arguments: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert status.main(list(arguments)) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_table_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table("sweeps/mine", capsys=capsys) == [
+        "sweeps/mine   (4 points: 1 done, 1 failed, 1 partial, 1 waiting)",
+        "",
+        "#    lr   seed  state    step   loss    eval    why",
+        "000  0.0  0     done     10/10  4.0000  4.2500",
+        "001  0.1  1     failed   3/10   4.7000          KeyError: no such thing",
+        "002  0.2  2     partial  5/10   4.5000  4.2500",
+        "003  0.3  3     waiting",
+    ]
+
+
+def test_what_runs_has_some_time_left(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    with Lock(sweep.points()[2].path):
+        lines = table("sweeps/mine", capsys=capsys)
+    assert lines[2].split() == ["#", "lr", "seed", "state", "step", "loss", "eval", "left", "why"]
+    assert lines[5].split() == ["002", "0.2", "2", "running", "5/10", "4.5000", "4.2500", "10", "s"]
+
+
+def test_as_json(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads("\n".join(table("sweeps/mine", "--json", capsys=capsys)))
+    assert [row["state"] for row in rows] == ["done", "failed", "partial", "waiting"]
+    assert rows[1] == {
+        "number": 1,
+        "arm": None,
+        "varied": {"optimizer.lr": "0.1", "seed": "1"},
+        "state": "failed",
+        "step": 3,
+        "of": 10,
+        "loss": 4.7,
+        "evaluation": {},
+        "seconds_left": None,
+        "job": None,
+        "job_state": None,
+        "why": "KeyError: no such thing",
+        "path": str(sweep.points()[1].path),
+    }
+
+
+def test_arms_and_jobs_have_columns_where_there_are_any(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep.add(hash="9" * 32, overrides=[], varied={"model.lr": "x"}, arm="wide")
+    sweep.note("submitted", 3, job="7_1", cluster="slurm")
+    sweep.note("submitted", 4, job="7_2", cluster="slurm")
+    monkeypatch.setattr(slurm, "states", lambda jobs: {"7_1": "PENDING", "7_2": "FAILED"})
+    lines = table("sweeps/mine", capsys=capsys)
+    assert lines[2].split() == ["#", "arm", "optimizer.lr", "seed", "model.lr", "state", "step", "loss", "eval", "job", "why"]
+    assert lines[6].split() == ["003", "0.3", "3", "queued", "7_1", "PENDING"]
+    assert lines[7].split() == ["004", "wide", "x", "failed", "7_2", "FAILED"]
+
+
+def test_slurm_that_does_not_answer_is_said(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_):
+        raise slurm.NoAnswer("squeue fails: no route.")
+
+    monkeypatch.setattr(slurm, "states", silent)
+    sweep.note("submitted", 3, job="7_1", cluster="slurm")
+    said = "Slurm does not answer, so its jobs are shown as their directories have them: squeue fails: no route."
+    assert table("sweeps/mine", capsys=capsys)[-1] == said
+
+
+def test_one_point_with_its_logs(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "sweeps/mine/points/" + sweep.points()[1].path.name
+    assert table("sweeps/mine", "1", capsys=capsys) == [
+        "#001 failed    optimizer.lr=0.1 seed=1",
+        f"  directory      {path}",
+        "  steps          3 of 10",
+        "  loss           4.7000",
+        "  why it failed  KeyError: no such thing",
+        f"  log            {path}/logs/output.log",
+        f"                 {path}/logs/rank_1.log",
+        "",
+        f"the end of {path}/logs/output.log:",
+        "  step 1",
+        "  step 2",
+    ]
+    assert len([line for line in table("sweeps/mine", "0", "3", capsys=capsys) if line.startswith("#")]) == 2
+
+
+def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = table(str(sweep.points()[2].path), capsys=capsys)
+    assert lines[0] == f"sweeps/mine/points/{sweep.points()[2].path.name}   partial"
+    assert "  steps          5 of 10" in lines
+    assert "  eval/loss      4.2500" in lines
+
+
+def test_watching_ends_when_all_have_ended(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            sweep.note("cancelled", 3)
+
+    monkeypatch.setattr(status.time, "sleep", look)
+    lines = table("sweeps/mine", "--watch", "0.5", capsys=capsys)
+    assert looks == [0.5, 0.5]
+    assert lines.count("#    lr   seed  state    step   loss    eval    why") == 2
+    assert lines[-1].split() == ["003", "0.3", "3", "cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "nothing is no sweep: there is no such directory.\n     -> give the directory of a sweep, like sweeps/<name>"),
+        (["sweeps"], "sweeps is no sweep: it has no sweep.json.\n     -> give the directory of a sweep, like sweeps/<name>"),
+        (["sweeps/mine", "4"], "sweeps/mine has no point 4.\n     -> one of 0 to 3"),
+    ],
+)
+def test_what_is_refused(arguments: list[str], said: str, sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_how_far_a_run_is(sweep: SweepDirectory) -> None:
+    path = sweep.points()[2].path
+    now = json.loads((path / "performance.jsonl").read_text().splitlines()[-1])["time"]
+    assert progress(path, now).left == pytest.approx(10)
+    assert progress(path, now + 4).left == pytest.approx(6)
+    assert progress(path, now + 400).left == 0
+    (path / "derived.json").write_text('[{"key": "train.max_steps", "value": 7, "why": ""}]')
+    assert progress(path, now).of == 7
+    (path / "metrics.jsonl").write_text('{"step": 6, "train/loss": null}\n{"step": 7, "train')
+    found = progress(path, now)
+    assert (found.step, found.loss) == (6, None)
+    assert progress(path / "nothing") == progress(path / "else")
+
+
+def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
+    path = made(Point(number=0, hash="", slug="", path=tmp_path / "run", overrides=()), 5)
+    rows = "".join(json.dumps({"step": n, "train/loss": 1.0, "tokens": n * 1000}) + "\n" for n in range(20_000))
+    (path / "metrics.jsonl").write_text(rows)
+    assert progress(path).step == 19_999

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import forge.train
 import forge.worker
 from forge import check, explain
-from forge.config import cli
+from forge.config import errors
 from forge.config import resolve as resolving
 from forge.config.errors import Problem
 from forge.config.world import Devices
@@ -88,7 +88,7 @@ def say(verb: str, words: Sequence[str]) -> Said:
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors) for errors in ("strict", "backslashreplace"))
     problems: list[Problem] = []
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(cli, "render", lambda found: problems.extend(found) or "\n".join(p.render() for p in found))
+        patch.setattr(errors, "render", lambda found: problems.extend(found) or "\n".join(p.render() for p in found))
         try:
             code = main(argv)
         except SystemExit as left:  # argparse's way
@@ -101,9 +101,7 @@ def say(verb: str, words: Sequence[str]) -> Said:
 
 def judge(verb: str, pieces: Sequence[Piece], said: Said) -> None:
     """Exit 0 for nothing wrong, else 2 with every piece named that is wrong at a stage the verb got to."""
-    flag_is_unknown = verb in ("check", "explain")
-    stages = [Stage.USAGE if flag_is_unknown and p.stage is Stage.FLAG else p.stage for p in pieces]
-    stages = [stage if stage in JUDGES[verb] else Stage.RIGHT for stage in stages]
+    stages = [p.stage if p.stage in JUDGES[verb] else Stage.RIGHT for p in pieces]
     first = min(stages, default=Stage.RIGHT)
     if first is Stage.RIGHT:
         assert said.code in (0, 2)
@@ -113,7 +111,7 @@ def judge(verb: str, pieces: Sequence[Piece], said: Said) -> None:
     assert said.code == 2
     assert "Traceback" not in said.err
     assert (said.out == "") or first is Stage.USAGE
-    if first <= Stage.FLAG:
+    if first is Stage.USAGE:
         reached = {first}
     elif any(problem.rule == "type" for problem in said.problems):
         reached = {Stage.COMPOSE, Stage.VALUE}
@@ -160,7 +158,7 @@ SHELL = [
     ["optimizer.betas=[[[["],
     ['run.name="\udcff"'],
     ["--foo", "seed=1"],
-    ["-m", "seed=1,2"],
+    ["-m", "seed=-1,-2"],
     ["run.root=a file.txt"],
     ['run.root="a file.txt"'],
     [f"run.dir=new/{'x' * 300}"],

@@ -321,7 +321,7 @@ def started_by_srun(spawn: Any, command: Command) -> list[tuple[int, str, str]]:
 def test_a_sweep_is_refused_under_a_launcher(train: Command, spawn: Any) -> None:
     outcomes = started_by_srun(spawn, [*train, "-m", "seed=1,2"])
     assert [code for code, *_ in outcomes] == [2, 2]
-    assert "sweeps are not in this version." in outcomes[0][2]
+    assert "another launcher has started the ranks, and a sweep starts those of each point itself." in outcomes[0][2]
     assert outcomes[1][2] == ""
 
 

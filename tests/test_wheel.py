@@ -19,6 +19,7 @@ USE = ["hydra.searchpath=[pkg://forge_example.conf]", "run.trust=[forge_example.
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "local")
 
 pytestmark = pytest.mark.slow
+KINDS = (".py", ".tsv", ".css", ".js")
 
 
 def run(*command: object, cwd: Path, **env: str) -> str:
@@ -52,7 +53,7 @@ def wanted() -> set[str]:
     found = {f"forge/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml") if "local" not in path.parts}
     for folder, prefix in (("forge", "forge"), ("launch", "forge/launch")):
         base = ROOT / folder
-        found |= {f"{prefix}/{p.relative_to(base)}" for p in base.rglob("*") if p.suffix in (".py", ".tsv") and not p.is_symlink()}
+        found |= {f"{prefix}/{p.relative_to(base)}" for p in base.rglob("*") if p.suffix in KINDS and not p.is_symlink()}
     return {name for name in found if "__pycache__" not in name}
 
 

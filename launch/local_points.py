@@ -14,7 +14,7 @@ from types import FrameType
 from forge.config.errors import ConfigError
 from forge.config.world import World
 from forge.launch import failure, told
-from forge.launch.local import FORWARDED, Ranks
+from forge.launch.local import FAILED, FORWARDED, Ranks
 from forge.launch.lock import LOCK, holder
 from forge.launch.point_state import CANCELLED, STOPPED, at_work
 from forge.launch.sweep_directory import Point, SweepDirectory
@@ -119,6 +119,8 @@ class LocalPoints:
 
     def _end(self, one: Active, code: int) -> None:
         point = one.task.point
+        if code == FAILED and self.signal and failure.recorded(point.path) is None:
+            code = 128 + self.signal  # Python itself was still starting, and ends so at an interrupt
         self.sweep.note("ended", point.number, code=code)
         took = told.since(one.began)
         if code == 0:

@@ -14,7 +14,7 @@ from forge.config.errors import ConfigError, Problem
 from forge.config.launch import Slurm
 from forge.launch.directory import read_json, short, write_json
 from forge.launch.provenance import now
-from forge.launch.slurm_queue import NoAnswer, cancel, has_ended, states, wait
+from forge.launch.slurm_queue import NoAnswer, cancel, has_ended, largest_array, states, wait
 from forge.launch.slurm_script import Group, grouped, parameters, text
 from forge.launch.slurm_task import Rank
 
@@ -36,7 +36,7 @@ class NotSubmitted(ConfigError):
 
 def scripts(points: Points, section: Slurm, *, name: str, folder: Path) -> list[str]:
     """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Raises ConfigError."""
-    return [text(section, group, name=name, folder=folder) for group in grouped([world for _, world in points], section)]
+    return [text(section, group, name=name, folder=folder) for group in _groups(points, section)]
 
 
 def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
@@ -49,7 +49,7 @@ def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
         raise ConfigError([Problem(key="launch=slurm", what="this machine has no Slurm: there is no sbatch on PATH.", fix=fix)])
     _refuse_queued([path for path, _ in points])
     problems = []
-    for group in grouped([world for _, world in points], section):
+    for group in _groups(points, section):
         with _outside_of_jobs():
             script = text(section, group, name=name, folder=folder)
             tried = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True)
@@ -69,7 +69,7 @@ def submit(points: Points, section: Slurm, *, name: str, folder: Path) -> list[s
     directory keeps its job in job.json, as soon as Slurm has it. Raises ConfigError, for a run too that is in the queue
     already, and NotSubmitted.
     """
-    groups = grouped([world for _, world in points], section)
+    groups = _groups(points, section)
     _refuse_queued([path for path, _ in points])
     folder.mkdir(parents=True, exist_ok=True)
     jobs: dict[int, str] = {}
@@ -96,6 +96,10 @@ def log_file(run_dir: Path, rank: int = 0) -> Path | None:
         return Path(known["folder"]) / f"{known['job']}_{rank}_log.out"
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _groups(points: Points, section: Slurm) -> list[Group]:
+    return grouped([world for _, world in points], section, most=largest_array() if len(points) > 1 else None)
 
 
 def _refuse_queued(run_dirs: Sequence[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +43,16 @@ def states(jobs: Iterable[str]) -> dict[str, str]:
         code, out, _ = _ask(["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={ids}", "--format=JobID,State"])
         found = {**(_parsed(out, wanted) if code == 0 else {}), **found}
     return found
+
+
+def largest_array() -> int | None:
+    """How many elements an array may have on this cluster (MaxArraySize); None where nobody says."""
+    try:
+        _, out, _ = _ask(["scontrol", "show", "config"])
+    except NoAnswer:
+        return None
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)$", out, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def has_ended(state: str | None) -> bool:

@@ -26,8 +26,8 @@ class Group:
     members: tuple[int, ...]
 
 
-def grouped(worlds: Sequence[int], section: Slurm) -> list[Group]:
-    """One group a shape, in the order in which the shapes come first. Raises ConfigError."""
+def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> list[Group]:
+    """One group a shape, in the order in which the shapes come first, or several of at most `most` members. Raises ConfigError."""
     problems: list[Problem] = list(faults(section))
     groups: dict[Allocation, list[int]] = {}
     for place, world in enumerate(worlds):
@@ -38,7 +38,11 @@ def grouped(worlds: Sequence[int], section: Slurm) -> list[Group]:
             problems.append(found)
     if problems:
         raise ConfigError(problems)
-    return [Group(needs=needs, members=tuple(members)) for needs, members in groups.items()]
+    return [
+        Group(needs=needs, members=tuple(members[first : first + (most or len(members))]))
+        for needs, members in groups.items()
+        for first in range(0, len(members), most or len(members))
+    ]
 
 
 def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any]:

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from forge.config import cli
+from forge.config.compose import chosen
+from forge.launch.optuna_grammar import read_space, without_intervals
+from forge.launch.optuna_refusal import first_that_runs
 from forge.launch.points import Preflight
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("getting_started", "concepts", "how_to", "layouts", "launching", "experts", "sweeps")),
-]
+NAMES = ("getting_started", "concepts", "how_to", "layouts", "launching", "experts", "sweeps", "slurm", "optuna", "reports")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES)]
+PARTS = {"sweeps.md", "slurm.md", "optuna.md", "reports.md"}  # their code spans are parts of a command
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
-LEFT_OUT = (*REFUSED, "group=option", "...", "<")  # refused on purpose, or a pattern
+LEFT_OUT = (*REFUSED, "group=option", "...", "<", "experiment=tune")  # refused on purpose, a pattern, or the user's own file
 
 
 def commands() -> list[tuple[str, str]]:
@@ -26,7 +28,7 @@ def commands() -> list[tuple[str, str]]:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         for verb in re.findall(r"python -m forge\.(?:train|check|explain) ?([^#`\n]*)", text):
             found.append((page.name, verb.strip()))
-        for span in re.findall(r"`([^`\n]+)`", text) if page.name != "sweeps.md" else ():  # whose spans are parts of a sweep
+        for span in re.findall(r"`([^`\n]+)`", text) if page.name not in PARTS else ():
             if all(re.fullmatch(r"[\w.]+=\S+", word) for word in span.split()):
                 found.append((page.name, span))
     return [(page, text) for page, text in found if not any(part in text for part in LEFT_OUT)]
@@ -48,6 +50,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("page", "command"), commands())
 def test_documented_command_is_legal(desk: Path, page: str, command: str) -> None:
     words = [word for word in shlex.split(command) if "=" in word]
+    if "sweeper=optuna" in words:
+        space = read_space(words, {}, lambda: chosen(words)[0].library)
+        assert first_that_runs(Preflight(without_intervals(words)), space)
+        return
     if shlex.split(command)[:1] == ["-m"]:
         assert len(Preflight(words).points()) > 1
         return

@@ -49,7 +49,7 @@ class Slurm(Submitit):
     sbatch: dict[str, str] = opt({}, "any other key of sbatch with its value, like {mail-type: FAIL}; an empty value for a flag")
     setup: list[str] = opt([], "lines of shell before the run, like 'module load cuda'")
     srun_args: list[str] = opt([], "further arguments of the srun that starts the ranks")
-    array_parallelism: int | None = opt(None, "points of a sweep at a time; null = as many as the cluster runs", gt=0)
+    array_parallelism: int | None = opt(None, "points of an array at a time; null = as many as the cluster runs", gt=0)
     dry_run: bool = opt(False, "print the scripts that would be submitted, and submit nothing")
 
 

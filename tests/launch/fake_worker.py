@@ -6,7 +6,7 @@ import stat
 import sys
 from pathlib import Path
 
-FAILS, HANGS, BREAKS, DIES = 13, 99, 66, 77
+FAILS, HANGS, BREAKS, DIES, STARTS = 13, 99, 66, 77, 55
 CODE = """
 import fcntl, json, os, re, signal, sys, time
 RUN_DIR = sys.argv[-1]
@@ -21,6 +21,10 @@ def leave(status, code, step):
         result = {"status": status, "reason": "end", "step": step, "metrics": {"train/loss": 1 / seed}, "config": "config.yaml"}
         put("result.json", {**result, "objective": {"name": "train/loss", "value": 1 / seed}})
     os._exit(code)
+if seed == 55 and not os.path.exists(path("go")):  # as Python does before it can run any code of ours
+    signal.signal(signal.SIGINT, lambda *_: os._exit(1))
+    put("ready", os.getpid())
+    time.sleep(60)
 if rank == 0:
     lock = os.open(path("run.lock"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -169,6 +169,19 @@ def test_a_signal_stops_what_runs_and_starts_nothing_more(name: str) -> None:
     assert run(f"seed={fake_worker.HANGS},1,2") == 0
 
 
+def test_an_interrupt_while_python_starts_is_no_failure() -> None:
+    process = background(f"seed={fake_worker.STARTS},1")
+    point = ready()
+    pid_of(point)
+    process.send_signal(signal.SIGINT)
+    out = process.communicate(timeout=30)[0]
+    assert process.returncode == 130
+    assert "#000 stopped" in out
+    assert out.endswith("sweep: sweeps/mine   (2 points: 2 waiting)\n")
+    (point / "go").touch()
+    assert run(f"seed={fake_worker.STARTS},1") == 0
+
+
 def test_a_signal_that_is_ignored_stops_nothing() -> None:
     """nohup ignores SIGHUP for what it starts."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -188,6 +188,14 @@ def test_what_slurm_itself_refuses_is_told_before_anything_is_written(make: Make
     assert not (tmp_path / "run").exists()
 
 
+def test_more_points_than_an_array_may_have_make_several(make: Make, tmp_path: Path) -> None:
+    points = [(tmp_path / str(place), 1) for place in range(101)]
+    section = Slurm(partition="debug", gpus_per_node=0)
+    scripts = slurm.scripts(points, section, name="many", folder=tmp_path / "slurm")
+    assert ["--array=0-99%" in script for script in scripts] == [True, False]
+    slurm.check(points, section, name="many", folder=tmp_path / "slurm")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("partition", "by"), [("debug", "Slurm"), ("scavenge", "us")])
 def test_a_run_makes_room_for_an_urgent_one_and_comes_back(partition: str, by: str, make: Make, tmp_path: Path) -> None:

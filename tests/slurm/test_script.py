@@ -26,6 +26,20 @@ def needs(nodes: int, tasks: int, gpus: int) -> Allocation:
     return Allocation(nodes=nodes, tasks_per_node=tasks, gpus_per_node=gpus)
 
 
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put a command on PATH that says what it is told to, and only that."""
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+
+    def make(name: str, script: str) -> None:
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("world", "options", "expected"),
     [
@@ -122,6 +136,19 @@ def test_one_array_a_shape_in_the_order_they_come() -> None:
     ]
 
 
+def test_an_array_is_no_larger_than_the_cluster_takes(tmp_path: Path, command: Callable[..., None]) -> None:
+    assert [group.members for group in grouped([1, 4, 1, 1, 1, 1], Slurm(), most=2)] == [(0, 2), (3, 4), (5,), (1,)]
+    points = [(tmp_path / str(place), 1) for place in range(7)]
+
+    def arrays() -> list[str]:
+        made = slurm.scripts(points, Slurm(), name="night", folder=tmp_path / "slurm")
+        return [line for script in made for line in script.splitlines() if line.startswith("#SBATCH --array")]
+
+    assert arrays() == ["#SBATCH --array=0-6%7"]  # there is no Slurm to ask
+    command("scontrol", "printf 'MaxArrayTasks           = 9\\nMaxArraySize            = 3\\n'")
+    assert arrays() == ["#SBATCH --array=0-2%3"] * 2  # and the last alone is a job
+
+
 def test_all_shapes_that_do_not_fit_are_refused_together_and_nothing_is_written(tmp_path: Path) -> None:
     section = Slurm(gpus_per_node=4, time=1)
     points = [(tmp_path / str(place), world) for place, world in enumerate((1, 5, 6, 5))]
@@ -213,20 +240,6 @@ def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.
         "     this machine has no Slurm: there is no sbatch on PATH.",
         "     -> type it on a machine of the cluster that has sbatch and srun; launch.dry_run=true prints the scripts anywhere",
     ]
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put a command on PATH that says what it is told to, and only that."""
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-
-    def make(name: str, script: str) -> None:
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/bash\n{script}\n")
-        path.chmod(0o755)
-
-    return make
 
 
 def test_what_sbatch_refuses_is_told_before_anything_is_written(tmp_path: Path, command: Callable[..., None]) -> None:

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-AT_ONCE := --numprocesses=2 --dist=loadfile # two files of tests at a time: some start four ranks each
+AT_ONCE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder # two files of tests at a time: some start four ranks each
 .PHONY: install train test fast lint docs clean
 
 install: $(VENV)/.installed

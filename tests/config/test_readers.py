@@ -114,7 +114,7 @@ def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasse
     small = [text for text in small if variant != "file" or not text.startswith(("tokenizer.", "model.vocab_size"))]
     value = paths(tmp_path).get(key) or WITH.get(key) or as_text(second(key))
     experts = ["model.moe.num_experts=4"] if key == "parallel.ep" else []
-    config = resolved([*small, *experts, *choice, f"{key}={value}"]).config
+    config = resolved([*small, *experts, *choice, f"{key}={value}"], as_point=True).config
     section = get(config, group) if group else config
     wanted = yaml.safe_load(value)
     assert getattr(section, field.name) == freeze_value(wanted)

@@ -36,7 +36,7 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 9}}, "added_tokens": [{"id": 11}]}))
     for step in (2, 10):
         (tmp_path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
-    serialize.save(resolved(SMALL).config, tmp_path / "run" / "config.yaml")
+    serialize.save(resolved(SMALL, as_point=True).config, tmp_path / "run" / "config.yaml")
     return tmp_path
 
 
@@ -47,7 +47,7 @@ def case_id(case: Case) -> str:
 def machine(case: Case) -> dict[str, Any]:
     """Where the rule breaks: without GPUs, but for the rules on them."""
     gpus = case.gpus if case.rule in ("run.gpus", "parallel.memory", "parallel.world_size") else 0
-    return {"gpus": gpus, "memory": case.memory, "world_size": case.world_size, "torch": case.torch}
+    return {"gpus": gpus, "memory": case.memory, "world_size": case.world_size, "torch": case.torch, "as_point": True}
 
 
 def overrides(text: str, place: Path) -> list[str]:
@@ -65,7 +65,7 @@ def test_a_rule_fires(case: Case, place: Path):
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_a_rule_is_silent_where_it_is_kept(case: Case, place: Path):
-    found = problems(overrides(case.keeps, place), gpus=case.gpus, memory=case.memory, world_size=case.world_size_kept)
+    found = problems(overrides(case.keeps, place), gpus=case.gpus, memory=case.memory, world_size=case.world_size_kept, as_point=True)
     assert case.rule not in [p.rule for p in found]
     assert [p for p in found if not p.warning] == []
 

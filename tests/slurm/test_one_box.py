@@ -189,10 +189,10 @@ def test_what_slurm_itself_refuses_is_told_before_anything_is_written(make: Make
 
 
 def test_more_points_than_an_array_may_have_make_several(make: Make, tmp_path: Path) -> None:
-    points = [(tmp_path / str(place), 1) for place in range(101)]
+    points = [(tmp_path / str(place), 1) for place in range(1002)]
     section = Slurm(partition="debug", gpus_per_node=0)
     scripts = slurm.scripts(points, section, name="many", folder=tmp_path / "slurm")
-    assert ["--array=0-99%" in script for script in scripts] == [True, False]
+    assert ["--array=0-1000%" in script for script in scripts] == [True, False]
     slurm.check(points, section, name="many", folder=tmp_path / "slurm")
 
 

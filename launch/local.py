@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from forge.launch import failure
+from forge.launch import failure, threads
 from forge.launch.directory import ERROR
 
 Worker = subprocess.Popen[bytes]
@@ -50,10 +50,12 @@ class Ranks:
         module: str = "forge.worker",
         output: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        at_a_time: int = 1,
         say: Callable[[str], None] = lambda said: print(said, file=sys.stderr, flush=True),
     ) -> None:
         """module: what a rank runs, with the run directory as its argument. environ: variables beside those of this process.
 
+        at_a_time: runs like this one that share the cores of this machine.
         say: takes why the run failed, where the main rank has not said it itself.
         """
         self.run_dir, self.say = run_dir, say
@@ -62,7 +64,7 @@ class Ranks:
         self._workers: list[Worker] = []
         (run_dir / ERROR).unlink(missing_ok=True)
         try:
-            for rank, own in enumerate(_environments(ranks, environ or {})):
+            for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
                 self._workers.append(_rank(run_dir, rank, own, module, output))
         except BaseException:
             self.kill()
@@ -132,9 +134,10 @@ def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker") -> int
             signal.signal(number, handler)
 
 
-def _environments(ranks: int, added: Mapping[str, str]) -> list[dict[str, str]]:
+def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[dict[str, str]]:
     """What each rank is told; nothing of another launcher that may have started this process."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")} | dict(added)
+    inherited |= threads.settings(ranks * at_a_time, inherited)
     common = {**inherited, "PYTHONPATH": search_path(), PARENT: str(os.getpid()), "WORLD_SIZE": str(ranks)}
     if ranks > 1:
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

@@ -51,7 +51,10 @@ class Active:
 
 @dataclass(kw_only=True)
 class LocalPoints:
-    """Runs tasks `jobs` at a time. failed: points with the reason in one line. signal: that has stopped all, or 0."""
+    """Runs tasks `jobs` at a time. failed: points with the reason in one line. signal: that has stopped all, or 0.
+
+    at_a_time: those of the `jobs` that there are tasks for, which share the cores.
+    """
 
     sweep: SweepDirectory
     jobs: int
@@ -59,10 +62,12 @@ class LocalPoints:
     say: Callable[[str], None] = told.say
     failed: list[tuple[Point, str]] = field(default_factory=list)
     signal: int = 0
+    at_a_time: int = 1
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Until all have ended, or a signal has stopped them: then those that run save, and none is started any more."""
         waiting, active, free = list(tasks), list[Active](), list(self.gpus)
+        self.at_a_time = max(min(self.jobs, len(tasks)), 1)
         idle_since: float | None = None
 
         def stop(number: int, _: FrameType | None) -> None:
@@ -112,7 +117,8 @@ class LocalPoints:
         gpus = [free.pop(0) for _ in range(task.gpus)]
         said: list[str] = []
         environ = {GPUS: ",".join(gpus)} if gpus else {}
-        ranks = Ranks(point.path, task.world.size, output=point.path / told.OUTPUT, environ=environ, say=said.append)
+        shared = {"environ": environ, "at_a_time": self.at_a_time}
+        ranks = Ranks(point.path, task.world.size, output=point.path / told.OUTPUT, **shared, say=said.append)
         self.sweep.note("started", point.number, pid=ranks.pid, host=platform.node())
         self.say(told.line(point, "starts", f"on GPU {','.join(gpus)}" if gpus else ""))
         return Active(task=task, ranks=ranks, gpus=gpus, began=time.monotonic(), said=said)

@@ -9,7 +9,7 @@ from pathlib import Path
 from forge.config import serialize
 from forge.config.launch import Slurm
 from forge.config.started import started
-from forge.launch import requeue
+from forge.launch import requeue, threads
 
 
 class Rank:
@@ -21,7 +21,7 @@ class Rank:
     def __call__(self) -> None:
         """Train; a process that fails, or was stopped, ends with the exit code that says so, and with it the state of the job."""
         requeue.listen()
-        os.environ.update(placed(dict(os.environ)))
+        os.environ.update({**threads.settings(1), **placed(dict(os.environ))})  # of cores Slurm gives a task its own
         worker = import_module("forge.worker")  # where training begins; what submits a job stands below it
         code = worker.main([self.run_dir])
         if code:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.world import World
+from forge.launch import threads
 from forge.launch.local import free_port, search_path
 
 MINUTES = 60 * 24 * 365  # submitit wants a limit
@@ -27,6 +28,7 @@ class Rank:
     def __call__(self) -> None:
         """Train; a process that fails ends with the exit code that says so."""
         rank, ranks = os.environ["SUBMITIT_LOCAL_GLOBALID"], os.environ["SUBMITIT_LOCAL_NTASKS"]
+        os.environ.update(threads.settings(int(ranks)))
         os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port))
         worker = import_module("forge.worker")  # where training begins; what submits a job stands below it
         code = worker.main([self.run_dir])

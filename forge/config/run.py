@@ -18,7 +18,9 @@ class Run(Section):
     name: str | None = opt(None, "readable part of a fresh directory's name; null = the model's preset")
     device: str = opt("auto", "auto = cuda where there is a GPU and a CUDA build of torch, else cpu", choices=("auto", "cpu", "cuda"))
     num_processes: int | None = opt(None, "ranks on this machine; null = worked out from the launcher, the layout and the devices", gt=0)
-    num_threads: int = opt(0, "CPU threads a rank; 0 = torch's own choice", ge=0)
+    num_threads: int = opt(
+        0, "CPU threads a rank; 0 = torch's own choice, or a share of the cores where several processes are started here", ge=0
+    )
     deterministic: bool = opt(False, "only deterministic kernels; slower on a GPU, no effect on the numbers of a CPU")
     detect_anomaly: bool = opt(False, "name the operation whose backward makes a NaN; slow")
     inline: bool = opt(False, "run the one rank in this process, for breakpoint() and notebooks")

@@ -30,7 +30,7 @@ if rank == 0:
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.pwrite(lock, (json.dumps({"host": os.uname().nodename, "pid": os.getpid(), "since": "now"}) + "\\n").encode(), 0)
     put("attempts.jsonl", {"event": "start", "step": 0, "from": "nothing", "config": "config.yaml"}, "a")
-    put("started", [os.environ.get("CUDA_VISIBLE_DEVICES"), time.time()], "a")
+    put("started", [os.environ.get("CUDA_VISIBLE_DEVICES"), time.time(), os.environ.get("OMP_NUM_THREADS")], "a")
     print("rank 0 says hello", flush=True)
 for step in (1, 2, 3):
     if rank == 0:

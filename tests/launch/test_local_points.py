@@ -16,7 +16,7 @@ import pytest
 from test_local import alive, wait_for
 
 from forge.config.world import Devices
-from forge.launch import local, local_points, sweep
+from forge.launch import local, local_points, sweep, threads
 from forge.launch.sweep_directory import SweepDirectory
 
 SMALL = ["train.max_steps=5", "scheduler.warmup_steps=1", "run.device=cpu", "parallel=single", "sweep.name=mine"]
@@ -74,12 +74,17 @@ def test_the_same_command_again_does_nothing_and_a_changed_one_adds(capfd: pytes
     assert len(SweepDirectory(BASE).commands()) == 3
 
 
-@pytest.mark.parametrize(("jobs", "most"), [(1, 1), (2, 2), (4, 4)])
-def test_so_many_at_a_time(jobs: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("jobs", "most", "threads_each"), [(1, 1, None), (2, 2, "4"), (4, 4, "2"), (9, 4, "2")])
+def test_so_many_at_a_time_with_a_share_of_the_cores(
+    jobs: int, most: int, threads_each: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAKE_SECONDS", "0.6")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "usable_cores", lambda quota: 8)
     assert run("seed=1,2,3,4", f"launch.jobs={jobs}") == 0
     spans = list(zip(times("started"), times("ended"), strict=True))
     assert max(sum(start <= moment < end for start, end in spans) for moment, _ in spans) == most
+    assert {json.loads((path / "started").read_text())[2] for path in points()} == {threads_each}
 
 
 def test_a_point_that_fails_is_shown_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ LONGER = (  # once the job has been told, when nothing new would come of it; and
     "[[ $SLURM_ARRAY_TASK_ID != 0 ]] || scontrol update JobId=${SLURM_ARRAY_JOB_ID}_0 TimeLimit=30",
 )
 TWO_RANKS = ["parallel=ddp", "run.num_processes=2", "train.batch_size=2", "launch.tasks_per_node=1"]
+WANDB = ["metrics.enable_wandb=true", "metrics.wandb_mode=offline"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def told_of_the_limit(make: Make, tmp_path_factory: pytest.TempPathFactory) -> l
     The signal comes up to a minute early: of two minutes, 15 to 45 seconds after the start.
     """
     limit = [*TWO_RANKS, "launch.time=2", "launch.signal_before=75", "train.max_steps=100"]
-    runs = [make(name, *limit, *pace) for name, pace in (("single", SLOWLY), ("undisturbed", []), ("element", SLOWLY))]
+    runs = [make(name, *limit, *own) for name, own in (("single", [*SLOWLY, *WANDB]), ("undisturbed", []), ("element", SLOWLY))]
     folder = tmp_path_factory.mktemp("limit")
     began = time.monotonic()
     section = replace(runs[0].section, setup=LONGER)
@@ -226,3 +227,5 @@ def test_a_run_at_its_time_limit_saves_is_queued_again_and_ends_with_the_same_bi
         assert (lines[1]["reason"], lines[1]["step"], lines[3]["status"]) == ("SIGUSR2", lines[2]["step"], "finished")
         assert 0 < lines[1]["step"] < 100
         assert "queueing the job again, for the 1. time of 5" in printed(run)
+    ids = [path.stem.removeprefix("run-") for path in alone.path.glob("wandb/offline-run-*/*.wandb")]
+    assert ids == [(alone.path / "wandb_id").read_text().strip()] * 2

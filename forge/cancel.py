@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import signal
@@ -18,17 +17,14 @@ from forge.launch.lock import held_by, in_use
 from forge.launch.point_state import CANCELLED, DONE, FAILED, QUEUED, RUNNING, process_of
 from forge.launch.survey import Survey, job_of, survey
 from forge.launch.sweep_directory import LOCK, Point, SweepDirectory
-from forge.status import points_of
+from forge.status import named, parser, points_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Say what was ended; 1 when something could not be reached from here, 2 for what is neither a sweep nor a run."""
     description = "End points of a sweep, or all of it, or a run. What runs saves first, and goes on with the same command again."
-    arguments = argparse.ArgumentParser(prog="python -m forge.cancel", description=description)
-    arguments.add_argument("place", type=Path, metavar="SWEEP", help="the directory of a sweep, or of a run")
-    arguments.add_argument("numbers", type=int, nargs="*", metavar="NUMBER", help="of points; none = all that are not done")
-    options = arguments.parse_args(argv)
-    return cli.refuse(lambda: cancel(options.place, options.numbers))
+    options = cli.parse(parser("forge.cancel", description, "of points; none = all that are not done"), argv)
+    return cli.refuse(lambda: cancel(*named(options, "forge.cancel")))
 
 
 def cancel(place: Path, numbers: Sequence[int] = ()) -> int:

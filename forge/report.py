@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from forge.config import cli
 from forge.config.errors import ConfigError, Problem
+from forge.config.grammar import COMMAND_LINE
 
 if TYPE_CHECKING:
     from forge.analysis.comparison import Report
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 ABOUT = """What each arm of a sweep reached, over its seeds: mean, deviation, 95 % interval, difference to the baseline with its
 interval and p-value, how soon it reached a value, and what failed. Prints tables; of a sweep it also writes SWEEP/report/
 (index.html, report.md, arms.csv, runs.csv), unless the files are named here. Several RUNs are compared with the first."""
+
+
+NAMES = {"html": "index.html", "markdown": "report.md", "csv": "arms.csv", "runs_csv": "runs.csv"}
+STDOUT = Path("-")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,16 +36,22 @@ def _main(options: argparse.Namespace) -> int:
 
     from forge.analysis.comparison import compare
     from forge.analysis.runs import read
-    from forge.analysis.terminal import show
+    from forge.analysis.terminal import show, width
     from forge.launch.directory import short
 
+    _check_files(options)
     report = compare(read(options.places), metric=options.metric, baseline=options.baseline, reach=options.reach)
+    files = _files(options, report.source.path)
+    printed = [kind for kind, path in files.items() if path == STDOUT]
     try:
-        written = _write(_files(options, report.source.path), report)
+        written = _write({kind: path for kind, path in files.items() if kind not in printed}, report)
     finally:
-        show(report, Console(force_jupyter=False))
+        if not printed:
+            show(report, Console(force_jupyter=False, width=width()))
+    for kind in printed:
+        sys.stdout.write(_text(kind, STDOUT, report))
     if written:
-        print(f"written: {', '.join(short(path) for path in written)}")
+        print(f"written: {', '.join(short(path) for path in written)}", file=sys.stderr if printed else sys.stdout)
     return 0
 
 
@@ -55,38 +66,70 @@ def _arguments() -> argparse.ArgumentParser:
         "--reach", type=_finite, metavar="VALUE", help="count steps, tokens and time to this value; default: the baseline's mean"
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with learning curves that needs no network")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row an arm")
-    parser.add_argument("--runs-csv", type=Path, metavar="FILE", help="write a row a run")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown; - prints it")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row an arm; - prints them")
+    parser.add_argument("--runs-csv", type=Path, metavar="FILE", help="write a row a run; - prints them")
     return parser
+
+
+def _named(options: argparse.Namespace) -> dict[str, Path]:
+    return {kind: path for kind in NAMES if (path := getattr(options, kind)) is not None}
 
 
 def _files(options: argparse.Namespace, sweep: Path | None) -> dict[str, Path]:
     """Where each format is to be written."""
-    names = {"html": "index.html", "markdown": "report.md", "csv": "arms.csv", "runs_csv": "runs.csv"}
-    named = {kind: path for kind in names if (path := getattr(options, kind)) is not None}
-    return named or ({kind: sweep / "report" / name for kind, name in names.items()} if sweep else {})
+    return _named(options) or ({kind: sweep / "report" / name for kind, name in NAMES.items()} if sweep else {})
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Refuse files that cannot be written, before anything is read."""
+    from forge.config.rules_places import unmakeable
+
+    named = _named(options)
+    several = list(named.values()).count(STDOUT) > 1
+    problems = []
+    for kind, path in named.items():
+        why, elsewhere = "", f"{_flag(kind)} FILE elsewhere"
+        if path == STDOUT:
+            why = "a page is not printed" if kind == "html" else "only one of them can be printed" if several else ""
+            elsewhere = f"{_flag(kind)} FILE"
+        elif path.is_dir():
+            why, elsewhere = "it is a directory", f"{_flag(kind)} {path / NAMES[kind]}"
+        elif fault := unmakeable(str(path.parent)):
+            why = f"it cannot be written: {fault}"
+        if why:
+            problems.append(Problem(key=f"{_flag(kind)} {path}", what=f"{why}.", fix=elsewhere, where=COMMAND_LINE))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _write(files: dict[str, Path], report: Report) -> list[Path]:
+    for kind, path in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_text(kind, path, report), encoding="utf-8")
+        except OSError as error:
+            what = f"it cannot be written: {error.strerror or error}."
+            raise ConfigError([Problem(key=str(path), what=what, fix=f"{_flag(kind)} FILE elsewhere")]) from None
+    return list(files.values())
+
+
+def _text(kind: str, path: Path, report: Report) -> str:
     from forge.analysis.markdown import markdown
     from forge.analysis.page import page
     from forge.analysis.rows import arm_rows, csv_text, run_rows
 
-    made: dict[str, Callable[[Path], str]] = {
-        "html": lambda path: page(report, path.parent),
-        "markdown": lambda _: markdown(report),
-        "csv": lambda _: csv_text(arm_rows(report)),
-        "runs_csv": lambda _: csv_text(run_rows(report)),
+    made: dict[str, Callable[[], str]] = {
+        "html": lambda: page(report, path.parent),
+        "markdown": lambda: markdown(report),
+        "csv": lambda: csv_text(arm_rows(report)),
+        "runs_csv": lambda: csv_text(run_rows(report)),
     }
-    for kind, path in files.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(made[kind](path), encoding="utf-8")
-        except OSError as error:
-            what = f"it cannot be written: {error.strerror or error}."
-            raise ConfigError([Problem(key=str(path), what=what, fix=f"--{kind.replace('_', '-')} FILE elsewhere")]) from None
-    return list(files.values())
+    return made[kind]()
+
+
+def _flag(kind: str) -> str:
+    return f"--{kind.replace('_', '-')}"
 
 
 def _finite(text: str) -> float:

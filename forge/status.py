@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import time
@@ -11,34 +12,36 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from forge.analysis.flat_config import short as shortest
 from forge.config import cli
 from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE
 from forge.config.stored import is_run
 from forge.launch import told
+from forge.launch.apart import columns
+from forge.launch.best import best
 from forge.launch.directory import short
 from forge.launch.local import log_file
-from forge.launch.point_state import FAILED, RUNNING
+from forge.launch.point_state import DONE, FAILED, RUNNING
 from forge.launch.progress import last_lines, progress
 from forge.launch.survey import Survey, job_of, survey
 from forge.launch.sweep_directory import Point, SweepDirectory, find_sweep
 
 EVERY = 5.0
 LINES = 20
+NUMBER = re.compile(r"#?-?\d{1,9}", re.ASCII)
 CLEAR = "\x1b[H\x1b[2J"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print it once, or again and again with --watch; 2 for what is neither a sweep nor a run."""
-    arguments = argparse.ArgumentParser(prog="python -m forge.status", description="How far the points of a sweep, or a run, have come.")
-    arguments.add_argument("place", type=Path, metavar="SWEEP", help="the directory of a sweep, or of a run")
-    arguments.add_argument("numbers", type=int, nargs="*", metavar="NUMBER", help="points to be shown with their logs")
+    arguments = parser("forge.status", "How far the points of a sweep, or a run, have come.", "points to be shown with their logs")
     arguments.add_argument("--watch", type=float, nargs="?", const=EVERY, metavar="SECONDS", help=f"again every {EVERY:g} s till all end")
     arguments.add_argument("--json", action="store_true", help="the table as JSON")
-    options = arguments.parse_args(argv)
+    options = cli.parse(arguments, argv)
 
     def once() -> tuple[str, bool]:
-        sweep, points = points_of(options.place, options.numbers)
+        sweep, points = points_of(*named(options, "forge.status"))
         found = survey(points)
         if options.json:
             return json.dumps([row(point, found) for point in points], indent=1), _is_over(found)
@@ -47,6 +50,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return "\n\n".join(details(point, found) for point in points), _is_over(found)
 
     return cli.refuse(lambda: _show(once, options.watch))
+
+
+def parser(prog: str, description: str, numbers: str) -> argparse.ArgumentParser:
+    """A parser of a sweep and numbers of its points. numbers: what they are for."""
+    result = argparse.ArgumentParser(prog=f"python -m {prog}", description=description, allow_abbrev=False)
+    result.usage = f"python -m {prog} [OPTION ...] SWEEP [NUMBER ...]"
+    result.add_argument("place", nargs="?", metavar="SWEEP", help="the directory of a sweep, or of a run")
+    result.add_argument("numbers", nargs="*", metavar="NUMBER", help=numbers)
+    return result
+
+
+def named(options: argparse.Namespace, prog: str) -> tuple[Path, list[int]]:
+    """The directory and the numbers that were typed. Raises ConfigError."""
+    if options.place is None:
+        what, fix = "which sweep, or run?", f"python -m {prog} sweeps/<name>"
+        raise ConfigError([Problem(key="SWEEP", what=what, fix=fix, where=COMMAND_LINE)])
+    wrong = [word for word in options.numbers if not NUMBER.fullmatch(word)]
+    if wrong:
+        what, fix = "a point is given by its number.", f"python -m {prog} {options.place} 3"
+        raise ConfigError([Problem(key=wrong[0], what=what, fix=fix, where=COMMAND_LINE)])
+    return Path(options.place), [int(word.lstrip("#")) for word in options.numbers]
 
 
 def points_of(place: Path, numbers: Sequence[int] = ()) -> tuple[SweepDirectory | None, list[Point]]:
@@ -70,6 +94,7 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
         "number": point.number,
         "arm": point.arm,
         "varied": point.varied,
+        "overrides": list(point.overrides),
         "state": state,
         "step": now.step,
         "of": now.of,
@@ -84,29 +109,42 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
 
 
 def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
-    """A line a point, as wide as the terminal."""
+    """A line a point, as wide as the terminal; the best so far, and what to do next."""
     rows = [row(point, found) for point in points]
-    keys = list(dict.fromkeys(key for point in points for key in point.varied))
-    named = [key.rpartition(".")[2] if sum(other.endswith(f".{key.rpartition('.')[2]}") for other in keys) < 2 else key for key in keys]
-    arms = ["arm"] if any(point.arm for point in points) else []
-    jobs = ["job"] if any(one["job"] for one in rows) else []
-    cells = [["#", *arms, *named, "state", "step", "loss", "eval", "left", *jobs, "why"]]
-    for one in rows:
-        steps = "" if one["of"] is None else f"{one['step']:,}/{one['of']:,}"
-        evaluation = next(iter(one["evaluation"].values()), None)
-        left = "" if one["seconds_left"] is None else told.span(one["seconds_left"])
-        own = [one["arm"] or ""] if arms else []
-        own += [one["varied"].get(key, "") for key in keys]
-        cells.append(
-            [f"{one['number']:03d}", *own, one["state"], steps, _number(one["loss"]), _number(evaluation), left]
-            + ([_job(one)] if jobs else [])
-            + [one["why"]]
-        )
+    apart = columns(points)
+    heads = [["#", "arm", *shortest(list(apart)).values(), "state", "step", "loss", "eval", "left", "job", "why"]]
+    cells = [_cells(one, [column[i] for column in apart.values()]) for i, one in enumerate(rows)]
     states = [found.states[point.number] for point in points]
-    lines = [f"{short(sweep.path)}   ({told.counted(states)})", "", *aligned(cells)]
+    lines = [f"{short(sweep.path)}   ({told.counted(states)})", "", *aligned([*heads, *cells])]
+    last = [*_best(sweep, points, states, apart), *_next(sweep, states, over=_is_over(found))]
+    lines += ["", *last] if last else []
     if found.silent:
         lines += ["", f"Slurm does not answer, so its jobs are shown as their directories have them: {found.silent}"]
     return "\n".join(lines)
+
+
+def _cells(one: dict[str, Any], apart: Sequence[str]) -> list[str]:
+    steps = "" if one["of"] is None else f"{one['step']:,}/{one['of']:,}"
+    evaluation = next(iter(one["evaluation"].values()), None)
+    left = "" if one["seconds_left"] is None else told.span(one["seconds_left"])
+    numbers = [_number(one["loss"]), _number(evaluation), left]
+    return [f"{one['number']:03d}", one["arm"] or "", *apart, one["state"], steps, *numbers, _job(one), one["why"]]
+
+
+def _best(sweep: SweepDirectory, points: Sequence[Point], states: Sequence[str], apart: dict[str, list[str]]) -> list[str]:
+    """`best: #003 lr=0.003 seed=1   eval/loss 4.21`, where points that are done can be compared."""
+    found = best(sweep.path, [point for point, state in zip(points, states, strict=True) if state == DONE])
+    if found is None:
+        return []
+    point, objective, value = found
+    i = points.index(point)
+    own = [f"{name}={column[i]}" for name, column in zip(shortest(list(apart)).values(), apart.values(), strict=True) if column[i]]
+    label = " ".join([f"#{point.number:03d}", *([point.arm] if point.arm else []), *own])
+    return [f"best: {label}   {objective} {value:.5g}"]
+
+
+def _next(sweep: SweepDirectory, states: Sequence[str], *, over: bool) -> list[str]:
+    return [f"compare them with: python -m forge.report {short(sweep.path)}"] if over and states.count(DONE) > 1 else []
 
 
 def details(point: Point, found: Survey) -> str:
@@ -141,11 +179,14 @@ def logs_of(point: Point) -> list[Path]:
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells below one another, cut to the width of the terminal; empty columns are left out."""
+    """Lines of cells below one another, each ended by an ellipsis where the terminal ends; empty columns are left out."""
     kept = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
     widths = {i: max(len(line[i]) for line in cells) for i in kept}
-    width = shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else 10_000
-    return ["  ".join(line[i].ljust(widths[i]) for i in kept).rstrip()[:width] for line in cells]
+    lines = ["  ".join(line[i].ljust(widths[i]) for i in kept).rstrip() for line in cells]
+    if not sys.stdout.isatty():
+        return lines
+    width = shutil.get_terminal_size((160, 24)).columns
+    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
 def _show(once: Callable[[], tuple[str, bool]], every: float | None) -> int:

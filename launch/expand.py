@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, Override, RangeSweep
 
+from forge.config import schemas
 from forge.config.errors import Problem
 from forge.config.grammar import COMMAND_LINE, read
 from forge.config.library import Library
@@ -16,6 +17,8 @@ from forge.config.spelling import ours
 from forge.config.sweep import Ablation
 
 OF_ALL = ("launch", "sweep", "sweeper", "hydra")
+OF_POINTS = ("run.dir", "run.root", "run.name")
+SAME_FOR_ALL = "it is the same for all points of a sweep."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +60,24 @@ class Grid:
 
 def grid(overrides: Sequence[str], params: Mapping[str, str], library: Callable[[], Library]) -> Grid:
     """What each key may be. params: of the sweeper, below what was typed. library: for a glob of a group's options."""
-    found = Grid()
-    for text in (*(f"{key}={value}" for key, value in params.items()), *map(ours, overrides)):
+    found, typed = Grid(), dict[str, str]()
+    below = [f"{key}={value}" for key, value in params.items()]
+    for place, text in enumerate((*below, *map(ours, overrides))):
         override = read(text)
-        if not isinstance(override, Override) or not override.is_sweep_override() or _is_entry(override):
-            # what composing refuses keeps a place of its own
-            found.choices[override.get_key_element() if isinstance(override, Override) else text] = [text]
-            continue
-        key = override.get_key_element()
-        problem = _unfit(override)
-        values = [] if problem else _values(override, library)
-        if not problem and not values:
-            problem = Problem(key=text, what="it stands for no value at all.", fix="at least one", where=COMMAND_LINE)
-        if problem:
-            found.problems.append(problem)
-        found.choices[key] = [f"{key}={value}" for value in values]
+        key = override.get_key_element() if isinstance(override, Override) else text
+        problem, texts = None, [text]  # what composing refuses keeps a place of its own
+        if isinstance(override, Override) and override.is_sweep_override() and not _is_entry(override):
+            problem = _unfit(override)
+            texts = [] if problem else [f"{key}={value}" for value in _values(override, library)]
+            if not problem and not texts:
+                problem = Problem(key=text, what="it stands for no value at all.", fix="at least one", where=COMMAND_LINE)
+        if key in typed and max(len(texts), len(found.choices[key])) > 1:
+            what = f"{key} is there twice, so that {typed[key]} would count for nothing."
+            problem = Problem(key=text, what=what, fix="leave one of the two out", where=COMMAND_LINE)
+        found.problems += [problem] if problem else []
+        found.choices[key] = texts
+        if place >= len(below):
+            typed[key] = text
     return found
 
 
@@ -95,12 +101,18 @@ def expand(found: Grid, ablation: Ablation | None = None) -> list[Combination]:
 
 
 def contradictions(overrides: Sequence[str], params: Mapping[str, str], ablation: Ablation) -> list[Problem]:
-    """What is typed, or varies, and an arm or the seeds of an ablation set as well."""
+    """What is typed, or varies, and an arm or the seeds of an ablation set as well; and what no arm can set."""
     typed = {key_of(text): text for text in (*(f"{k}={v}" for k, v in params.items()), *map(ours, overrides))}
     problems = []
     for arm, own in ablation.arms.items():
-        for key in dict.fromkeys(map(key_of, own)):
-            if key in typed:
+        for text in own:
+            key = key_of(text)
+            if key == "seed":
+                what, fix = "seeds are what the runs of an arm differ in.", f"sweep.ablation.seeds=[{text.partition('=')[2]}], for all arms"
+                problems.append(Problem(key=text, what=what, fix=fix, where=f"the arm {arm}"))
+            elif key in OF_POINTS or key.replace("/", ".").partition(".")[0] in OF_ALL:
+                problems.append(Problem(key=text, what=SAME_FOR_ALL, fix="leave it out of the arm", where=f"the arm {arm}"))
+            elif key in typed:
                 what = f"the arm {arm} of the ablation sets {key}, so it cannot be the same in all arms."
                 problems.append(Problem(key=typed[key], what=what, fix="leave it out, or change the arm", where=COMMAND_LINE))
     if ablation.seeds and "seed" in typed:
@@ -127,12 +139,24 @@ def _unfit(override: Override) -> Problem | None:
         return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
 
     if key.replace("/", ".").partition(".")[0] in OF_ALL:
-        return problem("it is the same for all points of a sweep.", f"one value; {key}=[...] for a list")
-    if key in ("run.dir", "run.root", "run.name"):
+        return problem(SAME_FOR_ALL, f"{key}=[...] for a list" if _is_list(key) else "one value")
+    if key in OF_POINTS:
         return problem("each point has a directory of its own in that of the sweep.", "leave it out")
     if not override.is_discrete_sweep():
-        return problem("an interval has no first value; only sweeper=optuna takes one.", f"{key}=range(...), or values with commas between")
+        return problem("an interval has no first value; only sweeper=optuna takes one.", "sweeper=optuna, or values with commas between")
+    value = override.value()
+    if isinstance(value, RangeSweep) and value.step == 1 and not (isinstance(value.start, int) and isinstance(value.stop, int)):
+        return problem(
+            "it goes in steps of 1, as a third number does not say otherwise.",
+            f"{key}=range(START, STOP, STEP), or values with commas between",
+        )
     return None
+
+
+def _is_list(key: str) -> bool:
+    group, _, name = key.partition(".")
+    options = (option for schema in schemas.variants(group).values() for option in schemas.options_of(schema))
+    return any(other == name and str(field.type).startswith("list") for other, _, field in options)
 
 
 def _values(override: Override, library: Callable[[], Library]) -> list[str]:

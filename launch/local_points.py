@@ -14,6 +14,7 @@ from types import FrameType
 from forge.config.errors import ConfigError
 from forge.config.world import World
 from forge.launch import failure, told
+from forge.launch.directory import finished
 from forge.launch.local import FAILED, FORWARDED, Ranks
 from forge.launch.lock import LOCK, holder
 from forge.launch.point_state import CANCELLED, STOPPED, at_work
@@ -129,7 +130,7 @@ class LocalPoints:
             code = 128 + self.signal  # Python itself was still starting, and ends so at an interrupt
         self.sweep.note("ended", point.number, code=code)
         took = told.since(one.began)
-        if code == 0:
+        if code == 0 or finished(point.path) is not None:
             self.say(told.line(point, "done", told.reached(point, took)))
         elif self._event(point) == CANCELLED:
             self.say(told.line(point, "cancelled", told.reached(point, took)))

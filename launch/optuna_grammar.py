@@ -13,7 +13,7 @@ from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE, read
 from forge.config.library import Library
 from forge.config.spelling import ours
-from forge.launch.expand import grid
+from forge.launch.expand import grid, key_of
 from forge.launch.optuna_space import Choices, Numbers, Space
 
 LOG = "log"
@@ -30,7 +30,8 @@ def read_space(overrides: Sequence[str], params: Mapping[str, str], library: Cal
     numbers: dict[str, tuple[str, Numbers]] = {}
     problems: list[Problem] = []
     plain: list[str] = []
-    given = [f"{key}={value}" for key, value in params.items()]
+    typed = {key_of(ours(text)) for text in overrides}
+    given = [f"{key}={value}" for key, value in params.items() if key not in typed]
     for text in (*given, *map(ours, overrides)):
         override = read(text)
         key = override.get_key_element() if isinstance(override, Override) else text

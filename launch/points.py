@@ -15,6 +15,7 @@ from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE
 from forge.config.identity import hash_of, is_free
 from forge.config.launch import Launch, Local
+from forge.config.literal import shown
 from forge.config.origin import origin
 from forge.config.resolve import Resolution, resolve
 from forge.config.root import Config
@@ -139,9 +140,15 @@ class Preflight:
     def _differences(self, config: Config) -> Iterable[Problem]:
         """Sections that are the sweep's, and not a point's, where this one has others."""
         for section in SHARED:
-            if getattr(config, section) != getattr(self._config, section):
-                what = f"this point has another {section} section than the first, and all are started together."
+            mine, first = getattr(config, section), getattr(self._config, section)
+            other = next((name for name in vars(mine) if getattr(mine, name) != getattr(first, name, None)), None)
+            if type(mine) is not type(first):
+                what = f"the first point has another {section}, and all are started together."
                 yield Problem(key=section, what=what, fix=f"leave {section} out of what varies")
+            elif other is not None:
+                what = f"the first point has {shown(getattr(first, other))} here, and all are started together."
+                key = f"{section}.{other}={shown(getattr(mine, other))}"
+                yield Problem(key=key, what=what, fix=f"leave {section} out of what varies")
 
     def _shared(self, launch: Launch) -> Devices:
         """The devices that a point has: of those here, its share, where several run at a time."""

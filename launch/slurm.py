@@ -34,9 +34,16 @@ class NotSubmitted(ConfigError):
         return self.problems[0].render()
 
 
-def scripts(points: Points, section: Slurm, *, name: str, folder: Path) -> list[str]:
-    """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Raises ConfigError."""
-    return [text(section, group, name=name, folder=folder) for group in _groups(points, section)]
+def scripts(points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()) -> list[str]:
+    """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Raises ConfigError.
+
+    labels: of the points, which say below each script what the elements of its array are.
+    """
+    made = []
+    for group in _groups(points, section):
+        said = [f"# element {element}: {labels[place]}" for element, place in enumerate(group.members) if labels]
+        made.append("\n".join([text(section, group, name=name, folder=folder), *said]))
+    return made
 
 
 def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:

@@ -27,6 +27,8 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     if len(plain) < len(overrides):
         flight = Preflight(overrides, config_dirs, here)  # which refuses them
     planned = flight.points()
+    if len(planned) == 1 and not planned[0].combination.varied:
+        print("warning: nothing varies, so this is a sweep of one point; without -m it is a run", file=sys.stderr)
     for text in dict.fromkeys(f"{w.what} ({w.key}; -> {w.fix})" for one in planned for w in one.resolution.warnings):
         print(f"warning: {text}", file=sys.stderr)
     return execute(Command(flight, planned), here)

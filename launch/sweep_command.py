@@ -47,7 +47,7 @@ class Command:
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = Lock(path, LOCK, advice=advice).acquire()
-            self.directory.begin(self.flight.overrides)
+            self.directory.begin(self.flight.overrides, config_dirs=self.flight.config_dirs)
             self.entries = self.enter(self.planned)
         except Held as error:
             what, _, fix = str(error).partition(". ")
@@ -64,14 +64,28 @@ class Command:
     @property
     def due(self) -> list[Entry]:
         """What is to be started: what has not been, what was stopped, and what failed or was cancelled, with sweep.retry."""
-        states = {WAITING, PARTIAL, *((FAILED, CANCELLED) if self.flight.sweep.retry else ())}
-        return [entry for entry in self.entries if entry.state in states]
+        return [entry for entry in self.entries if self._is_due(entry.state)]
+
+    def to_start(self) -> list[Planned]:
+        """The same before the directory is opened, or made."""
+        points = self.directory.points()
+        states = survey(points).states
+        known = {point.hash: states[point.number] for point in points}
+        return [planned for planned in self.planned if self._is_due(known.get(planned.hash, WAITING))]
+
+    def _is_due(self, state: str) -> bool:
+        return state in (WAITING, PARTIAL) or (self.flight.sweep.retry and state in (FAILED, CANCELLED))
 
     def announce(self) -> None:
         """Where it is, and what is to be done."""
         path = short(self.directory.path)
-        states = [WORDS.get(entry.state, entry.state) for entry in self.entries]
-        told.say(f"sweep: {path}   ({told.counted(states)})\n  watch it with: python -m forge.status {path} --watch")
+        again = [entry.point.number for entry in self.due if entry.state in (FAILED, CANCELLED)]
+        states = ["to run again" if entry.point.number in again else WORDS.get(entry.state, entry.state) for entry in self.entries]
+        others = len(self.directory.points()) - len(self.entries)
+        more = f"; {others} other{'s' * (others != 1)} of earlier commands" if others else ""
+        told.say(f"sweep: {path}   ({told.counted(states)}{more})")
+        if any(entry.state != DONE for entry in self.entries):
+            told.say(f"  watch it with: python -m forge.status {path} --watch")
         left = len(self.entries) - len(self.due) - sum(entry.state in (DONE, RUNNING, QUEUED) for entry in self.entries)
         if left:
             told.say(f"  left as they are: {left} that failed or were cancelled; sweep.retry=true runs them again")

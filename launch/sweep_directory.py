@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -68,13 +69,15 @@ class SweepDirectory:
         return str(self._content().get("name") or self.path.name)
 
     def commands(self) -> list[dict[str, Any]]:
-        """What was typed for it, oldest first: time, argv and overrides of each."""
+        """What was typed for it, oldest first: time, argv, overrides and config_dirs, where there were any, of each."""
         return list(self._content().get("commands", []))
 
-    def begin(self, overrides: Sequence[str], argv: Sequence[str] | None = None) -> None:
+    def begin(self, overrides: Sequence[str], argv: Sequence[str] | None = None, *, config_dirs: Sequence[str] = ()) -> None:
         """Make the directory where there is none, and keep the command that was typed."""
         (self.path / POINTS).mkdir(parents=True, exist_ok=True)
         command = {"time": now(), "argv": list(sys.argv if argv is None else argv), "overrides": list(overrides)}
+        if config_dirs:
+            command["config_dirs"] = [path if "://" in path else os.path.abspath(path) for path in config_dirs]
         content = {"version": VERSION, "name": self.name, "commands": [*self.commands(), command]}
         write_json(self.path / SWEEP, content)
 

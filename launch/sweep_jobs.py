@@ -21,12 +21,15 @@ def run(sweep: Command) -> int:
     section = sweep.planned[0].resolution.config.launch
     assert isinstance(section, Submitit)
     if isinstance(section, Slurm):
-        name, folder = sweep.directory.path.name, sweep.directory.path / FOLDER
-        sizes = [(folder / str(number), planned.resolution.world.size) for number, planned in enumerate(sweep.planned)]
+        name, folder, new = sweep.directory.path.name, sweep.directory.path / FOLDER, sweep.to_start()
+        sizes = [(folder / str(number), planned.resolution.world.size) for number, planned in enumerate(new)]
         if section.dry_run:
-            print("\n".join(slurm.scripts(sizes, section, name=name, folder=folder)))
+            labels = [planned.combination.label for planned in new]
+            print("\n".join(slurm.scripts(sizes, section, name=name, folder=folder, labels=labels)))
+            print(f"# {len(new)} of {len(sweep.planned)} points would be submitted")
             return 0
-        slurm.check(sizes, section, name=name, folder=folder)
+        if new:
+            slurm.check(sizes, section, name=name, folder=folder)
     ended = Ended(sweep)
     with sweep.open():
         sweep.announce()

@@ -13,7 +13,8 @@ from forge.launch import directory, failure
 from forge.launch.directory import short
 from forge.launch.sweep_directory import Point
 
-LAST_LINES, LONGEST = 8, 200
+LAST_LINES = 8
+LONGEST = 1000  # of a line that a run printed
 OUTPUT = Path("logs", "output.log")
 
 
@@ -50,13 +51,16 @@ def why(path: Path, code: int | None = None) -> list[str]:
     """The last words of a run that failed: as it told them, else the end of what it printed."""
     reason = failure.recorded(path) or {}
     said = str(reason.get("said") or reason.get("message") or "")
-    if not said:
-        try:
-            said = (path / OUTPUT).read_text(encoding="utf-8", errors="replace")[-10_000:]
-        except OSError:
-            said = ""
-    lines = [text.rstrip()[:LONGEST] for text in said.splitlines() if text.strip()]
+    lines = [text.rstrip() for text in said.splitlines() if text.strip()] or _printed(path / OUTPUT)
     return lines[-LAST_LINES:] or ([f"its processes ended with exit code {code}, and said nothing"] if code else [])
+
+
+def _printed(file: Path) -> list[str]:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")[-10_000:]
+    except OSError:
+        return []
+    return [line.rstrip()[:LONGEST] for line in text.splitlines() if line.strip()]
 
 
 def cause(path: Path, code: int | None = None) -> str:
@@ -67,7 +71,7 @@ def cause(path: Path, code: int | None = None) -> str:
     known = message[0] if message else kind
     if message and kind and kind not in ("ValueError", "RuntimeError", "CallbackError") and not kind.startswith("SIG"):
         known = f"{kind}: {known}"
-    return (known or next(iter(why(path, code)[-1:]), ""))[:LONGEST]
+    return known or next(iter(why(path, code)[-1:]), "")
 
 
 def failures(failed: Iterable[tuple[Point, str]]) -> list[str]:

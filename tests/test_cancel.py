@@ -128,3 +128,12 @@ def test_slurm_that_does_not_answer(sweep: SweepDirectory, capsys: pytest.Captur
 def test_what_is_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cancel.main([str(tmp_path)]) == 2
     assert f"{tmp_path} is no sweep: it has no sweep.json." in capsys.readouterr().err
+
+
+def test_what_is_typed_wrongly(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cancel.main([]) == 2
+    assert "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.cancel sweeps/<name>\n" in capsys.readouterr().err
+    assert cancel.main(["mine", "one"]) == 2
+    said = "1. one   [command line]\n     a point is given by its number.\n     -> python -m forge.cancel mine 3\n"
+    assert said in capsys.readouterr().err
+    assert events(sweep) == ["", "", ""]

@@ -50,6 +50,36 @@ def test_named_files_are_all_that_is_written(sweep: Path, capsys: pytest.Capture
     assert 'href="../sweeps/rates/points/000_' in Path("out/page.html").read_text()
 
 
+def test_what_is_printed_instead_of_the_tables(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(sweep), "--csv", "-", "--markdown", "a.md"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("arm,baseline,metric,")
+    assert len(out.splitlines()) == 3
+    assert err == "written: a.md\n"
+    assert report.main([str(sweep), "--markdown", "-"]) == 0
+    assert capsys.readouterr() == (Path("a.md").read_text(), "")
+    assert report.main([str(sweep), "--runs-csv", "-"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert report.main([str(sweep), "--runs-csv", "-", "--csv", "-"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "--csv -   [command line]\n     only one of them can be printed.\n     -> --csv FILE\n" in err
+    assert not Path("-").exists()
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 120), ("60", 60), ("200", 200)])
+def test_as_wide_as_it_is_asked_to_be(
+    sweep: Path, columns: str | None, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert report.main([str(sweep), "--html", "page.html"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert width - 15 < max(map(len, lines)) <= width
+    assert not [line for line in lines if line != line.rstrip()]
+
+
 def test_options_reach_the_numbers(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--metric", "train/loss", "--baseline", "lr=0.002", "--reach", "9", "--markdown", "a.md", "--runs-csv", "b.csv"]
     assert report.main([str(sweep), *words]) == 0
@@ -93,6 +123,19 @@ REFUSED = {
         ["sweeps/rates", "--metric", "eval/los"],
         "--metric eval/los   [command line]\n     no run that is done has a final value of eval/los.\n"
         "     -> did you mean --metric eval/loss?",
+    ),
+    "a directory": (
+        ["sweeps/rates", "--html", "sweeps"],
+        "--html sweeps   [command line]\n     it is a directory.\n     -> --html sweeps/index.html",
+    ),
+    "below a file": (
+        ["sweeps/rates", "--runs-csv", "sweeps/rates/sweep.json/runs.csv"],
+        "--runs-csv sweeps/rates/sweep.json/runs.csv   [command line]\n"
+        "     it cannot be written: sweeps/rates/sweep.json is no directory.\n     -> --runs-csv FILE elsewhere",
+    ),
+    "a page on the terminal": (
+        ["sweeps/rates", "--html", "-"],
+        "--html -   [command line]\n     a page is not printed.\n     -> --html FILE",
     ),
     "unknown arm": (
         ["sweeps/rates", "--baseline", "big"],

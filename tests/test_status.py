@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from forge import status
-from forge.launch import slurm
+from forge.launch import slurm, told
 from forge.launch.lock import Lock
+from forge.launch.optuna_study import FILE
 from forge.launch.progress import progress
 from forge.launch.sweep_directory import Point, SweepDirectory
 
@@ -61,6 +62,8 @@ def test_the_table_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixtu
         "001  0.1  1     failed   3/10   4.7000          KeyError: no such thing",
         "002  0.2  2     partial  5/10   4.5000  4.2500",
         "003  0.3  3     waiting",
+        "",
+        "best: #000 lr=0.0 seed=0   train/loss 4",
     ]
 
 
@@ -78,6 +81,7 @@ def test_as_json(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> N
         "number": 1,
         "arm": None,
         "varied": {"optimizer.lr": "0.1", "seed": "1"},
+        "overrides": ["seed=1"],
         "state": "failed",
         "step": 3,
         "of": 10,
@@ -89,6 +93,90 @@ def test_as_json(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> N
         "why": "KeyError: no such thing",
         "path": str(sweep.points()[1].path),
     }
+
+
+def test_all_that_was_typed_for_some_points_alone_tells_them_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made_of = SweepDirectory(tmp_path / "mine")
+    made_of.begin([], ["forge.train"])
+    aside = ["launch.jobs=2", "sweep.retry=true", "sweeper=optuna", "run.num_threads=2", "hydra/launcher=basic", "hydra.searchpath=[a]"]
+    for words, varied in [
+        (["optimizer.lr=0.001", "train.max_steps=20", "model=tiny"], {"optimizer.lr": "0.001"}),
+        (["optimizer.lr=0.003", "train.max_steps=20", "model=tiny"], {"optimizer.lr": "0.003"}),
+        (["optimizer.lr=1e-3", "train.max_steps=22", "+model='tiny'", *aside], {}),
+        (["optimizer.lr=3e-3", "train.max_steps=20", "model=tiny", "model.dim=8.0", "model.dim=16", "~eval.loss"], {}),
+    ]:
+        made_of.add(hash=str(words), overrides=words, varied=varied)
+    assert table(str(made_of.path), capsys=capsys)[2:] == [
+        "#    lr     max_steps  dim  loss  state",
+        "000  0.001  20                    waiting",
+        "001  0.003  20                    waiting",
+        "002  0.001  22                    waiting",
+        "003  0.003  20         16   ~     waiting",
+    ]
+
+
+def test_what_an_arm_is_made_of_is_told_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made_of = SweepDirectory(tmp_path / "mine")
+    made_of.begin([], ["forge.train"])
+    for optimizer in ([], ["optimizer=adamw_large"]):
+        for arm, own in (("base", []), ("wide", ["model.dim=256"])):
+            words = [*optimizer, *own, "seed=1"]
+            made_of.add(hash=str(words), overrides=words, varied={"seed": "1"}, arm=arm)
+    assert table(str(made_of.path), capsys=capsys)[2:] == [
+        "#    arm   seed  optimizer    state",
+        "000  base  1                  waiting",
+        "001  wide  1                  waiting",
+        "002  base  1     adamw_large  waiting",
+        "003  wide  1     adamw_large  waiting",
+    ]
+
+
+def ended(point: Point, value: float | None, name: str = "eval/loss") -> None:
+    (made(point, 10) / "result.json").write_text(json.dumps({**RESULT, "objective": {"name": name, "value": value}}))
+
+
+def test_the_best_point_and_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_of = SweepDirectory(tmp_path / "mine")
+    made_of.begin([], ["forge.train"])
+    points = [made_of.add(hash=str(n), overrides=[f"seed={n}"], varied={"seed": str(n)}, arm="base") for n in range(3)]
+    assert table("mine", capsys=capsys)[-1] == "002  base  2     waiting"
+    ended(points[0], 4.5)
+    ended(points[1], 4.25)
+    assert table("mine", capsys=capsys)[-1] == "best: #001 base seed=1   eval/loss 4.25"
+    ended(points[2], float("nan"))
+    last = ["best: #001 base seed=1   eval/loss 4.25", "compare them with: python -m forge.report mine"]
+    assert table("mine", capsys=capsys)[-2:] == last
+    (made_of.path / FILE).touch()
+    with (points[0].path / "config.yaml").open("a") as file:
+        file.write("sweeper:\n  direction: maximize\n")
+    assert table("mine", capsys=capsys)[-2] == "best: #000 base seed=0   eval/loss 4.5"
+    (points[2].path / "result.json").write_text(json.dumps({**RESULT, "objective": {"name": "train/loss", "value": 1.0}}))
+    assert table("mine", capsys=capsys)[-3:] == ["002  base  2     done   10/10  4.0000  4.2500", "", last[1]]
+
+
+def test_accuracy_is_best_when_high(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made_of = SweepDirectory(tmp_path / "mine")
+    made_of.begin([], ["forge.train"])
+    for n, value in enumerate((0.25, 0.5)):
+        ended(made_of.add(hash=str(n), overrides=[], varied={"seed": str(n)}), value, "eval/token_accuracy")
+    assert table(str(made_of.path), capsys=capsys)[-2] == "best: #001 seed=1   eval/token_accuracy 0.5"
+
+
+def test_a_reason_is_shown_whole_but_where_the_terminal_ends(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = f"the loss is nan in {'a/long/path/' * 30}. Lower optimizer.lr."
+    point = sweep.points()[1]
+    (point.path / "error.json").write_text(json.dumps({"type": "RuntimeError", "message": reason, "said": reason}))
+    assert table("sweeps/mine", capsys=capsys)[4].endswith(reason)
+    assert f"  why it failed  {reason}" in table("sweeps/mine", "1", capsys=capsys)
+    assert told.why(point.path) == [reason]
+    assert told.failures([(point, told.cause(point.path))])[1] == f"       {reason}"
+    monkeypatch.setattr(status.sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    line = table("sweeps/mine", capsys=capsys)[4]
+    assert (len(line), line[-24:]) == (80, " is nan in a/long/path/…")
 
 
 def test_arms_and_jobs_have_columns_where_there_are_any(
@@ -155,7 +243,7 @@ def test_watching_ends_when_all_have_ended(
     lines = table("sweeps/mine", "--watch", "0.5", capsys=capsys)
     assert looks == [0.5, 0.5]
     assert lines.count("#    lr   seed  state    step   loss    eval    why") == 2
-    assert lines[-1].split() == ["003", "0.3", "3", "cancelled"]
+    assert lines[-3].split() == ["003", "0.3", "3", "cancelled"]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +252,12 @@ def test_watching_ends_when_all_have_ended(
         (["nothing"], "nothing is no sweep: there is no such directory.\n     -> give the directory of a sweep, like sweeps/<name>"),
         (["sweeps"], "sweeps is no sweep: it has no sweep.json.\n     -> give the directory of a sweep, like sweeps/<name>"),
         (["sweeps/mine", "4"], "sweeps/mine has no point 4.\n     -> one of 0 to 3"),
+        (["sweeps/mine", "-1"], "sweeps/mine has no point -1.\n     -> one of 0 to 3"),
+        ([], "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.status sweeps/<name>\n"),
+        (
+            ["sweeps/mine", "1", "abc"],
+            "1. abc   [command line]\n     a point is given by its number.\n     -> python -m forge.status sweeps/mine 3\n",
+        ),
     ],
 )
 def test_what_is_refused(arguments: list[str], said: str, sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:

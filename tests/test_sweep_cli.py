@@ -142,6 +142,10 @@ def test_what_is_in_the_queue_is_not_submitted_again(
     ledger = Path("sweeps/mine/ledger.jsonl")
     ledger.write_text("".join(line for line in ledger.read_text().splitlines(keepends=True) if "submitted" not in line))
     capsys.readouterr()
+    assert forge.train.main(["-m", *JOBS, "seed=1,2,3", "launch.dry_run=true"]) == 0
+    shown = capsys.readouterr().out
+    assert "--array" not in shown
+    assert shown.endswith("\n# element 0: seed=3\n# 1 of 3 points would be submitted\n")
     assert forge.train.main(["-m", *JOBS, "seed=1,2,3"]) == 0
     assert "(3 points: 2 in the queue, 1 to start)" in capsys.readouterr().out
     assert [len(points) for points, *_ in fake.taken] == [2, 1]
@@ -157,11 +161,17 @@ def test_waiting_for_jobs_that_fail(fake: FakeSlurm, capsys: pytest.CaptureFixtu
     assert "(2 points: 2 failed)\n  #000 failed    seed=1\n       job 1_0\n" in out.replace(": FAILED\n", "\n")
 
 
+def test_a_sweep_of_one_point_is_told_so(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+    assert forge.train.main(["-m", *JOBS, "seed=1"]) == 0
+    assert capsys.readouterr().err == "warning: nothing varies, so this is a sweep of one point; without -m it is a run\n"
+
+
 def test_scripts_are_shown_and_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert forge.train.main(["-m", *JOBS, "seed=1,2,3", "launch.dry_run=true"]) == 0
     out = capsys.readouterr().out
     assert "#SBATCH --array=0-2" in out
     assert "#SBATCH --partition=gpu" in out
+    assert out.endswith("\n# element 0: seed=1\n# element 1: seed=2\n# element 2: seed=3\n# 3 of 3 points would be submitted\n")
     assert forge.train.main([*JOBS, "launch.dry_run=true"]) == 0
     assert "#SBATCH --array" not in capsys.readouterr().out
     assert list(Path().iterdir()) == []

@@ -13,13 +13,10 @@ from forge.analysis.reach import Reached, reached
 from forge.analysis.runs import Run, Source
 from forge.analysis.statistics import Difference, Summary, difference, holm, summarize
 from forge.config.errors import ConfigError, Problem, closest, did_you_mean
-from forge.config.eval import HIGHER_IS_BETTER
 from forge.config.grammar import COMMAND_LINE
+from forge.launch.best import is_higher_better
 from forge.launch.directory import short
 from forge.launch.point_state import DONE, FAILED
-
-BEST_HIGH = {*HIGHER_IS_BETTER, "tokens_per_second", "mfu"}
-MAXIMIZE = "maximize"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,13 +37,17 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is compared, and the rows, an arm each, in the order of the sweep. target: the value to reach, None where there is none."""
+    """What is compared, and the rows, an arm each, in the order of the sweep. target: the value to reach, None where there is none.
+
+    declared: the sweep or the user names the baseline.
+    """
 
     source: Source
     metric: str
     higher: bool
     rows: list[Row]
     baseline: Row
+    declared: bool
     target: float | None
     target_said: str
 
@@ -59,6 +60,11 @@ class Report:
     def others(self) -> list[Row]:
         """The rows apart from the baseline."""
         return [row for row in self.rows if row is not self.baseline]
+
+    @property
+    def compared(self) -> bool:
+        """Whether the arms are compared with the baseline: not where a sweep names none and has one run of each, as a search does."""
+        return self.declared or self.source.path is None or any(len(row.arm.runs) > 1 for row in self.rows)
 
     @property
     def without(self) -> list[Run]:
@@ -112,6 +118,7 @@ def compare(source: Source, *, metric: str | None = None, baseline: str | None =
         higher=higher,
         rows=rows,
         baseline=rows[arms.index(base)],
+        declared=baseline is not None or source.baseline is not None,
         target=target,
         target_said="as asked for" if reach is not None else f"the {'mean' if own and own.n > 1 else 'value'} of {base.name}",
     )
@@ -151,9 +158,8 @@ def _nothing_done(source: Source) -> Problem:
 
 
 def _higher(source: Source, metric: str) -> bool:
-    """Whether more is better: known of our own metrics, and of the objective of a search that maximizes it."""
-    asked = any(run.config.get("sweeper", {}).get("direction") == MAXIMIZE and run.objective == metric for run in source.runs)
-    return asked or metric.rpartition("/")[2] in BEST_HIGH
+    """Whether more is better: as a search for it was told, else as is known of our own metrics."""
+    return is_higher_better(metric, (run.config.get("sweeper", {}) for run in source.runs if run.objective == metric))
 
 
 def _baseline(arms: Sequence[Arm], source: Source, name: str | None) -> Arm:

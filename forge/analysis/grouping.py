@@ -29,17 +29,12 @@ class Arm:
         keys = dict.fromkeys(key for one in known for key in one)
         return {key: " | ".join(sorted({one[key] for one in known if key in one})) for key in keys}
 
-    @property
-    def mixed(self) -> list[str]:
-        """The keys, apart from the seed, in which runs of one name differ after all."""
-        return [key for key in flat_config.differing(run.options for run in self.runs if run.options) if not flat_config.is_free(key)]
-
 
 def arms_of(runs: Sequence[Run], otherwise: str) -> list[Arm]:
-    """The arms in the order of their first runs: by the name a point was given, else by its config apart from the seed, free
-    options aside unless the sweep varies them.
+    """The arms in the order of their first runs: by their config apart from the seed, free options aside unless the sweep varies
+    them, and by the name that an ablation has given a point.
 
-    An arm is called by what varies in the sweep; `otherwise` where nothing does.
+    An arm is called by that name, else by what varies in the sweep; `otherwise` where nothing does.
     """
     varied = list(dict.fromkeys(key for run in runs for key in run.point.varied if key != flat_config.SEED))
     free = [key for key in varied if flat_config.is_free(key)]
@@ -48,7 +43,7 @@ def arms_of(runs: Sequence[Run], otherwise: str) -> list[Arm]:
     groups: dict[object, list[Run]] = {}
     for run in runs:
         key = same.get(run) or prepared.get(_typed(run), _typed(run))
-        groups.setdefault(run.point.arm or key, []).append(run)
+        groups.setdefault((run.point.arm, key), []).append(run)
     words = flat_config.short(varied)
     names = []
     for group in groups.values():
@@ -56,6 +51,23 @@ def arms_of(runs: Sequence[Run], otherwise: str) -> list[Arm]:
         names.append(group[0].point.arm or " ".join(f"{word}={value}" for word, value in values if value is not None) or otherwise)
     names = _distinct(names, [group[0] for group in groups.values()])
     return [Arm(name=name, runs=tuple(group)) for name, group in zip(names, groups.values(), strict=True)]
+
+
+def _typed_apart(runs: Sequence[Run]) -> list[str]:
+    """Of each run what was typed for it, and for another not, or otherwise; nothing where all that it has is in the others' too."""
+    typed = [{key: _shown(run, key, text) for key, text in _overrides(run).items() if _counts(key)} for run in runs]
+    keys = [key for key in dict.fromkeys(key for one in typed for key in one) if len({one.get(key) for one in typed}) > 1]
+    words = flat_config.short(keys)
+    return [" ".join(f"{words[key]}={one[key]}" for key in keys if key in one) for one in typed]
+
+
+def _shown(run: Run, key: str, text: str) -> str:
+    """A value however it was spelled; of a group the option that was chosen."""
+    return run.options.get(key, text) if "." in key else text
+
+
+def _counts(key: str) -> bool:
+    return key != flat_config.SEED and key.partition(".")[0] not in flat_config.APART
 
 
 def _typed(run: Run) -> tuple[str, ...]:
@@ -77,6 +89,11 @@ def _distinct(names: list[str], runs: Sequence[Run]) -> list[str]:
     result = list(names)
     for name in {name for name in names if names.count(name) > 1}:
         places = [i for i, other in enumerate(names) if other == name]
+        typed = _typed_apart([runs[i] for i in places])
+        if len(set(typed)) == len(typed):
+            for i, more in zip(places, typed, strict=True):
+                result[i] = f"{name} {more}".rstrip()
+            continue
         keys = flat_config.differing([runs[i].options for i in places])
         keys = [key for key in keys if any(key in _overrides(runs[i]) for i in places)] or keys
         words = flat_config.short(keys)

@@ -85,7 +85,7 @@ def _parts(cell: str) -> str:
 def _commands(report: Report) -> str:
     if not report.source.commands:
         return ""
-    lines = "\n".join(f"python -m forge.train -m {escape(command)}" for command in report.source.commands)
+    lines = "\n".join(f"python -m forge.train {escape(command)}" for command in report.source.commands)
     return f"<details><summary>{counted(len(report.source.commands), 'command')}</summary><pre>{lines}</pre></details>"
 
 

@@ -24,7 +24,7 @@ def page_data(report: Report) -> dict[str, Any]:
     metrics = list(dict.fromkeys([report.metric, "train/loss", "eval/loss"]))
     base, arms = report.baseline.arm, [row.arm for row in report.rows]
     plain = {metric: [curve(arm, metric) for arm in arms] for metric in metrics}
-    apart = {metric: [None if arm is base else curve(arm, metric, base) for arm in arms] for metric in metrics}
+    apart = {metric: [curve(arm, metric, base) if arm is not base and report.compared else None for arm in arms] for metric in metrics}
     return {
         "metric": report.metric,
         "unit": unit(report.metric),
@@ -91,7 +91,7 @@ def _thinned(values: np.ndarray) -> list[float | None]:
 
 
 def _arm(row: Row, report: Report) -> dict[str, Any]:
-    summary, other = row.summary, row.difference
+    summary, other = row.summary, row.difference if report.compared else None
     return {
         "name": row.name,
         "values": [_plain(value) for of_seed in row.values.values() for value in of_seed],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,10 @@ LONGEST_NAME = 80  # of several runs; one that is longer gives their number
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A run as a report sees it. state: as launch.point_state has it. why: it failed. final: metrics of a run that is done."""
+    """A run as a report sees it. state: as launch.point_state has it. why: it failed. final: metrics of a run that is done.
+
+    ended: the step at which it did, and the reason, of one that is done.
+    """
 
     point: Point
     state: str
@@ -32,6 +35,7 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     objective: str | None = None
+    ended: tuple[int, str] | None = None
 
     @property
     def path(self) -> Path:
@@ -68,7 +72,8 @@ class Run:
 class Source:
     """What a report was asked of. path: the sweep's directory, None for single runs. baseline: the arm that the sweep itself names.
 
-    silent: why Slurm could not be asked for the state of its jobs, where it could not.
+    commands: what is typed for it after `python -m forge.train`, each once. silent: why Slurm could not be asked for the state of its
+    jobs, where it could not.
     """
 
     name: str
@@ -101,9 +106,15 @@ def _of_sweep(sweep: SweepDirectory) -> Source:
         path=sweep.path,
         runs=runs,
         baseline=next((str(name) for name in reversed(declared) if name is not None), None),
-        commands=tuple(shlex.join(command["overrides"]) for command in sweep.commands()),
+        commands=tuple(dict.fromkeys(map(_command, sweep.commands()))),
         silent=found.silent,
     )
+
+
+def _command(kept: Mapping[str, Any]) -> str:
+    """What to type for the same points."""
+    folders = [word for folder in kept.get("config_dirs", ()) for word in ("--config-dir", folder)]
+    return shlex.join([*folders, "-m", *kept["overrides"]])
 
 
 def _of_runs(paths: Sequence[Path]) -> Source:
@@ -132,7 +143,7 @@ def _run(point: Point, state: str) -> Run:
     final = {name: float(value) for name, value in result.metrics.items() if isinstance(value, int | float)}
     if objective is not None and result.objective is not None:
         final[objective] = result.objective
-    return Run(point=point, state=state, config=config, objective=objective, final=final)
+    return Run(point=point, state=state, config=config, objective=objective, final=final, ended=(result.step, result.reason))
 
 
 def _why(point: Point) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 
 from forge.analysis.comparison import Report, Row
@@ -43,15 +45,16 @@ def tables(report: Report) -> list[Table]:
 
 
 def reached_values(report: Report) -> Table:
-    """What each arm reached: runs, mean, deviation and interval over seeds."""
+    """What each arm reached: runs, mean, deviation and interval over seeds; the best first where no baseline is."""
     lines, write = [], decimals(report)
-    for row in report.rows:
+    for row in report.rows if report.compared else _by_value(report):
         n, found = len(row.arm.runs), row.summary
         cells = (
             (write.number(found.mean), write.number(found.deviation), write.interval(found.low, found.high)) if found else (NOTHING,) * 3
         )
         lines.append((_named(row, report), f"{found.n if found else 0} of {n}", *cells))
     notes = [f"{'Higher' if report.higher else 'Lower'} is better. The interval is Student's t over the runs that are done."]
+    notes += _lengths(report)
     paired = any(row.difference and row.difference.method == PAIRED for row in report.others)
     if paired and len({frozenset(row.values) for row in report.rows if row.summary}) > 1:
         notes.append("Not every arm has the same seeds done, so compare arms by the differences, which are of the same seeds.")
@@ -59,10 +62,7 @@ def reached_values(report: Report) -> Table:
     if single:
         who = "every arm has" if len(single) == len(report.rows) else f"{_listed(single)} {'has' if len(single) == 1 else 'have'}"
         notes.append(f"One run gives no deviation and no interval, and {who} only one that is done.")
-    notes += [
-        f"The runs of {row.name} differ in more than their seed: {', '.join(row.arm.mixed[:5])}." for row in report.rows if row.arm.mixed
-    ]
-    if report.others and not report.baseline.summary:
+    if report.others and report.compared and not report.baseline.summary:
         notes.append(f"The baseline {report.baseline.name} has no run that is done, so nothing is compared with it.")
     title = f"{report.metric} at the end"
     heads = ("arm", "done", "mean", "deviation", "95 % interval")
@@ -71,7 +71,7 @@ def reached_values(report: Report) -> Table:
 
 def differences(report: Report) -> Table:
     """Each arm minus the baseline, with interval and p-value."""
-    compared = [(row, row.difference) for row in report.others if row.difference is not None]
+    compared = [(row, row.difference) for row in report.others if row.difference is not None and report.compared]
     write, lines = decimals(report), []
     ways = {PAIRED: "{} pairs", WELCH: "Welch", NONE: ""}
     tests = [ways[found.method].format(found.n) or found.why for _, found in compared]
@@ -200,7 +200,24 @@ def _verdicts(told: list[tuple[str, str]]) -> str:
 
 
 def _named(row: Row, report: Report) -> str:
-    return f"{row.name} (baseline)" if row is report.baseline and report.others else row.name
+    return f"{row.name} (baseline)" if row is report.baseline and report.others and report.compared else row.name
+
+
+def _by_value(report: Report) -> list[Row]:
+    """The rows, best first; last those without a value."""
+    sign = -1 if report.higher else 1
+    return sorted(report.rows, key=lambda row: sign * row.summary.mean if row.summary else math.inf)
+
+
+def _lengths(report: Report) -> list[str]:
+    """A sentence where runs that are done ended at different steps."""
+    ended = [run.ended for run in report.runs if run.ended]
+    steps = sorted(step for step, _ in ended)
+    if not steps or steps[0] == steps[-1]:
+        return []
+    early = Counter(reason for _, reason in ended if reason != "end")
+    why = f" ({', '.join(f'{n} ended by {reason}' for reason, n in early.items())})" if early else ""
+    return [f"The runs did not all train as long: {steps[0]:,} to {steps[-1]:,} steps{why}."]
 
 
 def _became(run: Run, report: Report) -> tuple[str, str]:

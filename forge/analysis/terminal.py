@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -10,9 +14,22 @@ from rich.text import Text
 from forge.analysis.comparison import Report
 from forge.analysis.tables import Table, headline, tables
 
+PIPED = 120
+
 
 def show(report: Report, console: Console) -> None:
-    """Print the headline and every table."""
+    """Print the headline and every table, without blanks at the ends of lines."""
+    with console.capture() as captured:
+        _print(report, console)
+    console.file.write(re.sub(r" +(?=\n)", "", captured.get()))
+
+
+def width() -> int | None:
+    """The columns to print in: those of the terminal, else COLUMNS, else 120. None: as rich finds them."""
+    return None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPED
+
+
+def _print(report: Report, console: Console) -> None:
     console.print(Text(report.source.name, style="bold"))
     for line in headline(report):
         console.print(Text(line))

@@ -20,6 +20,7 @@ OURS = {
     "requeue": "launch.max_requeues",
     "no_requeue": "launch.max_requeues",
     "signal": "launch.signal_before",
+    "time": "launch.time",
 }
 """Keys of sbatch that have another source, which a word under launch.sbatch would contradict."""
 

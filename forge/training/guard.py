@@ -34,7 +34,7 @@ class BadSteps(Callback):
         state.settle()
         if 0 < self.limit <= state.bad_in_a_row:
             self.fault = self._fault(loop)
-            state.bad_in_a_row = 0  # what is saved now is to go on with, under other options
+            state.bad_in_a_row = self.limit - 1  # what goes on from here ends again at the next one, unless a good step comes first
             loop.stop("bad_steps")
         self._report(loop)
 

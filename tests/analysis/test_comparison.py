@@ -12,6 +12,7 @@ from example_sweep import Example, finish
 from forge.analysis.comparison import Report, compare
 from forge.analysis.runs import read
 from forge.config.errors import ConfigError
+from forge.launch.best import is_higher_better
 
 T = {2: 4.302652729911275}  # Student's t at 97.5 %, by degrees of freedom
 
@@ -113,6 +114,7 @@ def test_a_search_that_maximizes_its_objective(tmp_path: Path) -> None:
     example.done(["optimizer.lr=0.002"], seed=1)
     assert report(example.sweep.path).higher
     assert not report(example.sweep.path, metric="train/loss").higher
+    assert not is_higher_better("eval/token_accuracy", [{}, {"direction": None}, {"direction": "minimize"}])
 
 
 def test_a_run_without_a_value(tmp_path: Path) -> None:

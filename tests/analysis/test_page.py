@@ -144,6 +144,22 @@ def test_text_of_others_is_no_markup(tmp_path: Path) -> None:
     assert data_of(text)["arms"][0]["name"] == "</script><script>alert(1)</script>"
 
 
+def test_each_command_is_listed_once_with_its_config_dirs(tmp_path: Path) -> None:
+    example = Example(tmp_path / "sweep", steps=20)
+    point = example.done([], seed=1)
+    typed = ["seed=1,2", "run.tags=[a,b]"]
+    for folders in (["/my/conf"], ["/my/conf"], []):
+        example.sweep.begin(typed, config_dirs=folders)
+    text = page(compare(read([example.sweep.path])), point.path)
+    start = "python -m forge.train"
+    listed = text.partition("<pre>")[2].partition("</pre>")[0].splitlines()
+    assert listed[1:] == [
+        f"{start} --config-dir /my/conf -m seed=1,2 &#x27;run.tags=[a,b]&#x27;",
+        f"{start} -m seed=1,2 &#x27;run.tags=[a,b]&#x27;",
+    ]
+    assert "<summary>3 commands</summary>" in text
+
+
 def test_a_curve_is_the_mean_of_the_seeds_with_the_lowest_and_the_highest(report: Report) -> None:
     arm = report.rows[0].arm
     found = curve(arm, "train/loss")

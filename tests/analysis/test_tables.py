@@ -13,6 +13,7 @@ from rich.console import Console
 
 from forge.analysis.comparison import Report, compare
 from forge.analysis.markdown import markdown
+from forge.analysis.page_data import page_data
 from forge.analysis.rows import arm_rows, csv_text, run_rows
 from forge.analysis.runs import read
 from forge.analysis.tables import headline, tables
@@ -94,7 +95,7 @@ def printed(made: Report, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     show(made, console)
     assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().split("\n"))
+    return console.file.getvalue()
 
 
 def notes(made: Report) -> list[str]:
@@ -150,8 +151,34 @@ def test_one_seed_is_said_and_no_nan_is_printed(example: Example, write) -> None
     made = report(example.sweep.path)
     assert "nan" not in write(made).lower().replace("finance", "")
     assert "One run gives no deviation and no interval, and every arm has only one that is done." in notes(made)
-    assert "Without interval and p-value: one seed." in notes(made)
     assert len(headline(made)) == 2
+    assert "Without interval and p-value: one seed." in notes(report(example.sweep.path, baseline="lr=0.001"))
+
+
+@pytest.mark.parametrize("metric", ["eval/loss", "eval/token_accuracy"])
+def test_one_run_of_each_is_ranked_and_not_compared(example: Example, metric: str) -> None:
+    for rate, gain in ((1, 0.2), (2, 0.4), (3, 0.0)):
+        example.done([f"optimizer.lr=0.00{rate}"], seed=1, gain=gain)
+    example.waiting(["optimizer.lr=0.004"], seed=1)
+    made = report(example.sweep.path, metric=metric)
+    assert [table.name for table in tables(made)] == ["arms", "reach", "configs", "unfinished"]
+    assert [line[0] for line in tables(made)[0].lines] == ["lr=0.002", "lr=0.001", "lr=0.003", "lr=0.004"]
+    assert [one["difference"] for one in page_data(made)["arms"]] == [None] * 4
+    compared = tables(report(example.sweep.path, metric=metric, baseline="lr=0.001"))
+    assert [table.name for table in compared] == ["arms", "differences", "reach", "configs", "unfinished"]
+    assert [line[0] for line in compared[0].lines] == ["lr=0.001 (baseline)", "lr=0.002", "lr=0.003", "lr=0.004"]
+
+
+def test_runs_that_did_not_train_as_long_are_said(example: Example) -> None:
+    example.done(["optimizer.lr=0.001"], seed=1)
+    example.done(["optimizer.lr=0.002"], seed=1)
+    assert not [note for note in notes(report(example.sweep.path)) if "as long" in note]
+    example.steps = 1200
+    longer = example.done(["optimizer.lr=0.003"], seed=1).path / "result.json"
+    assert notes(report(example.sweep.path))[1] == "The runs did not all train as long: 20 to 1,200 steps."
+    longer.write_text(longer.read_text().replace('"reason": "end"', '"reason": "patience"'))
+    said = "The runs did not all train as long: 20 to 1,200 steps (1 ended by patience)."
+    assert notes(report(example.sweep.path))[1] == said
 
 
 def test_seeds_that_do_not_pair_are_said(example: Example) -> None:
@@ -174,16 +201,10 @@ def test_holm_is_said_for_several_arms(example: Example) -> None:
 def test_a_baseline_without_a_run(example: Example) -> None:
     example.waiting(["optimizer.lr=0.001"], seed=1)
     example.done(["optimizer.lr=0.002"], seed=1)
-    made = report(example.sweep.path)
+    made = report(example.sweep.path, baseline="lr=0.001")
     assert "The baseline lr=0.001 has no run that is done, so nothing is compared with it." in notes(made)
     assert [table.name for table in tables(made)] == ["arms", "unfinished"]
     assert made.target is None
-
-
-def test_an_arm_whose_runs_differ(example: Example) -> None:
-    example.done(["optimizer.lr=0.01"], seed=1, arm="fast")
-    example.done(["optimizer.lr=0.02"], seed=2, arm="fast")
-    assert "The runs of fast differ in more than their seed: optimizer.lr." in notes(report(example.sweep.path))
 
 
 def test_a_run_without_a_value(example: Example) -> None:

@@ -6,7 +6,7 @@ import stat
 import sys
 from pathlib import Path
 
-FAILS, HANGS, BREAKS, DIES, STARTS = 13, 99, 66, 77, 55
+FAILS, HANGS, BREAKS, DIES, STARTS, ENDS = 13, 99, 66, 77, 55, 44
 CODE = """
 import fcntl, json, os, re, signal, sys, time
 RUN_DIR = sys.argv[-1]
@@ -45,8 +45,8 @@ if seed == 66:
     os._exit(3)
 if seed == 77:
     os.kill(os.getpid(), signal.SIGKILL)
-if seed == 99 and not os.path.exists(path("go")):
-    signal.signal(signal.SIGTERM, lambda *_: leave("stopped", 143, 3))
+if seed in (44, 99) and not os.path.exists(path("go")):
+    signal.signal(signal.SIGTERM, lambda *_: leave("stopped" if seed == 99 else "finished", 143, 3))
     signal.signal(signal.SIGINT, lambda *_: leave("stopped", 130, 3))
     from ctypes import CDLL
     CDLL(None).prctl(1, signal.SIGTERM)

@@ -32,7 +32,7 @@ def texts(*arguments, **keywords) -> list[str]:
         (["seed=choice(4)"], ["seed=4"]),
         (["optimizer.betas=[0.9,0.95],[0.8,0.9]"], ["optimizer.betas=[0.9,0.95]", "optimizer.betas=[0.8,0.9]"]),
         (["model=glob(llama7*)"], ["model=llama70b", "model=llama7b"]),
-        (["seed=1,2", "seed=3"], ["seed=3"]),
+        (["seed=1", "seed=3"], ["seed=3"]),
         (["run.name='a,b'"], ["run.name='a,b'"]),
         (["sweeper.params.seed=1,2"], ["sweeper.params.seed=1,2"]),
         (["optimizer.betas=[1", "seed=1,2"], ["optimizer.betas=[1 seed=1", "optimizer.betas=[1 seed=2"]),
@@ -72,18 +72,25 @@ def test_an_ablation_goes_arm_by_arm_the_baseline_first() -> None:
 @pytest.mark.parametrize(
     ("override", "what", "fix"),
     [
-        ("launch.jobs=1,2", "it is the same for all points of a sweep.", "one value; launch.jobs=[...] for a list"),
-        ("hydra/launcher=basic,submitit_slurm", "it is the same for all points of a sweep.", "one value; launch=[...] for a list"),
-        ("sweep.name=a,b", "it is the same for all points of a sweep.", "one value; sweep.name=[...] for a list"),
+        ("launch.jobs=1,2", "it is the same for all points of a sweep.", "one value"),
+        ("hydra/launcher=basic,submitit_slurm", "it is the same for all points of a sweep.", "one value"),
+        ("sweep.name=a,b", "it is the same for all points of a sweep.", "one value"),
+        ("launch.setup=a,b", "it is the same for all points of a sweep.", "launch.setup=[...] for a list"),
+        ("seed=2,3", "seed is there twice, so that seed=1 would count for nothing.", "leave one of the two out"),
+        (
+            "optimizer.lr=range(1e-4,1e-2)",
+            "it goes in steps of 1, as a third number does not say otherwise.",
+            "optimizer.lr=range(START, STOP, STEP), or values with commas between",
+        ),
         ("run.dir=a,b", "each point has a directory of its own in that of the sweep.", "leave it out"),
         (
             "optimizer.lr=interval(1,2)",
             "an interval has no first value; only sweeper=optuna takes one.",
-            "optimizer.lr=range(...), or values with commas between",
+            "sweeper=optuna, or values with commas between",
         ),
         ("model=glob(nothing*)", "it stands for no value at all.", "at least one"),
-        ("seed=glob(*)", "it stands for no value at all.", "at least one"),
-        ("seed=range(3,3)", "it stands for no value at all.", "at least one"),
+        ("train.max_steps=glob(*)", "it stands for no value at all.", "at least one"),
+        ("train.max_steps=range(3,3)", "it stands for no value at all.", "at least one"),
     ],
 )
 def test_what_cannot_vary(override: str, what: str, fix: str) -> None:
@@ -112,3 +119,18 @@ def test_what_is_typed_contradicts_no_arm(overrides: list[str], found: list[tupl
     problems: list[Problem] = contradictions(overrides, {}, ABLATION)
     assert [(problem.key, problem.what, problem.fix) for problem in problems] == found
     assert contradictions(overrides, {}, Ablation()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "fix"),
+    [
+        ("seed=7", "seeds are what the runs of an arm differ in.", "sweep.ablation.seeds=[7], for all arms"),
+        ("run.dir=x", "it is the same for all points of a sweep.", "leave it out of the arm"),
+        ("launch=slurm", "it is the same for all points of a sweep.", "leave it out of the arm"),
+        ("hydra/launcher=basic", "it is the same for all points of a sweep.", "leave it out of the arm"),
+        ("sweep.name=x", "it is the same for all points of a sweep.", "leave it out of the arm"),
+    ],
+)
+def test_what_no_arm_can_set(override: str, what: str, fix: str) -> None:
+    (found,) = contradictions([], {}, Ablation(baseline="a", arms={"a": [], "b": [override, "model.dim=8"]}))
+    assert (found.key, found.what, found.fix, found.where) == (override, what, fix, "the arm b")

@@ -74,6 +74,15 @@ def test_the_same_command_again_does_nothing_and_a_changed_one_adds(capfd: pytes
     assert len(SweepDirectory(BASE).commands()) == 3
 
 
+def test_points_of_earlier_commands_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("seed=1,2") == 0
+    capfd.readouterr()
+    assert run("seed=3,4") == 0
+    assert capfd.readouterr().out.startswith("sweep: sweeps/mine   (2 points: 2 to start; 2 others of earlier commands)\n")
+    assert run("seed=1,2") == 0
+    assert "watch it with" not in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(("jobs", "most", "threads_each"), [(1, 1, None), (2, 2, "4"), (4, 4, "2"), (9, 4, "2")])
 def test_so_many_at_a_time_with_a_share_of_the_cores(
     jobs: int, most: int, threads_each: str | None, monkeypatch: pytest.MonkeyPatch
@@ -185,6 +194,15 @@ def test_an_interrupt_while_python_starts_is_no_failure() -> None:
     assert out.endswith("sweep: sweeps/mine   (2 points: 2 waiting)\n")
     (point / "go").touch()
     assert run(f"seed={fake_worker.STARTS},1") == 0
+
+
+def test_a_point_whose_last_step_a_signal_came_in_is_done() -> None:
+    process = background(f"seed={fake_worker.ENDS},1")
+    ready()
+    process.send_signal(signal.SIGTERM)
+    out = process.communicate(timeout=30)[0]
+    assert "#000 done      seed=44" in out
+    assert out.endswith("sweep: sweeps/mine   (2 points: 1 done, 1 waiting)\n")
 
 
 def test_a_signal_that_is_ignored_stops_nothing() -> None:

@@ -145,7 +145,7 @@ def test_samples_stand_for_all_and_are_the_same_each_time():
         ("x=range(1,1)", "it stands for no value at all.", "range(START, STOP, STEP): from START on, without STOP"),
         ("x=range(1,3,0)", "the step of the range is 0.", "range(START, STOP, STEP) with a step"),
         ("x=range(0,inf)", "the range is not finite.", "range(START, STOP, STEP) with three numbers"),
-        ("launch.jobs=interval(1,2)", "it is the same for all points of a sweep.", "one value; launch.jobs=[...] for a list"),
+        ("launch.jobs=interval(1,2)", "it is the same for all points of a sweep.", "one value"),
         ("run.dir=range(1,4)", "each point has a directory of its own in that of the sweep.", "leave it out"),
     ],
 )

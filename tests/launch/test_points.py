@@ -189,7 +189,7 @@ def test_a_sweep_has_one_launcher(write: Callable[[str, str], str]) -> None:
     folder = write("experiment/other.yaml", "# @package _global_\n# other\nlaunch:\n  jobs: 3\n")
     with pytest.raises(PointsRefused) as caught:
         Preflight(["experiment=wsd,other"], [folder], NONE).points()
-    assert "this point has another launch section than the first, and all are started together." in str(caught.value)
+    assert "launch.jobs=3\n     the first point has 1 here, and all are started together." in str(caught.value)
 
 
 def test_an_experiment_may_carry_what_varies_and_how_it_is_launched(write: Callable[[str, str], str]) -> None:

@@ -120,7 +120,7 @@ def test_a_signal_before_the_job_begins_is_refused() -> None:
     assert not list(faults(Slurm(time=2, signal_before=119)))
 
 
-@pytest.mark.parametrize("key", ["array", "ntasks-per-node", "--ntasks_per_node", "signal"])
+@pytest.mark.parametrize("key", ["array", "ntasks-per-node", "--ntasks_per_node", "signal", "time"])
 def test_keys_of_sbatch_that_have_another_source_are_refused(key: str) -> None:
     (fault,) = faults(Slurm(sbatch={key: "1"}))
     assert (fault.key, fault.what) == (f"launch.sbatch.{key}=1", "forge sets this key of sbatch itself.")

@@ -170,8 +170,21 @@ def test_so_many_in_a_row_stop_the_run(limit: int, stops_at: int | None, tmp_pat
             break
     assert loop.reason == (None if stops_at is None else "bad_steps")
     assert stops_at is None or loop.state.step == stops_at
-    assert loop.state.bad_in_a_row == 0
+    assert loop.state.bad_in_a_row == (0 if stops_at is None else limit - 1)
     assert (guard.fault is None) is (stops_at is None)
+
+
+@pytest.mark.parametrize(("bad", "reason"), [([True], "bad_steps"), ([False, True, True], None)])
+def test_what_goes_on_has_no_further_patience_until_a_good_step(bad: list[bool], reason: str | None, tmp_path: Path) -> None:
+    """Else the same command again and again would take a run that has diverged to its end."""
+    loop = Spy(state=TrainState(), reason=None, loader=SimpleNamespace(samples_per_step=8))
+    for steps in ([True, True, True], bad):
+        loop.reason = None
+        guard = BadSteps(Train(max_bad_steps=3), interval=10, checkpoints=tmp_path)
+        for one in steps:
+            loop.state.step += 1
+            guard.on_step_end(loop, output(one))  # type: ignore[arg-type]
+    assert loop.reason == reason
 
 
 def poisoned(parts: Parts, **where: Any) -> Parts:
@@ -188,7 +201,7 @@ def test_the_message_and_the_state_it_leaves(assembled: Callable[..., Parts], ca
         assert parts.loop.run() == "bad_steps"
     real.remove()
     assert_bit_equal(weights(parts.model), before)
-    assert (parts.loop.state.step, parts.loop.state.skipped, parts.loop.state.bad_in_a_row) == (5, 4, 0)
+    assert (parts.loop.state.step, parts.loop.state.skipped, parts.loop.state.bad_in_a_row) == (5, 4, 2)
     saved = guard.checkpoints / "step_5"
     assert json.loads((saved / "meta.json").read_text())["train"]["skipped"] == 4
     assert guard.fault == (

@@ -80,10 +80,12 @@ def show(text: str) -> int:
 
 
 def as_typed(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Problem]:
-    """Problems in the order of the overrides that they are of."""
+    """Problems in the order of the overrides that they are of; those of the search path, which others come of, first."""
     keys = [text.lstrip("+~").partition("=")[0] for text in overrides]
 
     def place(problem: Problem) -> int:
+        if problem.option == "hydra.searchpath" or problem.option.startswith("--config-dir "):
+            return -1
         return keys.index(problem.option) if problem.option in keys else len(keys)
 
     return sorted(problems, key=place)

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.config import choices as groups
 from forge.config import overrides as values
-from forge.config import packages, spelling
+from forge.config import packages, several, spelling
 from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE, read
 from forge.config.library import Library
@@ -93,11 +93,12 @@ def chosen(
     readings = [read(spelling.ours(text)) for text in overrides]
     problems += [reading for reading in readings if isinstance(reading, Problem)]
     hydra, parsed = _split([o for o in readings if isinstance(o, Override)], lambda o: o.is_hydra_override())
-    sources = [source for d in config_dirs if (source := _source(d, problems))]
+    from_flag = {source: f"--config-dir {d}" for d in config_dirs if (source := _source(d, problems))}
+    sources = list(from_flag)
     for override in hydra:
         sources += _search_path(override, problems)
     library = read_from(tuple(sources))
-    problems += [_no_directory(path) for path in library.missing_sources()]
+    problems += [_no_directory(path, from_flag.get(f"file://{path}")) for path in library.missing_sources()]
     choices, assigned = _split(parsed, lambda o: library.is_group(o.key_or_group))
     refused = {id(o): problem for o in choices if (problem := groups.illegal(o, library))}
     merged, faults = groups.merge(library, [o for o in choices if id(o) not in refused])
@@ -117,6 +118,7 @@ def chosen(
         fix = "set it on the command line or in code only, so that no file can widen what is built"
         problems.append(Problem(key="run.trust", what="a file sets run.trust.", fix=fix, where=composition.lines.get("run.trust", "")))
         tree.run.trust = []
+    problems += several.as_texts(tree, composition.written_at)
     return composition, assigned
 
 
@@ -139,8 +141,10 @@ def _source(path: str, problems: list[Problem]) -> str | None:
     return None
 
 
-def _no_directory(path: str) -> Problem:
-    return Problem(key="hydra.searchpath", what=f"there is no directory or package {path}.", fix="give an existing one", where=COMMAND_LINE)
+def _no_directory(path: str, typed: str | None) -> Problem:
+    return Problem(
+        key=typed or "hydra.searchpath", what=f"there is no directory or package {path}.", fix="give an existing one", where=COMMAND_LINE
+    )
 
 
 def _search_path(override: Override, problems: list[Problem]) -> list[str]:

@@ -9,8 +9,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from forge.config import expected, schemas
 from forge.config.errors import Problem
 from forge.config.grammar import COMMAND_LINE
+from forge.config.literal import literal
+from forge.config.several import PARAMS
+from forge.config.unreadable import typed, with_quotes
 
 
 def find(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:
@@ -49,5 +53,22 @@ def apply(entries: DictConfig, name: str, override: Override) -> Problem | None:
             for entry, own in value.items() if not name and isinstance(value, Mapping) else [(name, value)]:
                 entries[str(entry)] = own
     except OmegaConfBaseException as error:
-        return problem(f"it does not fit {key}: {str(error).splitlines()[0].rstrip('.')}.", "docs/options.md says what it holds")
+        hint = schemas.declared(key)
+        if not name or hint is None:
+            return problem(f"it does not fit {key}: {str(error).splitlines()[0].rstrip('.')}.", "docs/options.md says what it holds")
+        shown = text.partition("=")[2]
+        return problem(f"{key} is {expected.said(key, hint)}; '{shown}' is not.", meant(key, shown, value, hint))
     return None
+
+
+def meant(key: str, shown: str, value: Any, hint: Any) -> str:
+    """A list or a time as it would be typed for what was; empty where there is no telling. shown: the value as it was typed."""
+    if isinstance(value, list) and key.startswith(f"{PARAMS}."):
+        return f"{key}={shown.strip()[1:-1]}"
+    found = expected.meant(key, value, hint)
+    if found is None:
+        return ""
+    if not isinstance(found, list):
+        return typed(key, literal(found))
+    listed = with_quotes(f"[{shown}]") if len(found) == 1 and isinstance(value, str) else literal(found)
+    return typed(key, listed if found else "[]")

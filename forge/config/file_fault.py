@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import yaml
 from hydra.errors import MissingConfigException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from forge.config import schemas
+from forge.config import expected, schemas, spelling
 from forge.config.errors import Problem, closest, did_you_mean
 from forge.config.library import Library
-from forge.config.lines import display, keys_of
+from forge.config.lines import display, keys_of, nodes_of, value_of
+from forge.config.literal import literal
 from forge.config.root import Config
 
 GLOBAL = "# @package _global_"
+CORRECT = "correct the file"
 
 
 def file_fault(choice: str, config_path: str, error: Exception, library: Library) -> Problem:
@@ -30,19 +34,19 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f"{display(Path(mark.name))}:{mark.line + 1}" if mark else _place(file)
-        return Problem(key=choice, what=f"the file is not YAML: {error.problem or error.context}.", fix="correct the file", where=place)
+        return Problem(key=choice, what=f"the file is not YAML: {error.problem or error.context}.", fix=CORRECT, where=place)
     if isinstance(error, UnicodeDecodeError):
-        return Problem(key=choice, what="the file is not UTF-8 text.", fix="correct the file", where=_place(file))
+        return Problem(key=choice, what="the file is not UTF-8 text.", fix=CORRECT, where=_place(file))
     if isinstance(error, RecursionError):
-        return Problem(key=choice, what="the defaults list leads back to this file.", fix="correct the file", where=_place(file))
+        return Problem(key=choice, what="the defaults list leads back to this file.", fix=CORRECT, where=_place(file))
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(choice, error, file)
     cause = error.__context__
     if isinstance(cause, OmegaConfBaseException):
-        return _misfit(choice, cause, file)
+        return _misfit(choice, config_path, cause, file)
     said = re.sub(r"^In '[^']+': ", "", " ".join(str(error).split()))
     what = f"this does not compose: {shorten(said, 200).rstrip('.') or type(error).__name__}."
-    return Problem(key=choice, what=what, fix="correct the file", where=_place(file))
+    return Problem(key=choice, what=what, fix=CORRECT, where=_place(file))
 
 
 def section_fault(choice: str, config_path: str, group: str, schema: type | None, library: Library) -> Problem:
@@ -62,12 +66,14 @@ def _missing(choice: str, error: MissingConfigException, file: Path | None) -> P
     return Problem(key=choice, what=f"there is no {group} named '{name}', which the file asks for.", fix=fix, where=_place(file))
 
 
-def _misfit(choice: str, cause: OmegaConfBaseException, file: Path | None) -> Problem:
+def _misfit(choice: str, config_path: str, cause: OmegaConfBaseException, file: Path | None) -> Problem:
     key, owner = cause.full_key or "", cause.object_type
     where = _place(file, key)
     if not isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        if file is not None and (found := _mistyped(choice, config_path, key, file)):
+            return found
         what = f"{key}: {str(cause).splitlines()[0]}." if key else f"{str(cause).splitlines()[0]}."
-        return Problem(key=choice, what=what, fix="correct the file", where=where)
+        return Problem(key=choice, what=what, fix=CORRECT, where=where)
     name = str(cause.key)
     base = next((group for group, schema in schemas.sections().items() if group in schemas.SCHEMAS and schema is owner), None)
     if owner is Config and file is not None and file.parent.name == name:
@@ -78,6 +84,30 @@ def _misfit(choice: str, cause: OmegaConfBaseException, file: Path | None) -> Pr
     fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
     fix = did_you_mean(closest(name, fields)) or "remove it from the file"
     return Problem(key=choice, what=what, fix=fix, where=where)
+
+
+def _mistyped(choice: str, config_path: str, key: str, file: Path) -> Problem | None:
+    """A value of another type than its option has. key: of the option; empty for the first with a list for a dict, or the reverse."""
+    group = config_path.partition("/")[0]
+    for written, name, node in nodes_of(file):
+        full = next((k for k in (spelling.key_of(written), f"{group}.{written}") if schemas.declared(k) is not None), "")
+        if not full:
+            continue
+        hint, value = schemas.declared(full), value_of(node)
+        wrong = (
+            full == key.partition("[")[0] if key else isinstance(value, list | dict) and typing.get_origin(hint) not in (None, type(value))
+        )
+        if not wrong:
+            continue
+        meant = expected.meant(full, value, hint)
+        fix = CORRECT if meant is None else expected.in_file(str(name.value), meant)
+        what = f"{full} is {expected.said(full, hint)}; {_shown(value)} is not."
+        return Problem(key=choice, what=what, fix=fix, where=f"{display(file)}:{name.start_mark.line + 1}")
+    return None
+
+
+def _shown(value: Any) -> str:
+    return shorten(literal(value), 100)
 
 
 def _start_of_file(group: str) -> str:

@@ -9,6 +9,7 @@ from hydra.errors import HydraException
 
 from forge.config.errors import Problem
 from forge.config.library import parse
+from forge.config.unreadable import call_fault, fault, is_endless
 
 COMMAND_LINE = "command line"
 KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w./-]+)?", re.ASCII)
@@ -25,6 +26,9 @@ def read(text: str) -> Override | Problem:
         return _unreadable(text)
     except ValueError:  # Python reads no integer of more than 4,300 digits
         return Problem(key=text, what="it has a number of too many digits.", fix="a smaller one", where=COMMAND_LINE)
+    if is_endless(override):
+        what, fix = call_fault(text.partition("=")[0], "range")
+        return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
     return override if override.key_or_group else _unreadable(text)
 
 
@@ -32,9 +36,8 @@ def _unreadable(text: str) -> Problem:
     key, sign, value = text.partition("=")
     name = key.lstrip("+~")
     if KEY.fullmatch(name) and sign:
-        quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-        what = f"the value {value} cannot be read: a bracket or quote is left open, or a sign in it needs quotes."
-        return Problem(key=text, what=what, fix=f"to give it as a text: '{key}=\"{quoted}\"'", where=COMMAND_LINE)
+        what, fix = fault(key, value)
+        return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
     if KEY.fullmatch(name):
         return Problem(key=text, what="this is not key=value.", fix=f"write {text}=...", where=COMMAND_LINE)
     element = ELEMENT.fullmatch(name)

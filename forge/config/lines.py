@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -25,7 +26,17 @@ def written(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str
 
 def keys_of(file: Path) -> Iterator[tuple[str, int]]:
     """Dotted keys that a YAML file sets, each with its line."""
+    yield from ((key, name.start_mark.line + 1) for key, name, _ in nodes_of(file))
+
+
+def nodes_of(file: Path) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    """Dotted keys that a YAML file sets, each with the node of its name and that of its value."""
     yield from _walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader), "")
+
+
+def value_of(node: yaml.Node) -> Any:
+    """What a node of a file holds."""
+    return yaml.SafeLoader("").construct_document(node)
 
 
 def display(file: Path) -> str:
@@ -37,12 +48,12 @@ def display(file: Path) -> str:
     return str(file)
 
 
-def _walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
+def _walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
     if not isinstance(node, yaml.MappingNode):
         return
     for name, value in node.value:
         if prefix == "" and name.value == "defaults":
             continue
         key = f"{prefix}{name.value}"
-        yield key, name.start_mark.line + 1
+        yield key, name, value
         yield from _walk(value, f"{key}.")

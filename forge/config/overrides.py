@@ -11,9 +11,10 @@ from hydra.core.override_parser.types import Override
 from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from forge.config import entries, free, schemas, seeds
+from forge.config import entries, expected, free, schemas, seeds
+from forge.config.entries import meant
 from forge.config.errors import Problem, closest, did_you_mean
-from forge.config.field import default_of
+from forge.config.field import Section, default_of, types_of
 from forge.config.grammar import COMMAND_LINE
 
 KINDS = {IntegerNode: "an integer", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
@@ -55,14 +56,26 @@ def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None
     try:
         OmegaConf.update(tree, key, value, merge=True)
     except (OmegaConfBaseException, OverflowError) as error:
-        kind = KINDS.get(type(node), "a list" if isinstance(node, ListConfig) else "a legal value")
-        shown = text.split("=", 1)[1]
+        hint, default = declaration(tree, key)
+        kind = KINDS.get(type(node)) or (
+            expected.said(key, hint) if hint else "a list" if isinstance(node, ListConfig) else "a legal value"
+        )
+        shown, fix = text.split("=", 1)[1], expected.example(key, hint, default)
         if value is None:
-            return _problem(text, f"{key} cannot be null; it is {kind}.", "")
+            return _problem(text, f"{key} cannot be null; it is {kind}.", fix)
         if isinstance(value, dict | list):
-            return _problem(text, f"'{shown}' does not fit {key}: {str(error).splitlines()[0]}", "")
-        return _problem(text, f"{key} is {kind}; '{shown}' is not.", "")
+            return _problem(text, f"'{shown}' does not fit {key}: {str(error).splitlines()[0]}", fix)
+        return _problem(text, f"{key} is {kind}; '{shown}' is not.", meant(key, shown, value, hint) or fix)
     return None
+
+
+def declaration(tree: DictConfig, key: str) -> tuple[Any, Any]:
+    """The declared type of an option, and its default; None for what has no class."""
+    above, _, name = key.rpartition(".")
+    schema = OmegaConf.get_type(_section(tree, above))
+    if not isinstance(schema, type) or not issubclass(schema, Section) or name not in schema.__dataclass_fields__:
+        return None, None
+    return types_of(schema)[name], default_of(schema.__dataclass_fields__[name])
 
 
 @dataclasses.dataclass(frozen=True)

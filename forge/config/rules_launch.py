@@ -11,7 +11,7 @@ from forge.config.launch import Local, Slurm, Submitit
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.sweeper import Optuna
-from forge.config.world import World
+from forge.config.world import CPU_BUILD, World
 
 SHAPE = ("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node")
 LARGEST_NODE = 8  # ranks on GPUs that are put on one node where nobody says how many GPUs a node has
@@ -45,7 +45,8 @@ def unused_gpus(config: Config, world: World) -> Iterator[Finding]:
     section = config.launch
     if isinstance(section, Slurm) and world.remote and world.device == "cpu" and section.gpus_per_node:
         what = f"the ranks are on CPUs, and the job takes {section.gpus_per_node} GPUs of each node all the same."
-        yield f"launch.gpus_per_node={section.gpus_per_node}", what, "launch.gpus_per_node=0, or run.device=cuda"
+        other = "a CUDA build of torch, for this one is for CPUs" if world.devices.source == CPU_BUILD else "run.device=cuda"
+        yield f"launch.gpus_per_node={section.gpus_per_node}", what, f"launch.gpus_per_node=0, or {other}"
 
 
 @rule("launch.slurm", reads=("launch.signal_before", "launch.time", "launch.sbatch"))

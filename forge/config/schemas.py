@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import typing
 from collections.abc import Iterator
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
@@ -103,3 +105,14 @@ def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]
         for variant, schema in variants(group).items():
             for name, owner, field in options_of(schema):
                 yield f"{group}.{name}", variant, owner, field
+
+
+def declared(key: str) -> Any:
+    """The declared type of an option, or of an entry of one that is a dict; None where there is no such option."""
+    for name, _, schema, field in walk_options():
+        if key == name or key.startswith(f"{name}."):
+            hint = types_of(schema)[field.name]
+            if key == name:
+                return hint
+            return typing.get_args(hint)[1] if typing.get_origin(hint) is dict else None
+    return None

@@ -14,6 +14,7 @@ from forge.config.derive_auto import device_memory
 from forge.config.launch import Slurm
 from forge.config.parallel import Parallel
 from forge.config.root import Config
+from forge.config.rules_launch import unused_gpus
 from forge.config.rules_layout import host_memory
 from forge.config.run import Run
 from forge.config.world import CPU_BUILD, Devices, World
@@ -85,3 +86,19 @@ def test_a_large_model_is_no_matter_of_this_machines_memory() -> None:
     assert device_memory(here)
     assert list(host_memory.check(config, here))
     assert list(host_memory.check(config, replace(here, remote=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("here", "fix"),
+    [
+        (GPU_BUILD, "launch.gpus_per_node=0, or run.device=cuda"),
+        (
+            Devices(gpus=0, source=CPU_BUILD),
+            "launch.gpus_per_node=0, or a CUDA build of torch, for this one is for CPUs",
+        ),
+    ],
+)
+def test_gpus_that_are_not_used(here: Devices, fix: str) -> None:
+    config = Config(launch=Slurm(gpus_per_node=8), parallel=Parallel(), run=Run(device="cpu"))
+    (problem,) = unused_gpus.check(config, cluster.world_of(config, here, {}))
+    assert (problem.key, problem.fix) == ("launch.gpus_per_node=8", fix)

@@ -32,9 +32,26 @@ def test_arms_are_lists_of_overrides() -> None:
     ("override", "what", "fix"),
     [
         ("~launch.sbatch.nice", "launch.sbatch has no 'nice'.", "it is empty"),
-        ("launch.sbatch.nice=[1]", "it does not fit launch.sbatch.nice: Cannot convert", "docs/options.md says what it holds"),
-        ("launch.sbatch=1", "launch.sbatch is a legal value; '1' is not.", ""),
-        ("sweep.ablation.arms.x=3", "it does not fit sweep.ablation.arms.x: ", "docs/options.md says what it holds"),
+        ("launch.sbatch.nice=[1]", "launch.sbatch.nice is a text; '[1]' is not.", ""),
+        ("launch.sbatch=1", "launch.sbatch is a dict of entries by name; '1' is not.", ""),
+        ("launch.sbatch={nice: [1]}", "it does not fit launch.sbatch: Cannot convert", "docs/options.md says what it holds"),
+        ("sweep.ablation.arms.x=3", "sweep.ablation.arms.x is a list of overrides; '3' is not.", ""),
+        (
+            'sweep.ablation.arms.x="seed=3"',
+            "sweep.ablation.arms.x is a list of overrides; '\"seed=3\"' is not.",
+            "'sweep.ablation.arms.x=[\"seed=3\"]'",
+        ),
+        (
+            "sweep.ablation.arms.x={seed: 3}",
+            "sweep.ablation.arms.x is a list of overrides; '{seed: 3}' is not.",
+            "\"sweep.ablation.arms.x=['seed=3']\"",
+        ),
+        (
+            "sweep.ablation.arms=x",
+            "sweep.ablation.arms is a dict of lists of overrides, by the names of the arms; 'x' is not.",
+            "\"sweep.ablation.arms={base: [],wide: ['model.dim=256']}\"",
+        ),
+        ("sweeper.params.seed=[1,2]", "sweeper.params.seed is a text; '[1,2]' is not.", "sweeper.params.seed=1,2"),
     ],
 )
 def test_what_does_not_fit_is_refused(override: str, what: str, fix: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hydra.core.override_parser.types import Override
 from refusing import only, problems, resolved
 
 from forge.config import compose
@@ -16,6 +19,14 @@ MODELS = "gpt2, llama13b, llama3_70b, llama3_8b, llama70b, llama7b, mixtral_8x7b
 
 def unread(value: str) -> str:
     return f"the value {value} cannot be read: a bracket or quote is left open, or a sign in it needs quotes."
+
+
+def needs_quotes(value: str) -> str:
+    return f"the value {value} cannot be read: a sign in it needs quotes."
+
+
+MISSING = "a value is missing beside a comma."
+RANGE, RANGE_FIX = "range takes numbers, and a step that is not 0.", "'seed=range(START, STOP[, STEP])' with numbers"
 
 
 def no_key(name: str) -> str:
@@ -45,6 +56,30 @@ SAID = [
     ("train.max_steps==5", unread("=5"), "to give it as a text: 'train.max_steps=\"=5\"'"),
     ("seed=${", unread("${"), "to give it as a text: 'seed=\"${\"'"),
     ("seed=int(abc)", unread("int(abc)"), "to give it as a text: 'seed=\"int(abc)\"'"),
+    ("optimizer.lr=1e-3,", MISSING, "write optimizer.lr=1e-3"),
+    ("optimizer.lr=,1e-3", MISSING, "write optimizer.lr=1e-3"),
+    ("optimizer.lr=1,,2", MISSING, "write optimizer.lr=1,2"),
+    ("optimizer.lr=, ,", MISSING, "write optimizer.lr=..."),
+    ("optimizer.betas=[,0.9,,0.95,]", MISSING, "write optimizer.betas=[0.9,0.95]"),
+    ('run.name="a,,b",', MISSING, 'write run.name="a,,b"'),
+    ("seed=choice(1,,2)", MISSING, "write seed=choice(1,2)"),
+    ("seed=choice()", "choice takes values, with commas between them.", "'seed=choice(a, b)'"),
+    ("seed=range(a,b)", RANGE, RANGE_FIX),
+    ("seed=range(1,5,0)", RANGE, RANGE_FIX),
+    ("seed=interval(1)", "interval takes two numbers.", "'seed=interval(LOW, HIGH)' with numbers"),
+    ("eval.sample_prompts=[a=b, c]", needs_quotes("[a=b, c]"), "write 'eval.sample_prompts=[\"a=b\", c]'"),
+    ("eval.sample_prompts=a=b", needs_quotes("a=b"), "write 'eval.sample_prompts=[\"a=b\"]'"),
+    (
+        "sweep.ablation.arms.wide=[model.dim=256]",
+        needs_quotes("[model.dim=256]"),
+        "write 'sweep.ablation.arms.wide=[\"model.dim=256\"]'",
+    ),
+    ("sweep.ablation.arms.wide=model.dim=256", needs_quotes("model.dim=256"), "write 'sweep.ablation.arms.wide=[\"model.dim=256\"]'"),
+    (
+        "sweep.ablation.arms={base: [], wide: [model.dim=256]}",
+        needs_quotes("{base: [], wide: [model.dim=256]}"),
+        "write 'sweep.ablation.arms={base: [], wide: [\"model.dim=256\"]}'",
+    ),
     ("optimizer.betas[0]=0.5", "a list is given as a whole.", "optimizer.betas=[...]"),
     # groups
     ("model=lama7b", "there is no model named 'lama7b'.", "did you mean model=llama7b, model=llama70b or model=llama3_70b?"),
@@ -99,19 +134,29 @@ SAID = [
     ("model.num_experts=8", "Decoder has no option 'num_experts'.", "KempnerForge's model.num_experts is model.moe.num_experts here"),
     ("base_emb_dim=8", "there is no group or option 'base_emb_dim'.", "MaxText's base_emb_dim is model.dim here"),
     # values
-    ("seed=abc", "seed is an integer; 'abc' is not.", ""),
-    ("seed=1.5", "seed is an integer; '1.5' is not.", ""),
-    ("seed=true", "seed is an integer; 'true' is not.", ""),
-    ("seed=null", "seed cannot be null; it is an integer.", ""),
-    ("optimizer.lr=null", "optimizer.lr cannot be null; it is a number.", ""),
-    ("optimizer.lr=fast", "optimizer.lr is a number; 'fast' is not.", ""),
+    ("seed=abc", "seed is an integer; 'abc' is not.", "for example seed=42"),
+    ("seed=1.5", "seed is an integer; '1.5' is not.", "for example seed=42"),
+    ("seed=true", "seed is an integer; 'true' is not.", "for example seed=42"),
+    ("seed=null", "seed cannot be null; it is an integer.", "for example seed=42"),
+    ("optimizer.lr=null", "optimizer.lr cannot be null; it is a number.", "for example optimizer.lr=0.0003"),
+    ("optimizer.lr=fast", "optimizer.lr is a number; 'fast' is not.", "for example optimizer.lr=0.0003"),
     ("run.inline=maybe", "run.inline is true or false; 'maybe' is not.", ""),
-    ("run.trust=os.", "run.trust is a list; 'os.' is not.", ""),
-    ("train.max_steps=1e400", "train.max_steps is an integer; '1e400' is not.", ""),
+    ("run.trust=os.", "run.trust is a list of texts; 'os.' is not.", "run.trust=[os.]"),
+    ("eval.sample_prompts=a b", "eval.sample_prompts is a list of texts; 'a b' is not.", "'eval.sample_prompts=[a b]'"),
+    ("eval.sample_prompts='a=b'", "eval.sample_prompts is a list of texts; ''a=b'' is not.", "\"eval.sample_prompts=['a=b']\""),
+    ("optimizer.betas=0.9", "optimizer.betas is a list of numbers; '0.9' is not.", "for example optimizer.betas=[0.9,0.95]"),
+    ("optimizer.betas=null", "optimizer.betas cannot be null; it is a list of numbers.", "for example optimizer.betas=[0.9,0.95]"),
+    ("parallel.pp_layers=3", "parallel.pp_layers is a list of integers; '3' is not.", "parallel.pp_layers=[3]"),
+    ("parallel.pp_layers=x", "parallel.pp_layers is a list of integers; 'x' is not.", ""),
+    ("train.max_steps=1e400", "train.max_steps is an integer; '1e400' is not.", "for example train.max_steps=100000"),
     ("optimizer.lr=1e400", "optimizer.lr must be finite.", ""),
     ("optimizer.lr=nan", "optimizer.lr must be finite.", ""),
     ("run.name=[a]", "'[a]' does not fit run.name: Cannot convert 'list' to string: '['a']'", ""),
-    ("optimizer.betas={a: 1}", "'{a: 1}' does not fit optimizer.betas: Cannot merge DictConfig with ListConfig", ""),
+    (
+        "optimizer.betas={a: 1}",
+        "'{a: 1}' does not fit optimizer.betas: Cannot merge DictConfig with ListConfig",
+        "for example optimizer.betas=[0.9,0.95]",
+    ),
     ("eval.sample_prompts=[[a]]", "eval.sample_prompts must be a list of texts.", ""),
     ("optimizer.lr=1,2", f"optimizer.lr {NO_SWEEP}", "one value, or -m for a sweep; optimizer.lr=[1,2] for a list; quotes for a text"),
     ("seed=range(1,5)", f"seed {NO_SWEEP}", "one value, or -m for a sweep; seed=[range(1,5)] for a list; quotes for a text"),
@@ -143,6 +188,33 @@ def test_what_is_said(typed: str, what: str, fix: str):
     found = only([typed])
     assert (found.what, found.fix) == (what, fix)
     assert found.where == "command line"
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [("24:00:00", 1440), ("1-00:00:00", 1440), ("1-12", 2160), ("2-03:30", 3090), ("0:30:01", 31), ("12:30", None), ("1 h", None)],
+)
+def test_a_time_of_slurm_in_minutes(time: str, minutes: int | None):
+    found = only(["launch=slurm", "run.device=cpu", f"launch.time={time}"])
+    fix = f"launch.time={minutes}" if minutes else "for example launch.time=60"
+    assert (found.what, found.fix) == (f"launch.time is an integer; '{time}' is not.", fix)
+
+
+@pytest.mark.parametrize(
+    "typed", ["eval.sample_prompts=[a=b, c]", "sweep.ablation.arms={wide: [model.dim=256], x: []}", "seed=1,", "seed=[,1]"]
+)
+def test_what_is_advised_can_be_read(typed: str):
+    assert isinstance(read(only([typed]).fix.removeprefix("write ").strip("'")), Override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "config_dirs", "key"),
+    [([], ["my/nope"], "--config-dir my/nope"), (["hydra.searchpath=[my/nope]"], [], "hydra.searchpath")],
+)
+def test_a_folder_that_is_not_there_comes_before_what_comes_of_it(overrides: list[str], config_dirs: list[str], key: str):
+    first, second = problems(["experiment=mine", *overrides], config_dirs=config_dirs)
+    assert (first.key, first.what) == (key, f"there is no directory or package {Path('my/nope').resolve()}.")
+    assert second.what == "there is no experiment named 'mine'."
 
 
 WORKS = [

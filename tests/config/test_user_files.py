@@ -9,6 +9,7 @@ import pytest
 from refusing import only, problems, resolved
 
 from forge.config import cli
+from forge.config.compose_many import Composer
 
 Write = Callable[[str, str], str]
 CORRECT = "correct the file"
@@ -33,9 +34,23 @@ BROKEN = {
     "a wrong type": (
         "train:\n  max_steps: soon\n",
         ":3",
-        "train.max_steps: Value 'soon' of type 'str' could not be converted to Integer.",
+        "train.max_steps is an integer; 'soon' is not.",
         CORRECT,
     ),
+    "one number for several": ("optimizer:\n  betas: 0.9\n", ":3", "optimizer.betas is a list of numbers; 0.9 is not.", CORRECT),
+    "a text for a list": (
+        "eval:\n  sample_prompts: Hello, you\n",
+        ":3",
+        "eval.sample_prompts is a list of texts; 'Hello, you' is not.",
+        "sample_prompts: ['Hello, you']",
+    ),
+    "a time": (
+        "defaults:\n  - override /launch: slurm\nlaunch:\n  time: 1-00:00:00\n",
+        ":5",
+        "launch.time is an integer; '1-00:00:00' is not.",
+        "time: 1440",
+    ),
+    "a list for a dict": ("sweeper:\n  params: [seed]\n", ":3", "sweeper.params is a dict of entries by name; ['seed'] is not.", CORRECT),
     "a section that is a number": ("optimizer: 5\n", "", "Merge error: int is not a subclass of AdamW. value: 5.", CORRECT),
     "a section that is null": ("model: null\n", ":2", "model: field 'model' is not Optional.", CORRECT),
     "no model": ("defaults:\n  - override /model: null\n", "", "this leaves no model.", "choose one: model=..."),
@@ -71,6 +86,67 @@ def test_a_broken_experiment(text: str, line: str, what: str, fix: str, write: W
     found = only(["experiment=mine"], config_dirs=[folder])
     assert (found.what, found.key, found.where) == (what, "experiment=mine", f"{folder}/experiment/mine.yaml{line}")
     assert found.fix == fix or (not fix and found.fix)
+
+
+IS_ARM = "sweep.ablation.arms.other is a list of overrides;"
+IS_ARMS = "sweep.ablation.arms is a dict of lists of overrides, by the names of the arms;"
+WRONG_ABLATIONS = [
+    ("arms: {other: model.dim=64}", f"{IS_ARM} 'model.dim=64' is not.", "other: [model.dim=64]"),
+    ("arms: {other: 'model.dim=64,seed=2'}", f"{IS_ARM} 'model.dim=64,seed=2' is not.", "other: [model.dim=64, seed=2]"),
+    ("arms: {other: 'optimizer.betas=[0,1]'}", f"{IS_ARM} 'optimizer.betas=[0,1]' is not.", "other: ['optimizer.betas=[0,1]']"),
+    ("arms: {other: null}", f"{IS_ARM} null is not.", "other: []"),
+    ("arms: {other: {optimizer.lr: 0.01}}", f"{IS_ARM} {{optimizer.lr: 0.01}} is not.", "other: [optimizer.lr=0.01]"),
+    ("arms: {other: [optimizer.lr: 0.01]}", f"{IS_ARM} [{{optimizer.lr: 0.01}}] is not.", "other: [optimizer.lr=0.01]"),
+    ("arms: {other: 3}", f"{IS_ARM} 3 is not.", CORRECT),
+    ("arms: [base, other]", f"{IS_ARMS} ['base','other'] is not.", "arms: {base: [], other: []}"),
+    ("arms: null", f"{IS_ARMS} null is not.", "arms: {base: [], wide: [model.dim=256]}"),
+    ("seeds: 1,2", "sweep.ablation.seeds is a list of integers; '1,2' is not.", "seeds: [1, 2]"),
+    ("seeds: 3", "sweep.ablation.seeds is a list of integers; 3 is not.", "seeds: [3]"),
+    ("seeds: [a]", "sweep.ablation.seeds is a list of integers; ['a'] is not.", CORRECT),
+]
+
+
+@pytest.mark.parametrize(("text", "what", "fix"), WRONG_ABLATIONS, ids=[text for text, *_ in WRONG_ABLATIONS])
+def test_an_ablation_of_wrong_types(text: str, what: str, fix: str, write: Write):
+    folder = write("experiment/mine.yaml", f"{GLOBAL}sweep:\n  ablation:\n    {text}\n")
+    found = only(["experiment=mine"], config_dirs=[folder])
+    assert (found.what, found.fix, found.where) == (what, fix, f"{folder}/experiment/mine.yaml:4")
+
+
+SEVERAL = {
+    "[1e-3, 3e-3]": "0.001,0.003",
+    "[5]": "5",
+    "[true, null, a b]": "true,null,a b",
+    "[[0.9, 0.95], [0.9, 0.99]]": "[0.9,0.95],[0.9,0.99]",
+    "['range(1,3)', 7]": "range(1,3),7",
+    "1e-3,3e-3": "1e-3,3e-3",
+}
+
+
+@pytest.mark.parametrize(("written", "values"), SEVERAL.items(), ids=SEVERAL)
+def test_several_values_as_a_list(written: str, values: str, write: Write):
+    folder = write("experiment/mine.yaml", f"{GLOBAL}sweeper:\n  params:\n    train.x: {written}\n")
+    assert resolved(["experiment=mine"], config_dirs=[folder]).config.sweeper.params == {"train.x": values}
+    assert Composer([folder])(["experiment=mine"])[1].sweeper.params == {"train.x": values}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "what", "fix"),
+    [
+        (
+            "optimizer: {lr: '1e-3,3e-3', eps: [1, 2]}",
+            "sweeper.params.optimizer",
+            "sweeper.params has dotted keys, with nothing below them.",
+            "optimizer.lr: 1e-3,3e-3; optimizer.eps: 1,2",
+        ),
+        ("seed: []", "sweeper.params.seed", "it stands for no value at all.", "at least one"),
+        ("seed: {}", "sweeper.params.seed", "it stands for no value at all.", "at least one"),
+    ],
+)
+def test_what_varies_in_another_form(text: str, key: str, what: str, fix: str, write: Write):
+    folder = write("experiment/mine.yaml", f"{GLOBAL}sweeper:\n  params:\n    {text}\n")
+    found = only(["experiment=mine"], config_dirs=[folder])
+    assert (found.key, found.what, found.fix, found.where) == (key, what, fix, f"{folder}/experiment/mine.yaml:4")
 
 
 CHECKED_LATER = {

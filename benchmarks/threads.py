@@ -1,4 +1,4 @@
-"""What several runs at a time cost one another on a CPU, by how their threads wait.
+"""What several runs at a time cost one another on a CPU, by their number of threads.
 
 python benchmarks/threads.py > benchmarks/results/threads.md
 """
@@ -20,12 +20,8 @@ import torch
 from forge.diagnosis.limits import cpu_quota, usable_cores
 
 CORES = usable_cores(cpu_quota())
-OWN = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-WAYS = {
-    "OpenMP's default: all cores each, spinning": {"OMP_NUM_THREADS": str(CORES), "GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "200"},
-    "all cores each, not spinning": {"OMP_NUM_THREADS": str(CORES), "OMP_WAIT_POLICY": "PASSIVE"},
-    "forge's own: a share of the cores each, not spinning": {},
-}
+OWN = ("OMP_NUM_THREADS",)
+WAYS = {"all cores each, as OpenMP has it": {"OMP_NUM_THREADS": str(CORES)}, "a share of the cores each, as forge has it": {}}
 
 
 def speeds(at_a_time: int, steps: int, environ: dict[str, str]) -> list[float]:
@@ -47,7 +43,7 @@ def speeds(at_a_time: int, steps: int, environ: dict[str, str]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--times", type=int, default=3)
     options = parser.parse_args()
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {CORES} cores"

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None, meeting: Meeting | None = None) -> i
 
 def together(found: Started, lead: Callable[[Meeting], int], meeting: Meeting) -> int:
     """One rank of those that torchrun or srun started: the main one does what `lead` says, which may end in `main`; the others follow."""
-    os.environ.update({**threads.settings(1), **found.environment()})
+    os.environ.update({**threads.of_task(os.environ), **found.environment()})
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()  # torchrun itself asks for no such thing
     if not is_main():

@@ -137,7 +137,7 @@ def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker") -> int
 def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[dict[str, str]]:
     """What each rank is told; nothing of another launcher that may have started this process."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")} | dict(added)
-    inherited |= threads.settings(ranks * at_a_time, inherited)
+    inherited |= threads.shared(ranks * at_a_time, inherited)
     common = {**inherited, "PYTHONPATH": search_path(), PARENT: str(os.getpid()), "WORLD_SIZE": str(ranks)}
     if ranks > 1:
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

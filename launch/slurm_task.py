@@ -21,7 +21,7 @@ class Rank:
     def __call__(self) -> None:
         """Train; a process that fails, or was stopped, ends with the exit code that says so, and with it the state of the job."""
         requeue.listen()
-        os.environ.update({**threads.settings(1), **placed(dict(os.environ))})  # of cores Slurm gives a task its own
+        os.environ.update({**threads.of_task(os.environ), **placed(dict(os.environ))})
         worker = import_module("forge.worker")  # where training begins; what submits a job stands below it
         code = worker.main([self.run_dir])
         if code:

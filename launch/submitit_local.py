@@ -28,7 +28,7 @@ class Rank:
     def __call__(self) -> None:
         """Train; a process that fails ends with the exit code that says so."""
         rank, ranks = os.environ["SUBMITIT_LOCAL_GLOBALID"], os.environ["SUBMITIT_LOCAL_NTASKS"]
-        os.environ.update(threads.settings(int(ranks)))
+        os.environ.update(threads.shared(int(ranks)))
         os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port))
         worker = import_module("forge.worker")  # where training begins; what submits a job stands below it
         code = worker.main([self.run_dir])

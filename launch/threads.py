@@ -1,23 +1,32 @@
-"""CPU threads of the ranks on this machine: a share of the cores each, and no spinning while they wait."""
+"""CPU threads of the ranks on this machine: a share of its cores each."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 from forge.diagnosis.limits import cpu_quota, usable_cores
 
 COUNT = "OMP_NUM_THREADS"
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+ON_NODE, TASKS = "SLURM_CPUS_ON_NODE", ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
 
 
-def settings(processes: int, environ: Mapping[str, str] = os.environ, cores: int | None = None) -> dict[str, str]:
-    """Variables for each of so many processes that run at a time. What the user has set stands; run.num_threads goes before all.
+def shared(processes: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variable for each of so many processes that run at a time; none where the user has set it, or there is but one.
 
-    Threads of OpenMP spin where they wait for one another. As soon as anything else wants a core, they take the time of the very
-    threads that they wait for: benchmarks/results/threads.md. cores: that may be used; None = as the system says.
+    OpenMP would start a thread a core in each. They spin while they wait for one another, and take the time of the very threads
+    that they wait for: benchmarks/results/threads.md. run.num_threads goes before the variable.
     """
-    found = {} if any(name in environ for name in WAITING) else {WAITING[0]: "PASSIVE"}
-    if processes > 1 and COUNT not in environ:
-        found[COUNT] = str(max((cores or usable_cores(cpu_quota())) // processes, 1))
-    return found
+    return {} if processes == 1 or COUNT in environ else _of(usable_cores(cpu_quota()), processes)
+
+
+def of_task(environ: Mapping[str, str]) -> dict[str, str]:
+    """The same for a task of Slurm, which says how many cores of the node the step has, whether or not it keeps the task to its own."""
+    cores = environ.get(ON_NODE, "")
+    tasks = next((int(found[0]) for name in TASKS if (found := re.match(r"[1-9]\d*", environ.get(name, "")))), 1)  # "4(x2)": of two nodes
+    return {} if COUNT in environ or not cores.isdigit() else _of(int(cores), tasks)
+
+
+def _of(cores: int, processes: int) -> dict[str, str]:
+    return {COUNT: str(max(cores // processes, 1))}

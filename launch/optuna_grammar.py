@@ -34,8 +34,10 @@ def read_space(overrides: Sequence[str], params: Mapping[str, str], library: Cal
     given = [f"{key}={value}" for key, value in params.items() if key not in typed]
     for text in (*given, *map(ours, overrides)):
         override = read(text)
-        key = override.get_key_element() if isinstance(override, Override) else text
-        found = _numbers(override, text) if isinstance(override, Override) else None
+        if isinstance(override, Problem):
+            problems.append(override)
+            continue
+        key, found = override.get_key_element(), _numbers(override, text)
         numbers.pop(key, None)
         if isinstance(found, Problem):
             problems.append(found)
@@ -110,8 +112,6 @@ def _range(value: RangeSweep, problem: Callable[[str, str], Problem]) -> Numbers
     start, stop, step = (Decimal(str(number)) for number in (value.start, value.stop, value.step))
     if not all(number.is_finite() for number in (start, stop, step)):
         return problem("the range is not finite.", "range(START, STOP, STEP) with three numbers")
-    if step == 0:
-        return problem("the step of the range is 0.", "range(START, STOP, STEP) with a step")
     count = math.ceil((stop - start) / step)
     if count <= 0:
         return problem("it stands for no value at all.", "range(START, STOP, STEP): from START on, without STOP")

@@ -16,6 +16,10 @@ def forge_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests go first, so that none of them is left for the end, where it would run alone."""
+    """Files with slow tests go first, so that none of them is left for the end, where it would run alone.
+
+    Those of Slurm come after them: its jobs have time limits, which other tests of many ranks beside them use up.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    slurm = {item.path for item in items if item.get_closest_marker("slurm")}
+    items.sort(key=lambda item: 1 if item.path in slurm else 0 if item.path in slow else 2)

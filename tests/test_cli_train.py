@@ -33,6 +33,7 @@ SEVEN_SAID = """\
      -> for example scheduler.min_lr_ratio=1
   5. train.max_steps=abc   [command line]
      train.max_steps is an integer; 'abc' is not.
+     -> for example train.max_steps=100000
   6. +optimizer.foo=1   [command line]
      AdamW has no option 'foo'.
      -> its options: lr, weight_decay, decay_embeddings, betas, eps, fused

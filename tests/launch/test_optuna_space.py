@@ -143,7 +143,7 @@ def test_samples_stand_for_all_and_are_the_same_each_time():
         ("x=interval(0,inf)", "an end of the interval is not finite.", "x=interval(LOW, HIGH) with two numbers"),
         ("x=tag(log,interval(0,1))", "there is no logarithm of 0.", "an interval above 0, or one without tag(log, ...)"),
         ("x=range(1,1)", "it stands for no value at all.", "range(START, STOP, STEP): from START on, without STOP"),
-        ("x=range(1,3,0)", "the step of the range is 0.", "range(START, STOP, STEP) with a step"),
+        ("x=range(1,3,0)", "range takes numbers, and a step that is not 0.", "'x=range(START, STOP[, STEP])' with numbers"),
         ("x=range(0,inf)", "the range is not finite.", "range(START, STOP, STEP) with three numbers"),
         ("launch.jobs=interval(1,2)", "it is the same for all points of a sweep.", "one value"),
         ("run.dir=range(1,4)", "each point has a directory of its own in that of the sweep.", "leave it out"),

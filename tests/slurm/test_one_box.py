@@ -101,7 +101,7 @@ def shown(job: str) -> dict[str, str]:
     return dict(re.findall(r"(\w+)=(\S+)", said))
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> float:
+def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> float:
     """The seconds that it took."""
     began = time.monotonic()
     while not condition():

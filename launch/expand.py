@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import get_origin
 
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
 
@@ -139,7 +140,7 @@ def _unfit(override: Override) -> Problem | None:
         return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
 
     if key.replace("/", ".").partition(".")[0] in OF_ALL:
-        return problem(SAME_FOR_ALL, f"{key}=[...] for a list" if _is_list(key) else "one value")
+        return problem(SAME_FOR_ALL, f"{key}=[...] for a list" if get_origin(schemas.declared(key)) is list else "one value")
     if key in OF_POINTS:
         return problem("each point has a directory of its own in that of the sweep.", "leave it out")
     if not override.is_discrete_sweep():
@@ -151,12 +152,6 @@ def _unfit(override: Override) -> Problem | None:
             f"{key}=range(START, STOP, STEP), or values with commas between",
         )
     return None
-
-
-def _is_list(key: str) -> bool:
-    group, _, name = key.partition(".")
-    options = (option for schema in schemas.variants(group).values() for option in schemas.options_of(schema))
-    return any(other == name and str(field.type).startswith("list") for other, _, field in options)
 
 
 def _values(override: Override, library: Callable[[], Library]) -> list[str]:

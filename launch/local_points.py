@@ -118,8 +118,14 @@ class LocalPoints:
         gpus = [free.pop(0) for _ in range(task.gpus)]
         said: list[str] = []
         environ = {GPUS: ",".join(gpus)} if gpus else {}
-        shared = {"environ": environ, "at_a_time": self.at_a_time}
-        ranks = Ranks(point.path, task.world.size, output=point.path / told.OUTPUT, **shared, say=said.append)
+        ranks = Ranks(
+            point.path,
+            task.world.size,
+            output=point.path / told.OUTPUT,
+            environ=environ,
+            at_a_time=self.at_a_time,
+            say=said.append,
+        )
         self.sweep.note("started", point.number, pid=ranks.pid, host=platform.node())
         self.say(told.line(point, "starts", f"on GPU {','.join(gpus)}" if gpus else ""))
         return Active(task=task, ranks=ranks, gpus=gpus, began=time.monotonic(), said=said)

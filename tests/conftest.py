@@ -1,6 +1,8 @@
-"""What every test shares: one thread, so that small tests are fast while others run, and a cache of their own."""
+"""What every test shares: one thread, so that small tests are fast while others run, a cache of their own, and a user's YAML files."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,19 @@ def forge_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = str(tmp_path_factory.mktemp("forge-cache"))
     os.environ["FORGE_CACHE"] = path
     return path
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], str]:
+    """Write a file into a config folder of the user's own and give the folder's path."""
+
+    def write_file(name: str, text: str) -> str:
+        file = tmp_path / "conf" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        return str(tmp_path / "conf")
+
+    return write_file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -227,14 +227,3 @@ def test_a_layout_that_takes_more_than_its_share_is_refused() -> None:
 
 def test_a_model_that_this_machine_cannot_hold_is_refused() -> None:
     assert "of a CPU's memory" in str(refused("model=llama70b", "parallel=tp8", "run.device=cpu", "seed=1,2"))
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[[str, str], str]:
-    def write_file(name: str, text: str) -> str:
-        file = tmp_path / "conf" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-        return str(tmp_path / "conf")
-
-    return write_file

@@ -79,13 +79,15 @@ class Signals(Callback):
         self.previous: dict[int, Any] = {}
         self.previous_file = -1
         self.arrivals: tuple[socket.socket, socket.socket] | None = None
+        self.watching: threading.Thread | None = None
 
     def on_start(self, loop: Loop) -> None:
         if threading.current_thread() is threading.main_thread():
             self.arrivals = hear, tell = socket.socketpair()
             tell.setblocking(False)
             self.previous_file = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, args=(hear,), daemon=True).start()
+            self.watching = threading.Thread(target=self._watch, args=(hear,), daemon=True)
+            self.watching.start()
             heard = [number for number in self.NUMBERS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT]
             self.previous = {number: signal.signal(number, self._handle) for number in heard}  # nohup ignores SIGHUP for us
             for number, before in self.previous.items():
@@ -110,6 +112,8 @@ class Signals(Callback):
         if self.arrivals is not None:
             signal.set_wakeup_fd(self.previous_file)
             self.arrivals[1].close()  # which ends the thread
+        if self.watching is not None:
+            self.watching.join()  # it refers to the ranks: one that frees their process groups while Python ends aborts
 
     def _handle(self, number: int, frame: Any) -> None:
         self.received = self.received or number

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from forge.config import serialize
 from forge.config.eval import Eval
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback
-from forge.training.stopping import EarlyStopping, TimeLimit
+from forge.training.stopping import EarlyStopping, Signals, TimeLimit
 
 
 class Recorder(Callback):
@@ -231,6 +233,20 @@ def test_target_and_patience_end_a_real_run(trained: Callable[..., Path]) -> Non
     result = json.loads((path / "result.json").read_text())
     assert (result["reason"], result["step"]) == ("patience", 6)
     assert (path / "checkpoints" / "step_6").is_dir()
+
+
+def test_the_thread_that_hears_signals_ends_with_the_run(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it could free the process groups while Python ends, which aborts: "terminate called without an active exception"."""
+    watch = Signals._watch
+
+    def slowly(signals: Signals, arrivals: socket.socket) -> None:
+        watch(signals, arrivals)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(Signals, "_watch", slowly)
+    before = threading.enumerate()
+    assembled("train.max_steps=1").loop.run()
+    assert threading.enumerate() == before
 
 
 def test_overfit_batches_reads_the_same_data_again(assembled: Callable[..., Parts]) -> None:

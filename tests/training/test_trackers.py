@@ -160,6 +160,28 @@ def test_offline_wandb_goes_on_under_its_id(tmp_path, wandb):
     assert first == second != third == "given"
 
 
+def test_a_wandb_process_that_is_ended_is_one_warning(tmp_path, wandb):
+    script = f"""
+import os, signal
+from pathlib import Path
+from forge.config.metrics import Metrics
+from forge.training.trackers import build_trackers
+
+section = Metrics(enable_wandb=True, wandb_mode="offline", enable_console=False)
+with build_trackers(section, Path({str(tmp_path)!r}), total_steps=3, config_dict={{}}) as trackers:
+    trackers.log(1, {{"train/loss": 2.5}})
+    (service,) = (pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
+    os.kill(int(service), signal.SIGTERM)
+    os.waitid(os.P_PID, int(service), os.WEXITED | os.WNOWAIT)
+    trackers.log(2, {{"train/loss": 2.0}})
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    *_, told = done.stderr.splitlines()
+    assert told.startswith("W&B failed and is off for the rest of this run, which goes on: ")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert [row["step"] for row in read_jsonl(tmp_path)] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("section", "kept", "expected"), [("", None, (None, None)), ("", "abc\n", ("abc", "allow")), ("own", "abc", ("own", "allow"))]
 )

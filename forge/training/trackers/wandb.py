@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,4 +44,12 @@ class WandB:
         self._run.log(values, step=step)
 
     def close(self) -> None:
-        self._run.finish()
+        """Raises what W&B raises where its own process is gone, as when Slurm tells all processes of a job to end."""
+        import wandb
+
+        try:
+            self._run.finish()
+        except Exception:
+            with suppress(Exception):
+                wandb.teardown()  # else W&B tries it again as Python ends, with a traceback
+            raise

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def once() -> tuple[str, bool]:
         sweep, points = points_of(*named(options, "forge.status"))
-        found = survey(points)
+        found = survey(points, reasons=True)
         if options.json:
             return json.dumps([row(point, found) for point in points], indent=1), _is_over(found)
         if sweep is not None and not options.numbers:
@@ -103,6 +103,7 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
         "seconds_left": now.left if state == RUNNING else None,
         "job": job_of(point),
         "job_state": found.jobs.get(point.number),
+        "job_reason": found.reasons.get(point.number),
         "why": told.cause(point.path, point.code) if state == FAILED else "",
         "path": str(point.path),
     }
@@ -203,7 +204,8 @@ def _is_over(found: Survey) -> bool:
 
 
 def _job(one: dict[str, Any]) -> str:
-    return f"{one['job']} {one['job_state'] or ''}".rstrip() if one["job"] else ""
+    reason = f"({one['job_reason']})" if one["job_reason"] else ""
+    return " ".join(filter(None, [one["job"], one["job_state"], reason])) if one["job"] else ""
 
 
 def _number(value: float | None) -> str:

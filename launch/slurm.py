@@ -6,23 +6,53 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from forge.config.errors import ConfigError, Problem
 from forge.config.launch import Slurm
+from forge.config.sbatch import OURS, given
 from forge.launch.directory import read_json, short, write_json
 from forge.launch.provenance import now
-from forge.launch.slurm_queue import NoAnswer, cancel, has_ended, largest_array, states, wait
+from forge.launch.slurm_queue import SECONDS, NoAnswer, cancel, has_ended, largest_array, reasons, states, wait
 from forge.launch.slurm_script import Group, grouped, parameters, text
 from forge.launch.slurm_task import Rank
 
-__all__ = ["NoAnswer", "NotSubmitted", "cancel", "check", "has_ended", "job_of", "log_file", "scripts", "states", "submit", "wait"]
+__all__ = [
+    "NoAnswer",
+    "NotSubmitted",
+    "cancel",
+    "check",
+    "has_ended",
+    "job_of",
+    "log_file",
+    "reasons",
+    "scripts",
+    "states",
+    "submit",
+    "verdict",
+    "wait",
+]
 JOB = "job.json"
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
+DEFAULTS = {"account", "constraint", "mem", "partition", "qos"}  # that SBATCH_... may have, where no option says otherwise
+MEMORY = {"mem", "mem_per_cpu", "mem_per_gpu"}
+UNLIKE = {"array": "ARRAY_INX", "mem": "MEM_PER_NODE", "time": "TIMELIMIT"}  # variables that are not called like their option
 OTHERS = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_")
 RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+PATIENCE = 20.0  # seconds for Slurm to say whether it would take a script that is only shown
+NO_ANSWER = "sbatch gives no answer"
+UNASKED = (
+    NO_ANSWER,
+    "configuration source",
+    "configuration file",
+    "Unable to contact slurm",
+    "timed out",
+    "Zero Bytes",
+    "onnection refused",
+)
 Points = Sequence[tuple[Path, int]]
 """Run directories, each with its number of ranks."""
 
@@ -37,13 +67,29 @@ class NotSubmitted(ConfigError):
 def scripts(points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()) -> list[str]:
     """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Raises ConfigError.
 
-    labels: of the points, which say below each script what the elements of its array are.
+    labels: of the points, which say below each script what the elements of its array are. Where this machine has sbatch, what
+    `sbatch --test-only` says of each goes to stderr; when it refuses one, they are printed here, before that is raised.
     """
-    made = []
+    made, problems = [], []
     for group in _groups(points, section):
+        script = text(section, group, name=name, folder=folder)
         said = [f"# element {element}: {labels[place]}" for element, place in enumerate(group.members) if labels]
-        made.append("\n".join([text(section, group, name=name, folder=folder), *said]))
+        made.append("\n".join([script, *said]))
+        if shutil.which("sbatch"):
+            problems += verdict(script, group, section)
+    if problems:
+        print("\n".join(made), flush=True)
+        raise ConfigError(problems)
     return made
+
+
+def verdict(script: str, group: Group, section: Slurm) -> list[Problem]:
+    """What `sbatch --test-only` says of a script that is shown: a refusal is returned, and all else goes to stderr."""
+    refused, said = _tried(script, section, PATIENCE)
+    if refused and not any(words in said for words in UNASKED):
+        return [_refusal(group, said, "the script above is what it is given")]
+    print(f"sbatch --test-only {'cannot ask Slurm' if refused else 'says'}: {said}", file=sys.stderr)
+    return []
 
 
 def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
@@ -57,14 +103,8 @@ def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
     _refuse_queued([path for path, _ in points])
     problems = []
     for group in _groups(points, section):
-        with _outside_of_jobs():
-            script = text(section, group, name=name, folder=folder)
-            tried = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True)
-        if tried.returncode:
-            needs = group.needs
-            asked = f"nodes={needs.nodes} ntasks-per-node={needs.tasks_per_node} gpus-per-node={needs.gpus_per_node}"
-            what = f"sbatch refuses a job with {asked}: {_said(tried.stderr)}"
-            problems.append(Problem(key="launch=slurm", what=what, fix="launch.dry_run=true prints what it is given"))
+        refused, said = _tried(text(section, group, name=name, folder=folder), section, SECONDS)
+        problems += [_refusal(group, said, "launch.dry_run=true prints what it is given")] if refused else []
     if problems:
         raise ConfigError(problems)
 
@@ -133,11 +173,27 @@ def _submitted(ranks: Sequence[Rank], section: Slurm, group: Group, *, name: str
     executor.update_parameters(**{f"slurm_{key}": value for key, value in made.items()})
     executor.parameters.update({key: None for key, value in made.items() if value is None})  # or its own default would stand
     try:
-        with _outside_of_jobs(), redirect_stderr(io.StringIO()):
+        with _outside_of_jobs(section), redirect_stderr(io.StringIO()):
             return [job.job_id for job in executor.submit_array(ranks)]
     except (FailedJobError, FailedSubmissionError) as error:
         what, fix = f"sbatch does not take {name}: {_said(str(error))}", "the same command, once that is mended, submits what is missing"
         raise NotSubmitted([Problem(key="launch=slurm", what=what, fix=fix)]) from error
+
+
+def _tried(script: str, section: Slurm, seconds: float) -> tuple[bool, str]:
+    """Whether `sbatch --test-only`, which submits nothing, refuses a script, and what it says."""
+    try:
+        with _outside_of_jobs(section):
+            done = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return True, f"{NO_ANSWER} in {seconds:g} s"
+    return done.returncode != 0, _said(done.stderr)
+
+
+def _refusal(group: Group, said: str, fix: str) -> Problem:
+    needs = group.needs
+    asked = f"nodes={needs.nodes} ntasks-per-node={needs.tasks_per_node} gpus-per-node={needs.gpus_per_node}"
+    return Problem(key="launch=slurm", what=f"sbatch refuses a job with {asked}: {said}", fix=fix)
 
 
 def _said(text: str) -> str:
@@ -146,9 +202,10 @@ def _said(text: str) -> str:
 
 
 @contextmanager
-def _outside_of_jobs() -> Iterator[None]:
-    """Without what a job or a launcher around this process has set: sbatch hands its environment on to the job."""
-    set_aside = {name: os.environ.pop(name) for name in list(os.environ) if _of_another(name)}
+def _outside_of_jobs(section: Slurm) -> Iterator[None]:
+    """Without what a job or a launcher around this process has set, which sbatch hands on, and what would overrule the script."""
+    overruling = _overruling(section)
+    set_aside = {name: os.environ.pop(name) for name in list(os.environ) if _of_another(name) or name in overruling}
     try:
         yield
     finally:
@@ -157,3 +214,10 @@ def _outside_of_jobs() -> Iterator[None]:
 
 def _of_another(name: str) -> bool:
     return name in RANKS or (name.startswith(OTHERS) and name not in KEPT)
+
+
+def _overruling(section: Slurm) -> set[str]:
+    """Variables that sbatch takes before a line of the script: those of what forge sets always, and of what an option says."""
+    said = {name for name in DEFAULTS if getattr(section, name) is not None} | set(given(section))
+    said |= {"wait", *OURS} - DEFAULTS | (MEMORY if said & MEMORY else set()) | ({"exclusive"} if section.exclusive else set())
+    return {f"SBATCH_{UNLIKE.get(name, name.upper())}" for name in said}

@@ -12,6 +12,7 @@ from forge.config.errors import ConfigError, Problem
 SECONDS = 60.0  # that a command of Slurm may take
 POLL = 5.0
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
+NO_REASON = {"", "None", "(null)", "N/A"}
 UNKNOWN_JOB = "Invalid job id specified"
 
 
@@ -43,6 +44,20 @@ def states(jobs: Iterable[str]) -> dict[str, str]:
         code, out, _ = _ask(["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={ids}", "--format=JobID,State"])
         found = {**(_parsed(out, wanted) if code == 0 else {}), **found}
     return found
+
+
+def reasons(jobs: Iterable[str]) -> dict[str, str]:
+    """Why jobs of the queue wait, in Slurm's words: Resources, Priority, DependencyNeverSatisfied, ... Nothing where it does not answer."""
+    wanted = set(jobs)
+    if not wanted:
+        return {}
+    ids = ",".join(sorted({job.partition("_")[0] for job in wanted}, key=int))
+    try:
+        _, out, _ = _ask(["squeue", "--noheader", "--array", "--states=PENDING", f"--jobs={ids}", "--format=%i|%r"])
+    except NoAnswer:
+        return {}
+    pairs = (line.strip().split("|", 1) for line in out.splitlines() if "|" in line)
+    return {job: reason for job, reason in pairs if job in wanted and reason not in NO_REASON}
 
 
 def largest_array() -> int | None:

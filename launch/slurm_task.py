@@ -11,6 +11,8 @@ from forge.config.launch import Slurm
 from forge.config.started import started
 from forge.launch import requeue, threads
 
+MEETING = {"MASTER_ADDR", "MASTER_PORT"}
+
 
 class Rank:
     """One rank of the run in a directory. All that is pickled is this class, by its name, and the path."""
@@ -32,6 +34,9 @@ class Rank:
 
 
 def placed(environ: dict[str, str]) -> dict[str, str]:
-    """The variables of torch.distributed for this task of a step. Those of the shell that has submitted the job say nothing of it."""
-    found = started({name: value for name, value in environ.items() if name.startswith("SLURM_")})
+    """The variables of torch.distributed for this task of a step.
+
+    Where the ranks meet launch.setup may say, on a network of its own: what the shell had set that submitted the job has not come along.
+    """
+    found = started({name: value for name, value in environ.items() if name.startswith("SLURM_") or name in MEETING})
     return found.environment() if found is not None else {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}

@@ -14,15 +14,16 @@ OPEN = (WAITING, PARTIAL)
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The state of each point by number, what Slurm calls that of its job, and why Slurm could not be asked, where it could not."""
+    """The state of each point by number, what Slurm calls that of its job, why the job waits, and why Slurm could not be asked."""
 
     states: dict[int, str]
     jobs: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
     silent: str = ""
 
 
-def survey(points: Sequence[Point]) -> Survey:
-    """Look at run directories, and ask Slurm for the jobs of those that are not done."""
+def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
+    """Look at run directories, and ask Slurm for the jobs of those that are not done. reasons: and why they wait."""
     states = {point.number: state_of(point) for point in points}
     asked = {job: point.number for point in points if states[point.number] != DONE and (job := job_of(point)) is not None}
     if not asked:
@@ -36,7 +37,8 @@ def survey(points: Sequence[Point]) -> Survey:
     jobs = {asked[job]: state for job, state in found.items()}
     for number, said in jobs.items():
         states[number] = _with_job(states[number], said, ended=slurm.has_ended(said))
-    return Survey(states=states, jobs=jobs)
+    waiting = slurm.reasons([job for job, state in found.items() if state == "PENDING"]) if reasons else {}
+    return Survey(states=states, jobs=jobs, reasons={asked[job]: why for job, why in waiting.items()})
 
 
 def job_of(point: Point) -> str | None:

@@ -71,7 +71,15 @@ def cause(path: Path, code: int | None = None) -> str:
     known = message[0] if message else kind
     if message and kind and kind not in ("ValueError", "RuntimeError", "CallbackError") and not kind.startswith("SIG"):
         known = f"{kind}: {known}"
-    return known or next(iter(why(path, code)[-1:]), "")
+    return known or next((lines[-1] for lines in (why(path), _of_job(path), why(path, code)) if lines), "")
+
+
+def _of_job(path: Path) -> list[str]:
+    """What the last job of a run has printed, which is all there is of one that ended before the run began."""
+    from forge.launch import slurm
+
+    file = slurm.log_file(path)
+    return _printed(file) if file is not None else []
 
 
 def failures(failed: Iterable[tuple[Point, str]]) -> list[str]:

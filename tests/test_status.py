@@ -90,6 +90,7 @@ def test_as_json(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> N
         "seconds_left": None,
         "job": None,
         "job_state": None,
+        "job_reason": None,
         "why": "KeyError: no such thing",
         "path": str(sweep.points()[1].path),
     }
@@ -186,10 +187,26 @@ def test_arms_and_jobs_have_columns_where_there_are_any(
     sweep.note("submitted", 3, job="7_1", cluster="slurm")
     sweep.note("submitted", 4, job="7_2", cluster="slurm")
     monkeypatch.setattr(slurm, "states", lambda jobs: {"7_1": "PENDING", "7_2": "FAILED"})
+    monkeypatch.setattr(slurm, "reasons", lambda jobs: dict.fromkeys(jobs, "DependencyNeverSatisfied"))
     lines = table("sweeps/mine", capsys=capsys)
     assert lines[2].split() == ["#", "arm", "optimizer.lr", "seed", "model.lr", "state", "step", "loss", "eval", "job", "why"]
-    assert lines[6].split() == ["003", "0.3", "3", "queued", "7_1", "PENDING"]
+    assert lines[6].split() == ["003", "0.3", "3", "queued", "7_1", "PENDING", "(DependencyNeverSatisfied)"]
     assert lines[7].split() == ["004", "wide", "x", "failed", "7_2", "FAILED"]
+
+
+def test_a_job_that_ended_before_its_run_began_says_why_in_its_own_log(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = sweep.points()[3]
+    sweep.note("submitted", 3, job="7_1", cluster="slurm")
+    point.path.mkdir()
+    (point.path / "job.json").write_text(json.dumps({"job": "7_1", "folder": str(sweep.path / "jobs")}))
+    (sweep.path / "jobs").mkdir()
+    said = "launch.setup failed with exit code 1: module load cudda"
+    (sweep.path / "jobs" / "7_1_0_log.out").write_text(f"module: not found\n{said}\n\n")
+    monkeypatch.setattr(slurm, "states", lambda jobs: {"7_1": "FAILED"})
+    assert table("sweeps/mine", capsys=capsys)[6].split(maxsplit=6) == ["003", "0.3", "3", "failed", "7_1", "FAILED", said]
+    assert f"  why it failed  {said}" in table("sweeps/mine", "3", capsys=capsys)
 
 
 def test_slurm_that_does_not_answer_is_said(

@@ -95,6 +95,7 @@ class FakeSlurm:
         monkeypatch.setattr(slurm, "submit", self.submit)
         monkeypatch.setattr(slurm, "states", lambda jobs: {job: self.now[job] for job in jobs if job in self.now})
         monkeypatch.setattr(slurm, "wait", self.wait)
+        monkeypatch.setattr(slurm, "verdict", lambda *_: [])
 
     def check(self, points: Any, section: Any, *, name: str, folder: Path) -> None:
         assert not list(Path().iterdir()), "it is asked before anything is written"
@@ -166,6 +167,7 @@ def test_a_sweep_of_one_point_is_told_so(fake: FakeSlurm, capsys: pytest.Capture
     assert capsys.readouterr().err == "warning: nothing varies, so this is a sweep of one point; without -m it is a run\n"
 
 
+@pytest.mark.usefixtures("fake")
 def test_scripts_are_shown_and_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert forge.train.main(["-m", *JOBS, "seed=1,2,3", "launch.dry_run=true"]) == 0
     out = capsys.readouterr().out

@@ -7,22 +7,7 @@ from dataclasses import dataclass
 
 from forge.config.errors import Problem
 from forge.config.launch import Slurm
-
-OURS = {
-    "array": "a sweep's points",
-    "error": "the log of each rank, next to the scripts",
-    "job_name": "the name of the run or the sweep",
-    "nodes": "launch.nodes",
-    "ntasks": "the parallel degrees",
-    "ntasks_per_node": "launch.tasks_per_node",
-    "open_mode": "append, for a job that is queued again",
-    "output": "the log of each rank, next to the scripts",
-    "requeue": "launch.max_requeues",
-    "no_requeue": "launch.max_requeues",
-    "signal": "launch.signal_before",
-    "time": "launch.time",
-}
-"""Keys of sbatch that have another source, which a word under launch.sbatch would contradict."""
+from forge.config.sbatch import key_faults, value_faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +42,8 @@ def faults(section: Slurm) -> Iterator[Problem]:
     if section.signal_before >= 60 * section.time:
         what = f"a job of launch.time={section.time} minutes has {60 * section.time} s, so the signal would come before it begins."
         yield Problem(key=f"launch.signal_before={section.signal_before}", what=what, fix="less, or a longer launch.time")
-    for key, value in section.sbatch.items():
-        name = key.lstrip("-").replace("-", "_")
-        if name in OURS:
-            what = "forge sets this key of sbatch itself."
-            yield Problem(key=f"launch.sbatch.{key}={value}", what=what, fix=f"leave it out: it is {OURS[name]}")
+    yield from value_faults(section)
+    yield from key_faults(section)
 
 
 def _misfit(section: Slurm, world: int, nodes: int, per_node: int) -> Problem:

@@ -14,6 +14,7 @@ from forge.config.sweeper import Optuna
 from forge.config.world import CPU_BUILD, World
 
 SHAPE = ("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node")
+HANDED_ON = ("launch.sbatch", "launch.mem", "launch.constraint", "launch.partition", "launch.account", "launch.qos", "launch.gpu_type")
 LARGEST_NODE = 8  # ranks on GPUs that are put on one node where nobody says how many GPUs a node has
 NAME = re.compile(r"[\w+-][\w.+-]*")
 LONGEST = 200
@@ -49,9 +50,9 @@ def unused_gpus(config: Config, world: World) -> Iterator[Finding]:
         yield f"launch.gpus_per_node={section.gpus_per_node}", what, f"launch.gpus_per_node=0, or {other}"
 
 
-@rule("launch.slurm", reads=("launch.signal_before", "launch.time", "launch.sbatch"))
+@rule("launch.slurm", reads=("launch.signal_before", "launch.time", *HANDED_ON))
 def slurm(config: Config, world: World) -> Iterator[Finding]:
-    """A job is told to stop after it has begun, and launch.sbatch has no key that forge sets."""
+    """A job is told to stop after it has begun; what is handed on to sbatch can be right, and nothing of it is what forge sets."""
     for fault in faults(config.launch) if isinstance(config.launch, Slurm) else ():
         yield fault.key, fault.what, fault.fix
 

@@ -56,6 +56,28 @@ LAUNCH_CASES = [
         "launch=slurm launch.sbatch.mail-type=FAIL",
     ),
     Case(
+        "launch.slurm",
+        "launch=slurm launch.mem=lots",
+        "memory is a whole number with K, M, G or T behind it; without a letter it is in megabytes.",
+        "launch.mem=64G, or 0 for all of a machine",
+        "launch=slurm launch.mem=500000",
+        heals="launch.mem=64G",
+    ),
+    Case(
+        "launch.slurm",
+        "launch=slurm launch.sbatch.reservaton=mine",
+        "sbatch has no option --reservaton.",
+        "did you mean launch.sbatch.reservation?",
+        "launch=slurm launch.sbatch.container-image=mine",
+    ),
+    Case(
+        "launch.slurm",
+        "launch=slurm 'launch.constraint=\"a b\"'",
+        "Slurm takes no spaces between features: a&b is a node with both, a|b one with either.",
+        "'launch.constraint=\"a&b\"'",
+        "launch=slurm launch.constraint=a",
+    ),
+    Case(
         "launch.devices_per_job",
         "launch.devices_per_job=1",
         "on a CPU no devices are shared out.",

@@ -89,6 +89,7 @@ WITH = {
     "parallel.pp_layers": "[1,1]",
     "run.allow_change": "[optimizer.lr]",
     "launch.sbatch": "{mail-type: FAIL}",
+    "launch.mem": "64G",
     "launch.nodes": "1",
     "launch.signal_before": "30",
     "sweep.ablation.baseline": "a",
@@ -113,8 +114,8 @@ def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasse
     small = [text for text in SMALL if not text.startswith(f"{group}.") or group in ("model", "train", "run") or variant == "bpe"]
     small = [text for text in small if variant != "file" or not text.startswith(("tokenizer.", "model.vocab_size"))]
     value = paths(tmp_path).get(key) or WITH.get(key) or as_text(second(key))
-    experts = ["model.moe.num_experts=4"] if key == "parallel.ep" else []
-    config = resolved([*small, *experts, *choice, f"{key}={value}"], as_point=True).config
+    more = {"parallel.ep": ["model.moe.num_experts=4"], "launch.gpu_type": ["launch.gpus_per_node=1"]}.get(key, [])
+    config = resolved([*small, *choice, *more, f"{key}={value}"], as_point=True).config
     section = get(config, group) if group else config
     wanted = yaml.safe_load(value)
     assert getattr(section, field.name) == freeze_value(wanted)

@@ -17,13 +17,13 @@ from tiny import TINY
 
 from forge.config import cli
 from forge.config.launch import Slurm
-from forge.launch import directory, local, slurm
+from forge.launch import directory, local, slurm, told
 
 pytestmark = pytest.mark.slurm
 TROUBLE = ["run.trust=[trouble.,pace.]", "+callbacks.trouble._target_=trouble.Trouble"]
 SLOWLY = ["run.trust=[trouble.,pace.]", "+callbacks.pace._target_=pace.Pace", "+callbacks.pace.seconds=1"]
-LONGER = (  # once the job has been told, when nothing new would come of it; and at once for the first element of an array
-    "test -z $SLURM_RESTART_COUNT || scontrol update JobId=$SLURM_JOB_ID TimeLimit=30",
+LONGER = (  # once the job has been told, when nothing new would come of it; and at once for the first element, which may have ended
+    "test -z $SLURM_RESTART_COUNT || scontrol update JobId=$SLURM_JOB_ID TimeLimit=30 || true",
     "[[ $SLURM_ARRAY_TASK_ID != 0 ]] || scontrol update JobId=${SLURM_ARRAY_JOB_ID}_0 TimeLimit=30",
 )
 TWO_RANKS = ["parallel=ddp", "run.num_processes=2", "train.batch_size=2", "launch.tasks_per_node=1"]
@@ -122,12 +122,12 @@ def test_an_array_of_three_of_which_one_fails(make: Make, tmp_path: Path) -> Non
     slurm.check(points, section, name="three", folder=tmp_path / "slurm")
     assert not (tmp_path / "slurm").exists()
     jobs = slurm.submit(points, section, name="three", folder=tmp_path / "slurm")
-    told: list[str] = []
-    ends = slurm.wait(jobs, told=lambda job, state: told.append(job), poll=0.5)
+    ended: list[str] = []
+    ends = slurm.wait(jobs, told=lambda job, state: ended.append(job), poll=0.5)
     assert list(ends.values()) == ["COMPLETED", "FAILED", "COMPLETED"], printed(runs[0])
     assert [shown(job)["JobState"] for job in jobs] == ["COMPLETED", "FAILED", "COMPLETED"]
     assert [shown(job)["ExitCode"] for job in jobs] == ["0:0", "1:0", "0:0"]
-    assert sorted(told) == jobs
+    assert sorted(ended) == jobs
     assert [directory.finished(run.path) is not None for run in runs] == [True, False, True]
     assert "KeyError: 'trouble of its own'" in runs[1].read("error.json")["message"]
     assert "KeyError: 'trouble of its own'" in printed(runs[1])
@@ -158,6 +158,40 @@ def test_a_rank_that_dies_ends_its_job(make: Make, tmp_path: Path) -> None:
     wait_for(lambda: (run.path / "metrics.jsonl").exists())
     assert wait_for(lambda: shown(job)["JobState"] == "FAILED", 60) < 30
     assert "task 1: Killed" in printed(run)
+
+
+def test_a_line_of_setup_that_fails_ends_the_job_before_the_run_begins(make: Make, tmp_path: Path) -> None:
+    run = make("unset")
+    section = replace(run.section, setup=["export A=1", "source missing/venv/bin/activate"])
+    (job,) = slurm.submit([run.point], section, name="unset", folder=tmp_path)
+    assert slurm.wait([job], poll=0.2) == {job: "FAILED"}
+    assert shown(job)["ExitCode"] == "1:0"
+    said = "launch.setup failed with exit code 1: source missing/venv/bin/activate"
+    assert printed(run).splitlines()[-1] == said
+    assert told.cause(run.path) == said
+    assert not (run.path / "attempts.jsonl").exists()
+
+
+def test_ranks_have_what_the_script_has_where_jobs_have_an_environment_of_their_own(make: Make, tmp_path: Path) -> None:
+    """And meet where launch.setup says."""
+    run = make("alone", *TWO_RANKS)
+    section = replace(run.section, sbatch={"export": "NONE"}, setup=["export MASTER_ADDR=localhost"])
+    (job,) = slurm.submit([run.point], section, name="alone", folder=tmp_path)
+    assert slurm.wait([job], poll=0.2) == {job: "COMPLETED"}, printed(run)
+    assert len(run.losses) == 6
+
+
+def test_why_jobs_wait(make: Make, tmp_path: Path) -> None:
+    runs = [make(name) for name in ("held", "needing", "other")]
+    (held,) = slurm.submit([runs[0].point], replace(runs[0].section, sbatch={"hold": "true"}), name="held", folder=tmp_path)
+    after = replace(runs[1].section, sbatch={"dependency": f"afterok:{held}"})
+    needing = slurm.submit([run.point for run in runs[1:]], after, name="needing", folder=tmp_path)
+    waiting = {held: "JobHeldUser", **dict.fromkeys(needing, "Dependency")}
+    wait_for(lambda: slurm.reasons([held, *needing]) == waiting)
+    slurm.cancel([held])
+    wait_for(lambda: slurm.reasons(needing) == dict.fromkeys(needing, "DependencyNeverSatisfied"))
+    slurm.cancel(needing)
+    wait_for(lambda: not slurm.reasons(needing))
 
 
 def test_a_cancelled_element_is_noticed_and_has_saved(make: Make, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forge.launch import slurm_queue
-from forge.launch.slurm_queue import NoAnswer, cancel, states, wait
+from forge.launch.slurm_queue import NoAnswer, cancel, reasons, states, wait
 
 Command = Callable[[str, str], None]
 GONE = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
@@ -47,6 +47,16 @@ def test_the_accounting_knows_what_the_queue_has_forgotten(command: Command) -> 
     assert states(["12_0", "12_1"]) == {"12_0": "RUNNING", "12_1": "CANCELLED"}
 
 
+def test_why_jobs_wait_in_the_words_of_slurm(command: Command, tmp_path: Path) -> None:
+    said = r"12_0|Resources\n12_1|DependencyNeverSatisfied\n12_2|None\n12_3|launch failed requeued held\n13|Priority\n"
+    command("squeue", f"echo $* > {tmp_path}/asked; printf '{said}'")
+    found = {"12_0": "Resources", "12_1": "DependencyNeverSatisfied", "12_3": "launch failed requeued held"}
+    assert reasons(["12_0", "12_1", "12_2", "12_3"]) == found
+    assert (tmp_path / "asked").read_text() == "--noheader --array --states=PENDING --jobs=12 --format=%i|%r\n"
+    command("squeue", GONE)
+    assert reasons(["12_0"]) == reasons([]) == {}
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -66,6 +76,7 @@ def test_a_machine_without_slurm(command: Command, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoAnswer, match="there is no squeue on PATH"):
         states(["12"])
+    assert reasons(["12"]) == {}
 
 
 def test_waiting_tells_each_end_once_and_asks_on_while_slurm_does_not_answer(command: Command, tmp_path: Path) -> None:

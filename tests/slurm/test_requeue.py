@@ -118,17 +118,19 @@ def test_all_that_is_pickled_is_the_name_of_a_class_and_a_path(tmp_path: Path) -
     assert pickle.loads(content).run_dir == str(tmp_path)
 
 
-def test_a_task_of_a_step_is_a_rank_whatever_the_shell_had_set() -> None:
-    environ = {"RANK": "9", "WORLD_SIZE": "99", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "1", "SLURM_JOB_ID": "31", "SLURM_STEP_ID": "0"}
+def test_a_task_of_a_step_is_a_rank_whatever_its_environment_says_of_ranks() -> None:
+    environ = {"RANK": "9", "WORLD_SIZE": "99", "LOCAL_RANK": "7", "SLURM_JOB_ID": "31", "SLURM_STEP_ID": "0"}
     step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "a[07-08]"}
-    assert placed({**environ, **step}) == {
-        "RANK": "3",
-        "WORLD_SIZE": "4",
-        "LOCAL_RANK": "1",
-        "MASTER_ADDR": "a07",
-        "MASTER_PORT": str(15000 + 37 * 31),
-    }
+    expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a07", "MASTER_PORT": str(15000 + 37 * 31)}
+    assert placed({**environ, **step}) == expected
     assert placed({**environ, **step, "SLURM_STEP_NUM_TASKS": "1"}) == {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+
+
+def test_launch_setup_may_say_where_the_ranks_meet() -> None:
+    """As on clusters whose nodes have another name on the network of the GPUs."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "a[07-08]"}
+    found = placed({**step, "MASTER_ADDR": "a07i", "MASTER_PORT": "29500"})
+    assert (found["RANK"], found["MASTER_ADDR"], found["MASTER_PORT"]) == ("1", "a07i", "29500")
 
 
 def test_a_signal_that_comes_before_the_loop_listens_is_not_lost() -> None:

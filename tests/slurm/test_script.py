@@ -19,11 +19,17 @@ from forge.config.errors import ConfigError, Problem
 from forge.config.launch import Slurm
 from forge.launch import single_job, slurm
 from forge.launch.local import search_path
-from forge.launch.slurm_script import grouped
+from forge.launch.slurm_script import ENDS, grouped
 
 
 def needs(nodes: int, tasks: int, gpus: int) -> Allocation:
     return Allocation(nodes=nodes, tasks_per_node=tasks, gpus_per_node=gpus)
+
+
+@pytest.fixture(autouse=True)
+def _unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts are looked at here, whatever a Slurm of this machine says of them."""
+    monkeypatch.setattr(slurm, "verdict", lambda *_: [])
 
 
 @pytest.fixture
@@ -205,12 +211,15 @@ def test_the_script_of_an_array(tmp_path: Path) -> None:
         "",
         "# setup",
         f"export PYTHONPATH={shlex.quote(search_path())}",
+        f"done_or_end() {{ {ENDS}; }}",
         "module load cuda",
+        "done_or_end 'module load cuda'",
         'echo "it\'s here"',
+        """done_or_end 'echo "it'"'"'s here"'""",
         "",
         "# command",
         "export SUBMITIT_EXECUTOR=slurm",
-        f"srun --unbuffered --output '{folder}/%A_%a_%t_log.out' --kill-on-bad-exit=1 --cpus-per-task=12 --cpu-bind=none "
+        f"srun --unbuffered --output '{folder}/%A_%a_%t_log.out' --kill-on-bad-exit=1 --export=ALL --cpus-per-task=12 --cpu-bind=none "
         f"{shlex.quote(sys.executable)} -u -m submitit.core._submit '{folder}'",
     ]
     assert not folder.exists()
@@ -292,6 +301,27 @@ def test_what_another_job_has_set_does_not_reach_the_new_one(
     assert slurm.log_file(tmp_path / "run", 1) == tmp_path / "slurm" / "12_1_log.out"
 
 
+def test_variables_of_sbatch_are_defaults_and_overrule_no_option(
+    tmp_path: Path, command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch itself takes SBATCH_PARTITION before the script's --partition."""
+    always = {"SBATCH_TIMELIMIT": "5", "SBATCH_ARRAY_INX": "0-9", "SBATCH_OUTPUT": "x", "SBATCH_GPUS": "4", "SBATCH_WAIT": "1"}
+    named = {"SBATCH_PARTITION": "long", "SBATCH_MEM_PER_CPU": "1G", "SBATCH_EXCLUSIVE": "user", "SBATCH_RESERVATION": "theirs"}
+    others = {"SBATCH_ACCOUNT": "lab", "SBATCH_EXPORT": "NONE"}
+    for name, value in {**always, **named, **others}.items():
+        monkeypatch.setenv(name, value)
+    command("sbatch", f"env | grep ^SBATCH_ | sort > {tmp_path}/seen; echo Submitted batch job 12")
+    command("srun", "")
+
+    def seen(section: Slurm) -> dict[str, str]:
+        slurm.check([(tmp_path / "run", 1)], section, name="run", folder=tmp_path)
+        return dict(line.split("=") for line in (tmp_path / "seen").read_text().splitlines())
+
+    assert seen(Slurm()) == {**named, **others}
+    assert seen(Slurm(partition="gpu", mem="8G", exclusive=True, sbatch={"reservation": "mine"})) == others
+    assert os.environ["SBATCH_PARTITION"] == "long"
+
+
 def test_a_run_that_is_in_the_queue_is_not_submitted_twice(tmp_path: Path, command: Callable[..., None]) -> None:
     command("srun", "")
     command("sbatch", "echo Submitted batch job 12")
@@ -322,6 +352,11 @@ def test_the_page_shows_the_script_as_it_is() -> None:
     printed = re.sub(r"(?m)^export PYTHONPATH=.*$", "export PYTHONPATH=/home/you/forge", printed)
     printed = printed.replace(shlex.quote(sys.executable), "/home/you/forge/.venv/bin/python").replace(os.getcwd(), "/home/you/forge")
     assert printed.strip() == shown
+
+
+def test_a_type_of_gpus(tmp_path: Path) -> None:
+    (script,) = slurm.scripts([(tmp_path / "run", 4)], Slurm(gpu_type="h200"), name="run", folder=tmp_path)
+    assert "#SBATCH --gpus-per-node=h200:4\n" in script
 
 
 def test_who_submits_imports_no_torch() -> None:

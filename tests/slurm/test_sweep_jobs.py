@@ -73,7 +73,8 @@ def test_the_submitting_process_is_killed_and_the_same_command_picks_up(verb: Ve
 
 def test_one_run_from_the_command_line_is_what_was_printed_before(verb: Verb, tmp_path: Path) -> None:
     command = [*TINY, "model.n_layers=1", "data=text", "data.path=text.txt", "launch=slurm", "launch.gpus_per_node=0", "run.dir=one"]
-    printed = said(verb("train", *command, "launch.dry_run=true"))
+    verdict, _, printed = said(verb("train", *command, "launch.dry_run=true")).partition("\n")
+    assert verdict.startswith("sbatch --test-only says: Job ")
     assert printed.startswith("#!/bin/bash\n")
     assert not (tmp_path / "one").exists()
     out = said(verb("train", *command, "launch.wait=true"))

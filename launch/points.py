@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,13 +21,15 @@ from forge.config.resolve import Resolution, resolve
 from forge.config.root import Config
 from forge.config.rules_layout import HOST_MEMORY
 from forge.config.rules_places import unmakeable
+from forge.config.spelling import ours
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Sweeper
 from forge.config.world import Devices, find_devices
-from forge.launch.expand import Combination, contradictions, expand, grid
+from forge.launch.expand import Combination, contradictions, expand, grid, key_of, of_arm, of_params
 from forge.launch.refusal import PointsRefused, Wrong
 
 MOST = 20_000
+SEEDS = "sweep.ablation.seeds"
 SHARED = ("launch", "sweep", "sweeper")
 
 
@@ -51,8 +53,7 @@ class Preflight:
         self._typed = grid(overrides, {}, lambda: chosen(overrides, config_dirs=config_dirs)[0].library)
         if self._typed.problems:
             raise ConfigError(self._typed.problems)
-        first, self._config = self._composer(self._typed.first)
-        self._files = first.files
+        self._first, self._config = self._composer(self._typed.first)
 
     @property
     def launch(self) -> Launch:
@@ -80,14 +81,15 @@ class Preflight:
     def _named(self, group: str) -> str:
         """The file of a group that all points have, when they have one."""
         varies = any(key.lstrip("+") == group and len(texts) > 1 for key, texts in self._typed.choices.items())
-        files = [path.removeprefix(f"{group}/") for path, _ in self._files if path.startswith(f"{group}/")]
+        files = [path.removeprefix(f"{group}/") for path, _ in self._first.files if path.startswith(f"{group}/")]
         return "" if varies else "+".join(files).replace("/", "-")
 
     def points(self) -> list[Planned]:
         """Every combination of what varies. Raises ConfigError with all problems of all points."""
         params, ablation = self.sweeper.params, self.sweep.ablation
-        found = grid(self.overrides, params, lambda: chosen(self.overrides, config_dirs=self.config_dirs)[0].library)
-        problems = [*found.problems, *contradictions(self.overrides, params, ablation), *self._of_one_run()]
+        written_at = self._first.written_at
+        found = grid(self.overrides, params, lambda: self._first.library, written_at)
+        problems = [*found.problems, *contradictions(self.overrides, params, ablation, written_at), *self._of_one_run()]
         count = len(found) * max(len(ablation.arms), 1) * max(len(ablation.seeds), 1)
         if count > MOST:
             what = f"these are {count:,} points, and a sweep has at most {MOST:,}."
@@ -101,10 +103,12 @@ class Preflight:
         run = self._config.run
         if run.dir is not None:
             what = "each point has a directory of its own in that of the sweep."
-            yield Problem(key=f"run.dir={run.dir}", what=what, fix="leave it out; sweep.name and sweep.root say where the sweep is")
+            fix = "leave it out; sweep.name and sweep.root say where the sweep is"
+            yield Problem(key=f"run.dir={run.dir}", what=what, fix=fix, where=self._first.written_at("run.dir"))
         if run.inline:
             what = "the points of a sweep run in processes of their own."
-            yield Problem(key="run.inline=true", what=what, fix="run.inline=false, or one point without -m")
+            fix = "run.inline=false, or one point without -m"
+            yield Problem(key="run.inline=true", what=what, fix=fix, where=self._first.written_at("run.inline"))
 
     def check(self, combinations: Sequence[Combination]) -> list[Planned]:
         """The points of these combinations. Raises ConfigError with all problems of all, and when two are the same run."""
@@ -114,7 +118,8 @@ class Preflight:
             try:
                 planned.append(self._point(combination))
             except ConfigError as error:
-                wrong.append(Wrong(number=number, combination=combination, problems=error.problems))
+                problems = _placed(error.problems, self._places(combination))
+                wrong.append(Wrong(number=number, combination=combination, problems=problems))
         if wrong and len(combinations) == 1:
             raise ConfigError(wrong[0].problems)
         if wrong:
@@ -137,6 +142,17 @@ class Preflight:
         free = {key: value for key, value in combination.changes.items() if is_free(resolution.config, key)}
         return Planned(combination=combination, resolution=resolution, hash=hash_of(resolution.config, free))
 
+    def _places(self, combination: Combination) -> dict[str, str]:
+        """Where the overrides of a point are that were not typed, by key."""
+        written_at = self._first.written_at
+        typed = {key_of(ours(text)) for text in self.overrides}
+        places = {key_of(key): of_params(key, written_at) for key in self.sweeper.params if key_of(key) not in typed}
+        if self.sweep.ablation.seeds:
+            places["seed"] = f"{written_at(SEEDS)}, {SEEDS}"
+        if combination.arm:
+            places |= {key_of(text) or "''": of_arm(combination.arm, written_at) for text in combination.of_arm}
+        return places
+
     def _differences(self, config: Config) -> Iterable[Problem]:
         """Sections that are the sweep's, and not a point's, where this one has others."""
         for section in SHARED:
@@ -157,6 +173,18 @@ class Preflight:
         gpus = launch.devices_per_job or max(self._here.gpus // max(launch.jobs, 1), 1)
         source = f"launch.jobs={launch.jobs} share {self._here.gpus} GPUs"
         return replace(self._here, gpus=min(gpus, self._here.gpus), source=source)
+
+
+def _placed(problems: Sequence[Problem], places: Mapping[str, str]) -> tuple[Problem, ...]:
+    """The same, where what was set of a point stands in a file, or in an arm; a seed that the ablation gave is said of the ablation."""
+    given = "seed" in places and any(problem.option == SEEDS for problem in problems)
+    result = []
+    for problem in problems:
+        place = next((place for key, place in places.items() if f"{problem.option}.".startswith(f"{key}.")), "")
+        if place and problem.where.startswith(COMMAND_LINE):
+            problem = replace(problem, where=place + problem.where.removeprefix(COMMAND_LINE))
+        result += [] if given and problem.option == "seed" else [problem]
+    return tuple(result)
 
 
 def _twins(planned: Sequence[Planned]) -> Iterable[Problem]:

@@ -13,6 +13,7 @@ from forge.config.errors import ConfigError, Problem, closest, did_you_mean
 from forge.config.file_fault import file_fault, section_fault
 from forge.config.grammar import COMMAND_LINE
 from forge.config.library import Library, parse
+from forge.config.literal import shown
 
 OPTIONAL = ("experiment", "debug", "local")
 
@@ -49,9 +50,10 @@ def illegal(override: Override, library: Library) -> Problem | None:
             f"{group} is chosen by name; its values are set one by one.", f"write {pairs}" if pairs else f"choose one: {', '.join(options)}"
         )
     if isinstance(value, list) and group in schemas.SCHEMAS:
-        return problem(f"{group} takes one option.", "choose one")
+        several = ",".join(map(shown, value))
+        return problem(f"{group} takes one option.", f"one of them, or {group}={several} with -m" if len(value) > 1 else "choose one")
     for wanted in value if isinstance(value, list) else [value]:
-        name = "null" if wanted is None else str(wanted)
+        name = shown(wanted)
         if name not in options and (".." in name.split("/") or library.file_of(f"{group}/{name}") is None):
             fix = did_you_mean([f"{group}={option}" for option in closest(name, options)]) or f"options: {', '.join(options)}"
             return problem(f"there is no {group} named '{name}'.", fix)

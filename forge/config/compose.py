@@ -19,6 +19,7 @@ from forge.config.grammar import COMMAND_LINE, read
 from forge.config.library import Library
 from forge.config.lines import written
 from forge.config.literal import quoted
+from forge.config.misread import misread
 from forge.config.root import Config
 
 READ = "hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, hydra/sweeper and hydra.sweeper.*"
@@ -118,6 +119,7 @@ def chosen(
         fix = "set it on the command line or in code only, so that no file can widen what is built"
         problems.append(Problem(key="run.trust", what="a file sets run.trust.", fix=fix, where=composition.lines.get("run.trust", "")))
         tree.run.trust = []
+    problems += misread(library, composition.files)
     problems += several.as_texts(tree, composition.written_at)
     return composition, assigned
 

@@ -64,7 +64,8 @@ class Composer:
             return False
         key = override.key_or_group
         named = ("." in key or key == "seed") and "/" not in key and not f"{key}.".startswith(ENTRIES)
-        return named and override.type is OverrideType.CHANGE and not override.is_sweep_override() and not _is_dict(override)
+        one = override.type is OverrideType.CHANGE and not override.is_sweep_override() and not _is_dict(override)
+        return named and one and "${" not in str(override.value())
 
     def _base(self, overrides: tuple[str, ...]) -> Base | None:
         """What the others compose to; None where one value may depend on another, and all is to be composed anew."""
@@ -74,10 +75,7 @@ class Composer:
             apply(composition, assigned, names)
             alone = not any(map(_is_dict, assigned)) and not _has_references(composition.tree)
             alone = alone and not values.open_ends(composition.tree, composition.written_at)
-            config = composition.typed()
-            config.__dict__["_composed"] = None  # so that it is not copied for each point
-            known = tuple(composition.problems)
-            self._bases[overrides] = Base(composition=composition, config=config, names=names, known=known) if alone else None
+            self._bases[overrides] = _base_of(composition, names) if alone else None
         return self._bases[overrides]
 
     def _with(self, base: Base, typed: Sequence[str], assigned: Sequence[Any]) -> tuple[Composition, Config]:
@@ -103,6 +101,12 @@ class Composer:
                 parent.__dict__["_content"][name] = node
         config.__dict__["_overrides"] = (*base.config.overrides[: len(self.config_dirs)], *typed)
         return composition, config
+
+
+def _base_of(composition: Composition, names: list[str]) -> Base:
+    config = composition.typed()
+    config.__dict__["_composed"] = None  # so that it is not copied for each point
+    return Base(composition=composition, config=config, names=names, known=tuple(composition.problems))
 
 
 def _is_dict(override: Override) -> bool:

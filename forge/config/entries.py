@@ -13,7 +13,7 @@ from forge.config import expected, schemas
 from forge.config.errors import Problem
 from forge.config.grammar import COMMAND_LINE
 from forge.config.literal import literal
-from forge.config.several import PARAMS
+from forge.config.several import PARAMS, text_of
 from forge.config.unreadable import typed, with_quotes
 
 
@@ -53,12 +53,20 @@ def apply(entries: DictConfig, name: str, override: Override) -> Problem | None:
             for entry, own in value.items() if not name and isinstance(value, Mapping) else [(name, value)]:
                 entries[str(entry)] = own
     except OmegaConfBaseException as error:
+        if not name and key == PARAMS and isinstance(value, Mapping) and all(map(several, value.values())):
+            fix = " ".join(typed(f"{PARAMS}.{entry}", text_of(own)) for entry, own in value.items())
+            return problem("several values of sweeper.params have commas between them, and nothing around them.", fix)
         hint = schemas.declared(key)
         if not name or hint is None:
             return problem(f"it does not fit {key}: {str(error).splitlines()[0].rstrip('.')}.", "docs/options.md says what it holds")
         shown = text.partition("=")[2]
         return problem(f"{key} is {expected.said(key, hint)}; '{shown}' is not.", meant(key, shown, value, hint))
     return None
+
+
+def several(value: Any) -> bool:
+    """Whether a value is one or, as a list, several that a sweep can have."""
+    return not isinstance(value, Mapping) and value != [] and value is not None
 
 
 def meant(key: str, shown: str, value: Any, hint: Any) -> str:

@@ -53,7 +53,10 @@ def render(problems: Sequence[Problem]) -> str:
 
 def closest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
     """The candidates that `name` was probably meant to be, best first."""
-    return difflib.get_close_matches(name, list(dict.fromkeys(candidates)), n=limit, cutoff=0.6)
+    known = list(dict.fromkeys(candidates))
+    return difflib.get_close_matches(name, known, n=limit, cutoff=0.6) or difflib.get_close_matches(
+        name.lower(), known, n=limit, cutoff=0.6
+    )
 
 
 def did_you_mean(meant: Sequence[str]) -> str:

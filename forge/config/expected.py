@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from forge.config import schemas
 from forge.config.bounds import KINDS, fits, kind
 from forge.config.literal import shown
 
@@ -30,12 +31,29 @@ def meant(key: str, value: Any, hint: Any) -> Any:
     if key == ARMS:
         named = value if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
         return {name: [] for name in named} if named else {"base": [], "wide": ["model.dim=256"]}
+    if isinstance(value, str) and int in (hint, *inner) and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value) and float(value).is_integer():
+        return int(float(value))
     if origin not in (list, tuple):
         return None
     of_arm = key.startswith(f"{ARMS}.")
     items = _items(value, inner[0], overrides=of_arm)
     fitting = fits(items, hint) and (origin is list or len(items) == len(inner))
     return items if fitting and (not of_arm or all("=" in item for item in items)) else None
+
+
+def several(value: Any, hint: Any) -> str:
+    """The values of a sweep as they are typed, for a list of them, or a text with commas, that was given to an option of one value."""
+    plain = isinstance(value, str) and not re.search(r"[\[({\"'$]", value)
+    items = value if isinstance(value, list) else value.split(",") if plain else []
+    single = typing.get_origin(hint) not in (list, tuple, dict)
+    kinds = [one for one in (typing.get_args(hint) or (hint,)) if one in (int, float, bool, str)]
+    fitting = [any(fits(of_text(item, one) if isinstance(item, str) else item, one) for one in kinds) for item in items]
+    return ",".join(shown(item).strip() for item in items) if single and items and all(fitting) else ""
+
+
+def below(key: str) -> str:
+    """An option of a section, as an example."""
+    return next(f"{name}=..." for name, *_ in schemas.walk_options() if name.startswith(f"{key}.") and "._" not in name)
 
 
 def example(key: str, hint: Any, default: Any) -> str:

@@ -8,7 +8,7 @@ from textwrap import shorten
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
+from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.config import entries, expected, free, schemas, seeds
@@ -61,10 +61,16 @@ def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None
             expected.said(key, hint) if hint else "a list" if isinstance(node, ListConfig) else "a legal value"
         )
         shown, fix = text.split("=", 1)[1], expected.example(key, hint, default)
+        if schemas.is_section(key):
+            what = f"'{shown}' does not fit {key}: {str(error).splitlines()[0].rstrip('.')}."
+            what = what if isinstance(value, dict) else f"{key} is a section of options; '{shown}' is not."
+            return _problem(text, what, f"set its options one by one, like {expected.below(key)}")
         if value is None:
             return _problem(text, f"{key} cannot be null; it is {kind}.", fix)
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list) and hint is None:
             return _problem(text, f"'{shown}' does not fit {key}: {str(error).splitlines()[0]}", fix)
+        if isinstance(value, list) and (several := expected.several(value, hint)):
+            fix = f"{key}={several} with -m, for a sweep over these" if len(value) > 1 else f"{key}={several}"
         return _problem(text, f"{key} is {kind}; '{shown}' is not.", meant(key, shown, value, hint) or fix)
     return None
 
@@ -119,8 +125,9 @@ def _missing(tree: DictConfig, node: DictConfig, key: str, above: str, part: str
     if other:
         fix = "choose one of these, or leave this out" if "," in other else f"choose {other}, or leave this out"
         return Unknown(f"{what} It belongs to {other}.", [], fix)
-    meant = [k for k in option_keys(tree) if k.endswith(f".{part}")][:3]
-    meant = meant or [f"{above}.{n}" for n in closest(part, (str(k) for k in node))]
+    rest = key.removeprefix(f"{above}.{part}")
+    meant = [k for k in option_keys(tree) if k.endswith(f".{part}")][:3] or [f"{above}.{n}" for n in closest(part, map(str, node))]
+    meant = [f"{k}{rest}" if OmegaConf.is_dict(OmegaConf.select(tree, k)) else k for k in meant]
     return Unknown(what, meant, said or f"its options: {', '.join(str(k) for k in node if not str(k).startswith('_'))}")
 
 
@@ -141,45 +148,47 @@ def _elsewhere(group: str, part: str) -> str:
     return ", ".join(f"{group}={name}" for name in owners)
 
 
-def option_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Dotted keys of all values in the tree."""
-    for name in tree:
-        node = tree._get_node(name)
-        if isinstance(node, DictConfig) and not (node._is_missing() or node._is_interpolation()):
-            yield from option_keys(node, f"{prefix}{name}.")
+def option_keys(tree: DictConfig) -> Iterator[str]:
+    """Dotted keys of all values in the tree, but for the entries that a user adds to an option of a section."""
+    for key, section, _ in _values(tree):
+        if OmegaConf.get_type(section) is not dict or key.partition(".")[0] in schemas.free_dicts():
+            yield key
+
+
+def _values(section: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, str]]:
+    """Every value below a section: its dotted key, what holds it, and its name there."""
+    for name in section:
+        node = section._get_node(name)
+        if isinstance(node, DictConfig) and node and not (node._is_missing() or node._is_interpolation()):
+            yield from _values(node, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", section, str(name)
 
 
 def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem]:
     """Options without a value: missing, or an interpolation that fails.
 
-    They get their default, so that the rest can be checked.
+    They get their default, so that the rest can be checked; an entry that has none is left out.
     """
     problems = []
-    for key in list(option_keys(tree)):
+    for key, section, name in list(_values(tree)):
         try:
-            value = _present(tree, key)
+            value = section[name]
             for index in range(len(value) if isinstance(value, ListConfig) else 0):
-                _present(tree, f"{key}[{index}]")
+                value[index]
             continue
         except MissingMandatoryValue:
             what, fix = "a value is missing.", f"give one: {key}=..."
         except OmegaConfBaseException as error:
             what, fix = f"its interpolation fails: {shorten(str(error).splitlines()[0], 200)}.", "name an existing key in ${...}"
         problems.append(Problem(key=key, what=what, fix=fix, where=written_at(key)))
-        parent, _, name = key.rpartition(".")
-        section = _section(tree, parent)
         schema: Any = OmegaConf.get_type(section)
         if dataclasses.is_dataclass(schema):
             section[name] = default_of(schema.__dataclass_fields__[name])  # type: ignore[index]
         else:
-            section[name] = None
+            with open_dict(section):
+                del section[name]
     return problems
-
-
-def _present(tree: DictConfig, key: str) -> Any:
-    return OmegaConf.select(tree, key, throw_on_missing=True, throw_on_resolution_failure=True)
 
 
 def _section(tree: DictConfig, key: str) -> DictConfig:

@@ -107,6 +107,11 @@ def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]
                 yield f"{group}.{name}", variant, owner, field
 
 
+def is_section(key: str) -> bool:
+    """Whether a dotted key is of a section, and not of an option or an entry of one."""
+    return any(name.startswith(f"{key}.") for name, *_ in walk_options())
+
+
 def declared(key: str) -> Any:
     """The declared type of an option, or of an entry of one that is a dict; None where there is no such option."""
     for name, _, schema, field in walk_options():

@@ -54,8 +54,12 @@ def of_file(content: Mapping[str, Any]) -> dict[str, Any]:
         return dict(content)
     result: dict[str, Any] = {name: value for name, value in content.items() if name != "hydra"}
     rest = {name: value for name, value in hydra.items() if f"hydra.{name}" not in SECTIONS}
-    for name in SECTIONS:
-        for key, value in (hydra.get(name.partition(".")[2]) or {}).items():
+    for name, section in SECTIONS.items():
+        given = hydra.get(name.partition(".")[2]) or {}
+        if not isinstance(given, Mapping):
+            result[section] = option(section, given) if isinstance(given, str) else given
+            continue
+        for key, value in given.items():
             found = key_of(f"{name}.{key}")
             place: dict[str, Any] = result
             *above, last = found.split(".")

@@ -12,6 +12,8 @@ from forge.config import schemas
 from forge.config.library import parse
 
 EXAMPLES = {"choice": "choice(a, b)", "range": "range(START, STOP[, STEP])", "interval": "interval(LOW, HIGH)"}
+FUNCTIONS = (*EXAMPLES, "glob", "sort", "shuffle", "tag", "int", "float", "str", "bool", "json_str", "extend_list")
+ANY_CALL = re.compile(r"\s*([A-Za-z_]\w*)\(.*\)\s*", re.DOTALL)
 CALL = re.compile(r"\s*(choice|range|interval)\(([^()]*)\)\s*")
 QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 STRAY = re.compile(rf"({QUOTED})|(?:^|(?<=[\[({{]))\s*,|,(?=\s*(?:[,\])}}]|$))")
@@ -22,6 +24,12 @@ def fault(key: str, value: str) -> tuple[str, str]:
     """What is wrong with a value that cannot be read, and what to do. key: with its signs."""
     if (call := CALL.fullmatch(value)) and (call[1] != "choice" or not call[2].strip(" ,")):
         return call_fault(key, call[1])
+    if (other := ANY_CALL.fullmatch(value)) and other[1] not in FUNCTIONS:
+        listed = "sweeps have choice, range, interval, glob, sort, shuffle and tag(log, interval(LOW, HIGH))"
+        return f"there is no function {other[1]}().", f"{listed}; to give it as a text: '{key}={_quoted(value)}'"
+    inner = value.strip()[1:-1]
+    if re.fullmatch(r"\s*(\([^()]*\)|{[^{}:]*})\s*", value) and "," in inner and _readable(f"{key}={inner}"):
+        return "several values have commas between them, and nothing around them.", f"write {key}={inner}"
     full = _without_stray_commas(value)
     if full != value and _readable(f"{key}={full}"):
         return "a value is missing beside a comma.", f"write {key}={full.strip() or '...'}"

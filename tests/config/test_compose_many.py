@@ -30,6 +30,8 @@ VALUES = [
     "optimizer.lrr={}",
     "optimizer.lr={},3",
     "optimizer.betas=[{}",
+    "optimizer.lr=${{optimizer.weight_decay}}",
+    "optimizer.eps=${{nokey}}",
     "model.dim",
     "~seed",
     "metrics.log_interval=1.0",

@@ -51,6 +51,11 @@ def test_arms_are_lists_of_overrides() -> None:
             "sweep.ablation.arms is a dict of lists of overrides, by the names of the arms; 'x' is not.",
             "\"sweep.ablation.arms={base: [],wide: ['model.dim=256']}\"",
         ),
+        (
+            "sweeper.params={seed: [1,2], model: tiny}",
+            "several values of sweeper.params have commas between them, and nothing around them.",
+            "sweeper.params.seed=1,2 sweeper.params.model=tiny",
+        ),
         ("sweeper.params.seed=[1,2]", "sweeper.params.seed is a text; '[1,2]' is not.", "sweeper.params.seed=1,2"),
     ],
 )

@@ -34,6 +34,8 @@ def no_key(name: str) -> str:
 
 
 ADAMW = "its options: lr, weight_decay, decay_embeddings, betas, eps, fused"
+NOTHING_AROUND = "several values have commas between them, and nothing around them."
+IS_SECTION, ONE_BY_ONE = "is a section of options;", "set its options one by one, like"
 NO_SWEEP = "has several values, and this is not a sweep."
 INTERPOLATION = "name an existing key in ${...}"
 SAID = [
@@ -87,9 +89,9 @@ SAID = [
     ("train=1", "there is no train named '1'.", "options: long, quick"),
     ("model=null", "there is no model named 'null'.", f"options: {MODELS}"),
     ("model=", "there is no model named ''.", f"options: {MODELS}"),
-    ("model=true", "there is no model named 'True'.", f"options: {MODELS}"),
+    ("model=true", "there is no model named 'true'.", f"options: {MODELS}"),
     ("precision=fp8", "there is no precision named 'fp8'.", "options: auto, bf16, fp16, fp32"),
-    ("model=[tiny,small]", "model takes one option.", "choose one"),
+    ("model=[tiny,small]", "model takes one option.", "one of them, or model=tiny,small with -m"),
     ("model=tiny,small", f"model {NO_SWEEP}", "choose one, or -m for a sweep"),
     ("model=glob(*)", f"model {NO_SWEEP}", "choose one, or -m for a sweep"),
     ("~model", "the group model cannot be removed.", f"choose one: {MODELS}"),
@@ -151,10 +153,32 @@ SAID = [
     ("train.max_steps=1e400", "train.max_steps is an integer; '1e400' is not.", "for example train.max_steps=100000"),
     ("optimizer.lr=1e400", "optimizer.lr must be finite.", ""),
     ("optimizer.lr=nan", "optimizer.lr must be finite.", ""),
-    ("run.name=[a]", "'[a]' does not fit run.name: Cannot convert 'list' to string: '['a']'", ""),
+    ("run.name=[a]", "run.name is a text; '[a]' is not.", "run.name=a"),
+    (
+        "optimizer.lr=[1e-3,1e-2]",
+        "optimizer.lr is a number; '[1e-3,1e-2]' is not.",
+        "optimizer.lr=0.001,0.01 with -m, for a sweep over these",
+    ),
+    ("seed=[]", "seed is an integer; '[]' is not.", "for example seed=42"),
+    ("model.ffn_hidden_dim=['${seed}',1]", "model.ffn_hidden_dim is an integer; '['${seed}',1]' is not.", ""),
+    ("seed=[1,a]", "seed is an integer; '[1,a]' is not.", "for example seed=42"),
+    ("model.moe=3", f"model.moe {IS_SECTION} '3' is not.", f"{ONE_BY_ONE} model.moe.num_experts=..."),
+    ("model.moe=null", f"model.moe {IS_SECTION} 'null' is not.", f"{ONE_BY_ONE} model.moe.num_experts=..."),
+    ("sweep.ablation=[1]", f"sweep.ablation {IS_SECTION} '[1]' is not.", f"{ONE_BY_ONE} sweep.ablation.baseline=..."),
+    ("model.moe={a: 1}", "'{a: 1}' does not fit model.moe: Key 'a' not in 'MoE'.", f"{ONE_BY_ONE} model.moe.num_experts=..."),
+    ("sweep.arms.b=[]", "Sweep has no option 'arms'.", "did you mean sweep.ablation.arms.b=[]?"),
+    ("sweeper.param.seed=1", "Basic has no option 'param'.", "did you mean sweeper.params.seed=1?"),
+    ("optimizer.lr=(1e-3,1e-2)", NOTHING_AROUND, "write optimizer.lr=1e-3,1e-2"),
+    ("optimizer.lr={1e-3,1e-2}", NOTHING_AROUND, "write optimizer.lr=1e-3,1e-2"),
+    (
+        "optimizer.lr=loguniform(1e-4,1e-2)",
+        "there is no function loguniform().",
+        "sweeps have choice, range, interval, glob, sort, shuffle and tag(log, interval(LOW, HIGH)); "
+        "to give it as a text: 'optimizer.lr=\"loguniform(1e-4,1e-2)\"'",
+    ),
     (
         "optimizer.betas={a: 1}",
-        "'{a: 1}' does not fit optimizer.betas: Cannot merge DictConfig with ListConfig",
+        "optimizer.betas is a list of numbers; '{a: 1}' is not.",
         "for example optimizer.betas=[0.9,0.95]",
     ),
     ("eval.sample_prompts=[[a]]", "eval.sample_prompts must be a list of texts.", ""),

@@ -7,7 +7,7 @@ import pytest
 from forge.config.errors import Problem
 from forge.config.library import Library
 from forge.config.sweep import Ablation
-from forge.launch.expand import Combination, contradictions, expand, grid
+from forge.launch.expand import AS_RANGE, Combination, contradictions, expand, grid
 
 
 def points(overrides: list[str], params: dict[str, str] | None = None, ablation: Ablation | None = None) -> list[Combination]:
@@ -88,9 +88,13 @@ def test_an_ablation_goes_arm_by_arm_the_baseline_first() -> None:
             "an interval has no first value; only sweeper=optuna takes one.",
             "sweeper=optuna, or values with commas between",
         ),
-        ("model=glob(nothing*)", "it stands for no value at all.", "at least one"),
-        ("train.max_steps=glob(*)", "it stands for no value at all.", "at least one"),
-        ("train.max_steps=range(3,3)", "it stands for no value at all.", "at least one"),
+        ("optimizer=glob(nothing*)", "no optimizer has such a name.", "options: adamw, adamw_large"),
+        ("train.max_steps=glob(*)", "glob chooses among the options of a group, and train.max_steps is none.", "train.max_steps=A,B"),
+        (
+            "train.max_steps=range(5,3)",
+            "no number is in it: it goes from 5 to below 3 in steps of 1.",
+            "train.max_steps=range(START, STOP[, STEP]), with STOP beyond START",
+        ),
     ],
 )
 def test_what_cannot_vary(override: str, what: str, fix: str) -> None:
@@ -129,8 +133,39 @@ def test_what_is_typed_contradicts_no_arm(overrides: list[str], found: list[tupl
         ("launch=slurm", "it is the same for all points of a sweep.", "leave it out of the arm"),
         ("hydra/launcher=basic", "it is the same for all points of a sweep.", "leave it out of the arm"),
         ("sweep.name=x", "it is the same for all points of a sweep.", "leave it out of the arm"),
+        ("model.dim=9", "model.dim is there twice in the arm, so that this would count for nothing.", "leave one of the two out"),
+        (
+            "train.max_steps=1,2",
+            "an arm has one value of train.max_steps.",
+            "an arm for each of them, or sweeper.params.train.max_steps=1,2 for all arms",
+        ),
+        (
+            "optimizer.betas=0.9,0.95",
+            "an arm has one value of optimizer.betas.",
+            "an arm for each of them, or sweeper.params.optimizer.betas=0.9,0.95 for all arms; optimizer.betas=[0.9,0.95] for a list",
+        ),
     ],
 )
 def test_what_no_arm_can_set(override: str, what: str, fix: str) -> None:
     (found,) = contradictions([], {}, Ablation(baseline="a", arms={"a": [], "b": [override, "model.dim=8"]}))
-    assert (found.key, found.what, found.fix, found.where) == (override, what, fix, "the arm b")
+    assert (found.key, found.what, found.fix, found.where) == (override, what, fix, "command line, the arm b")
+
+
+FROM_FILE = {
+    "launch.jobs": ("1,2", "it is the same for all points of a sweep.", "one value"),
+    "run.dir": ("a,b", "each point has a directory of its own in that of the sweep.", "leave it out"),
+    "seed": ("range(1,1)", "no number is in it: it goes from 1 to below 1 in steps of 1.", AS_RANGE.format(key="seed")),
+}
+
+
+@pytest.mark.parametrize("key", FROM_FILE)
+def test_what_cannot_vary_has_the_place_of_the_parameter(key: str) -> None:
+    values, what, fix = FROM_FILE[key]
+    (found,) = grid([], {key: values}, Library, lambda name: f"FILE:4 of {name}").problems
+    assert (found.key, found.what, found.fix) == (f"{key}={values}", what, fix)
+    assert found.where == f"FILE:4 of sweeper.params.{key}, sweeper.params"
+
+
+def test_a_contradiction_has_the_place_of_what_varies() -> None:
+    found = contradictions([], {"model.dim": "8,16", "seed": "1,2"}, ABLATION, lambda name: f"FILE:4 of {name}")
+    assert [problem.where for problem in found] == [f"FILE:4 of sweeper.params.{key}, sweeper.params" for key in ("model.dim", "seed")]

@@ -41,15 +41,16 @@ def _main(options: argparse.Namespace) -> int:
 
     _check_files(options)
     report = compare(read(options.places), metric=options.metric, baseline=options.baseline, reach=options.reach)
+    most = {} if options.top is None else {"most": options.top}
     files = _files(options, report.source.path)
     printed = [kind for kind, path in files.items() if path == STDOUT]
     try:
-        written = _write({kind: path for kind, path in files.items() if kind not in printed}, report)
+        written = _write({kind: path for kind, path in files.items() if kind not in printed}, report, most)
     finally:
         if not printed:
-            show(report, Console(force_jupyter=False, width=width()))
+            show(report, Console(force_jupyter=False, width=width()), **most)
     for kind in printed:
-        sys.stdout.write(_text(kind, STDOUT, report))
+        sys.stdout.write(_text(kind, STDOUT, report, most))
     if written:
         print(f"written: {', '.join(short(path) for path in written)}", file=sys.stderr if printed else sys.stdout)
     return 0
@@ -63,11 +64,20 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--metric", metavar="NAME", help="compare by this final metric, like eval/loss; default: run.objective of the runs")
     parser.add_argument("--baseline", metavar="ARM", help="compare with this arm; default: that of the ablation, else the first")
     parser.add_argument(
-        "--reach", type=_finite, metavar="VALUE", help="count steps, tokens and time to this value; default: the baseline's mean"
+        "--reach",
+        type=_finite,
+        metavar="VALUE",
+        help="count steps, tokens and time to this value; default: the baseline's mean, where there is one",
+    )
+    parser.add_argument(
+        "--top",
+        type=_positive,
+        metavar="N",
+        help="the best N arms in tables and page, beside the baseline; default: 30 on a terminal, 50 in Markdown and page",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with learning curves that needs no network")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown; - prints it")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row an arm; - prints them")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row an arm, of all; - prints them")
     parser.add_argument("--runs-csv", type=Path, metavar="FILE", help="write a row a run; - prints them")
     return parser
 
@@ -103,25 +113,25 @@ def _check_files(options: argparse.Namespace) -> None:
         raise ConfigError(problems)
 
 
-def _write(files: dict[str, Path], report: Report) -> list[Path]:
+def _write(files: dict[str, Path], report: Report, most: dict[str, int]) -> list[Path]:
     for kind, path in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_text(kind, path, report), encoding="utf-8")
+            path.write_text(_text(kind, path, report, most), encoding="utf-8")
         except OSError as error:
             what = f"it cannot be written: {error.strerror or error}."
             raise ConfigError([Problem(key=str(path), what=what, fix=f"{_flag(kind)} FILE elsewhere")]) from None
     return list(files.values())
 
 
-def _text(kind: str, path: Path, report: Report) -> str:
+def _text(kind: str, path: Path, report: Report, most: dict[str, int]) -> str:
     from forge.analysis.markdown import markdown
     from forge.analysis.page import page
     from forge.analysis.rows import arm_rows, csv_text, run_rows
 
     made: dict[str, Callable[[], str]] = {
-        "html": lambda: page(report, path.parent),
-        "markdown": lambda: markdown(report),
+        "html": lambda: page(report, path.parent, **most),
+        "markdown": lambda: markdown(report, **most),
         "csv": lambda: csv_text(arm_rows(report)),
         "runs_csv": lambda: csv_text(run_rows(report)),
     }
@@ -130,6 +140,12 @@ def _text(kind: str, path: Path, report: Report) -> str:
 
 def _flag(kind: str) -> str:
     return f"--{kind.replace('_', '-')}"
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of arms")
+    return int(text)
 
 
 def _finite(text: str) -> float:

@@ -46,7 +46,7 @@ def start(run_dir: Path, resolution: Resolution) -> int:
     state = _ended(job, others)
     if directory.finished(run_dir) is not None:
         return 0
-    said = told.why(run_dir) or [f"job {job} is {state or 'over'}"]
+    said = told.why(run_dir) or told.last_of(slurm.log_file(run_dir)) or [f"job {job} is {state or 'over'}"]
     print("\n".join(["the run did not finish:", *(f"  | {text}" for text in said)]), flush=True)
     return FAILED
 

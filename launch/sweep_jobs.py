@@ -8,7 +8,7 @@ from typing import Any
 
 from forge.config.launch import Slurm, Submitit
 from forge.launch import slurm, told
-from forge.launch.directory import finished, short
+from forge.launch.directory import finished
 from forge.launch.point_state import PARTIAL, state_of
 from forge.launch.sweep_command import Command, Entry
 from forge.launch.sweep_directory import Point
@@ -88,15 +88,6 @@ class Ended:
         elif state_of(point) == PARTIAL:
             told.say(told.line(point, "stopped", f"{told.reached(point)}; {job}"))
         else:
-            words = told.why(point.path) or _last_of(log(point.path))
+            words = told.why(point.path) or told.last_of(log(point.path))
             self.failed.append((point, told.cause(point.path) or job))
             told.say("\n".join([told.line(point, "FAILED", job), *(f"     | {text}" for text in words)]))
-
-
-def _last_of(file: Path | None) -> list[str]:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file else []
-    except OSError:
-        return []
-    last = [text[: told.LONGEST] for text in lines if text.strip()][-told.LAST_LINES :]
-    return [*last, f"({short(file)})"] if file else []

@@ -55,6 +55,12 @@ def why(path: Path, code: int | None = None) -> list[str]:
     return lines[-LAST_LINES:] or ([f"its processes ended with exit code {code}, and said nothing"] if code else [])
 
 
+def last_of(file: Path | None) -> list[str]:
+    """The end of what a job has printed to a file, and which it is."""
+    lines = _printed(file) if file is not None else []
+    return [*lines[-LAST_LINES:], f"({short(file)})"] if file is not None and lines else []
+
+
 def _printed(file: Path) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8", errors="replace")[-10_000:]

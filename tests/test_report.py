@@ -179,6 +179,22 @@ def test_a_target_that_is_no_number(sweep: Path, capsys: pytest.CaptureFixture[s
         assert f"argument --reach: '{text}' is no finite number" in capsys.readouterr().err
 
 
+def test_the_best_arms_only(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = Example(sweep, steps=20)
+    example.done(["optimizer.lr=0.003"], seed=1, gain=0.3)
+    assert report.main([str(sweep), "--top", "1"]) == 0
+    said = "The baseline and the best 1 of 2 other arms; all of them: --top 2, or arms.csv (--csv FILE)."
+    assert said in capsys.readouterr().out
+    assert said in (sweep / "report" / "index.html").read_text()
+    assert said in (sweep / "report" / "report.md").read_text().replace("\\", "")
+    assert len((sweep / "report" / "arms.csv").read_text().splitlines()) == 4
+    for text in ("0", "-1", "all"):
+        with pytest.raises(SystemExit) as caught:
+            report.main([str(sweep), "--top", text])
+        assert caught.value.code == 2
+        assert f"argument --top: '{text}' is no number of arms" in capsys.readouterr().err
+
+
 def test_a_place_that_cannot_be_written(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tables are printed all the same."""
     (sweep / "report").write_text("a file")

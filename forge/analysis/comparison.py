@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +40,8 @@ class Row:
 class Report:
     """What is compared, and the rows, an arm each, in the order of the sweep. target: the value to reach, None where there is none.
 
-    declared: the sweep or the user names the baseline.
+    compared: with the baseline; where a sweep names none and has one run of each arm, as a search does, arms are ranked instead, and
+    `baseline` is the best.
     """
 
     source: Source
@@ -47,7 +49,7 @@ class Report:
     higher: bool
     rows: list[Row]
     baseline: Row
-    declared: bool
+    compared: bool
     target: float | None
     target_said: str
 
@@ -61,10 +63,28 @@ class Report:
         """The rows apart from the baseline."""
         return [row for row in self.rows if row is not self.baseline]
 
-    @property
-    def compared(self) -> bool:
-        """Whether the arms are compared with the baseline: not where a sweep names none and has one run of each, as a search does."""
-        return self.declared or self.source.path is None or any(len(row.arm.runs) > 1 for row in self.rows)
+    @cached_property
+    def ranked(self) -> list[Row]:
+        """The rows, best first, by the differences, which are not misled by an arm that has only its luckier seeds done; last those
+        without a value."""
+        return sorted(self.rows, key=self._standing)
+
+    def shown(self, most: int | None = None) -> list[Row]:
+        """The rows of a table, in the order of the sweep; the best first where arms are ranked, or some are left out.
+
+        most: the best so many, apart from the baseline, which is always there.
+        """
+        if not self.compared:
+            return self.ranked[:most]
+        if most is None or len(self.others) <= most:
+            return self.rows
+        return [self.baseline, *[row for row in self.ranked if row is not self.baseline][:most]]
+
+    def _standing(self, row: Row) -> float:
+        if row.summary is None:
+            return math.inf
+        value = (row.difference.mean if row.difference else 0.0) if self.compared and self.baseline.summary else row.summary.mean
+        return -value if self.higher else value
 
     @property
     def without(self) -> list[Run]:
@@ -88,26 +108,34 @@ class Report:
 
     def arm_of(self, run: Run) -> str:
         """The name of the arm that a run belongs to."""
-        return next(row.name for row in self.rows if run in row.arm.runs)
+        return self._arms[run]
+
+    @cached_property
+    def _arms(self) -> dict[Run, str]:
+        return {run: row.name for row in self.rows for run in row.arm.runs}
 
 
 def compare(source: Source, *, metric: str | None = None, baseline: str | None = None, reach: float | None = None) -> Report:
     """Compare the arms of a source by a metric (None: run.objective), each with the baseline (None: the sweep's, else the first).
 
-    reach: the value that tokens and time are counted to; None: the mean of the baseline. Raises ConfigError.
+    reach: the value that tokens and time are counted to; None: the mean of the baseline, where there is one. Raises ConfigError.
     """
     metric = metric or _objective(source)
     arms = arms_of(source.runs, source.name)
     _check_metric(source, metric)
     higher = _higher(source, metric)
     base = _baseline(arms, source, baseline)
+    declared = baseline is not None or source.baseline is not None
+    compared = declared or source.path is None or any(len(arm.runs) > 1 for arm in arms)
     values = {arm: _values(arm, metric) for arm in arms}
-    reference = values[base]
-    differences = [difference(values[arm], reference) if arm is not base and values[arm] and reference else None for arm in arms]
-    corrected = holm([found.p if found else None for found in differences])
     summaries = [summarize([value for of_seed in values[arm].values() for value in of_seed]) if values[arm] else None for arm in arms]
+    if not compared:
+        base = _best(arms, summaries, higher)
+    tested = [compared and arm is not base and bool(values[arm] and values[base]) for arm in arms]
+    differences = [difference(values[arm], values[base]) if test else None for arm, test in zip(arms, tested, strict=True)]
+    corrected = holm([found.p if found else None for found in differences])
     own = summaries[arms.index(base)]
-    target = reach if reach is not None else own.mean if own else None
+    target = reach if reach is not None else own.mean if own and compared else None
     rows = [
         Row(arm=arm, values=values[arm], summary=summary, difference=found, p_holm=p, reached=_reached(arm, metric, target, higher))
         for arm, summary, found, p in zip(arms, summaries, differences, corrected, strict=True)
@@ -118,7 +146,7 @@ def compare(source: Source, *, metric: str | None = None, baseline: str | None =
         higher=higher,
         rows=rows,
         baseline=rows[arms.index(base)],
-        declared=baseline is not None or source.baseline is not None,
+        compared=compared,
         target=target,
         target_said="as asked for" if reach is not None else f"the {'mean' if own and own.n > 1 else 'value'} of {base.name}",
     )
@@ -163,12 +191,22 @@ def _higher(source: Source, metric: str) -> bool:
 
 
 def _baseline(arms: Sequence[Arm], source: Source, name: str | None) -> Arm:
-    names = [arm.name for arm in arms]
-    if name is not None and name not in names:
-        fix = did_you_mean([f"--baseline '{near}'" for near in closest(name, names)]) or f"its arms are {', '.join(names)}"
-        raise ConfigError([Problem(key=f"--baseline {name}", what=f"there is no arm '{name}'.", fix=fix, where=COMMAND_LINE)])
     wanted = name if name is not None else source.baseline
-    return next((arm for arm in arms if arm.name == wanted), arms[0])
+    found = [arm for arm in arms if arm.name == wanted] or [arm for arm in arms if wanted in arm.spelled]
+    if name is not None and not found:
+        names = [arm.name for arm in arms]
+        fix = did_you_mean([f"--baseline '{near}'" for near in closest(name, names)]) or f"its arms are {_some(names)}"
+        raise ConfigError([Problem(key=f"--baseline {name}", what=f"there is no arm '{name}'.", fix=fix, where=COMMAND_LINE)])
+    return [*found, arms[0]][0]
+
+
+def _some(names: Sequence[str], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _best(arms: Sequence[Arm], summaries: Sequence[Summary | None], higher: bool) -> Arm:
+    found = [(arm, summary.mean) for arm, summary in zip(arms, summaries, strict=True) if summary]
+    return (max if higher else min)(found, key=lambda pair: pair[1])[0] if found else arms[0]
 
 
 def _values(arm: Arm, metric: str) -> dict[int, list[float]]:

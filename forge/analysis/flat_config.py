@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ APART = ("run", "launch", "sweep", "sweeper", "metrics", "profiling")
 """Sections that say where and how a run was started and watched: no difference between arms."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TARGET, TYPE = "_target_", "_type_"
+WHOLE = re.compile(r"[-+]?\d+", re.ASCII)
+DECIMAL = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?", re.ASCII)
 Settings = dict[str, str]
 
 
@@ -49,6 +52,15 @@ def options(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif key != TYPE:
             found[name] = value
     return found
+
+
+def number_text(value: object) -> str | None:
+    """A number, or a text that is one, in its shortest decimal form: 0.001, 1e-5, 4; None for all else."""
+    if isinstance(value, str):
+        value = float(value) if DECIMAL.fullmatch(value) else int(value) if WHOLE.fullmatch(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return re.sub(r"(?<=e)(-?)[+]?0*(?=\d)", r"\1", str(value)).removesuffix(".0")
 
 
 def identity(settings: Settings) -> tuple[tuple[str, str], ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from forge.analysis import flat_config
 from forge.analysis.runs import Run
@@ -12,17 +13,18 @@ from forge.launch.point_state import DONE
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arm:
-    """Runs that differ in nothing but their seed, or that the sweep has given one name."""
+    """Runs that differ in nothing but their seed, or that the sweep has given one name. spelled: that with values as they were typed."""
 
     name: str
     runs: tuple[Run, ...]
+    spelled: frozenset[str] = field(default=frozenset())
 
     @property
     def done(self) -> list[Run]:
         """Those that statistics count."""
         return [run for run in self.runs if run.state == DONE]
 
-    @property
+    @cached_property
     def options(self) -> flat_config.Settings:
         """The config of the arm; where its runs differ, all their values."""
         known = [run.options for run in self.runs if run.options]
@@ -45,12 +47,17 @@ def arms_of(runs: Sequence[Run], otherwise: str) -> list[Arm]:
         key = same.get(run) or prepared.get(_typed(run), _typed(run))
         groups.setdefault((run.point.arm, key), []).append(run)
     words = flat_config.short(varied)
-    names = []
-    for group in groups.values():
-        values = [(words[key], _value(group[0], key)) for key in varied]
-        names.append(group[0].point.arm or " ".join(f"{word}={value}" for word, value in values if value is not None) or otherwise)
-    names = _distinct(names, [group[0] for group in groups.values()])
-    return [Arm(name=name, runs=tuple(group)) for name, group in zip(names, groups.values(), strict=True)]
+    firsts = [next((run for run in group if run.options), group[0]) for group in groups.values()]
+    names = [run.point.arm or _joined(words, {key: _value(run, key) for key in varied}) or otherwise for run in firsts]
+    names = _distinct(names, firsts)
+    return [
+        Arm(name=name, runs=tuple(group), spelled=frozenset(_joined(words, {key: _as_typed(run, key) for key in varied}) for run in group))
+        for name, group in zip(names, groups.values(), strict=True)
+    ]
+
+
+def _joined(words: Mapping[str, str], values: Mapping[str, str | None]) -> str:
+    return " ".join(f"{words[key]}={value}" for key, value in values.items() if value is not None)
 
 
 def _typed_apart(runs: Sequence[Run]) -> list[str]:
@@ -63,7 +70,7 @@ def _typed_apart(runs: Sequence[Run]) -> list[str]:
 
 def _shown(run: Run, key: str, text: str) -> str:
     """A value however it was spelled; of a group the option that was chosen."""
-    return run.options.get(key, text) if "." in key else text
+    return (run.numbers.get(key) or run.options.get(key, text)) if "." in key else text
 
 
 def _counts(key: str) -> bool:
@@ -76,7 +83,12 @@ def _typed(run: Run) -> tuple[str, ...]:
 
 
 def _value(run: Run, key: str) -> str | None:
-    """What a key that varies in the sweep has in a run, as it was typed, else as it was resolved."""
+    """What a key that varies in the sweep has in a run: a number in one form however it was spelled, else as it was typed or resolved."""
+    text = _as_typed(run, key)
+    return (run.numbers.get(key) if run.options else flat_config.number_text(text)) or text
+
+
+def _as_typed(run: Run, key: str) -> str | None:
     return run.point.varied.get(key, _overrides(run).get(key, run.options.get(key)))
 
 
@@ -98,6 +110,6 @@ def _distinct(names: list[str], runs: Sequence[Run]) -> list[str]:
         keys = [key for key in keys if any(key in _overrides(runs[i]) for i in places)] or keys
         words = flat_config.short(keys)
         for count, i in enumerate(places, 1):
-            more = " ".join(f"{words[key]}={runs[i].options[key]}" for key in keys if key in runs[i].options)
+            more = " ".join(f"{words[key]}={_shown(runs[i], key, value)}" for key in keys if (value := runs[i].options.get(key)))
             result[i] = f"{name} {more or f'({count})'}"
     return result

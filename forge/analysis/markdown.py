@@ -5,11 +5,13 @@ from __future__ import annotations
 from forge.analysis.comparison import Report
 from forge.analysis.tables import Table, headline, tables
 
+MOST = 50
 
-def markdown(report: Report) -> str:
-    """The headline and every table, as a page."""
+
+def markdown(report: Report, most: int = MOST) -> str:
+    """The headline and every table with at most so many lines, as a page."""
     parts = [f"# {_plain(report.source.name)}", " ".join(map(_plain, headline(report)))]
-    for table in tables(report):
+    for table in tables(report, most):
         parts += [f"## {_plain(table.title)}", _table(table), *map(_plain, table.notes)]
     return "\n\n".join(parts) + "\n"
 

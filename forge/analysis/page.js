@@ -1,7 +1,7 @@
 "use strict";
 // Draws the two figures of the page as SVG in the width there is, and again when that changes.
 const data = JSON.parse(document.getElementById("data").textContent);
-const COLOURS = 8, NARROW = 640;
+const COLOURS = 8, NARROW = 640, MANY = 12;
 const make = (parent, tag, attributes = {}, text) => {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -28,7 +28,8 @@ function written(value, step) {
 }
 function shortened(text, name, room) {
   text.textContent = name;
-  for (let n = name.length; n > 3 && text.getComputedTextLength() > room; n--) text.textContent = `${name.slice(0, n - 1)}…`;
+  for (let n = name.length - 1; n > 2 && text.getComputedTextLength() > room; n--)
+    text.textContent = `${name.slice(0, Math.ceil(n / 2))}…${name.slice(name.length - Math.floor(n / 2))}`;
   if (text.textContent !== name) make(text, "title", {}, name);
 }
 function range(values, margin) {
@@ -38,7 +39,7 @@ function range(values, margin) {
   const pad = (high - low || Math.abs(high) || 1) * margin;
   return [low - pad, high + pad];
 }
-function axis(svg, { low, high, from, to, across, at, end, about, title }) {
+function axis(svg, { low, high, from, to, across, at, end, about, title, twice }) {
   const place = (value) => from + ((value - low) / (high - low)) * (to - from);
   const { found, step } = ticks(low, high, about);
   for (const value of found) {
@@ -47,9 +48,11 @@ function axis(svg, { low, high, from, to, across, at, end, about, title }) {
     make(svg, "line", { ...line, stroke: "var(--line)" });
     const spot = across ? { x: p, y: at + 16, "text-anchor": "middle" } : { x: at - 7, y: p + 4, "text-anchor": "end" };
     make(svg, "text", { ...spot, fill: "var(--muted)" }, written(value, step));
+    if (twice) make(svg, "text", { ...spot, y: end - 6, fill: "var(--muted)" }, written(value, step));
   }
   const spot = across ? { x: (from + to) / 2, y: at + 36, "text-anchor": "middle" } : { x: 2, y: 12 };
   shortened(make(svg, "text", { ...spot, fill: "var(--muted)" }), title, across ? to - from : end);
+  if (twice) shortened(make(svg, "text", { ...spot, y: end - 22, fill: "var(--muted)" }), title, to - from);
   return place;
 }
 function redrawn(figure, draw) {
@@ -75,41 +78,44 @@ const SIGNS = { better: "var(--good)", worse: "var(--bad)", "": "var(--muted)" }
 function sign(svg, x, y, index) {
   const arm = data.arms[index];
   if (index === data.baseline) return make(svg, "path", { d: `M${x - 6} ${y}l6 -6l6 6l-6 6z`, fill: "var(--text)" });
-  const colour = SIGNS[arm.verdict];
-  return make(svg, "circle", { cx: x, cy: y, r: 4.5, fill: arm.verdict ? colour : "var(--back)", stroke: colour, "stroke-width": 2 });
+  const colour = known(data.baseline) ? SIGNS[arm.verdict] : "var(--c0)";
+  return make(svg, "circle", { cx: x, cy: y, r: 4.5, fill: arm.verdict || !known(data.baseline) ? colour : "var(--back)", stroke: colour, "stroke-width": 2 });
 }
-function panel(svg, { top, left, right, row, names, keys, title, zero }) {
+const over = () => (data.arms.length > MANY ? 34 : 0);
+function panel(svg, { top: first, left, right, row, names, keys, title, zero }) {
+  const top = first + over();
   const rows = data.arms.map((arm, i) => [arm, i]);
   const spread = rows.flatMap(([arm]) => [...keys.map((key) => arm[key]), ...(zero ? [0] : arm.values)]);
   const bottom = top + row * rows.length + 4;
   const [low, high] = range(spread, 0.04);
-  const place = axis(svg, { low, high, from: left, to: right, across: true, at: bottom, end: top, about: Math.max(3, (right - left) / 75), title });
-  const mark = zero ? 0 : data.arms[data.baseline].mean;
+  const place = axis(svg, { low, high, from: left, to: right, across: true, at: bottom, end: top, about: Math.max(3, (right - left) / 75), title, twice: over() > 0 });
+  const mark = zero ? 0 : data.arms[data.baseline]?.mean;
   if (known(mark)) make(svg, "line", { x1: place(mark), x2: place(mark), y1: top, y2: bottom, stroke: "var(--text)", "stroke-dasharray": "3 3" });
   for (const [arm, i] of rows) {
     const y = top + row * i + (names ? row - 12 : row / 2);
     const [mid, from, to] = keys.map((key) => arm[key]);
     if (names) shortened(make(svg, "text", { x: left, y: y - 11, fill: "var(--text)" }), arm.name, right - left);
-    const colour = i === data.baseline ? "var(--text)" : SIGNS[arm.verdict];
+    const colour = i === data.baseline ? "var(--text)" : known(data.baseline) ? SIGNS[arm.verdict] : "var(--c0)";
     if (known(from)) make(svg, "line", { x1: place(from), x2: place(to), y1: y, y2: y, stroke: colour, "stroke-width": 2 });
     if (!zero) for (const value of arm.values) make(svg, "circle", { cx: place(value), cy: y, r: 3, fill: colour, stroke: "var(--back)" });
-    if (known(mid)) sign(svg, place(mid), y, i);
-    else if (!zero) make(svg, "text", { x: left + 4, y: y + 4, fill: "var(--muted)" }, "no run is done");
+    const spot = zero && i === data.baseline ? 0 : mid;
+    if (known(spot)) sign(svg, place(spot), y, i);
+    else if (!zero) make(svg, "text", { x: left + 4, y: y + 4, fill: "var(--muted)" }, arm.runs_done ? `no value of ${data.metric}` : "no run is done");
   }
   return bottom + 46;
 }
 function drawArms(width) {
   const compared = data.arms.some((arm) => known(arm.difference)), metric = labelled(data.metric, data.unit);
   const means = { keys: ["mean", "low", "high"], title: metric };
-  const apart = { keys: ["difference", "difference_low", "difference_high"], title: labelled(`difference to ${data.arms[data.baseline].name}`, data.unit), zero: true };
-  const each = width < NARROW ? 42 : 25, tall = each * data.arms.length + 62;
+  const apart = { keys: ["difference", "difference_low", "difference_high"], title: labelled(`difference to ${data.arms[data.baseline]?.name}`, data.unit), zero: true };
+  const each = width < NARROW ? 42 : 25, tall = over() + each * data.arms.length + 62;
   const svg = canvas(plot, width, width < NARROW && compared ? 2 * tall : tall, `${metric} of every arm, with intervals`);
   if (width < NARROW) {
     const next = panel(svg, { ...means, top: 8, left: 8, right: width - 12, row: each, names: true });
     if (compared) panel(svg, { ...apart, top: next + 8, left: 8, right: width - 12, row: each, names: true });
     return;
   }
-  const texts = data.arms.map((arm, i) => make(svg, "text", { x: 0, y: 8 + each * i + each / 2 + 4, fill: "var(--text)" }, arm.name));
+  const texts = data.arms.map((arm, i) => make(svg, "text", { x: 0, y: 8 + over() + each * i + each / 2 + 4, fill: "var(--text)" }, arm.name));
   const room = Math.min(Math.max(...texts.map((text) => text.getComputedTextLength())), width * 0.34);
   texts.forEach((text, i) => shortened(text, data.arms[i].name, room));
   const left = room + 24, middle = compared ? left + (width - left) * 0.52 : width - 14;
@@ -122,7 +128,10 @@ if (plot) redrawn(plot, drawArms);
 const section = document.getElementById("curves");
 if (section) {
   const legend = section.querySelector(".legend"), controls = section.querySelector(".controls");
-  const better = (a, b) => (data.higher ? b.mean - a.mean : a.mean - b.mean);
+  const better = (a, b) => {
+    const key = known(a.difference) && known(b.difference) ? "difference" : "mean";
+    return data.higher ? b[key] - a[key] : a[key] - b[key];
+  };
   const order = data.arms.map((_, i) => i).filter((i) => i !== data.baseline && known(data.arms[i].mean));
   order.sort((a, b) => better(data.arms[a], data.arms[b]));
   const colours = new Map();
@@ -136,7 +145,7 @@ if (section) {
     if (!free) colours.delete(oldest);
     return colours.set(i, colour);
   };
-  [data.baseline, ...order.slice(0, data.arms.length > COLOURS + 1 ? 5 : COLOURS)].forEach(choose);
+  [...(known(data.baseline) ? [data.baseline] : []), ...order.slice(0, data.arms.length > COLOURS + 1 ? 5 : COLOURS)].forEach(choose);
 
   const X = { step: "steps", tokens: "tokens", seconds: "training time" };
   const state = { metric: 0, x: "step", from: 0.1 };
@@ -169,7 +178,7 @@ if (section) {
       line.style.background = colours.get(i) ?? "";
     });
     const xs = (curve) => curve[state.x];
-    const [, most] = range(arms.flatMap((curve) => (curve ? xs(curve) : [])), 0);
+    const [, most] = range(data.curves[state.metric].plain.flatMap((curve) => (curve ? xs(curve) : [])), 0);
     const [size, word] = state.x === "seconds" ? time(most) : [1, ""];
     const start = most * state.from, height = width < NARROW ? 320 : 400;
     const left = 58, right = width - 14, top = 26, bottom = height - 46;
@@ -186,11 +195,12 @@ if (section) {
       const points = curve[column].map((value, k) => [xs(curve)[k], value]).filter(([x, value]) => known(x) && known(value));
       return (back ? points.reverse() : points).map(([x, value]) => `${px(x / size).toFixed(1)} ${py(value).toFixed(1)}`).join("L");
     };
-    const line = (curve, i) => make(inside, "path", { d: `M${path(curve, "mean")}`, fill: "none", stroke: colours.get(i) ?? "var(--muted)", "stroke-width": colours.has(i) ? 2 : 1, "stroke-opacity": colours.has(i) ? 1 : 0.35, "stroke-dasharray": curve.done ? "none" : "5 4", "stroke-linejoin": "round" });
+    const dot = (curve, i) => make(inside, "circle", { cx: px(xs(curve)[0] / size), cy: py(curve.mean[0]), r: 3, fill: colours.get(i) ?? "var(--muted)" });
+    const line = (curve, i) => curve.mean.length === 1 ? dot(curve, i) : make(inside, "path", { d: `M${path(curve, "mean")}`, fill: "none", stroke: colours.get(i) ?? "var(--muted)", "stroke-width": colours.has(i) ? 2 : 1, "stroke-opacity": colours.has(i) ? 1 : 0.35, "stroke-dasharray": curve.done ? "none" : "5 4", "stroke-linejoin": "round" });
     const drawn = arms.map((curve, i) => [curve, i]).filter(([curve]) => curve && xs(curve).some(known));
     drawn.filter(([, i]) => !colours.has(i)).forEach(([curve, i]) => line(curve, i));
     for (const [curve, i] of drawn.filter(([curve, i]) => colours.has(i) && curve.n > 1))
-      make(inside, "path", { d: `M${path(curve, "low")}L${path(curve, "high", true)}Z`, fill: colours.get(i), "fill-opacity": 0.13 });
+      make(inside, "path", { d: `M${path(curve, "low")}L${path(curve, "high", true)}Z`, fill: colours.get(i), "fill-opacity": Math.max(0.05, Math.min(0.13, 0.4 / colours.size)) });
     drawn.filter(([, i]) => colours.has(i)).reverse().forEach(([curve, i]) => line(curve, i));
     if (!drawn.length) make(svg, "text", { x: (left + right) / 2, y: height / 2, "text-anchor": "middle", fill: "var(--muted)" }, `no run has logged ${X[state.x]}`);
 

@@ -13,24 +13,29 @@ from forge.analysis.grouping import Arm
 from forge.analysis.series import Series
 from forge.analysis.tables import verdict
 
-POINTS = 300
-"""Of a curve on the page; of more, neighbours are averaged."""
+POINTS, FEWEST, ALL = 300, 60, 15_000
+"""Of a curve on the page; of more, neighbours are averaged. Of many curves each has fewer, so that they are ALL together, or FEWEST."""
 DIGITS = 7
 UNITS = {"loss": "nats a token", "bits_per_byte": "bits a byte", "tokens_per_second": "tokens a second"}
 
 
-def page_data(report: Report) -> dict[str, Any]:
-    """Arms and curves as plain numbers."""
+def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
+    """Arms and curves as plain numbers, baseline: its place among the arms, None where arms are ranked. most: arms."""
     metrics = list(dict.fromkeys([report.metric, "train/loss", "eval/loss"]))
-    base, arms = report.baseline.arm, [row.arm for row in report.rows]
-    plain = {metric: [curve(arm, metric) for arm in arms] for metric in metrics}
-    apart = {metric: [curve(arm, metric, base) if arm is not base and report.compared else None for arm in arms] for metric in metrics}
+    rows = report.shown(most)
+    base, arms = report.baseline.arm, [row.arm for row in rows]
+    points = max(FEWEST, min(POINTS, ALL // len(arms)))
+    plain = {metric: [curve(arm, metric, points=points) for arm in arms] for metric in metrics}
+    apart = {
+        metric: [curve(arm, metric, base, points=points) if arm is not base and report.compared else None for arm in arms]
+        for metric in metrics
+    }
     return {
         "metric": report.metric,
         "unit": unit(report.metric),
         "higher": report.higher,
-        "baseline": report.rows.index(report.baseline),
-        "arms": [_arm(row, report) for row in report.rows],
+        "baseline": rows.index(report.baseline) if report.compared and report.others else None,
+        "arms": [_arm(row, report) for row in rows],
         "curves": [
             {"metric": metric, "unit": unit(metric), "plain": plain[metric], "apart": apart[metric]}
             for metric in metrics
@@ -44,7 +49,7 @@ def unit(metric: str) -> str:
     return UNITS.get(metric.rpartition("/")[2], "")
 
 
-def curve(arm: Arm, metric: str, baseline: Arm | None = None) -> dict[str, Any] | None:
+def curve(arm: Arm, metric: str, baseline: Arm | None = None, *, points: int = POINTS) -> dict[str, Any] | None:
     """The mean over the seeds of an arm, and the lowest and highest of them; over runs under way where none is done.
 
     It is taken at the steps of the run that logged least, as far as all of them have come. baseline: of the differences to its runs
@@ -63,12 +68,13 @@ def curve(arm: Arm, metric: str, baseline: Arm | None = None) -> dict[str, Any] 
     values = [_at(one, steps) - np.mean([_at(other, steps) for other in others] or [0.0 * steps], axis=0) for one, others in lines]
     clocks = {name: np.mean([_at(one, steps, name) for one, _ in lines], axis=0) for name in ("tokens", "seconds")}
     columns = {"step": steps, **clocks, "mean": np.mean(values, axis=0), "low": np.min(values, axis=0), "high": np.max(values, axis=0)}
-    return {"done": bool(arm.done), "n": len(lines), **{name: _thinned(column) for name, column in columns.items()}}
+    return {"done": bool(arm.done), "n": len(lines), **{name: _thinned(column, points) for name, column in columns.items()}}
 
 
 def _logged(arm: Arm, metric: str) -> list[tuple[int | None, Series]]:
-    """The curves of the runs that are done, else of those under way, each with its seed."""
-    found = [(run.seed, run.logged.series(metric)) for run in arm.done or arm.runs]
+    """The curves of the runs that are done with a value of the metric, else of all done, else of those under way; each with its seed."""
+    runs = [run for run in arm.done if metric in run.final] or arm.done or arm.runs
+    found = [(run.seed, run.logged.series(metric)) for run in runs]
     return [(seed, series) for seed, series in found if len(series.steps)]
 
 
@@ -84,16 +90,18 @@ def _at(series: Series, steps: np.ndarray, column: str = "values") -> np.ndarray
     return np.interp(steps, series.steps, getattr(series, column))
 
 
-def _thinned(values: np.ndarray) -> list[float | None]:
-    if len(values) > POINTS:
-        values = np.array([part.mean() for part in np.array_split(values, POINTS)])
+def _thinned(values: np.ndarray, points: int) -> list[float | None]:
+    if len(values) > points:
+        starts = np.arange(points) * len(values) // points
+        values = np.add.reduceat(values, starts) / np.diff(starts, append=len(values))
     return [_plain(value) for value in values.tolist()]
 
 
 def _arm(row: Row, report: Report) -> dict[str, Any]:
-    summary, other = row.summary, row.difference if report.compared else None
+    summary, other = row.summary, row.difference
     return {
         "name": row.name,
+        "runs_done": len(row.arm.done),
         "values": [_plain(value) for of_seed in row.values.values() for value in of_seed],
         "mean": _plain(summary and summary.mean),
         "low": _plain(summary and summary.low),

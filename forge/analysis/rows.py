@@ -38,7 +38,7 @@ def _arm(row: Row, report: Report) -> dict[str, Any]:
     summary, other, soon = row.summary, row.difference, row.reached
     return {
         "arm": row.name,
-        "baseline": row is report.baseline,
+        "baseline": report.compared and row is report.baseline,
         "metric": report.metric,
         "runs": len(row.arm.runs),
         "n": summary.n if summary else 0,

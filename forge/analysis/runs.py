@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,14 @@ class Run:
     def options(self) -> flat_config.Settings:
         """The resolved config by flat keys; empty for a point that was never prepared."""
         return flat_config.flat(self.config)
+
+    @cached_property
+    def numbers(self) -> flat_config.Settings:
+        """The options whose values are numbers, each in its shortest form."""
+        found = {
+            key: flat_config.number_text(value) for key, value in flat_config.options(self.config).items() if not isinstance(value, str)
+        }
+        return {key: text for key, text in found.items() if text is not None}
 
     @cached_property
     def logged(self) -> Logged:
@@ -140,9 +149,8 @@ def _run(point: Point, state: str) -> Run:
     objective = config.get("run", {}).get("objective")
     if result is None:
         return Run(point=point, state=state, config=config, objective=objective, why=_why(point) if state == FAILED else "")
-    final = {name: float(value) for name, value in result.metrics.items() if isinstance(value, int | float)}
-    if objective is not None and result.objective is not None:
-        final[objective] = result.objective
+    known = {**result.metrics, **({objective: result.objective} if objective is not None and result.objective is not None else {})}
+    final = {name: float(value) for name, value in known.items() if isinstance(value, int | float) and math.isfinite(value)}
     return Run(point=point, state=state, config=config, objective=objective, final=final, ended=(result.step, result.reason))
 
 

@@ -14,13 +14,13 @@ from rich.text import Text
 from forge.analysis.comparison import Report
 from forge.analysis.tables import Table, headline, tables
 
-PIPED = 120
+PIPED, MOST = 120, 30
 
 
-def show(report: Report, console: Console) -> None:
-    """Print the headline and every table, without blanks at the ends of lines."""
+def show(report: Report, console: Console, most: int = MOST) -> None:
+    """Print the headline and every table with at most so many lines, without blanks at the ends of lines."""
     with console.capture() as captured:
-        _print(report, console)
+        _print(report, console, most)
     console.file.write(re.sub(r" +(?=\n)", "", captured.get()))
 
 
@@ -29,12 +29,12 @@ def width() -> int | None:
     return None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPED
 
 
-def _print(report: Report, console: Console) -> None:
+def _print(report: Report, console: Console, most: int) -> None:
     console.print(Text(report.source.name, style="bold"))
     for line in headline(report):
         console.print(Text(line))
     console.print()
-    for table in tables(report):
+    for table in tables(report, most):
         console.print(_rich(table))
         for note in table.notes:
             console.print(Text(note, style="dim"))

@@ -67,4 +67,4 @@ def duration(seconds: float | None) -> str:
 
 def counted(n: int, what: str, several: str = "") -> str:
     """'1 run', '2 runs'."""
-    return f"{n} {what if n == 1 else several or what + 's'}"
+    return f"{n:,} {what if n == 1 else several or what + 's'}"

@@ -100,6 +100,14 @@ def test_baseline_is_the_one_asked_for_else_the_sweeps_else_the_first(sweep: Pat
     assert report(example.sweep.path, baseline="fast").baseline.name == "fast"
 
 
+def test_a_baseline_however_its_values_are_spelled(tmp_path: Path) -> None:
+    example = Example(tmp_path / "sweep", steps=20)
+    for rate in ("1e-3", "2e-3"):
+        example.done([f"optimizer.lr={rate}"], seed=1)
+    assert report(example.sweep.path, baseline="lr=2e-3").baseline.name == "lr=0.002"
+    assert report(example.sweep.path, baseline="lr=0.002").baseline.name == "lr=0.002"
+
+
 def test_another_metric(sweep: Path) -> None:
     made = report(sweep, metric="eval/token_accuracy")
     assert (made.metric, made.higher) == ("eval/token_accuracy", True)
@@ -161,6 +169,16 @@ def test_what_is_refused(sweep: Path, choices: dict, what: str, fix: str) -> Non
         report(sweep, **choices)
     (problem,) = caught.value.problems
     assert (problem.what, problem.fix) == (what, fix)
+
+
+def test_of_many_arms_some_are_named(tmp_path: Path) -> None:
+    example = Example(tmp_path / "sweep", steps=20)
+    example.done([], seed=1, arm="arm 0")
+    for i in range(1, 23):
+        example.waiting([], seed=1, arm=f"arm {i}")
+    with pytest.raises(ConfigError) as caught:
+        report(example.sweep.path, baseline="b")
+    assert caught.value.problems[0].fix.endswith(", arm 18, arm 19 and 3 more")
 
 
 def test_objectives_that_differ(tmp_path: Path) -> None:

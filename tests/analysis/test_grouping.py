@@ -44,7 +44,7 @@ def test_a_key_that_a_later_command_fixed(example: Example) -> None:
     example.done(["optimizer.lr=2e-3"], seed=1)
     example.common.append("optimizer.lr=0.002")
     example.done([], seed=3)
-    assert named(example.sweep.path) == {"lr=1e-3": [1], "lr=2e-3": [1, 3]}
+    assert named(example.sweep.path) == {"lr=0.001": [1], "lr=0.002": [1, 3]}
 
 
 def test_arms_of_one_name_are_told_apart_by_their_config(example: Example) -> None:
@@ -73,6 +73,29 @@ def test_names_of_an_ablation(example: Example) -> None:
     example.done([], seed=1, arm="base")
     found = {"base": [1], "fast lr=0.01": [1], "fast lr=0.02": [2], "base optimizer=adamw_large": [1]}
     assert named(example.sweep.path) == found
+
+
+def test_one_number_has_one_form(example: Example) -> None:
+    """Of points that were never prepared too; a text stays as it was typed, and each arm knows how its values were spelled."""
+    for rate in ("1e-3", "1.0E-05"):
+        example.done([f"optimizer.lr={rate}", "scheduler=cosine"], seed=1)
+    example.waiting(["optimizer.lr=2e-3", "scheduler=constant"], seed=1)
+    arms = arms_of(read([example.sweep.path]).runs, "all")
+    assert [arm.name for arm in arms] == ["lr=0.001 scheduler=cosine", "lr=1e-5 scheduler=cosine", "lr=0.002 scheduler=constant"]
+    assert arms[1].spelled == {"lr=1.0E-05 scheduler=cosine"}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.001, "0.001"), (1e-05, "1e-5"), (1e20, "1e20"), (0.0, "0"), (4, "4"), ("1e-3", "0.001"), ("-.5", "-0.5"), ("+4", "4"), ("2.", "2")],
+)
+def test_the_shortest_form_of_a_number(value: object, text: str) -> None:
+    assert flat_config.number_text(value) == text
+
+
+@pytest.mark.parametrize("value", [True, None, "adamw", "nan", "1,2", "1_000", [1], ""])
+def test_what_is_no_number(value: object) -> None:
+    assert flat_config.number_text(value) is None
 
 
 def test_short_keys() -> None:

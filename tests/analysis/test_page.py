@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from example_sweep import Example
+from example_sweep import Example, finish
 
 from forge.analysis.comparison import Report, compare
 from forge.analysis.grouping import Arm
@@ -205,6 +205,57 @@ def test_long_curves_are_thinned_out(tmp_path: Path) -> None:
     values = made.runs[0].logged.series("train/loss").values
     assert len(found["step"]) == POINTS
     assert found["mean"] == pytest.approx(values.reshape(POINTS, 3).mean(1), rel=1e-6)
+
+
+def test_many_curves_are_thinned_out_more_and_the_best_arms_shown(tmp_path: Path) -> None:
+    example = Example(tmp_path / "sweep", steps=700)
+    for i in range(4):
+        example.done([], seed=1, gain=i / 10, arm=f"arm {i}")
+    made = compare(read([example.sweep.path]))
+    data = page_data(made, 2)
+    assert [arm["name"] for arm in data["arms"]] == ["arm 3", "arm 2"]
+    assert data["baseline"] is None
+    found = curve(made.rows[0].arm, "train/loss", points=30)
+    assert found
+    values = made.runs[0].logged.series("train/loss").values
+    assert found["mean"] == pytest.approx(
+        [part.mean() for part in (values[i * 70 // 30 : (i + 1) * 70 // 30] for i in range(30))], rel=1e-6
+    )
+    text = page(made, tmp_path, 2)
+    assert "<h2>eval/loss of the best 2 of 4 arms</h2>" in text
+    assert "The best 2 of 4 arms; all of them: --top 4, or arms.csv (--csv FILE)." in seen(text).texts["p"]
+
+
+def test_a_ranked_page_speaks_of_no_baseline(tmp_path: Path) -> None:
+    example = Example(tmp_path / "sweep", steps=40)
+    for i in range(2):
+        example.done([], seed=1, gain=i / 10, arm=f"arm {i}")
+    said = seen(page(compare(read([example.sweep.path])), tmp_path)).texts["p"]
+    assert "baseline" not in said
+    assert "A dot an arm: its run. The best is the first." in said
+    assert "A line a run. An arm is shown or hidden by its name. Time is of training." in said
+
+
+def test_what_is_said_of_compared_arms(text: str, report: Report, sweep: Path) -> None:
+    said = " ".join(seen(text).texts["p"].split())
+    assert "Small dots: runs. Large: mean with its 95\xa0% interval. Beside it: the difference" not in said
+    assert "Large: mean with its 95 % interval. Beside it: the difference to the baseline with its own." in said
+    assert "A difference is between runs of the same seed; where none is common, to the mean of the baseline." in said
+    assert "<h2>eval/loss of the baseline and the best 1 of 2 arms</h2>" in page(report, sweep, 1)
+
+
+def test_a_curve_is_of_the_runs_that_count(tmp_path: Path) -> None:
+    """A run whose loss was not finite at the end has no value in the tables, and would end the curve of the others."""
+    example = Example(tmp_path / "sweep", steps=200)
+    example.done([], seed=1)
+    lost = example.done([], seed=2)
+    lines = (lost.path / "metrics.jsonl").read_text().splitlines()
+    (lost.path / "metrics.jsonl").write_text("\n".join(lines[:5]) + "\n")
+    finish(lost.path, {"train/loss": None, "eval/loss": None}, step=200)
+    made = compare(read([example.sweep.path]))
+    found = curve(made.rows[0].arm, "train/loss")
+    assert found
+    assert (found["n"], found["step"][-1]) == (1, 200)
 
 
 def test_a_sweep_without_curves_or_comparison(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page of 20 arms in Chromium, where it is installed: no error, no horizontal scrolling, nothing overlaps, light and dark."""
+"""Pages in Chromium, where it is installed: no error, no horizontal scrolling, nothing overlaps, light and dark."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from example_sweep import grid
+from example_sweep import Example, grid
 
 from forge.analysis.comparison import compare
 from forge.analysis.page import page
@@ -82,6 +83,58 @@ def test_it_is_legible(text: str, tmp_path: Path, flags: tuple[str, ...], back: 
         assert (found["chips"], found["pressed"], found["lines"]) == (20, 6, 20)
         assert {"eval/loss (nats a token)", "steps"} <= set(found["titles"])
         assert found["back"] == back
+
+
+def long_names(example: Example) -> None:
+    """Alike but for the last letter of 80; two arms compared, of a third no run is done."""
+    for seed in (1, 2):
+        for i in range(2):
+            example.done([], seed=seed, gain=i / 10, arm=f"{'the_same_long_words_' * 4}"[:79] + str(i))
+        example.failed([], seed=seed, at=50, why="out of memory", arm="failed")
+
+
+def one_arm(example: Example) -> None:
+    example.done([], seed=1)
+    example.done([], seed=2)
+
+
+def one_run(example: Example) -> None:
+    example.done([], seed=1)
+
+
+def search(example: Example) -> None:
+    for i in range(60):
+        example.done([], seed=1, gain=i / 100, arm=f"trial {i}")
+
+
+def lengths(example: Example) -> None:
+    """One curve is a single point."""
+    for steps, arm in ((400, "whole"), (100, "short")):
+        example.steps = steps
+        example.done([], seed=1, arm=arm)
+        example.done([], seed=2, arm=arm)
+
+
+@pytest.mark.parametrize(
+    ("fill", "names", "figures"),
+    [(long_names, 3, 3), (one_arm, 1, 2), (one_run, 1, 2), (search, 50, 2), (lengths, 2, 3)],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_other_sweeps_are_legible_too(fill: Callable[[Example], None], names: int, figures: int, tmp_path: Path) -> None:
+    example = Example(tmp_path / "sweep", steps=400)
+    fill(example)
+    text = page(compare(read([example.sweep.path])), tmp_path)
+    for width, found in zip(WIDTHS, measure(text, tmp_path), strict=True):
+        assert found["inner"] == width
+        assert found["scroll"] <= width
+        assert found["outside"] == 0
+        assert found["overlaps"] == []
+        assert found["smallest"] >= SMALLEST
+        assert found["figures"] == figures
+        assert found["chips"] == names
+        shown = [name for name in found["names"] if re.match(r"the_same.*[01]$|failed|sweep|trial|whole|short", name)]
+        assert len(shown) == names * (2 if figures == 3 and width < 700 else 1)
+        assert len(set(shown)) == names
 
 
 def test_an_error_would_be_seen(text: str, tmp_path: Path) -> None:

@@ -36,6 +36,15 @@ def test_a_curve_with_its_tokens_and_seconds(run: Path) -> None:
     assert (logged.last_step, logged.tokens, logged.seconds) == (40, 4000, 11.0)
 
 
+@pytest.mark.parametrize("damaged", ["", '{"step": 15, "train/l\n', "[1]\n", "7\n"])
+def test_a_damaged_line_and_what_is_not_finite_are_left_out(tmp_path: Path, damaged: str) -> None:
+    rows = '{"step": 10, "train/loss": 6.0}\n' + damaged + '{"step": 20, "train/loss": NaN}\n{"step": 30, "train/loss": 5.0}\n'
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    series = Logged(tmp_path).series("train/loss")
+    assert (series.steps.tolist(), series.values.tolist()) == ([10, 30], [6.0, 5.0])
+    assert Logged(tmp_path).last_step == 30
+
+
 def test_an_evaluation_between_two_logs(run: Path) -> None:
     """The last value of a step counts; its tokens and seconds lie straight between those of the logs around it."""
     series = Logged(run).series("eval/loss")

@@ -16,7 +16,7 @@ from forge.analysis.markdown import markdown
 from forge.analysis.page_data import page_data
 from forge.analysis.rows import arm_rows, csv_text, run_rows
 from forge.analysis.runs import read
-from forge.analysis.tables import headline, tables
+from forge.analysis.tables import headline, runs_table, tables
 from forge.analysis.terminal import show
 from forge.analysis.text import Decimals, count, duration, p_value
 
@@ -161,12 +161,49 @@ def test_one_run_of_each_is_ranked_and_not_compared(example: Example, metric: st
         example.done([f"optimizer.lr=0.00{rate}"], seed=1, gain=gain)
     example.waiting(["optimizer.lr=0.004"], seed=1)
     made = report(example.sweep.path, metric=metric)
-    assert [table.name for table in tables(made)] == ["arms", "reach", "configs", "unfinished"]
+    assert [table.name for table in tables(made)] == ["arms", "configs", "unfinished"]
     assert [line[0] for line in tables(made)[0].lines] == ["lr=0.002", "lr=0.001", "lr=0.003", "lr=0.004"]
+    assert (tables(made)[0].heads, notes(made)[0][-9:]) == (("arm", "done", "value"), "s better.")
+    assert tables(made)[1].heads[1] == "differs from lr=0.002, the best, in"
+    assert tables(made)[1].lines[0] == ("lr=0.001", "optimizer.lr: 0.002 → 0.001")
     assert [one["difference"] for one in page_data(made)["arms"]] == [None] * 4
+    assert [(row["baseline"], row["difference"], row["target"]) for row in arm_rows(made)] == [(False, None, None)] * 4
+    asked = tables(report(example.sweep.path, metric=metric, reach=0.1 if made.higher else 9.0))
+    assert [line[:2] for line in asked[1].lines] == [("lr=0.002", "1 of 1"), ("lr=0.001", "1 of 1"), ("lr=0.003", "1 of 1")]
     compared = tables(report(example.sweep.path, metric=metric, baseline="lr=0.001"))
     assert [table.name for table in compared] == ["arms", "differences", "reach", "configs", "unfinished"]
     assert [line[0] for line in compared[0].lines] == ["lr=0.001 (baseline)", "lr=0.002", "lr=0.003", "lr=0.004"]
+
+
+def test_of_many_arms_the_best_are_ranked(example: Example) -> None:
+    for rate, gain in ((1, 0.0), (2, 0.4), (3, 0.3), (4, 0.1)):
+        example.done([f"optimizer.lr=0.00{rate}"], seed=1, gain=gain)
+    for rate in (5, 6):
+        example.partial([f"optimizer.lr=0.00{rate}"], seed=1, at=10)
+    example.failed(["optimizer.lr=0.007"], seed=1, at=10, why="out of memory")
+    made = report(example.sweep.path)
+    first, configs, left = tables(made, 2)
+    assert [line[0] for line in first.lines] == ["lr=0.002", "lr=0.003"]
+    assert first.notes[0] == "The best 2 of 7 arms; all of them: --top 7, or arms.csv (--csv FILE)."
+    assert configs.notes == first.notes[:1]
+    assert [line[3] for line in left.lines] == ["failed", "partial"]
+    assert left.notes == ["2 of 3 runs, those that failed first; all of them: --top 3, or runs.csv (--runs-csv FILE)."]
+    assert len(tables(made)[2].lines) == 3
+    assert runs_table(made, 2).notes == ["The first 2 of 7 runs; runs.csv has all."]
+    assert len(arm_rows(made)) == 7
+
+
+def test_of_many_arms_the_best_are_compared(example: Example) -> None:
+    for rate, gain in ((1, 0.0), (2, -0.3), (3, 0.3), (4, 0.1)):
+        for seed in (1, 2):
+            example.done([f"optimizer.lr=0.00{rate}"], seed=seed, gain=gain)
+    made = report(example.sweep.path)
+    assert [row.name for row in made.shown(3)] == [row.name for row in made.rows]
+    found = {table.name: table for table in tables(made, 2)}
+    assert [line[0] for line in found["arms"].lines] == ["lr=0.001 (baseline)", "lr=0.003", "lr=0.004"]
+    assert [line[0] for line in found["differences"].lines] == [line[0] for line in found["configs"].lines] == ["lr=0.003", "lr=0.004"]
+    assert found["reach"].notes[0] == "The baseline and the best 2 of 3 other arms; all of them: --top 3, or arms.csv (--csv FILE)."
+    assert "p (Holm) is corrected for 3 comparisons." in found["differences"].notes[-1]
 
 
 def test_runs_that_did_not_train_as_long_are_said(example: Example) -> None:
@@ -214,6 +251,11 @@ def test_a_run_without_a_value(example: Example) -> None:
     )
     table = tables(report(example.sweep.path))[-1]
     assert table.lines == [("001", "sweep", "2", "done", "it has no value of eval/loss")]
+    assert headline(report(example.sweep.path))[0] == "2 runs in 1 arm: 2 done; 1 of those done without a value of eval/loss."
+    assert notes(report(example.sweep.path))[1:3] == [
+        "1 run is done without a value of eval/loss, which does not count here.",
+        "One run gives no deviation and no interval.",
+    ]
 
 
 def test_a_run_whose_config_is_damaged(example: Example) -> None:

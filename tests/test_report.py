@@ -184,7 +184,7 @@ def test_the_best_arms_only(sweep: Path, capsys: pytest.CaptureFixture[str]) -> 
     example.done(["optimizer.lr=0.003"], seed=1, gain=0.3)
     assert report.main([str(sweep), "--top", "1"]) == 0
     said = "The baseline and the best 1 of 2 other arms; all of them: --top 2, or arms.csv (--csv FILE)."
-    assert said in capsys.readouterr().out
+    assert said in " ".join(capsys.readouterr().out.split())
     assert said in (sweep / "report" / "index.html").read_text()
     assert said in (sweep / "report" / "report.md").read_text().replace("\\", "")
     assert len((sweep / "report" / "arms.csv").read_text().splitlines()) == 4

@@ -111,7 +111,8 @@ class Signals(Callback):
             signal.signal(number, handler)
         if self.arrivals is not None:
             signal.set_wakeup_fd(self.previous_file)
-            self.arrivals[1].close()  # which ends the thread
+            self.arrivals[1].shutdown(socket.SHUT_RDWR)  # ends the thread; closing it does not while a loader process has it too
+            self.arrivals[1].close()
         if self.watching is not None:
             self.watching.join()  # it refers to the ranks: one that frees their process groups while Python ends aborts
 

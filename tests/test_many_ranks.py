@@ -169,7 +169,7 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(train: Command, spaw
         "train.batch_size=1",
         f"run.dir={run}",
         "checkpoint.interval=2",
-        "train.max_steps=40",
+        "train.max_steps=16",
     ]
     process = spawn(*command)
     wait_for(lambda: len(steps(run)) > 4)
@@ -188,7 +188,7 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(train: Command, spaw
     code, out, err = end(spawn(*command))
     assert code == 0, err
     assert re.search(r"going on from checkpoints/step_\d+ at step \d+, where it stopped in the data", out)
-    assert read(run / "result.json")["step"] == max(steps(run)) == 40
+    assert read(run / "result.json")["step"] == max(steps(run)) == 16
     assert not (run / "error.json").exists()
 
 

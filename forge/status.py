@@ -25,7 +25,7 @@ from forge.launch.local import log_file
 from forge.launch.point_state import DONE, FAILED, RUNNING
 from forge.launch.progress import last_lines, progress
 from forge.launch.survey import Survey, job_of, survey
-from forge.launch.sweep_directory import Point, SweepDirectory, find_sweep
+from forge.launch.sweep_directory import Point, SweepDirectory, examples, find_sweep
 
 EVERY = 5.0
 LINES = 20
@@ -64,7 +64,7 @@ def parser(prog: str, description: str, numbers: str) -> argparse.ArgumentParser
 def named(options: argparse.Namespace, prog: str) -> tuple[Path, list[int]]:
     """The directory and the numbers that were typed. Raises ConfigError."""
     if options.place is None:
-        what, fix = "which sweep, or run?", f"python -m {prog} sweeps/<name>"
+        what, fix = "which sweep, or run?", f"python -m {prog} {examples(most=1)}"
         raise ConfigError([Problem(key="SWEEP", what=what, fix=fix, where=COMMAND_LINE)])
     wrong = [word for word in options.numbers if not NUMBER.fullmatch(word)]
     if wrong:

@@ -19,6 +19,7 @@ from typing import Any
 
 from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE
+from forge.config.sweep import Sweep
 from forge.launch import json_lines
 from forge.launch.directory import read_json, write_json
 from forge.launch.provenance import now
@@ -157,6 +158,15 @@ def find_sweep(path: Path) -> SweepDirectory:
     sweep = SweepDirectory(path)
     if not sweep.exists:
         what = f"{path} is no sweep: " + (f"it has no {SWEEP}." if path.exists() else "there is no such directory.")
-        fix = "give the directory of a sweep, like sweeps/<name>"
+        fix = f"give the directory of a sweep, like {examples(path)}"
         raise ConfigError([Problem(key=str(path), what=what, fix=fix, where=COMMAND_LINE)])
     return sweep
+
+
+def examples(path: Path | None = None, most: int = 3) -> str:
+    """Sweeps that may have been meant, the last one first: those in a directory, else in sweeps; a pattern where there are none."""
+    for folder in (*([path] if path is not None else []), Path(Sweep().root)):
+        found = sorted(folder.glob(f"*/{SWEEP}"), key=lambda file: file.stat().st_mtime, reverse=True)
+        if found:
+            return ", ".join(str(file.parent) for file in found[:most])
+    return f"{Sweep().root}/<name>"

@@ -108,12 +108,12 @@ REFUSED = {
     "nothing there": (
         ["absent"],
         "absent   [command line]\n     absent is neither a sweep nor a run: there is no such directory.\n"
-        "     -> give the directory of a sweep, like sweeps/<name>, or those of runs",
+        "     -> give the directory of a sweep, like sweeps/rates, or those of runs",
     ),
     "another folder": (
         ["sweeps"],
         "sweeps   [command line]\n     sweeps is neither a sweep nor a run: it has neither a sweep.json nor a config.yaml.\n"
-        "     -> give the directory of a sweep, like sweeps/<name>, or those of runs",
+        "     -> give the directory of a sweep, like sweeps/rates, or those of runs",
     ),
     "a sweep and more": (
         ["sweeps/rates", "sweeps/rates"],

@@ -266,11 +266,11 @@ def test_watching_ends_when_all_have_ended(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "nothing is no sweep: there is no such directory.\n     -> give the directory of a sweep, like sweeps/<name>"),
-        (["sweeps"], "sweeps is no sweep: it has no sweep.json.\n     -> give the directory of a sweep, like sweeps/<name>"),
+        (["nothing"], "nothing is no sweep: there is no such directory.\n     -> give the directory of a sweep, like sweeps/mine"),
+        (["sweeps"], "sweeps is no sweep: it has no sweep.json.\n     -> give the directory of a sweep, like sweeps/mine"),
         (["sweeps/mine", "4"], "sweeps/mine has no point 4.\n     -> one of 0 to 3"),
         (["sweeps/mine", "-1"], "sweeps/mine has no point -1.\n     -> one of 0 to 3"),
-        ([], "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.status sweeps/<name>\n"),
+        ([], "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.status sweeps/mine\n"),
         (
             ["sweeps/mine", "1", "abc"],
             "1. abc   [command line]\n     a point is given by its number.\n     -> python -m forge.status sweeps/mine 3\n",

@@ -18,7 +18,7 @@ from forge.config.stored import is_run
 from forge.launch import directory, told
 from forge.launch.point_state import DONE, FAILED
 from forge.launch.survey import survey
-from forge.launch.sweep_directory import SWEEP, Point, SweepDirectory, find_sweep
+from forge.launch.sweep_directory import SWEEP, Point, SweepDirectory, examples, find_sweep
 
 LONGEST_NAME = 80  # of several runs; one that is longer gives their number
 
@@ -162,5 +162,5 @@ def _why(point: Point) -> str:
 
 def _problem(path: Path) -> Problem:
     what = f"it has neither a {SWEEP} nor a config.yaml." if path.exists() else "there is no such directory."
-    fix = "give the directory of a sweep, like sweeps/<name>, or those of runs"
+    fix = f"give the directory of a sweep, like {examples(path)}, or those of runs"
     return Problem(key=str(path), what=f"{path} is neither a sweep nor a run: {what}", fix=fix, where=COMMAND_LINE)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from forge.config.errors import ConfigError
 from forge.launch import json_lines
-from forge.launch.sweep_directory import LEDGER, SWEEP, Point, SweepDirectory, find_sweep, slug_of
+from forge.launch.sweep_directory import LEDGER, SWEEP, Point, SweepDirectory, examples, find_sweep, slug_of
 
 
 @pytest.fixture
@@ -103,12 +104,24 @@ def test_a_readable_name(varied: dict[str, str], arm: str | None, slug: str) -> 
         (lambda path: path.mkdir(), "is no sweep: it has no sweep.json."),
     ],
 )
-def test_what_is_no_sweep(make, what: str, tmp_path: Path) -> None:
+def test_what_is_no_sweep(make, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     make(tmp_path / "x")
     with pytest.raises(ConfigError) as caught:
         find_sweep(tmp_path / "x")
     (problem,) = caught.value.problems
     assert (problem.what, problem.fix) == (f"{tmp_path / 'x'} {what}", "give the directory of a sweep, like sweeps/<name>")
+
+
+def test_sweeps_that_may_have_been_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(["sweeps/new", "sweeps/old", "elsewhere/other"]):
+        Path(name).mkdir(parents=True)
+        (Path(name) / SWEEP).write_text("{}")
+        os.utime(Path(name) / SWEEP, (1000 - age, 1000 - age))
+    assert examples() == examples(Path("absent")) == "sweeps/new, sweeps/old"
+    assert examples(most=1) == "sweeps/new"
+    assert examples(Path("elsewhere")) == "elsewhere/other"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "{"])

@@ -9,7 +9,6 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +65,8 @@ def on_ranks(verb: Callable[[Meeting | None], int]) -> int:
 def _answer(arguments: argparse.ArgumentParser, argv: list[str], meeting: Meeting | None) -> int:
     options = cli.parse(arguments, argv)
     if options.version:
+        from importlib import metadata
+
         return cli.show(f"forge {metadata.version('forge-lm')}")
     if options.help:
         return cli.show(help.page("forge.train", arguments, options.overrides))

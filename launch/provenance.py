@@ -7,7 +7,6 @@ import platform
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,8 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def _version(name: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

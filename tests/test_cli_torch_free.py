@@ -67,6 +67,11 @@ def test_import_forge_costs_nothing(tmp_path: Path):
     assert modules_after("import forge", tmp_path).isdisjoint({"torch", "hydra", "omegaconf", "yaml"})
 
 
+def test_to_show_a_config_reads_no_metadata_of_packages(tmp_path: Path):
+    """importlib.metadata, with the email that it brings, is a twentieth of the time."""
+    assert "email" not in modules_after(COMMANDS["the config"], tmp_path)
+
+
 def test_a_worker_needs_no_hydra(tmp_path: Path):
     code = """
 from forge import compose

@@ -36,7 +36,11 @@ SCHEMAS: dict[str, dict[str, type[Section]]] = {
 
 def register() -> None:
     """Store every schema under `schema/<group>`, apart from the options a user chooses from."""
-    store = ConfigStore.instance()
+    _register(ConfigStore.instance())
+
+
+@functools.cache
+def _register(store: ConfigStore) -> None:
     store.store(group="schema", name="config", node=Config)
     for group, variants in SCHEMAS.items():
         for name, node in variants.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,18 +91,26 @@ def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int
 
 
 def _torch_build() -> str:
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+    version = _installed_torch()
+    if version is None:
         return "missing"
     return "cpu" if version.endswith("+cpu") else "cuda"
 
 
 def _torch_version() -> tuple[int, int] | None:
     try:
-        major, minor = importlib.metadata.version("torch").split(".")[:2]
+        major, minor = (_installed_torch() or "").split(".")[:2]
         return int(major), int(minor)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+    except ValueError:
+        return None
+
+
+def _installed_torch() -> str | None:
+    from importlib import metadata  # it takes a while, and most commands that only compose do not ask
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from types import SimpleNamespace
 
@@ -58,13 +59,13 @@ def test_visible_devices(visible: str, gpus: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_cpu_build_of_torch_uses_no_gpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(world.importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cpu")
     assert find_devices({"CUDA_VISIBLE_DEVICES": "0,1"}) == Devices(gpus=0, source="torch is a CPU build")
 
 
 @pytest.mark.parametrize(("version", "build"), [("2.13.0+cpu", "cpu"), ("2.13.0", "cuda"), ("2.13.0+cu130", "cuda")])
 def test_the_build_of_torch(version: str, build: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(world.importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     assert world._torch_build() == build
 
 
@@ -128,5 +129,5 @@ def test_nvml_is_closed(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("version", "found"), [("2.11.0+cu130", (2, 11)), ("2.13.0a0+git1", (2, 13)), ("nightly", None)])
 def test_the_version_of_torch(version: str, found: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
-    monkeypatch.setattr(world.importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     assert world.find_devices({"CUDA_VISIBLE_DEVICES": ""}).torch == found

@@ -201,6 +201,18 @@ def test_one_run_as_a_job_that_is_waited_for(fake: FakeSlurm, capsys: pytest.Cap
     assert capsys.readouterr().out.splitlines()[-2:] == ["the run did not finish:", "  | job 1_0 is FAILED"]
 
 
+@pytest.mark.usefixtures("fake")
+def test_a_job_that_ended_before_its_run_began_is_told_by_its_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    log = tmp_path_factory.mktemp("jobs") / "log.out"
+    log.write_text("module: not found\nlaunch.setup failed with exit code 1: module load cudda\n")
+    monkeypatch.setattr(slurm, "log_file", lambda run_dir, rank=0: log)
+    assert forge.train.main([*JOBS, "run.dir=mine", "launch.wait=true"]) == 1
+    said = ["module: not found", "launch.setup failed with exit code 1: module load cudda", f"({log})"]
+    assert capsys.readouterr().out.splitlines()[-4:] == ["the run did not finish:", *(f"  | {line}" for line in said)]
+
+
 def test_ranks_that_have_been_started_train_where_they_are(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """launch=slurm in a file of the machine's own does not submit a job from within one."""
     begun = []

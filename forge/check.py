@@ -104,7 +104,7 @@ def _going_on(config: Config) -> list[tuple[str, str]]:
     """What a run that exists goes on from."""
     if config.run.dir is None or not is_run(Path(config.run.dir)):
         return []
-    newest, skipped = newest_usable(Path(config.run.dir) / config.checkpoint.dir)
+    newest, skipped = newest_usable(Path(config.run.dir) / config.checkpoint.dir, to_go_on=True)
     start = f"step {newest.step} of {config.train.max_steps}" if newest else "the beginning: it has no checkpoint that can be used"
     return [("goes on from", start), *((f"  passed over: {one.path.name}", fault) for one, fault in skipped)]
 

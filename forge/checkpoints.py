@@ -11,7 +11,7 @@ from typing import Any
 
 from forge.config import stored
 from forge.launch import directory
-from forge.launch.saved import CheckpointError, Saved, listed, saved_folder
+from forge.launch.saved import CheckpointError, Saved, best_of, listed, saved_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,14 +30,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(run_dir: Path) -> list[dict[str, Any]]:
-    """step, time, reason, bytes, metrics and fault (null when it can be used) of every checkpoint. Raises CheckpointError for no run."""
+    """step, time, reason, bytes, metrics, best, weights_only and fault (null when it can be used) of every checkpoint.
+
+    Raises CheckpointError for no run.
+    """
     if not stored.is_run(run_dir):
         raise CheckpointError(f"{run_dir} is no run directory: it has no {stored.CONFIG}")
     try:
         identity = directory.run_id(run_dir)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{run_dir / 'provenance.json'} cannot be read: {error}") from None
-    return [_row(saved, identity) for saved in listed(saved_folder(run_dir))]
+    found = listed(saved_folder(run_dir))
+    best = best_of(found)
+    return [_row(saved, identity, best=saved == best) for saved in found]
 
 
 def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -50,16 +55,18 @@ def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells)
 
 
-def _row(saved: Saved, run_id: str) -> dict[str, Any]:
+def _row(saved: Saved, run_id: str, *, best: bool) -> dict[str, Any]:
     meta = saved.meta
     kept = {name: meta.get(name) for name in ("time", "reason", "metrics")}
+    kept |= {"weights_only": bool(meta.get("weights_only")), "best": best}
     return {"step": saved.step, "path": str(saved.path), **kept, "bytes": saved.size, "fault": saved.fault(run_id)}
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     shown = {name: value for name, value in (row["metrics"] or {}).items() if name in ("loss", "bits_per_byte")}
     metrics = ", ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in shown.items())
-    state = f"cannot be used: {row['fault']}" if row["fault"] else "ok"
+    notes = [said for name, said in (("best", "the best"), ("weights_only", "weights alone")) if row[name]]
+    state = f"cannot be used: {row['fault']}" if row["fault"] else ", ".join(["ok", *notes])
     return (str(row["step"]), row["time"] or "", row["reason"] or "", f"{row['bytes'] / 2**20:.1f} MiB", metrics, state)
 
 

@@ -16,6 +16,8 @@ from forge.config.stored import is_run, newest
 
 FORMAT = 2
 META, CONFIG, TOKENIZER, WEIGHTS = "meta.json", "config.yaml", "tokenizer", "weights"
+BEST = "best"
+"""In a path, in place of a step: the best checkpoint of a run."""
 
 
 class CheckpointError(ValueError):
@@ -43,8 +45,8 @@ class Saved:
             return {}
         return content if isinstance(content, dict) else {}
 
-    def fault(self, run_id: str | None = None) -> str | None:
-        """Why it cannot be used, in one sentence, or None. run_id: it must be of this run."""
+    def fault(self, run_id: str | None = None, *, to_go_on: bool = False) -> str | None:
+        """Why it cannot be used, in one sentence, or None. run_id: it must be of this run. to_go_on: for training to go on from it."""
         if not self.path.is_dir():
             return "there is no such directory"
         if not (self.path / META).is_file():
@@ -57,6 +59,8 @@ class Saved:
             return f"it has checkpoint format {self.meta.get('format')}, and this version reads format {FORMAT}{advice}"
         if run_id is not None and self.meta.get("run_id") != run_id:
             return "it is of another run; checkpoint.resume_from takes one on purpose"
+        if to_go_on and self.meta.get("weights_only"):
+            return "it holds the weights alone (checkpoint.last=weights), which checkpoint.init_from takes"
         return self._files_fault()
 
     def _files_fault(self) -> str | None:
@@ -88,33 +92,55 @@ def listed(folder: Path) -> list[Saved]:
     return sorted((saved for saved in found if saved.step >= 0), key=lambda saved: saved.step)
 
 
-def newest_usable(folder: Path, run_id: str | None = None) -> tuple[Saved | None, list[tuple[Saved, str]]]:
+def newest_usable(folder: Path, run_id: str | None = None, *, to_go_on: bool = False) -> tuple[Saved | None, list[tuple[Saved, str]]]:
     """The newest checkpoint that can be used, and those newer than it, each with the reason that it cannot."""
     skipped = []
     for saved in reversed(listed(folder)):
-        fault = saved.fault(run_id)
+        fault = saved.fault(run_id, to_go_on=to_go_on)
         if fault is None:
             return saved, skipped
         skipped.append((saved, fault))
     return None, skipped
 
 
-def find(path: Path, *, name: str = "") -> tuple[Saved, list[tuple[Saved, str]]]:
+def find(path: Path, *, name: str = "", to_go_on: bool = False) -> tuple[Saved, list[tuple[Saved, str]]]:
     """The checkpoint that `path` means: itself, or the newest usable one of a run or of a folder of them; and those skipped.
 
+    RUN/best means the best one of a run. to_go_on: for training to go on from it, and not for its weights alone.
     Raises CheckpointError when there is none, its message beginning with `name`.
     """
+    if path.name == BEST and not path.exists():
+        return _best(path.parent, name), []
     if (path / META).is_file() or Saved(path).step >= 0:
-        fault = Saved(path).fault()
+        fault = Saved(path).fault(to_go_on=to_go_on)
         if fault is not None:
             raise CheckpointError(f"{name}{path} cannot be used: {fault}; take another checkpoint")
         return Saved(path), []
-    found, skipped = newest_usable(saved_folder(path) if is_run(path) else path)
+    found, skipped = newest_usable(_folder(path), to_go_on=to_go_on)
     if found is not None:
         return found, skipped
     what = "there is no complete checkpoint" if path.is_dir() else "there is no such directory"
     reasons = "".join(f"; {saved.path.name}: {fault}" for saved, fault in skipped)
     raise CheckpointError(f"{name}{path}: {what}{reasons}; give a step_N directory, or a run that has one")
+
+
+def best_of(saved: list[Saved]) -> Saved | None:
+    """The best of these that can be used, by the eval.metric of the newest; None where none was evaluated."""
+    usable = [one for one in saved if one.fault() is None]
+    metric = usable[-1].meta.get("best_by") if usable else None
+    return next(iter(best(usable, metric, 1)), None) if isinstance(metric, str) else None
+
+
+def _best(path: Path, name: str) -> Saved:
+    found = best_of(listed(_folder(path)))
+    if found is None:
+        raise CheckpointError(f"{name}{path / BEST}: {path} has no checkpoint that was evaluated; python -m forge.checkpoints lists them")
+    return found
+
+
+def _folder(path: Path) -> Path:
+    """Where the checkpoints of a run are, or the folder of them that is given."""
+    return saved_folder(path) if is_run(path) else path
 
 
 def file_sizes(path: Path) -> dict[str, int]:

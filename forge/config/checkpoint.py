@@ -11,8 +11,15 @@ from forge.config.field import Section, opt
 class Checkpoint(Section):
     """Checkpoints by torch.distributed.checkpoint, complete or absent."""
 
+    enabled: bool = opt(True, "save; false = never, and then a run that has ended cannot go on", free=True)
     dir: str = opt("checkpoints", "directory of the checkpoints, relative to the run directory")
-    interval: int = opt(1000, "save every N steps, and at the end", gt=0, free=True)
+    interval: int = opt(1000, "save every N steps, and at the end; 0 = only at the end", ge=0, free=True)
+    last: str = opt(
+        "full",
+        "what the save at the end holds; with weights a run cannot go on from there; one that a signal stops saves all",
+        choices=("full", "weights", "none"),
+        free=True,
+    )
     interval_minutes: float = opt(0.0, "save every M minutes too; 0 = off", ge=0, free=True)
     async_mode: str = opt(
         "disabled",

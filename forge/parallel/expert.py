@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from forge.models.dispatch import rearrange
 from forge.models.experts import Experts
@@ -19,6 +19,7 @@ from forge.models.moe import MoE
 from forge.parallel.collectives import exchange, exchange_counts, exchange_rows
 from forge.parallel.mesh import Mesh
 from forge.parallel.mixin import mix_in
+from forge.parallel.owned import local
 
 EXPERT = 0
 HIDDEN = {"w_gate": 1, "w_up": 1, "w_down": 2}
@@ -52,7 +53,7 @@ class LocalExperts:
     def weights(self) -> tuple[Tensor, ...]:
         """As the experts' own."""
         found = super().weights()  # type: ignore[misc]
-        return tuple(weight.to_local() if isinstance(weight, DTensor) else weight for weight in found)
+        return tuple(local(weight) for weight in found)
 
 
 class OverRanks:

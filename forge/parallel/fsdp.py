@@ -22,6 +22,7 @@ from forge.models.experts import Experts
 from forge.parallel.blocks import blocks_of
 from forge.parallel.mesh import Mesh
 from forge.parallel.mixin import mix_in
+from forge.parallel.owned import local
 
 
 def shard(
@@ -68,11 +69,11 @@ def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
 
     Else some ranks would have none, and all would gather as many zeros as ranks that have one.
     """
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    if local.dim() != 3 or len(local) >= ranks:
+    here = local(parameter)
+    if here.dim() != 3 or len(here) >= ranks:
         return None
     cut = {place.dim for place in parameter.placements if isinstance(place, Shard)} if isinstance(parameter, DTensor) else set()
-    return next((Shard(dim) for dim in sorted((1, 2), key=lambda dim: dim in cut) if local.shape[dim] % ranks == 0), None)
+    return next((Shard(dim) for dim in sorted((1, 2), key=lambda dim: dim in cut) if here.shape[dim] % ranks == 0), None)
 
 
 def _fetch_ahead(groups: list[list[nn.Module]]) -> None:

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from forge.parallel.owned import local
+
 
 def clip(named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted: Callable[[str], bool], spread: bool) -> Tensor:
     """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place; returns the norm from before.
@@ -18,8 +20,8 @@ def clip(named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted:
     counted: whether a parameter, by name, counts here, and is not the copy of one that does elsewhere.
     """
     found = [(name, p.grad) for name, p in named if p.grad is not None]
-    own = [_local(gradient) for name, gradient in found if not spread or (counted(name) and _is_first_copy(gradient))]
-    like = _local(found[0][1]) if found else torch.zeros(())
+    own = [local(gradient) for name, gradient in found if not spread or (counted(name) and _is_first_copy(gradient))]
+    like = local(found[0][1]) if found else torch.zeros(())
     squares = torch.zeros((), dtype=torch.float64, device=like.device)
     if own:
         # In fp64, or the norm of a large tensor depends on how it is cut: fp32 sums on a CPU are off by 1e-4 (torch 2.13).
@@ -29,7 +31,7 @@ def clip(named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted:
     norm = squares.sqrt().to(like.dtype)
     if max_norm > 0 and found:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
-        torch._foreach_mul_([_local(gradient) for _, gradient in found], factor)  # type: ignore[attr-defined]
+        torch._foreach_mul_([local(gradient) for _, gradient in found], factor)  # type: ignore[attr-defined]
     return norm
 
 
@@ -39,7 +41,3 @@ def _is_first_copy(gradient: Tensor) -> bool:
     coordinate = gradient.device_mesh.get_coordinate()
     assert coordinate is not None
     return all(where == 0 for where, place in zip(coordinate, gradient.placements, strict=True) if isinstance(place, Replicate))
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.root import Config
@@ -17,6 +16,7 @@ from forge.models.head import Head, head_of
 from forge.objectives.losses import Losses
 from forge.parallel.half import HALF
 from forge.parallel.mesh import Mesh
+from forge.parallel.owned import local
 from forge.parallel.pipeline_relay import Line, PartCaches, SharedHead, pass_through
 from forge.parallel.stages import cut_by_cost, stages_of
 
@@ -201,7 +201,7 @@ class Pipeline(nn.Module):
         part = self.parts[0] if self.first else self.parts[-1]
         gradient = part.embedding.weight.grad  # type: ignore[union-attr]
         assert isinstance(gradient, Tensor), "a copy of the tied table has no gradient"
-        own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        own = local(gradient)
         other, peer = torch.empty_like(own), self.line.owner(self.line.last if self.first else 0)
         sending = dist.P2POp(dist.isend, own.contiguous(), group=self.line.group, group_peer=peer)
         receiving = dist.P2POp(dist.irecv, other, group=self.line.group, group_peer=peer)

@@ -93,13 +93,14 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
     )
     train = config.train
     loader = train_loader(config, prepared.train, ranks, device)
-    signals = Signals(train.shutdown_timeout_sec, ranks)
+    signals = Signals(train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled)
     evaluation = _evaluation(config, prepared, model, autocast, signals, ranks)
     folder = run_dir / config.checkpoint.dir
     checkpointer = Checkpointer(folder, config.checkpoint, config, prepared.tokenizer, directory.run_id(run_dir), ranks)
     start = _start(run_dir, config, checkpointer, ranks)
     logger = _logger(config, run_dir, device, ranks, resumed_at=start.meta.get("step", 0) if start.own else 0)
-    guard = BadSteps(train, interval=config.metrics.log_interval, checkpoints=folder)
+    saves_the_last = config.checkpoint.enabled and config.checkpoint.last != "none"
+    guard = BadSteps(train, interval=config.metrics.log_interval, checkpoints=folder if saves_the_last else None)
     saving = Saving(
         checkpointer,
         config.checkpoint,
@@ -133,7 +134,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
                     show=show,
                 )
             )
-    callbacks += [*users, saving]
+    callbacks += [*users, *([saving] if config.checkpoint.enabled else [])]
     loop = Loop(
         update=update,
         loader=loader,

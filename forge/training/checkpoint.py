@@ -10,7 +10,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from forge.config.eval import better
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.launch import saved
+from forge.launch.directory import write_json
 from forge.launch.provenance import now, versions
 from forge.launch.saved import CONFIG, FORMAT, META, TOKENIZER, WEIGHTS, Saved
 from forge.parallel.ranks import Ranks
 from forge.training import tensor_files
+from forge.training.staging import Copies, Staging
 
 log = logging.getLogger(__name__)
 Tensors = dict[str, Tensor]
@@ -50,61 +52,80 @@ class Checkpointer:
         self.ranks = ranks or Ranks()
         self.folder, self.section, self.config, self.tokenizer, self.run_id = folder, section, config, tokenizer, run_id
         self.before_commit: list[Callable[[Path], None]] = []
-        self._stager: Any = None
-        self._pending: Future[Any] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._staging: Staging | None = None
+        self._copies: Copies | None = None
+        self._pending: list[Future[None]] = []
         self._committed: list[Path] = []
 
-    def save(self, step: int, *, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any], extra: Tensors) -> None:
-        """Write step_N. Asynchronous modes return once the tensors are copied; the rename follows when they are written.
+    def save(
+        self,
+        step: int,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        meta: dict[str, Any],
+        extra: Tensors,
+        weights_only: bool = False,
+    ) -> None:
+        """Write step_N; asynchronously: copy the tensors while training goes on, and write them then. See `wait_to_write`.
 
-        extra: further tensors by name, the state of callbacks. Raises OSError, with what to do, when it cannot be written.
+        extra: further tensors by name, the state of callbacks. weights_only: neither these nor the optimizer's state.
+        Raises OSError, with what to do, when it cannot be written.
         """
-        from torch.distributed.checkpoint.state_dict_saver import async_save, save
-
         self.wait()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
-        tensors = {**prefixed("model", model.state_dict()), **prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
-        about = {"format": FORMAT, "step": step, "time": now(), "run_id": self.run_id, "versions": versions(), **meta}
+        tensors = prefixed("model", model.state_dict())
+        if not weights_only:
+            tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
+        about = {"format": FORMAT, "step": step, "time": now(), "run_id": self.run_id, "versions": versions()}
+        about |= {"weights_only": weights_only, **meta}
         one_process()
-        try:
-            fault = self.ranks.from_main(self._prepare(scratch, tensor_files.size(tensors)) if self.ranks.main else None)
-            if fault is not None:
-                raise fault
-            writer, group = tensor_files.writer(scratch / WEIGHTS), self.ranks.saver
-            if self.section.async_mode == "disabled":
-                with tensor_files.causes():
-                    save(tensors, storage_writer=writer, process_group=group)
-                self._commit(scratch, target, about)
-                self.ranks.barrier()
-                return
-            with tensor_files.causes():
-                response = async_save(tensors, storage_writer=writer, async_stager=self._staging(), process_group=group)
-        except OSError as error:
-            raise self._failed(target, scratch, error) from error
-        upload = response if isinstance(response, Future) else response.upload_completion
-        self._pending = _then(upload, lambda: self._commit(scratch, target, about), lambda error: self._failed(target, scratch, error))
+        fault = self.ranks.from_main(self._prepare(scratch, tensor_files.size(tensors)) if self.ranks.main else None)
+        if fault is not None:
+            raise self._failed(target, scratch, fault) from fault
+        if self.section.async_mode == "disabled":
+            self._write(tensors, scratch, target, about)
+            self.ranks.barrier()
+            return
+        self._staging = self._staging or Staging(pinned=self.section.async_mode == "async_with_pinned_mem")
+        copies = self._copies = self._staging.copy(tensors)
+        self._pending.append(self._thread.submit(self._write, tensors, scratch, target, about, copies))
+
+    def wait_to_write(self) -> None:
+        """Call before weights, optimizer state or state of callbacks change: an asynchronous save may still be copying them."""
+        if self._copies is not None:
+            self._copies.wait_to_write()
+            self._copies = None
 
     def wait(self) -> None:
-        """Until the save under way, if any, is committed. Raises what made it fail."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        """Until the save under way, if any, is committed, and what it replaces is removed. Raises what made it fail."""
+        self._copies = None
+        while self._pending:
+            self._pending.pop(0).result()
 
     def committed(self) -> list[Path]:
         """What was committed since this was last asked. Raises what made an asynchronous save fail."""
-        if self._pending is not None and self._pending.done():
+        if all(one.done() for one in self._pending):
             self.wait()
         done, self._committed = self._committed, []
         return done
 
+    def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
+        """Add the metrics of an evaluation to the checkpoint of the step it was made at, where that was saved before it."""
+        path = self.folder / f"step_{step}"
+        if self.ranks.main and self.has(step):
+            write_json(path / META, Saved(path).meta | {"metrics": metrics})
+            self._prune()
+
     def close(self) -> None:
-        """Wait, and release the staging buffers."""
+        """Wait, and release the staging buffer."""
         try:
             self.wait()
         finally:
-            stager, self._stager = self._stager, None
-            if stager is not None:
-                stager.close()
+            self._thread.shutdown()
+            if self._staging is not None:
+                self._staging.close()
 
     def clean(self) -> None:
         """Remove what a process that was killed left half written or half removed."""
@@ -140,15 +161,17 @@ class Checkpointer:
     def _usable(self) -> list[Saved]:
         return [one for one in saved.listed(self.folder) if one.fault(self.run_id) is None]
 
-    def _staging(self) -> Any:
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    def _write(self, tensors: Tensors, scratch: Path, target: Path, about: dict[str, Any], copies: Copies | None = None) -> None:
+        """Write what `_prepare` made room for, from copies where there are any; in the thread that saves, or in that of the loop."""
+        from torch.distributed.checkpoint.state_dict_saver import save
 
-        if self._stager is None:
-            pinned = self.section.async_mode == "async_with_pinned_mem"
-            self._stager = DefaultStager(
-                StagingOptions(use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned)
-            )
-        return self._stager
+        planner = tensor_files.planner(copies.result()) if copies is not None else None
+        try:
+            with tensor_files.causes():
+                save(tensors, storage_writer=tensor_files.writer(scratch / WEIGHTS), planner=planner, process_group=self.ranks.saver)
+            self._commit(scratch, target, about)
+        except OSError as error:
+            raise self._failed(target, scratch, error) from error
 
     def _check_space(self, needed: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +202,7 @@ class Checkpointer:
         _sync(scratch / META)
         _sync(scratch)
         if target.exists():
-            _remove(target)
+            self._remove(target)
         scratch.rename(target)
         _sync(self.folder)
         self._committed.append(target)
@@ -192,7 +215,14 @@ class Checkpointer:
         kept = [*usable[-self.section.keep_last_n :], *saved.best(usable, self.config.eval.metric, self.section.keep_best)]
         for one in usable:
             if one not in kept:
-                _remove(one.path)
+                self._remove(one.path)
+
+    def _remove(self, path: Path) -> None:
+        """Under another name at once: what a kill leaves of it is no checkpoint. Its files go while training goes on."""
+        scratch = path.with_name(f".{path.name}.{REMOVED}")
+        shutil.rmtree(scratch, ignore_errors=True)
+        path.rename(scratch)
+        self._pending.append(self._thread.submit(shutil.rmtree, scratch, ignore_errors=True))
 
     def _failed(self, target: Path, scratch: Path, error: OSError) -> OSError:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -220,32 +250,6 @@ def prefixed(prefix: str, tensors: Tensors) -> Tensors:
 def one_process() -> None:
     """torch.distributed.checkpoint works without a process group, and shall not warn each time, in any thread, that there is none."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-
-
-def _then(first: Future[Any], commit: Callable[[], None], failed: Callable[[OSError], OSError]) -> Future[Any]:
-    """A future of the commit that follows a write."""
-    done: Future[Any] = Future()
-
-    def follow(written: Future[Any]) -> None:
-        try:
-            with tensor_files.causes():
-                written.result()
-            commit()
-        except BaseException as error:
-            done.set_exception(failed(error) if isinstance(error, OSError) else error)
-        else:
-            done.set_result(None)
-
-    first.add_done_callback(follow)
-    return done
-
-
-def _remove(path: Path) -> None:
-    """Under another name first: what a kill leaves of it is no checkpoint."""
-    scratch = path.with_name(f".{path.name}.{REMOVED}")
-    shutil.rmtree(scratch, ignore_errors=True)
-    path.rename(scratch)
-    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -20,8 +20,8 @@ class BadSteps(Callback):
     waits for the device. fault: what stopped the run, in one message; None otherwise.
     """
 
-    def __init__(self, section: Train, *, interval: int, checkpoints: Path) -> None:
-        """checkpoints: the folder of the step_N, for the message."""
+    def __init__(self, section: Train, *, interval: int, checkpoints: Path | None) -> None:
+        """checkpoints: the folder where the step is saved that the run ends at, for the message; None where it is not."""
         self.limit, self.interval, self.checkpoints = section.max_bad_steps, interval, checkpoints
         self.warned = False
         self.fault: str | None = None
@@ -57,9 +57,10 @@ class BadSteps(Callback):
         state, per_step = loop.state, loop.loader.samples_per_step
         bad = state.bad_in_a_row
         first, last = state.samples - bad * per_step, state.samples - 1
+        kept = f": {self.checkpoints / f'step_{state.step}'} holds the weights as they were before them" if self.checkpoints else ""
         steps = f"steps {state.step - bad + 1} to {state.step}" if bad > 1 else f"step {state.step}"
         return (
             f"the {state.bad[-1].what} was not finite in {steps}, which is train.max_bad_steps={self.limit} or more in a row. "
-            f"Their updates were skipped: {self.checkpoints / f'step_{state.step}'} holds the weights as they were before them. "
+            f"Their updates were skipped{kept}. "
             f"Lower optimizer.lr or train.grad_clip_norm; debug=anomaly names the operation; the data were samples {first} to {last}"
         )

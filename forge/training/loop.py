@@ -124,6 +124,10 @@ class Loop:
             self._acting[moment] = [one for one in self.callbacks if getattr(getattr(one, moment), "__func__", None) is not idle]
         return self._acting[moment]
 
+    def listens(self, *moments: str) -> bool:
+        """Whether any callback acts at one of these moments."""
+        return any(self._who(moment) for moment in moments)
+
     def _tell(self, moment: str, *arguments: Any) -> None:
         for callback in self._who(moment):
             with blaming(callback, moment, self.state.step):

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from forge.config import serialize
 from forge.config.root import Config
 from forge.launch.saved import CONFIG, WEIGHTS, CheckpointError
-from forge.parallel.materialize import copy_owned
+from forge.parallel.owned import copy_owned
 from forge.training import tensor_files
 from forge.training.checkpoint import Tensors, one_process, prefixed
 

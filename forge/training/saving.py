@@ -24,7 +24,7 @@ class Saving(Callback):
     """Saves every `interval` steps, every `interval_minutes`, when an evaluation is among the best, and after the last step.
 
     It stands last among the callbacks: what it keeps of them is from the end of the same step, and whether that step is the last
-    one is settled. So the last save comes before all that is done at the end of a run.
+    one is settled. So the last save comes before all that is done at the end of a run; the metrics of an evaluation there are added to it.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Saving(Callback):
 
     def on_start(self, loop: Loop) -> None:
         self.saved_at = time.monotonic()
+        loop.update.before_write = self.checkpointer.wait_to_write
         if self._best(loop):  # by the evaluation that a stop had broken off
             with loop.paused():
                 self.save(loop, "best")
@@ -69,9 +70,11 @@ class Saving(Callback):
     def on_end(self, loop: Loop) -> None:
         with loop.paused():
             self.checkpointer.wait()
-            if self.ranks.from_main(not self.checkpointer.has(loop.state.step)):  # nothing was left to train of what another run had saved
-                self.save(loop, "end")
+            if self.ranks.from_main(not self.checkpointer.has(loop.state.step)) and (loop.interrupted or self.section.last != "none"):
+                self.save(loop, "end")  # nothing was left to train of what another run had saved
                 self.checkpointer.wait()
+            if self._metrics(loop):
+                self.checkpointer.evaluated(loop.state.step, self._metrics(loop))
         self._tell(loop)
 
     def close(self) -> None:
@@ -86,13 +89,18 @@ class Saving(Callback):
             optimizer=self.optimizer,
             meta={"reason": reason, **self._meta(loop, plain)},
             extra=prefixed("callbacks", tensors),
+            weights_only=loop.ending and not loop.interrupted and self.section.last == "weights",
         )
+        if loop.listens("on_step_start", "on_gradients"):  # there a callback may change what is saved
+            self.checkpointer.wait_to_write()
         self.saved_at = time.monotonic()
 
     def _reason(self, loop: Loop) -> str | None:
-        if loop.ending:
+        if loop.ending and (loop.interrupted or self.section.last != "none"):
             return loop.stop_reason or "end"
-        if loop.state.step % self.section.interval == 0:
+        if loop.ending:
+            return None
+        if self.section.interval and loop.state.step % self.section.interval == 0:
             return "interval"
         minutes = self.section.interval_minutes
         if minutes and self.ranks.any(time.monotonic() - self.saved_at >= minutes * 60):
@@ -105,17 +113,20 @@ class Saving(Callback):
             return False
         return self.ranks.any(self.ranks.main and self.checkpointer.is_best(metrics[self.metric]))
 
+    def _metrics(self, loop: Loop) -> dict[str, float | None]:
+        """Of the evaluation at this step, as JSON has them; none where there was none."""
+        step, metrics = self.evaluated
+        return {name: value if math.isfinite(value) else None for name, value in metrics.items()} if step == loop.state.step else {}
+
     def _tell(self, loop: Loop) -> None:
         for path in self.checkpointer.committed():
             loop.checkpointed(path)
 
     def _meta(self, loop: Loop, callbacks: dict[str, Any]) -> dict[str, Any]:
         """All state but the tensors: plain values."""
-        step, metrics = self.evaluated
         return {
-            "metrics": {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-            if step == loop.state.step
-            else {},
+            "metrics": self._metrics(loop),
+            "best_by": self.metric,
             "train": loop.state.state_dict(),
             "seconds": loop.seconds_before + loop.training_seconds(),
             "data": self.data,

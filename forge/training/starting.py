@@ -52,7 +52,7 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     wanted = config.checkpoint.resume_from
     if wanted is not None and attempts.resumed_from(run_dir) != wanted:
         return _wanted(folder, wanted, checkpointer)
-    newest, skipped = saved.newest_usable(folder, checkpointer.run_id)
+    newest, skipped = saved.newest_usable(folder, checkpointer.run_id, to_go_on=True)
     _warn(skipped)
     if newest is not None:
         return Start(checkpoint=newest, own=True, meta=newest.meta)
@@ -61,7 +61,8 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
         raise CheckpointError(f"{folder} has checkpoints and none can be used ({what}); {ANEW}")
     reached = attempts.reached(run_dir)
     if reached:
-        raise CheckpointError(f"{folder} has no checkpoint, and this run was at step {reached}; {ANEW}")
+        fix = ANEW if config.checkpoint.enabled else "checkpoint.enabled=false saved none; give another run.dir to begin anew"
+        raise CheckpointError(f"{folder} has no checkpoint, and this run was at step {reached}; {fix}")
     if wanted is not None:
         return _wanted(folder, wanted, checkpointer)
     if config.checkpoint.init_from is not None:
@@ -129,12 +130,12 @@ def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
     key = f"checkpoint.resume_from={wanted}"
     if wanted.isdecimal():
         found = Saved(folder / f"step_{int(wanted)}")
-        fault = found.fault(checkpointer.run_id)
+        fault = found.fault(checkpointer.run_id, to_go_on=True)
         if fault is not None:
             raise CheckpointError(f"{key}: {found.path} cannot be used: {fault}")
         own = True
     else:
-        found, skipped = saved.find(Path(wanted), name="checkpoint.resume_from=")
+        found, skipped = saved.find(Path(wanted), name="checkpoint.resume_from=", to_go_on=True)
         _warn(skipped)
         own = found.meta.get("run_id") == checkpointer.run_id and found.path.parent == folder
     return Start(checkpoint=found, own=own, meta=found.meta, undo_after=found.step if own else -1)
@@ -146,7 +147,7 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        found = [one.step for one in saved.listed(checkpointer.folder) if one.fault(checkpointer.run_id) is None]
+        found = [one.step for one in saved.listed(checkpointer.folder) if one.fault(checkpointer.run_id, to_go_on=True) is None]
         steps = [str(step) for step in found if start.checkpoint is None or step != start.checkpoint.step]
         if not start.own or not steps:
             raise

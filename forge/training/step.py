@@ -56,7 +56,10 @@ class Update:
         ranks: Ranks | None = None,
         max_steps: int = 1,
     ) -> None:
-        """max_steps: those of the run, over which the schedule of routers' biases extends."""
+        """max_steps: those of the run, over which the schedule of routers' biases extends.
+
+        before_write, set later: called in each update before weights and optimizer state change.
+        """
         self.model, self.objective, self.optimizer, self.schedule = model, objective, optimizer, schedule
         self.autocast, self.clip_norm, self.ranks = autocast, clip_norm, ranks or Ranks()
         self.peaks = [group["lr"] for group in optimizer.param_groups]
@@ -66,6 +69,7 @@ class Update:
         self.balance = Balance(model, max_steps=max_steps)
         self.skips_on_device = autocast.device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False)
         self.on_gradients: Callable[[], None] | None = None
+        self.before_write: Callable[[], None] = lambda: None
 
     def __call__(self, step: Step, number: int) -> StepOutput:
         """Update number `number`, counted from 0.
@@ -82,6 +86,7 @@ class Update:
         if self.on_gradients is not None:
             self.on_gradients()
         bad_loss, bad_gradient = ~loss.isfinite(), ~grad_norm.isfinite()
+        self.before_write()
         self._step_unless(bad_loss | bad_gradient)
         means: dict[str, Tensor] = {}
         if self.balance:

@@ -72,9 +72,10 @@ class Signals(Callback):
     NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     SAME_SECONDS = 1.0
 
-    def __init__(self, timeout: float, ranks: Ranks | None = None) -> None:
+    def __init__(self, timeout: float, ranks: Ranks | None = None, *, saves: bool = True) -> None:
+        """timeout: seconds for a stop. saves: whether the run saves when it ends, for what is said."""
         self.ranks = ranks or Ranks()
-        self.timeout = timeout
+        self.timeout, self.saves = timeout, saves
         self.received: int | None = None
         self.previous: dict[int, Any] = {}
         self.previous_file = -1
@@ -102,7 +103,7 @@ class Signals(Callback):
         if not loop.interrupted and (number := self.ranks.largest(self.received or 0)):
             name = signal.Signals(number).name
             if self.ranks.main and self.received is None:
-                _say(f"\n{name} at another rank: saving after this step\n")
+                _say(f"\n{name} at another rank: {'saving' if self.saves else 'ending'} after this step\n")
             loop.interrupt(name)
         return loop.interrupted
 
@@ -138,7 +139,8 @@ class Signals(Callback):
                 if not first:
                     first, began = number, time.monotonic()
                     if self.ranks.main:
-                        _say(f"\n{signal.Signals(number).name}: finishing this step, then saving; once more ends at once\n")
+                        then = "saving" if self.saves else "ending; nothing is saved"
+                        _say(f"\n{signal.Signals(number).name}: finishing this step, then {then}; once more ends at once\n")
                 elif time.monotonic() - began > self.SAME_SECONDS:
                     os._exit(128 + number)
 

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from forge.launch.directory import longer, resume_command, short
+from forge.launch.saved import newest_usable
 from forge.training.assemble import Parts
 
 REASONS = {
@@ -28,9 +29,11 @@ def summary(parts: Parts, reason: str, run_dir: Path) -> str:
             rows.append(("evaluated", f"after {evaluation.at} steps"))
     rows.append(("tokens a second", f"{parts.logger.mean_rate():,.0f}"))
     rows.append(("run directory", place))
-    if not parts.loop.interrupted:
+    folder = run_dir / parts.config.checkpoint.dir
+    if not parts.loop.interrupted and newest_usable(folder)[0]:
         prompt = next((p for p in parts.config.eval.sample_prompts if p), None)
         rows.append(("next", shlex.join(["python", "-m", "forge.generate", place, *(["--prompt", prompt] if prompt else [])])))
-    more = [] if parts.loop.interrupted else [longer(run_dir, reason, state.step)]
-    rows.append(("goes on with", " ".join([resume_command(run_dir), *more])))
+    if newest_usable(folder, to_go_on=True)[0]:
+        more = [] if parts.loop.interrupted else [longer(run_dir, reason, state.step)]
+        rows.append(("goes on with", " ".join([resume_command(run_dir), *more])))
     return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows)])

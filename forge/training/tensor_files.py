@@ -12,19 +12,26 @@ import torch
 from torch import Tensor
 
 from forge.training import tensor_index
-from forge.training.tensor_index import INDEX
+from forge.training.tensor_index import BLOCK, INDEX, LEAST
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    from forge.training.tensor_storage import TensorReader, TensorWriter
+    from forge.training.tensor_storage import StagedPlanner, TensorReader, TensorWriter
 
 
 def writer(folder: Path) -> TensorWriter:
-    """For dcp.save and dcp.async_save, once: saves tensors into a new folder; the index, tensors.json, is written last."""
+    """For dcp.save, once: saves tensors into a new folder; the index, tensors.json, is written last."""
     from forge.training.tensor_storage import TensorWriter
 
     return TensorWriter(folder)
+
+
+def planner(copies: dict[str, Tensor]) -> StagedPlanner:
+    """For dcp.save with `writer`: what is written of each tensor is its copy, by name, of what this rank holds."""
+    from forge.training.tensor_storage import StagedPlanner
+
+    return StagedPlanner(copies)
 
 
 def reader(folder: Path) -> TensorReader:
@@ -68,12 +75,13 @@ def size(tensors: Mapping[str, Tensor]) -> int:
         mesh = getattr(tensor, "device_mesh", None)
         parts = mesh.size() if mesh is not None else 1
         ranks = max(ranks, parts)
-        total += tensor.numel() * tensor.element_size() + len(json.dumps(name)) + parts * (_CHUNK + 2 * _NUMBER * tensor.dim())
-    return total + ranks * _BLOCK
+        length = tensor.numel() * tensor.element_size()
+        total += length + length // BLOCK * _SUM + len(json.dumps(name)) + parts * (_CHUNK + 2 * _NUMBER * tensor.dim())
+    return total + (ranks + total // LEAST) * _BLOCK
 
 
 _BLOCK = 4096
-_CHUNK, _NUMBER = 256, 22  # bytes of JSON that a chunk takes besides its numbers, and that a number takes at most
+_CHUNK, _NUMBER, _SUM = 256, 22, 12  # bytes of JSON that a chunk takes besides its numbers, and that a number or a checksum takes at most
 
 
 @contextmanager

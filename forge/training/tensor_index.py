@@ -13,8 +13,14 @@ from typing import Any
 
 import torch
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "tensors.json"
+AT_ONCE = 4
+"""Threads of a rank that write files or read them; checksums, copies and files let other threads run meanwhile."""
+LEAST = 1 << 26
+"""Bytes that are worth a file and a thread of their own."""
+BLOCK = 1 << 24
+"""Bytes of a chunk that share a checksum: a part of a chunk is read and checked without the rest."""
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
@@ -26,18 +32,21 @@ DTYPES: dict[str, torch.dtype] = {
 """Those that are no more than their bytes: a quantized tensor also has scales."""
 
 _MOST = 2**63 - 1
-_FILE = re.compile(r"rank_[0-9]{1,9}\.bin")
+_FILE = re.compile(r"rank_[0-9]{1,9}(\.[0-9]{1,3})?\.bin")
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor, [offsets, offsets + sizes), whose elements lie in row-major order, little-endian, from byte `start` of `file`."""
+    """A box of a tensor, [offsets, offsets + sizes), whose elements lie in row-major order, little-endian, from byte `start` of `file`.
+
+    crc32: of each BLOCK of its bytes, the last of which may be shorter.
+    """
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
     start: int
-    crc32: int
+    crc32: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -56,9 +65,14 @@ class Entry:
 Entries = dict[str, Entry]
 
 
-def file_name(writer: int) -> str:
-    """The file of the n-th of those who write; no other names are read."""
-    return f"rank_{writer}.bin"
+def file_name(rank: int, part: int = 0) -> str:
+    """The file of a rank, or one of several that it writes at once; no other names are read."""
+    return f"rank_{rank}.{part}.bin" if part else f"rank_{rank}.bin"
+
+
+def blocks(length: int) -> list[slice]:
+    """The bytes of a chunk of that length that share a checksum, from its first byte on."""
+    return [slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
 
 
 def write(folder: Path, entries: Entries) -> None:
@@ -103,9 +117,10 @@ def _plain(entry: Entry) -> dict[str, Any]:
 
 
 def _entries(content: Any) -> Entries:
-    version = _whole(content.get("format"), "its format") if isinstance(content, dict) else 0
-    _demand(version <= FORMAT, f"it has format {version}, and this version of forge reads format {FORMAT}; a newer version wrote it")
-    _demand(version == FORMAT, "it is no index of tensors")
+    _demand(isinstance(content, dict), "it is no index of tensors")
+    version = _whole(content.get("format"), "its format")
+    age = "a newer" if version > FORMAT else "an older"
+    _demand(version == FORMAT, f"it has format {version}, and this version of forge reads format {FORMAT}; {age} version wrote it")
     _, tensors = _fields(content, "the index", "format", "tensors")
     _demand(isinstance(tensors, dict), "its tensors are no object")
     entries = {name: _entry(f"tensor {name!r}", raw) for name, raw in tensors.items()}
@@ -124,6 +139,8 @@ def _entry(what: str, raw: Any) -> Entry:
     for c in entry.chunks:
         if len(c.offsets) != rank or len(c.sizes) != rank or any(o + s > n for o, s, n in zip(c.offsets, c.sizes, entry.size, strict=True)):
             raise ValueError(f"a chunk of {what} lies outside of it")
+    sums = all(len(c.crc32) == -(-entry.length(c) // BLOCK) for c in entry.chunks)
+    _demand(sums, f"a chunk of {what} has not one checksum for each {BLOCK} bytes")
     whole = sum(math.prod(chunk.sizes) for chunk in entry.chunks) == math.prod(entry.size)
     _demand(whole and len({chunk.offsets for chunk in entry.chunks}) == len(entry.chunks), f"the chunks of {what} do not fill it once")
     return entry
@@ -133,7 +150,7 @@ def _chunk(raw: Any, what: str) -> Chunk:
     offsets, sizes, file, start, crc32 = _fields(raw, what, "offsets", "sizes", "file", "start", "crc32")
     if not (isinstance(file, str) and _FILE.fullmatch(file)):
         raise ValueError(f"{what} has the file name {file!r}")
-    return Chunk(_sizes(offsets, what), _sizes(sizes, what), file, _whole(start, what), _whole(crc32, what))
+    return Chunk(_sizes(offsets, what), _sizes(sizes, what), file, _whole(start, what), _sizes(crc32, what))
 
 
 def _check_apart(entries: Entries) -> None:

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.models.decoder import Decoder
-from forge.parallel.materialize import owned
 from forge.parallel.mesh import make_mesh
+from forge.parallel.owned import owned
 from forge.training.assemble import build_model
 
 CLEAR = Path("/proc/self/clear_refs")

@@ -22,8 +22,9 @@ from forge.models.sampling import generate
 from forge.objectives.pretrain import Pretrain
 from forge.parallel.fsdp import shard
 from forge.parallel.gradients import clip
-from forge.parallel.materialize import copy_owned, materialize
+from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh, make_mesh
+from forge.parallel.owned import copy_owned
 from forge.parallel.tensor import spread_width
 
 ROWS, SEQ, VOCAB = 2, 16, 301

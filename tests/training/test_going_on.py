@@ -13,6 +13,9 @@ import pytest
 from forge.generate import main as generate
 from forge.launch.saved import CheckpointError
 from forge.training.assemble import Parts
+from forge.training.callback import Callback
+from forge.training.loop import Loop
+from forge.training.step import StepOutput
 from forge.training.summary import summary
 
 
@@ -61,20 +64,25 @@ def test_the_run_directory_holds_the_data_manifest(trained: Callable[..., Path],
     assert set(manifest["splits"]) == {"train", "val"}
 
 
-def test_an_interrupted_run_says_how_to_go_on(assembled: Callable[..., Parts], new_run: Callable[..., Path]) -> None:
-    parts = assembled()
-    parts.loop.interrupt("SIGTERM")
-    path = new_run("run.trust=[mine.]")
-    lines = summary(parts, "SIGTERM", path).splitlines()
-    assert lines[-1] == f"  goes on with     python -m forge.resume {path} 'run.trust=[mine.]'"
+class Interrupting(Callback):
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        loop.interrupt("SIGTERM")
+
+
+def test_an_interrupted_run_says_how_to_go_on(assembled: Callable[..., Parts]) -> None:
+    parts = assembled("run.trust=[mine.]")
+    parts.loop.callbacks.insert(0, Interrupting())
+    parts.loop.run()
+    lines = summary(parts, "SIGTERM", parts.loop.run_dir).splitlines()
+    assert lines[-1] == f"  goes on with     python -m forge.resume {parts.loop.run_dir} 'run.trust=[mine.]'"
     assert not [line for line in lines if line.split()[:1] == ["next"]]
 
 
-def test_a_finished_run_says_how_to_train_longer(assembled: Callable[..., Parts], new_run: Callable[..., Path]) -> None:
-    parts, path = assembled(), new_run()
+def test_a_finished_run_says_how_to_train_longer(assembled: Callable[..., Parts]) -> None:
+    parts = assembled()
     parts.loop.run()
-    last = summary(parts, "end", path).splitlines()[-1]
-    assert last == f"  goes on with     python -m forge.resume {path} train.max_steps=12"
+    last = summary(parts, "end", parts.loop.run_dir).splitlines()[-1]
+    assert last == f"  goes on with     python -m forge.resume {parts.loop.run_dir} train.max_steps=12"
 
 
 def test_weights_that_are_not_finite(

@@ -6,19 +6,23 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from going_on_helpers import alter
-from run_helpers import assert_bit_equal, meta, stored
+from run_helpers import assert_bit_equal, logged, meta, stored, weights
 
-from forge import worker
+from forge import checkpoints, worker
 from forge.launch import saved
-from forge.training import checkpoint
+from forge.training import checkpoint, staging
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback as LoopCallback
 from forge.training.checkpoint import Checkpointer
@@ -150,6 +154,140 @@ def test_on_checkpoint_hears_of_each_when_it_is_complete(assembled: Callable[...
         assert heard == ["step_2", "step_4", "step_5"]
 
 
+def test_copies_are_made_during_the_next_step_and_before_it_changes_anything(
+    assembled: Callable[..., Parts], trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of step 2 begins only once the forward pass of step 3 has begun, and takes a while; it is of step 2 all the same."""
+    plain, parts = trained(*OFTEN), assembled(*OFTEN, "checkpoint.async_mode=async")
+    update, forward, copy, late = parts.loop.update, threading.Event(), staging._copy, []
+    objective = update.objective
+
+    def third(model: Any, batch: Any) -> Any:
+        if parts.loop.state.step == 2:
+            forward.set()
+        return objective(model, batch)
+
+    def slow(*arguments: Any) -> Any:
+        late.append(forward.wait(20))
+        time.sleep(0.2)
+        return copy(*arguments)
+
+    update.objective = third
+    monkeypatch.setattr(staging, "_copy", slow)
+    parts.loop.run()
+    assert late == [True] * 3
+    for step in (2, 4, 5):
+        assert_bit_equal(*(stored(run / "checkpoints" / f"step_{step}") for run in (parts.loop.run_dir, plain)))
+
+
+def test_what_a_callback_changes_before_the_next_update_is_saved_as_it_was(
+    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = staging._copy
+    monkeypatch.setattr(staging, "_copy", lambda *arguments: time.sleep(0.1) or copy(*arguments))
+
+    class Fading(LoopCallback):
+        config_path, kept = "callbacks.fading", {}
+
+        def on_step_start(self, loop: Any) -> None:
+            weight = loop.model.output_weight
+            self.kept[loop.state.step] = weight.detach().clone()
+            with torch.no_grad():
+                weight.mul_(0.5)
+
+    parts = assembled(*OFTEN, "checkpoint.async_mode=async")
+    parts.loop.callbacks.insert(0, Fading())
+    parts.loop.run()
+    for step in (2, 4):
+        assert torch.equal(stored(parts.loop.run_dir / "checkpoints" / f"step_{step}")["model/embedding.weight"], Fading.kept[step])
+
+
+def test_nothing_is_saved_when_it_is_off(
+    trained: Callable[..., Path], assembled: Callable[..., Parts], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor advised to go on from; what ends it early says so too."""
+    run = trained("checkpoint=off", "metrics.enable_console=true", "checkpoint.interval=2")
+    assert not (run / "checkpoints").exists()
+    assert json.loads((run / "result.json").read_text())["status"] == "finished"
+    assert "forge.generate" not in (said := capfd.readouterr().out)
+    assert "forge.resume" not in said
+    parts = assembled("checkpoint.enabled=false")
+    parts.loop.callbacks.insert(0, At(3, lambda _: os.kill(os.getpid(), signal.SIGINT)))
+    assert parts.loop.run() == "SIGINT"
+    assert parts.loop.state.step == 3
+    assert "SIGINT: finishing this step, then ending; nothing is saved; once more ends at once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("last", ["weights", "none"])
+def test_the_last_save_may_be_less_but_one_that_was_interrupted_is_whole(
+    assembled: Callable[..., Parts], trained: Callable[..., Path], last: str
+) -> None:
+    options = ("checkpoint.interval=4", "checkpoint.keep_last_n=0", f"checkpoint.last={last}")
+    run = trained(*options)
+    assert folders(run) == (["step_4", "step_6"] if last == "weights" else ["step_4"])
+    if last == "weights":
+        names = {name.partition("/")[0] for name in stored(run / "checkpoints" / "step_6")}
+        assert names == {"model"}
+        assert meta(run / "checkpoints" / "step_6")["weights_only"]
+    parts = assembled(*options)
+    parts.loop.callbacks.insert(0, At(5, lambda _: os.kill(os.getpid(), signal.SIGTERM)))
+    parts.loop.run()
+    assert "optimizer" in {name.partition("/")[0] for name in stored(parts.loop.run_dir / "checkpoints" / "step_5")}
+
+
+def test_training_goes_on_from_a_whole_checkpoint_and_begins_with_any(
+    trained: Callable[..., Path], assembled: Callable[..., Parts], new_run: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a run whose last checkpoint holds the weights alone."""
+    run = trained("checkpoint.interval=4", "checkpoint.last=weights", "checkpoint.keep_last_n=0")
+    (run / "result.json").unlink()
+    alter(run, train__max_steps=8, run__allow_change=["scheduler"])
+    alone = "it holds the weights alone (checkpoint.last=weights), which checkpoint.init_from takes"
+    assert assemble(run).loop.state.step == 4
+    assert f"step_6 is passed over: {alone}" in caplog.text
+    with pytest.raises(saved.CheckpointError, match=re.escape(f"step_6 cannot be used: {alone}; take another checkpoint")):
+        assembled(f"checkpoint.resume_from={run}/checkpoints/step_6")
+    shutil.rmtree(run / "checkpoints" / "step_4")
+    with pytest.raises(saved.CheckpointError, match=re.escape(f"has checkpoints and none can be used (step_6: {alone})")):
+        assemble(run)
+    begun = assembled(f"checkpoint.init_from={run}")
+    assert_bit_equal(stored(run / "checkpoints" / "step_6"), {f"model/{name}": value for name, value in weights(begun.model).items()})
+
+
+def test_a_run_that_saved_nothing_is_not_begun_anew_unasked(trained: Callable[..., Path]) -> None:
+    run = trained("checkpoint=off")
+    (run / "result.json").unlink()
+    message = "this run was at step 6; checkpoint.enabled=false saved none; give another run.dir to begin anew"
+    with pytest.raises(saved.CheckpointError, match=re.escape(message)):
+        assemble(run)
+
+
+def test_only_at_the_end(trained: Callable[..., Path]) -> None:
+    assert reasons(trained("checkpoint.interval=0")) == {6: "end"}
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_the_final_evaluation_belongs_to_the_last_checkpoint(trained: Callable[..., Path], mode: str) -> None:
+    """Of six steps, evaluated every four; a better last one is the best, and stays when one is kept."""
+    options = ("checkpoint.interval=4", "eval.enabled=true", "eval.interval=4", "eval.sample_prompts=[]", f"checkpoint.async_mode={mode}")
+    run = trained(*options, "checkpoint.keep_last_n=2", "checkpoint.keep_best=1")
+    evaluated = {one.step: one.meta["metrics"]["loss"] for one in saved.listed(run / "checkpoints")}
+    assert evaluated == logged(run, "eval/loss")
+    assert set(evaluated) == {4, 6}
+    assert evaluated[6] < evaluated[4]
+    assert saved.find(run / "best")[0].step == 6
+    assert [row["best"] for row in checkpoints.describe(run)] == [False, True]
+    (run / "checkpoints" / "step_6" / "meta.json").unlink()
+    assert saved.find(run / "checkpoints" / "best")[0].step == 4
+
+
+def test_no_best_without_an_evaluation(trained: Callable[..., Path]) -> None:
+    run = trained()
+    message = f"checkpoint.init_from={run}/best: {run} has no checkpoint that was evaluated; python -m forge.checkpoints lists them"
+    with pytest.raises(saved.CheckpointError, match=re.escape(message)):
+        saved.find(run / "best", name="checkpoint.init_from=")
+
+
 def the_checkpointer(parts: Parts) -> Checkpointer:
     return next(one.checkpointer for one in parts.loop.callbacks if isinstance(one, Saving))
 
@@ -261,6 +399,6 @@ def test_a_killed_removal_is_no_checkpoint_and_is_cleaned_up(saved_run: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", killed)
         assert worker.main([str(saved_run)]) == 130
-    assert folders(saved_run) == [".step_2.removed", "step_4", "step_6", "step_8"]
+    assert folders(saved_run) == [".step_2.removed", ".step_4.removed", ".step_6.removed", "step_8"]
     assert worker.main([str(saved_run)]) == 0
-    assert folders(saved_run) == ["step_4", "step_6", "step_8"]
+    assert folders(saved_run) == ["step_8"]

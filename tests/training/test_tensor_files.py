@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from tensor_folders import load, save
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from forge.training import tensor_files
-from forge.training.tensor_files import causes, fault, stored, writer
+from forge.training import tensor_files, tensor_index
+from forge.training.staging import Staging
+from forge.training.tensor_files import causes, fault, planner, stored, writer
 from forge.training.tensor_index import DTYPES
 from forge.training.tensor_storage import TensorWriter
 
@@ -73,7 +72,7 @@ def test_the_files_are_what_the_index_says_read_without_torch(tmp_path: Path) ->
     tensors = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.tensor(2.5, dtype=torch.float64)}
     save(tmp_path / "w", tensors)
     index = json.loads((tmp_path / "w" / "tensors.json").read_text())
-    assert index["format"] == 1
+    assert index["format"] == 2
     for name, tensor in tensors.items():
         (chunk,) = index["tensors"][name]["chunks"]
         content = np.fromfile(tmp_path / "w" / chunk["file"], index["tensors"][name]["dtype"], tensor.numel(), offset=chunk["start"])
@@ -87,18 +86,33 @@ def test_some_of_the_tensors_load_into_another_dtype_and_place(tmp_path: Path) -
     assert torch.equal(target, torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T)
 
 
-@pytest.mark.parametrize("save_again", [False, True])
-def test_an_asynchronous_save_holds_the_values_at_its_call(tmp_path: Path, save_again: bool) -> None:
-    stager = DefaultStager(StagingOptions(False, False, False, False))
-    tensors = {"a": torch.arange(1000.0), "step": torch.tensor(1)}
-    for n in range(1 + save_again):
+def test_copies_are_saved_in_place_of_the_tensors(tmp_path: Path) -> None:
+    """As often as one likes: a later save uses the buffer of the first, or a larger one."""
+    staging = Staging(pinned=False)
+    tensors = {"a": torch.arange(1000.0), "step": torch.tensor(1), "odd": torch.ones(3, dtype=torch.int8), "turned": torch.rand(5, 7).T}
+    for n in range(3):
         tensors["step"].fill_(n)
-        upload = dcp.async_save(tensors, storage_writer=writer(tmp_path / str(n)), async_stager=stager)
-        tensors["step"].fill_(-1)
-        assert isinstance(upload, Future)
-        upload.result()
-        assert torch.equal(load(tmp_path / str(n))["step"], torch.tensor(n))
-    stager.close()
+        if n == 2:
+            tensors["more"] = torch.rand(100_000)
+        wanted = {name: tensor.clone() for name, tensor in tensors.items()}
+        copies = staging.copy(tensors)
+        copies.wait_to_write()
+        for tensor in tensors.values():
+            tensor.zero_()
+        dcp.save(tensors, storage_writer=writer(tmp_path / str(n)), planner=planner(copies.result()))
+        assert all(torch.equal(value, wanted[name]) for name, value in load(tmp_path / str(n)).items())
+    staging.close()
+
+
+def test_large_saves_go_to_several_files_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_index, "LEAST", 4000)
+    tensors = {f"t{i}": torch.rand(100 * i) for i in range(1, 10)}
+    save(tmp_path / "w", tensors)
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "w").glob("*.bin")}
+    assert sizes == {"rank_0.bin": 4800, "rank_0.1.bin": 4400, "rank_0.2.bin": 4400, "rank_0.3.bin": 4400}
+    assert all(torch.equal(value, tensors[name]) for name, value in load(tmp_path / "w").items())
+    (tmp_path / "w" / "rank_0.2.bin").unlink()
+    assert fault(tmp_path / "w") == f"{tmp_path}/w/rank_0.2.bin is missing"
 
 
 # What is refused at a save

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from concurrent.futures import Future
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from ranks import on_ranks
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from forge.training import tensor_files
-from forge.training.tensor_files import causes, fault, reader, stored, writer
+from forge.training import tensor_files, tensor_index
+from forge.training.staging import Staging
+from forge.training.tensor_files import causes, fault, planner, reader, stored, writer
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -107,17 +107,34 @@ def test_what_one_process_saved_loads_on_ranks(tmp_path: Path) -> None:
 
 def test_an_asynchronous_save_on_ranks_holds_the_values_at_its_call(tmp_path: Path) -> None:
     def save(rank: int) -> None:
-        stager = DefaultStager(StagingOptions(False, False, False, False))
-        tensors = laid_out(whole(), 2)
-        upload = dcp.async_save(tensors, storage_writer=writer(tmp_path / "weights"), async_stager=stager)
-        assert isinstance(upload, Future)
+        staging, tensors = Staging(pinned=False), laid_out(whole(), 2)
+        copies = staging.copy(tensors)
+        copies.wait_to_write()
         for tensor in tensors.values():
             local(tensor).zero_()
-        upload.result()
-        stager.close()
+        dcp.save(tensors, storage_writer=writer(tmp_path / "weights"), planner=planner(copies.result()))
+        staging.close()
 
     on_ranks(2, save)
     on_ranks(2, lambda rank: assert_loads(tmp_path / "weights", 2))
+
+
+def test_of_a_slice_only_its_blocks_are_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 rows of 40 bytes, in blocks of 4,096, the second quarter lies in the third to the fifth block."""
+    monkeypatch.setattr(tensor_index, "BLOCK", 4096)
+    matrix = torch.rand(1000, 10)
+    dcp.save({"a": matrix}, storage_writer=writer(tmp_path / "weights"))
+    checked: list[int] = []
+    crc32 = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda block: checked.append(len(block)) or crc32(block))
+
+    def load(rank: int) -> None:
+        rows = distribute_tensor(torch.zeros(1000, 10), init_device_mesh("cpu", (4,)), [Shard(0)], src_data_rank=None)
+        dcp.load({"a": rows}, storage_reader=reader(tmp_path / "weights"))
+        assert torch.equal(local(rows), matrix[250 * rank : 250 * (rank + 1)])
+        assert sum(checked) == [3 * 4096, 3 * 4096, 4 * 4096, 40_000 - 7 * 4096][rank]
+
+    on_ranks(4, load)
 
 
 def test_a_full_disk_of_one_rank_is_an_os_error_on_all(tmp_path: Path) -> None:

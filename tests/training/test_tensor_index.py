@@ -32,11 +32,24 @@ def again(index: dict[str, Any], **changes: Any) -> None:
     chunks.append(chunks[0] | changes)
 
 
-NAMES_OF_FILES = ["/etc/passwd", "../rank_0.bin", "rank_0.bin/../../x", "rank_0.bin\n", "rank_.bin", ".metadata", "", "rank_١.bin", 3, None]
+NAMES_OF_FILES = [
+    "/etc/passwd",
+    "../rank_0.bin",
+    "rank_0.bin/../../x",
+    "rank_0.bin\n",
+    "rank_.bin",
+    "rank_0..bin",
+    "rank_0.0001.bin",
+    ".metadata",
+    "",
+    "rank_١.bin",
+    3,
+    None,
+]
 NO_NUMBERS = [-1, 1.0, True, "1", None, 2**63, [0]]
 BROKEN: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda i: i.update(format=2), "it has format 2, and this version of forge reads format 1; a newer version wrote it"),
-    (lambda i: i.update(format=0), "it is no index of tensors"),
+    (lambda i: i.update(format=3), "it has format 3, and this version of forge reads format 2; a newer version wrote it"),
+    (lambda i: i.update(format=1), "it has format 1, and this version of forge reads format 2; an older version wrote it"),
     (lambda i: i.update(format=True), "its format has True for a whole number"),
     (lambda i: i.pop("format"), "its format has None for a whole number"),
     (lambda i: i.pop("tensors"), "the index is not described by format, tensors"),
@@ -59,6 +72,9 @@ BROKEN: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda i: chunk(i, offsets=[0]), "a chunk of tensor 'a' lies outside of it"),
     (lambda i: chunk(i, offsets=None), "tensor 'a' has None for a list of whole numbers"),
     (lambda i: chunk(i, length=3), "tensor 'a' is not described by offsets, sizes, file, start, crc32"),
+    (lambda i: chunk(i, crc32=[]), "a chunk of tensor 'a' has not one checksum for each 16777216 bytes"),
+    (lambda i: chunk(i, crc32=[0, 0]), "a chunk of tensor 'a' has not one checksum for each 16777216 bytes"),
+    (lambda i: chunk(i, crc32=3), "tensor 'a' has 3 for a list of whole numbers"),
     (lambda i: chunk(i, start=9), "tensor 'b' shares bytes of rank_0.bin with 'a'"),
     *[(lambda i, n=n: chunk(i, file=n), f"tensor 'a' has the file name {n!r}") for n in NAMES_OF_FILES],
     *[(lambda i, n=n: chunk(i, start=n), f"tensor 'a' has {n!r} for a whole number") for n in NO_NUMBERS],

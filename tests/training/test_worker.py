@@ -25,7 +25,7 @@ def failing(new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Ca
                 if loop.state.step == 2:
                     raise error
 
-        monkeypatch.setattr(assembling, "Signals", lambda timeout, ranks: Failing())
+        monkeypatch.setattr(assembling, "Signals", lambda *_, **__: Failing())
         return new_run()
 
     return make

@@ -1,0 +1,41 @@
+"""What this rank holds of a tensor that is laid out over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from forge.models.init import select
+
+
+def local(values: Tensor) -> Tensor:
+    """The part of a DTensor that is here; a plain tensor itself."""
+    return values.to_local() if isinstance(values, DTensor) else values
+
+
+def copy_owned(values: Tensor, whole: Tensor) -> None:
+    """Copy into a tensor, in place, what this rank holds of it."""
+    local(values).copy_(select(whole, owned(values)))
+
+
+def owned(values: Tensor) -> list[Tensor]:
+    """The global indices along each dimension of what this rank holds of a tensor; of a plain one all."""
+    indices = [torch.arange(size) for size in values.shape]
+    if isinstance(values, DTensor):
+        mesh, coordinate = values.device_mesh, values.device_mesh.get_coordinate()
+        assert coordinate is not None, "this rank is not in the mesh of its parameter"
+        for axis in _cut_order(values.placements):
+            dim = values.placements[axis].dim  # type: ignore[attr-defined]
+            parts = torch.chunk(indices[dim], mesh.size(axis))
+            indices[dim] = parts[coordinate[axis]] if coordinate[axis] < len(parts) else indices[dim][:0]
+    return indices
+
+
+def _cut_order(placements: Sequence[Placement]) -> list[int]:
+    """Mesh axes in the order in which they cut: strided shards, FSDP's of what TP has cut, come last and in reverse."""
+    strided = [axis for axis, placement in enumerate(placements) if type(placement).__name__ == "_StridedShard"]
+    plain = [axis for axis, placement in enumerate(placements) if isinstance(placement, Shard) and axis not in strided]
+    return plain + strided[::-1]

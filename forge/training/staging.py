@@ -1,0 +1,108 @@
+"""Copies of what is saved while training goes on: in one buffer on the host, made while the device computes the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.parallel.owned import local
+
+ALIGNED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """What this rank holds of each tensor, by name, on the host. copied: by when a GPU has written it all, where one does by itself."""
+
+    done: Future[dict[str, Tensor]]
+    copied: torch.cuda.Event | None = None
+
+    def wait_to_write(self) -> None:
+        """Returns when what was copied may be changed: on a GPU by what is given to it from then on. Raises what failed."""
+        if self.copied is not None:
+            self.copied.wait()
+        else:
+            self.done.result()
+
+    def result(self) -> dict[str, Tensor]:
+        """The copies, once they are made. Raises what failed."""
+        return self.done.result()
+
+
+class Staging:
+    """Makes copies in a thread of its own. The buffer stays from save to save, so it is found, and pinned, once.
+
+    pinned: page-locked, so that a GPU writes to it by itself. One tensor for all is pinned here, since torch's own allocator of pinned
+    memory rounds each one up to a power of two.
+    """
+
+    def __init__(self, *, pinned: bool) -> None:
+        self.pinned = pinned
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="staging")
+        self._stream: torch.cuda.Stream | None = None
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> Copies:
+        """Begin to copy; what an earlier call gave is no longer used by anybody."""
+        owned = {name: local(tensor.detach()) for name, tensor in tensors.items()}
+        device = next((tensor.device for tensor in owned.values() if tensor.is_cuda), None)
+        room = self._room(owned)
+        if device is None:
+            return Copies(done=self._thread.submit(_copy, owned, room))
+        stream = self._stream = self._stream or torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        if not self.pinned:
+            return Copies(done=self._thread.submit(_copy, owned, room, stream))
+        with torch.cuda.stream(stream):
+            for name, tensor in owned.items():
+                room[name].copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(stream)
+        return Copies(done=self._thread.submit(lambda: copied.synchronize() or room), copied=copied)
+
+    def close(self) -> None:
+        """Release the buffer."""
+        self._thread.shutdown()
+        self._release()
+
+    def _room(self, owned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A place in the buffer for each tensor."""
+        room, end, places = {}, 0, {}
+        for name, tensor in owned.items():
+            places[name] = end
+            end += -(-tensor.nbytes // ALIGNED) * ALIGNED
+        if end > len(self._buffer):
+            self._release()
+            self._buffer = torch.empty(end, dtype=torch.uint8)
+            if self.pinned:
+                _pin(self._buffer)
+        for name, tensor in owned.items():
+            room[name] = self._buffer[places[name] :][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        return room
+
+    def _release(self) -> None:
+        if self.pinned and len(self._buffer):
+            torch.cuda.synchronize()  # what is still copied there
+            torch.cuda.check_error(int(_cudart().cudaHostUnregister(self._buffer.data_ptr())))
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+
+def _copy(owned: Mapping[str, Tensor], room: dict[str, Tensor], stream: torch.cuda.Stream | None = None) -> dict[str, Tensor]:
+    with torch.cuda.stream(stream):  # nothing where there is none
+        for name, tensor in owned.items():
+            room[name].copy_(tensor)
+    return room
+
+
+def _pin(buffer: Tensor) -> None:
+    """Raises RuntimeError when the system does not let that much memory be locked."""
+    torch.cuda.check_error(int(_cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)))
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()

@@ -106,14 +106,14 @@ def pp_selective(config: Config, world: World) -> Iterator[Finding]:
         yield "train.activation_checkpointing=selective", what, "train.activation_checkpointing=full, or another schedule"
 
 
-@rule("parallel.pp_torch", reads=("parallel.pp", "parallel.pp_schedule", "parallel.tp"))
+@rule("parallel.pp_torch", reads=("parallel.pp", "parallel.pp_schedule", "parallel.tp", "model.moe.num_experts"))
 def pp_torch(config: Config, world: World) -> Iterator[Finding]:
-    """Before torch 2.13 zero-bubble schedules cannot go with tp > 1, nor can zbv_zero_bubble run on a CPU."""
+    """Before torch 2.13 zero-bubble schedules cannot go with tp > 1 or experts, nor can zbv_zero_bubble run on a CPU."""
     parallel, version = config.parallel, world.devices.torch
     if parallel.pp == 1 or parallel.pp_schedule not in ZERO_BUBBLE_SCHEDULES or version is None or version >= (2, 13):
         return
     found = f"torch {version[0]}.{version[1]}"
-    if parallel.tp > 1:
+    if parallel.tp > 1 or config.model.is_moe:
         what = f"{found} loses the graph of a layer's weights when it finds their gradients apart from those of its inputs."
         yield f"parallel.pp_schedule={parallel.pp_schedule}", what, "parallel.pp_schedule=interleaved_1f1b, or torch 2.13"
     elif parallel.pp_schedule == V_SCHEDULE and world.device == "cpu":

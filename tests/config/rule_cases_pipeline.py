@@ -143,6 +143,15 @@ PIPELINE_CASES = [
     ),
     Case(
         "parallel.pp_torch",
+        f"{LOOP} parallel.pp_schedule=interleaved_zero_bubble train.compile_model=false model.moe.num_experts=4",
+        "torch 2.11 loses the graph of a layer's weights when it finds their gradients apart from those of its inputs.",
+        "parallel.pp_schedule=interleaved_1f1b, or torch 2.13",
+        f"{LOOP} model.moe.num_experts=4",
+        heals="parallel.pp_schedule=interleaved_1f1b",
+        torch=(2, 11),
+    ),
+    Case(
+        "parallel.pp_torch",
         f"{ZBV} model.tie_embeddings=false",
         "torch 2.12 lets a rank send to itself, which gloo cannot.",
         "parallel.pp_schedule=interleaved_zero_bubble, or torch 2.13",

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from choices import recorded
@@ -18,7 +19,9 @@ from ranks import on_ranks
 from torch import Tensor
 
 from forge.config import compose
+from forge.config.errors import ConfigError
 from forge.config.root import Config
+from forge.config.rules_pipeline import pp_torch
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.training.parity import Record, measure
@@ -60,6 +63,13 @@ def record_of(config: Config, ranks: Ranks, dtype: torch.dtype) -> tuple[Record,
     return record, None if calls is None else calls.counts(config, ranks, Tokens(), STEPS[dtype])
 
 
+def skip_what_torch_cannot(error: ConfigError) -> None:
+    """Skip the test of a layout that is refused on the torch that is installed, and not on newer ones."""
+    said = [problem.what for problem in error.problems if problem.rule == pp_torch.id]
+    if len(said) == len(error.problems):
+        pytest.skip(said[0])
+
+
 def world_of(config: Config) -> int:
     """Ranks of a layout."""
     return config.parallel.product_without_dp_shard * config.parallel.dp_shard
@@ -95,7 +105,11 @@ class Outcome:
 def outcomes(case: Case) -> list[Outcome]:
     """Measure a layout in every number format, on the same forked ranks, and compare it with one device."""
     references = {dtype: on_one_device(case.model, dtype) for dtype in STEPS}
-    config = config_of(case.model, case.layout)
+    try:
+        config = config_of(case.model, case.layout)
+    except ConfigError as error:
+        skip_what_torch_cannot(error)
+        raise
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcomes.json"
 

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from parity_run import skip_what_torch_cannot
 from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from forge.config import compose
+from forge.config.errors import ConfigError
 from forge.config.model import Model
 from forge.config.parallel import Parallel
 from forge.config.root import Config
+from forge.config.rules_pipeline import pp_torch
 from forge.data import IGNORE_INDEX
 from forge.data.loader import Batch, EvalBatch
 from forge.models.decoder import Decoder
@@ -53,8 +56,11 @@ BOUNDS = {torch.float64: (1e-12, 1e-10), torch.float32: (1e-6, 1e-5)}
 
 
 def config(*overrides: str, **layout: Any) -> Config:
-    resolved = compose.config([*SMALL, *UNEVEN, "precision.mixed_precision=fp32", *overrides]).validate(world_size=1).config
-    return dataclasses.replace(resolved, parallel=Parallel(**(PP2 | layout)))
+    resolution = compose.config([*SMALL, *UNEVEN, "precision.mixed_precision=fp32", *overrides]).validate(world_size=1)
+    laid_out = dataclasses.replace(resolution.config, parallel=Parallel(**(PP2 | layout)))
+    if problems := list(pp_torch.check(laid_out, resolution.world)):
+        skip_what_torch_cannot(ConfigError(problems))
+    return laid_out
 
 
 def world(cfg: Config) -> int:

@@ -34,7 +34,7 @@ def _export(options: argparse.Namespace) -> str:
 
     if options.file.exists() and not options.overwrite:
         raise ValueError(f"{options.file} exists; give another name, or --overwrite")
-    trained = load_run(options.run, trust=options.trust)
+    trained = load_run(options.run, trust=options.trust, fp32=True)
     name = options.dtype or trained.config.checkpoint.export_dtype
     dtype = getattr(torch, name)
     tensors = {key: value.detach().to("cpu", dtype).contiguous() for key, value in trained.model.state_dict().items()}

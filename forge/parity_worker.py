@@ -55,7 +55,7 @@ def _measure(folder: Path) -> None:
     config, how = serialize.load_own(folder), read_json(folder / "parity.json")
     device = set_up(config)
     torch.manual_seed(config.seed)
-    ranks = join(config.parallel, device)
+    ranks = join(config, device)
     with ranks.main_first():
         prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=config.run.trust))
     check_vocabulary(config, prepared)

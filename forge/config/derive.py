@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator
 
 from forge.config.derivation import Derived, derivation
-from forge.config.derive_auto import auto
+from forge.config.derive_auto import auto, memory_for_time
 from forge.config.derive_layout import batch, layout, pipeline
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
@@ -40,14 +40,20 @@ def model_shape(config: Config, world: World) -> Iterator[Derived]:
         yield Derived(key="model.moe.ffn_hidden_dim", value=model.computed_ffn_hidden_dim, why="that of model.ffn_hidden_dim")
 
 
-@derivation(reads=("run.device", "precision.mixed_precision"), writes=("run.device", "precision.mixed_precision"))
+@derivation(
+    reads=("run.device", "precision.mixed_precision", "precision.residual_dtype"),
+    writes=("run.device", "precision.mixed_precision", "precision.residual_dtype"),
+)
 def device(config: Config, world: World) -> Iterator[Derived]:
-    """The device, and the number format that follows from it."""
+    """The device, and the number formats that follow from it."""
     if config.run.device == "auto":
         yield Derived(key="run.device", value=world.device, why=f"{world.devices.gpus} GPUs: {world.devices.source}")
     if config.precision.mixed_precision == "auto":
         chosen = "bf16" if world.device == "cuda" else "fp32"
         yield Derived(key="precision.mixed_precision", value=chosen, why=f"run.device={world.device}")
+    if config.precision.residual_dtype == "auto":
+        mixed = config.precision.mixed_precision
+        yield Derived(key="precision.residual_dtype", value="fp32" if mixed == "fp16" else mixed, why=f"precision.mixed_precision={mixed}")
 
 
 @derivation(reads=("run.device", "launch.gpus_per_node"), writes=("launch.gpus_per_node",))
@@ -95,7 +101,7 @@ def schedule(config: Config, world: World) -> Iterator[Derived]:
     yield from decay(config)
 
 
-DERIVATIONS = (model_shape, device, job, objective, paths, home, auto, layout, batch, pipeline, schedule)
+DERIVATIONS = (model_shape, device, job, objective, paths, home, auto, layout, batch, pipeline, memory_for_time, schedule)
 """In the order in which they run."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,6 +53,43 @@ def auto(config: Config, world: World) -> Iterator[Derived]:
         for axis, degree in chosen.degrees.items():
             if degree != getattr(config.parallel, axis):
                 yield Derived(key=f"parallel.{axis}", value=degree, why=chosen.name)
+
+
+@derivation(
+    reads=("parallel.layout", "parallel.dp_shard", "parallel.pp", "train.batch_size", "train.seq_len", "train.grad_accum_steps"),
+    writes=("parallel.reshard_after_forward", "parallel.reduce_gradients"),
+)
+def memory_for_time(config: Config, world: World) -> Iterator[Derived]:
+    """What saves time and takes memory, where there is enough: weights that stay gathered, gradients that are reduced once a step."""
+    parallel = config.parallel
+    if parallel.reshard_after_forward == "auto":
+        if world.size == 1 and config.precision.mixed_precision == "fp32":
+            chosen, why = "never", "one device in fp32 gathers nothing"
+        elif parallel.pp > 1:
+            chosen, why = "never", f"parallel.pp={parallel.pp}"
+        elif parallel.fsdp > 1:
+            chosen, why = "always", f"{parallel.fsdp} shards"
+        else:
+            fits, why = _fits(config, world, reshard_after_forward="never")
+            chosen, why = "never" if fits else "always", f"nothing is sharded, and {why}"
+        yield Derived(key="parallel.reshard_after_forward", value=chosen, why=why)
+        parallel = dataclasses.replace(parallel, reshard_after_forward=chosen)
+    if parallel.reduce_gradients == "auto":
+        if parallel.pp > 1 or config.train.grad_accum_steps == 1:
+            fits, why = True, f"parallel.pp={parallel.pp}" if parallel.pp > 1 else "one micro-batch a step"
+        else:
+            fits, why = _fits(dataclasses.replace(config, parallel=parallel), world, reduce_gradients="step")
+        yield Derived(key="parallel.reduce_gradients", value="step" if fits else "micro_batch", why=why)
+
+
+def _fits(config: Config, world: World, **options: str) -> tuple[bool, str]:
+    """Whether a rank has the memory that it needs with these options of the layout, and the numbers; it has where they are not known."""
+    memory = device_memory(world)
+    needed = sum(memory_by_part(dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, **options))).values())
+    if memory is None or not needed:
+        return True, "how much memory it takes or a device has is not known"
+    key, value = next(iter(options.items()))
+    return needed <= USABLE * memory, f"{key}={value} needs {_gib(needed)} of the {_gib(memory)} of a device"
 
 
 def choose(config: Config, world: World) -> tuple[Candidate | None, str]:

@@ -56,15 +56,12 @@ def batch(config: Config, world: World) -> Iterator[Derived]:
 
 @derivation(
     reads=("parallel.pp", "parallel.pp_schedule", "parallel.pp_microbatches", "train.batch_size", "train.grad_accum_steps"),
-    writes=("parallel.reshard_after_forward", "parallel.pp_stages_per_rank", "parallel.pp_microbatches"),
+    writes=("parallel.pp_stages_per_rank", "parallel.pp_microbatches"),
 )
 def pipeline(config: Config, world: World) -> Iterator[Derived]:
-    """The stages and micro-batches of a pipeline, which keeps its weights gathered; without one there is one of each."""
+    """The stages and micro-batches of a pipeline; without one there is one of each."""
     parallel, train = config.parallel, config.train
     pp, schedule = parallel.pp, parallel.pp_schedule
-    if parallel.reshard_after_forward == "auto":
-        chosen = "never" if pp > 1 else "always"
-        yield Derived(key="parallel.reshard_after_forward", value=chosen, why=f"parallel.pp={pp}")
     if parallel.pp_stages_per_rank is None:
         stages = 2 if pp > 1 and schedule not in ONE_STAGE_SCHEDULES else 1
         why = f"parallel.pp_schedule={schedule}" if pp > 1 else "parallel.pp=1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from forge.config.derive_layout import sequences_of_rank
 from forge.config.estimate_moe import (
     Mixture,
@@ -12,7 +14,7 @@ from forge.config.estimate_moe import (
     feed_forward_products,
     rows_of_token,
 )
-from forge.config.estimate_share import IN_BLOCKS, Share, shares
+from forge.config.estimate_share import Share, shares
 from forge.config.model import Decoder
 from forge.config.objective import Pretrain
 from forge.config.optimizer import AdamW
@@ -23,6 +25,16 @@ FP32 = 4
 MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
 LAYERS = "layers"
 """Selective recompute of a block's layers, and not of what is around them: `forge.parallel.activation_checkpoint`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formats:
+    """Bytes of a number in matrix products, and of hidden states between layers; whether one kernel makes a norm."""
+
+    width: int
+    residual: int
+    fused_norm: bool
+
 
 STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)")
 """What is exact, and there all the time."""
@@ -50,31 +62,35 @@ def _of_rank(config: Config, model: Decoder, share: Share) -> dict[str, int]:
     train, parallel = config.train, config.parallel
     width = FP32 if config.precision.mixed_precision == "fp32" else 2
     several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
-    sharded = 0 if parallel.cpu_offload and several else share.sharded(parallel)
+    gathered = several or width == 2  # FSDP makes what is multiplied, in 16 bits on one device too
+    sharded = 0 if parallel.cpu_offload and gathered else share.sharded(parallel)
     parts = {"weights (fp32)": FP32 * sharded, "gradients (fp32)": FP32 * sharded}
     if isinstance(config.optimizer, AdamW):
         parts["optimizer state (fp32)"] = 2 * FP32 * sharded
-    if several:
+    if gathered:
         passes = max(train.grad_accum_steps, parallel.pp_microbatches or 1 if parallel.pp > 1 else 1)
-        at_once = share.outside + share.two_blocks  # a block, and the next one on its way
+        at_once = share.outside_at_once + share.two_blocks  # a block, and the next one on its way
         stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
+        add_up = passes > 1 and (parallel.pp > 1 or parallel.reduce_gradients == "step")
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
-        parts["unreduced gradients (fp32)"] = FP32 * (share.parameters if passes > 1 else at_once)
-    elif width == 2:
-        parts["weights (16 bit copies)"] = 2 * _multiplied_weights(model)
+        parts["unreduced gradients (fp32)"] = FP32 * (share.parameters if add_up else at_once)
     sequences, in_flight = train.batch_size, 1.0
     if parallel.pp > 1:
         parts_of_step = parallel.pp_microbatches or 1
         sequences = -(-sequences_of_rank(config) // parts_of_step)
         in_flight = _in_flight(parallel, parts_of_step) if share.first else 1.0
     tokens = sequences * train.seq_len // parallel.cp
-    fused_norm = config.run.device == "cuda"
+    formats = Formats(
+        width=width,
+        residual=2 if width == 2 and config.precision.residual_dtype != "fp32" else FP32,
+        fused_norm=config.run.device == "cuda",
+    )
     recomputed = -(-share.layers // max(train.recompute_every, 1))
     mixture = Mixture(share=share.moe_layers / share.layers, rows=rows_of_token(config, model, sequences), exchanged=parallel.ep > 1)
     mode = LAYERS if train.activation_checkpointing == "selective" and mixture.exchanged else train.activation_checkpointing
-    kept = recomputed * _kept_per_token(model, parallel, mixture, mode, width, fused_norm)
-    kept += (share.layers - recomputed) * _kept_per_token(model, parallel, mixture, "none", width, fused_norm)
-    final = FP32 * model.dim + _norm(model, model.dim, fused_norm) + width * model.dim
+    kept = recomputed * _kept_per_token(model, parallel, mixture, mode, formats)
+    kept += (share.layers - recomputed) * _kept_per_token(model, parallel, mixture, "none", formats)
+    final = _norm(model, model.dim, formats.residual, formats) + width * model.dim
     parts["activations"] = tokens * (round(in_flight * kept) + (final if share.last else 0))
     if share.last:
         parts["logits"] = _logits(config, tokens, width)
@@ -91,22 +107,13 @@ def _in_flight(parallel: Parallel, parts_of_step: int) -> float:
     return min(((stages - 1) * pp + 2 * pp - 1) / stages, parts_of_step)
 
 
-def _multiplied_weights(model: Decoder) -> int:
-    """Weights and biases of linear layers, which autocast copies; an embedding table only as the output head."""
-    parts = model.params_by_part()
-    not_copied = 2 * model.n_layers * model.head_dim if model.qk_norm else 0
-    not_copied += parts.get("routers", 0) if model.moe.float32_gate_logits else 0
-    return sum(parts.get(name, 0) for name in IN_BLOCKS) - not_copied + model.vocab_size * model.dim
-
-
-def _kept_per_token(model: Decoder, parallel: Parallel, mixture: Mixture, recompute: str, width: int, fused_norm: bool) -> float:
+def _kept_per_token(model: Decoder, parallel: Parallel, mixture: Mixture, recompute: str, formats: Formats) -> float:
     """Bytes that one block keeps of one token until its backward pass; the mean, where some blocks have experts.
 
-    The residual stream and what the norms work on are fp32 under autocast too: their weights are, and so are the embeddings.
     Heads and feed-forward width are cut by tp; what enters the two layers is gathered and kept whole.
     """
-    tp, cut = parallel.tp, parallel.tp if parallel.sequence_parallel else 1
-    residual = FP32 * model.dim // cut
+    tp, cut, width = parallel.tp, parallel.tp if parallel.sequence_parallel else 1, formats.width
+    residual = formats.residual * model.dim // cut
     if recompute == "full":
         return residual
     heads, kv_heads = -(-model.n_heads // tp), -(-model.kv_heads // tp)
@@ -117,24 +124,27 @@ def _kept_per_token(model: Decoder, parallel: Parallel, mixture: Mixture, recomp
         products = feed_forward_products(model, ffn, width) * (1 - mixture.share)
         products += experts_products(model, expert_ffn, width) * mixture.share
         return residual + width * (q + 2 * kv + model.dim) + attention + products
-    kept = 2 * (residual + _norm(model, model.dim, fused_norm) // cut)
+    kept = 2 * _norm(model, model.dim, formats.residual, formats) // cut
     if recompute == LAYERS:
-        kept += FP32 * model.dim + width * (q + 2 * kv + model.dim) + attention
-        kept += (FP32 * model.dim + feed_forward_products(model, ffn, width)) * (1 - mixture.share)
+        kept += width * model.dim + width * (q + 2 * kv + model.dim) + attention
+        kept += (width * model.dim + feed_forward_products(model, ffn, width)) * (1 - mixture.share)
         return kept + experts_kept_around(model, mixture, expert_ffn, width) * mixture.share
-    kept += width * model.dim * (1 if width == FP32 else 3)
+    kept += width * model.dim
     kept += width * (q + 2 * kv) + attention
-    if model.qk_norm:  # on fp32 copies of queries and keys, a head at a time
-        kept += FP32 * (q + kv) + (heads + kv_heads) * _norm(model, model.head_dim, fused_norm, rms=True)
+    if model.qk_norm:  # a head at a time
+        kept += (heads + kv_heads) * _norm(model, model.head_dim, width, formats, rms=True)
     kept += feed_forward_kept(model, ffn, width) * (1 - mixture.share)
     return kept + experts_kept(model, mixture, expert_ffn, width) * mixture.share
 
 
-def _norm(model: Decoder, dim: int, fused: bool, *, rms: bool = False) -> int:
-    """Bytes beside input and output: LayerNorm keeps mean and deviation; RMSNorm the root, and the ratio where no kernel fuses it (CPU)."""
+def _norm(model: Decoder, dim: int, width: int, formats: Formats, *, rms: bool = False) -> int:
+    """Bytes that a norm keeps of an input of that width.
+
+    LayerNorm keeps it, the mean and the deviation; RMSNorm it and the root, or, where no kernel fuses it (CPU), an fp32 copy and the ratio.
+    """
     if model.norm_type == "layernorm" and not rms:
-        return 2 * FP32
-    return FP32 + (0 if fused else FP32 * dim)
+        return width * dim + 2 * FP32
+    return FP32 + (width * dim if formats.fused_norm else 2 * FP32 * dim)
 
 
 def _logits(config: Config, tokens: int, width: int) -> int:

@@ -24,9 +24,8 @@ class Mixture:
 
 
 def feed_forward_kept(model: Decoder, ffn: int, width: int) -> int:
-    """Bytes that a layer of that width keeps of one token, its input too, of which autocast makes a 16 bit copy for each matrix."""
-    inputs = 1 if width == FP32 else 2 if model.is_gated else 1
-    return width * (model.dim * inputs + ffn * ffn_copies(model))
+    """Bytes that a layer of that width keeps of one token, its input too."""
+    return width * (model.dim + ffn * ffn_copies(model))
 
 
 def feed_forward_products(model: Decoder, ffn: int, width: int) -> int:
@@ -49,7 +48,7 @@ def experts_kept_around(model: Decoder, mixture: Mixture, ffn: int, width: int) 
     inside = _products_of_shared(model, ffn, width) + (
         0 if model.moe.capacity_factor else mixture.rows * feed_forward_products(model, ffn, width)
     )
-    shared_input = FP32 * model.dim if model.moe.shared_experts and _router_input(model, width) != FP32 else 0
+    shared_input = width * model.dim if model.moe.shared_experts and _router_input(model, width) != width else 0
     return _routing_kept(model, mixture, width) + round(inside) + shared_input
 
 

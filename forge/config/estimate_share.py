@@ -8,16 +8,14 @@ from forge.config.model import Decoder
 from forge.config.moe import n_moe_layers
 from forge.config.parallel import V_SCHEDULE, Parallel
 
-IN_BLOCKS = ("attention", "feed-forward", "routers", "experts", "shared experts")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """The blocks of a rank, whether the first and the last of the model are among them, and its parameters.
 
-    experts: those of the experts, which FSDP shards over efsdp. in_blocks: the others in blocks, and outside: the rest, which FSDP
-    gathers as one; both are sharded over fsdp. two_blocks: all of two adjacent blocks, or of the only one. packed: the shape of the
-    experts of one layer, [experts, width, dim].
+    experts: those of the experts, which FSDP shards over efsdp. in_blocks: the others in blocks, and outside: the rest; both are sharded
+    over fsdp. two_blocks: all of two adjacent blocks, or of the only one. outside_at_once: of the rest what is gathered at a time: the
+    embedding is let go before the output head is needed. packed: the shape of the experts of one layer, [experts, width, dim].
     """
 
     layers: int
@@ -27,6 +25,7 @@ class Share:
     experts: int
     in_blocks: int
     outside: int
+    outside_at_once: int
     two_blocks: int
     packed: tuple[int, int, int]
 
@@ -78,6 +77,7 @@ def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> Sh
         experts=moe_layers * experts,
         in_blocks=attention * layers // model.n_layers + (layers - moe_layers) * dense + moe_layers * routing,
         outside=outside,
+        outside_at_once=outside - (-(-table // tp) if first and last and not model.tie_embeddings else 0),
         two_blocks=min(2, layers) * attention // model.n_layers + (two if layers > 1 else max(kinds)),
         packed=(model.moe.num_experts // parallel.ep, -(-model.expert_hidden_dim // tp), model.dim),
     )

@@ -28,7 +28,14 @@ class Parallel(Section):
     dp_shard: int = opt(-1, "FSDP shards; -1 = all devices that the other degrees leave", ge=-1)
     dp_replicate: int = opt(1, "replicas of the FSDP groups", ge=1)
     reshard_after_forward: str = opt(
-        "auto", "free gathered weights between forward and backward: auto = unless pp > 1", choices=("auto", "always", "never")
+        "auto",
+        "free gathered weights between forward and backward: auto = unless pp > 1, or nothing is sharded and memory allows",
+        choices=("auto", "always", "never"),
+    )
+    reduce_gradients: str = opt(
+        "auto",
+        "reduce gradients once a step, or after each micro-batch, which needs memory for those of a block alone; auto = by memory",
+        choices=("auto", "step", "micro_batch"),
     )
     cpu_offload: bool = opt(False, "keep weights, gradients and optimizer state in the host's memory")
     tp: int = opt(1, "tensor parallel degree", ge=1)

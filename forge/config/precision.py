@@ -9,11 +9,19 @@ from forge.config.field import Section, opt
 
 @dataclass(kw_only=True)
 class Precision(Section):
-    """Weights and optimizer state are fp32 always; `mixed_precision` is what matrices are multiplied in."""
+    """Weights and optimizer state are fp32 always; `mixed_precision` is what matrices are multiplied in, and what layers keep.
+
+    Norms, rotations, softmax and losses compute in fp32 inside; sums of gradients are fp32.
+    """
 
     mixed_precision: str = opt(
         "bf16",
         "auto = bf16 on a GPU, fp32 on a CPU; fp16 scales the loss",
+        choices=("auto", "bf16", "fp16", "fp32"),
+    )
+    residual_dtype: str = opt(
+        "auto",
+        "number format of hidden states between layers: auto = that of mixed_precision, but fp32 with fp16, whose range is small",
         choices=("auto", "bf16", "fp16", "fp32"),
     )
     matmul_precision: str = opt(

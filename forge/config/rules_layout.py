@@ -13,7 +13,7 @@ from forge.config.field import default_of
 from forge.config.fitting import fitting_presets
 from forge.config.literal import shown
 from forge.config.model import Decoder
-from forge.config.parallel import AXES, Parallel
+from forge.config.parallel import AXES
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.world import World, ranks_per_node
@@ -70,6 +70,15 @@ def backend(config: Config, world: World) -> Iterator[Finding]:
         yield f"parallel.backend={text}", "nccl needs GPUs, and has no place on a CPU.", fix
 
 
+@rule("parallel.offload_backend", reads=("parallel.cpu_offload", "parallel.backend", "run.device"))
+def offload_backend(config: Config, world: World) -> Iterator[Finding]:
+    """With parallel.cpu_offload the norm of the gradient is summed between CPUs, which nccl alone cannot."""
+    parallel = config.parallel
+    if parallel.cpu_offload and world.device == "cuda" and "cpu:" not in parallel.backend and parallel.backend != "gloo":
+        what = f"gradients are on the CPU, and parallel.backend={parallel.backend} sums on GPUs only."
+        yield f"parallel.backend={parallel.backend}", what, "parallel.cpu_offload=false, or no parallel.backend"
+
+
 @rule("parallel.memory", reads=(*DEGREES, "train.batch_size", "train.seq_len"), warning=True)
 def memory(config: Config, world: World) -> Iterator[Finding]:
     """The estimated memory of a device should be at most what its GPU has."""
@@ -100,7 +109,7 @@ def no_effect(config: Config, world: World) -> Iterator[Finding]:
     parallel = config.parallel
     fields = {f"parallel.{field.name}": field for field in dataclasses.fields(parallel)}
     fields |= {f"train.{field.name}": field for field in dataclasses.fields(config.train)}
-    for key, where, acts, neutral in effects(parallel, world):
+    for key, where, acts, neutral in effects(config, world):
         group, _, name = key.partition(".")
         value, default = getattr(getattr(config, group), name), default_of(fields[key])
         value = list(value) if isinstance(value, tuple) else value
@@ -108,14 +117,17 @@ def no_effect(config: Config, world: World) -> Iterator[Finding]:
             yield f"{key}={shown(value)}", f"{key} has no effect {where}.", f"leave it at {shown(default)}"
 
 
-def effects(parallel: Parallel, world: World) -> Iterator[tuple[str, str, bool, Any]]:
+def effects(config: Config, world: World) -> Iterator[tuple[str, str, bool, Any]]:
     """(key, where it has no effect, whether it has one here, what it is worked out to where it has none)."""
-    several = world.size > 1
-    for name in ("nccl_timeout_sec", "backend", "cpu_offload"):
+    parallel = config.parallel
+    several, wrapped = world.size > 1, world.size > 1 or config.precision.mixed_precision != "fp32"
+    for name in ("nccl_timeout_sec", "backend"):
         yield f"parallel.{name}", "on one rank", several, None
+    yield "parallel.cpu_offload", "on one rank in fp32", wrapped, None
     yield "train.nccl_health_check_interval", "on one rank", several, None
-    sharded = parallel.fsdp > 1
-    yield "parallel.reshard_after_forward", "where nothing is sharded", sharded or parallel.pp > 1, "never" if parallel.pp > 1 else "always"
+    yield "parallel.reshard_after_forward", "on one rank in fp32", wrapped, "never"
+    adds_up = wrapped and (config.train.grad_accum_steps > 1 or parallel.pp > 1)
+    yield "parallel.reduce_gradients", "with one micro-batch a step, or on one rank in fp32", adds_up, "step"
     for name in ("sequence_parallel", "loss_parallel"):
         yield f"parallel.{name}", "with parallel.tp=1", parallel.tp > 1, None
     for name in ("pp_schedule", "pp_microbatches", "pp_stages_per_rank", "pp_layers"):

@@ -37,6 +37,26 @@ def heads(config: Config, world: World) -> Iterator[Finding]:
         )
 
 
+@rule("model.sdpa_backend", reads=("model.sdpa_backend", "model.n_kv_heads", "precision.mixed_precision", "run.deterministic"))
+def sdpa_backend(config: Config, world: World) -> Iterator[Finding]:
+    """The kernel of model.sdpa_backend takes what this run gives it; where it does not take one call of many, another is used for that."""
+    model = config.model
+    if not isinstance(model, Decoder) or model.sdpa_backend in ("auto", "math"):
+        return
+    name, mixed = model.sdpa_backend, config.precision.mixed_precision
+    key = f"model.sdpa_backend={name}"
+    if world.device == "cpu":
+        if name != "flash":
+            yield key, f"torch has no {name} kernel on a CPU.", "model.sdpa_backend=auto"
+    elif name != "efficient" and mixed == "fp32":
+        yield key, f"the {name} kernel takes 16 bits, and precision.mixed_precision is fp32.", "model.sdpa_backend=auto or precision=bf16"
+    elif name == "efficient" and model.kv_heads != model.n_heads:
+        what = f"the efficient kernel takes as many key heads as heads, not {model.kv_heads} for {model.n_heads}."
+        yield key, what, "model.sdpa_backend=auto"
+    elif name == "cudnn" and config.run.deterministic:
+        yield key, "the cudnn kernel is not deterministic, and run.deterministic is true.", "model.sdpa_backend=auto"
+
+
 @rule("model.kv_heads", reads=("model.n_heads", "model.n_kv_heads"))
 def kv_heads(config: Config, world: World) -> Iterator[Finding]:
     """model.n_heads must be divisible by model.n_kv_heads: each key/value head serves as many query heads."""

@@ -79,6 +79,14 @@ def pp_reshard(config: Config, world: World) -> Iterator[Finding]:
         yield "parallel.reshard_after_forward=always", what, "parallel.reshard_after_forward=never"
 
 
+@rule("parallel.pp_reduce", reads=("parallel.pp", "parallel.reduce_gradients"))
+def pp_reduce(config: Config, world: World) -> Iterator[Finding]:
+    """A pipeline reduces its gradients once a step: parallel.reduce_gradients=micro_batch cannot go with pp > 1."""
+    if config.parallel.pp > 1 and config.parallel.reduce_gradients == "micro_batch":
+        what = "torch's schedules reduce the gradients of all micro-batches when the last of a stage is done."
+        yield "parallel.reduce_gradients=micro_batch", what, "parallel.reduce_gradients=step"
+
+
 @rule("parallel.pp_tied", reads=("parallel.pp", "parallel.pp_schedule", "model.tie_embeddings"))
 def pp_tied(config: Config, world: World) -> Iterator[Finding]:
     """Under zbv_zero_bubble a rank has both ends of the model, and FSDP cannot share tied embeddings between two stages of a rank."""

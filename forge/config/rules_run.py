@@ -45,6 +45,15 @@ def inline(config: Config, world: World) -> Iterator[Finding]:
         yield "run.inline=true", f"{world.size} ranks cannot share one process.", "run.inline=false"
 
 
+@rule("precision.residual_dtype", reads=("precision.mixed_precision", "precision.residual_dtype"))
+def residual_dtype(config: Config, world: World) -> Iterator[Finding]:
+    """Hidden states are kept in fp32 or in the format of precision.mixed_precision."""
+    residual, mixed = config.precision.residual_dtype, config.precision.mixed_precision
+    if residual not in ("fp32", mixed):
+        what = f"hidden states are kept in fp32 or in {mixed}, the precision.mixed_precision of this run."
+        yield f"precision.residual_dtype={residual}", what, "precision.residual_dtype=auto"
+
+
 @rule("precision.fp16_cpu", reads=("precision.mixed_precision", "run.device"), warning=True)
 def slow_on_cpu(config: Config, world: World) -> Iterator[Finding]:
     """16-bit matrix products are slow on most CPUs."""

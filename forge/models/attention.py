@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
-from forge.models.norm import HeadNorm
+from forge.models.norm import RMSNorm
 from forge.models.rope import Rotation, rotate
 from forge.models.sdpa import causal_attention
 
@@ -25,8 +25,8 @@ class Attention(nn.Module):
         self.wk = nn.Linear(section.dim, kv_dim, bias=section.bias)
         self.wv = nn.Linear(section.dim, kv_dim, bias=section.bias)
         self.wo = nn.Linear(heads_dim, section.dim, bias=section.bias)
-        self.q_norm = HeadNorm(self.head_dim, eps=section.norm_eps) if section.qk_norm else nn.Identity()
-        self.k_norm = HeadNorm(self.head_dim, eps=section.norm_eps) if section.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(self.head_dim, eps=section.norm_eps) if section.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.head_dim, eps=section.norm_eps) if section.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]; `rotation` of these positions, `cache` of those before them."""

@@ -12,7 +12,9 @@ PARTS = ("max_seq_len", "output_weight", "hidden", "init_std", "reset_buffers")
 class LanguageModel(Protocol):
     """Token ids to next-token logits, with logits = hidden(tokens) @ output_weight.T.
 
-    The parameters are built in fp32, on the CPU, and filled by `forge.models.init.init_weights`. A model keeps its blocks in a
+    It is built on the meta device, in fp32; its parameters are filled by `forge.models.init.init_weights`. In 16 bits they are that
+    while the model runs, and nothing else is cast: what it computes in fp32, such as with a table in a buffer, it gives back in the type
+    of what came in. A model keeps its blocks in a
     ModuleDict or ModuleList named `blocks` where activation checkpointing and compilation are to find them. Nothing in it draws
     random numbers.
     """
@@ -37,7 +39,7 @@ class LanguageModel(Protocol):
         ...
 
     def reset_buffers(self) -> None:
-        """Compute the buffers that no state_dict holds."""
+        """Give every buffer its first value, after the model was built where nothing has memory."""
         ...
 
 

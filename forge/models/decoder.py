@@ -38,12 +38,24 @@ class Block(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
+class OutputHead(nn.Linear):
+    """The output head, whose weight losses read and multiply with some rows of hidden states at a time."""
+
+    def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
+        """What the head reads: normalised hidden states. All passes here, so that the weight is there by then (`forge.parallel.fsdp`)."""
+        return norm(hidden)
+
+
 class Decoder(nn.Module):
     """Token ids to next-token logits.
+
+    residual_dtype: of hidden states between layers; null = that of the embeddings.
 
     It may be a part of a model, cut out by `keep`: then hidden states of the part before come in, or those for the part after go out.
     Weights are torch's defaults until `forge.models.init.init_weights` has run. May be built on the meta device.
     """
+
+    residual_dtype: torch.dtype | None = None
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
@@ -55,7 +67,7 @@ class Decoder(nn.Module):
         self.rotary = RotaryTable(section.head_dim, section.max_seq_len, section.rope_theta) if section.position == "rope" else None
         self.blocks = nn.ModuleDict({str(layer): Block(section, layer) for layer in range(section.n_layers)})
         self.norm: nn.Module | None = make_norm(section)
-        self.output = None if section.tie_embeddings else nn.Linear(section.dim, section.vocab_size, bias=False)
+        self.output = None if section.tie_embeddings else OutputHead(section.dim, section.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         """tokens: [batch, seq] -> logits [batch, seq, vocab]."""
@@ -74,12 +86,15 @@ class Decoder(nn.Module):
         rotation = self.rotary(start, seq) if self.rotary is not None else None
         for layer, block in self.blocks.items():
             x = block(x, rotation) if cache is None else block(x, rotation, cache.layers[int(layer)])
-        return self.norm(x) if self.norm is not None else x
+        if self.norm is None:
+            return x
+        return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
 
     def embed(self, tokens: Tensor, start: int) -> Tensor:
         """tokens: [batch, seq] at positions start, start + 1, ... -> [batch, seq, dim]."""
         assert self.embedding is not None
         x = self.embedding(tokens)
+        x = x if self.residual_dtype is None else x.to(self.residual_dtype)
         if self.positions is None:
             return x
         return x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))

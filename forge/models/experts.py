@@ -37,7 +37,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each, which may be none -> [n, dim]."""
-        x, weights = self._in_one_type(x)
+        weights = self.weights()
         if not self._grouped(x, weights):
             return self._expert(x, weights, lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts))
         offsets = counts.cumsum(0, dtype=torch.int32)
@@ -45,8 +45,7 @@ class Experts(nn.Module):
 
     def equal(self, x: Tensor) -> Tensor:
         """The same of as many rows for each expert: x: [experts, rows, dim] -> [experts, rows, dim], by batched products."""
-        x, weights = self._in_one_type(x)
-        return self._expert(x, weights, lambda rows, weight: torch.bmm(rows, weight.transpose(1, 2)))
+        return self._expert(x, self.weights(), lambda rows, weight: torch.bmm(rows, weight.transpose(1, 2)))
 
     def weights(self) -> tuple[Tensor, ...]:
         """(w_gate, w_up, w_down) or, without a gate, (w_up, w_down)."""
@@ -57,12 +56,6 @@ class Experts(nn.Module):
         hidden = multiply(x, up)
         hidden = self.activation(multiply(x, gate[0])) * hidden if gate else self.activation(hidden)
         return multiply(hidden, down)
-
-    def _in_one_type(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Input and weights as autocast would have them, which knows no grouped product."""
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        return x.to(dtype), tuple(weight.to(dtype) for weight in self.weights())
 
     def _grouped(self, x: Tensor, weights: tuple[Tensor, ...]) -> bool:
         """Whether one kernel multiplies all experts.

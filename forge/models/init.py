@@ -7,8 +7,9 @@ generator of its own, so that any device can make just the rows it owns and all 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from typing import Protocol
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 VALUES_PER_BLOCK = 65536
+VALUES_PER_PORTION = 1 << 21
 Held = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 
 
@@ -40,35 +42,48 @@ def init_weights(model: Initialisable, seed: int, *, held: Held = whole, num_thr
     this process has, and the indices along each dimension that it stands for. num_threads: null = torch's own.
     """
     with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
+        filling = []
         for name, parameter in model.named_parameters():
             values = parameter.detach()
             local, indices = held(values)
             if values.dim() == 1:
                 local.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
-            _fill(local, indices, name, values.shape, model.init_std(name), seed, pool)
+            fill = partial(_fill, local, indices, name, values.shape, model.init_std(name), seed)
+            filling += [pool.submit(fill, start, end) for start, end in _portions(indices[0], values.shape)]
+        for each in filling:
+            each.result()
     model.reset_buffers()
 
 
-def draw_rows(name: str, shape: Sequence[int], std: float, seed: int, rows: Sequence[int] | Tensor) -> Tensor:
-    """The given rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows), *shape[1:]]."""
+def draw_rows(name: str, shape: Sequence[int], std: float, seed: int, rows: Sequence[int] | Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The given rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows), *shape[1:]].
+
+    out: where they go, when there is a place for them already.
+    """
     size = rows_per_block(shape)
     index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
-    drawn = torch.empty(len(index), *shape[1:], dtype=torch.float32, device="cpu")
-    owner = index // size
-    for block in owner.unique().tolist():
-        here = owner == block
-        drawn[here] = draw_block(name, shape, std, seed, block)[index[here] - block * size]
+    drawn = torch.empty(len(index), *shape[1:], dtype=torch.float32, device="cpu") if out is None else out
+    consecutive = bool((index.diff() == 1).all())
+    start = 0
+    for block, count in _runs(index, size):
+        here, first = slice(start, start + count), block * size
+        if consecutive and count == min(size, shape[0] - first):
+            draw_block(name, shape, std, seed, block, out=drawn[here])
+        else:
+            drawn[here] = draw_block(name, shape, std, seed, block)[index[here] - first]
+        start += count
     return drawn
 
 
-def draw_block(name: str, shape: Sequence[int], std: float, seed: int, block: int) -> Tensor:
+def draw_block(name: str, shape: Sequence[int], std: float, seed: int, block: int, *, out: Tensor | None = None) -> Tensor:
     """Rows block * n to (block + 1) * n of the parameter, n = rows_per_block(shape); fewer in the last block."""
-    size = rows_per_block(shape)
-    rows = min(size, shape[0] - block * size)
+    if out is None:
+        size = rows_per_block(shape)
+        out = torch.empty(min(size, shape[0] - block * size), *shape[1:], dtype=torch.float32, device="cpu")
     digest = blake2b(f"{seed}/{name}/{block}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
-    return torch.empty(rows, *shape[1:], dtype=torch.float32, device="cpu").normal_(0.0, std, generator=generator)
+    return out.normal_(0.0, std, generator=generator)
 
 
 def rows_per_block(shape: Sequence[int]) -> int:
@@ -78,18 +93,31 @@ def rows_per_block(shape: Sequence[int]) -> int:
     return max(1, VALUES_PER_BLOCK // max(1, math.prod(shape[1:])))
 
 
-def _fill(local: Tensor, indices: list[Tensor], name: str, shape: Sequence[int], std: float, seed: int, pool: ThreadPoolExecutor) -> None:
-    """Draw the rows that are held, a block at a time, and cut each to what is held of it."""
-    rows = indices[0]
-    _, counts = torch.unique_consecutive(rows // rows_per_block(shape), return_counts=True)
-    ends = counts.cumsum(0).tolist()
+def _runs(rows: Tensor, size: int) -> list[tuple[int, int]]:
+    """(block, how many rows of it follow one another) of a list of rows, in order."""
+    blocks, counts = torch.unique_consecutive(rows // size, return_counts=True)
+    return list(zip(blocks.tolist(), counts.tolist(), strict=True))
 
-    def fill(start: int, end: int) -> None:
-        drawn = draw_rows(name, shape, std, seed, rows[start:end])
-        local[start:end].copy_(select(drawn, indices[1:], first=1))
 
-    for _ in pool.map(fill, [0, *ends], ends):
-        pass
+def _portions(rows: Tensor, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where portions of the rows begin and end that are worth a thread's while, each made of whole blocks."""
+    start = end = 0
+    for _, count in _runs(rows, rows_per_block(shape)):
+        end += count
+        if (end - start) * math.prod(shape[1:]) >= VALUES_PER_PORTION:
+            yield start, end
+            start = end
+    if start < end:
+        yield start, end
+
+
+def _fill(local: Tensor, indices: list[Tensor], name: str, shape: Sequence[int], std: float, seed: int, start: int, end: int) -> None:
+    """Draw rows start to end of those that are held, in place where memory is as they are drawn, and else cut to what is held of them."""
+    here, rows = local[start:end], indices[0][start:end]
+    as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and here.is_contiguous() and here.shape[1:] == tuple(shape[1:])
+    drawn = draw_rows(name, shape, std, seed, rows, out=here if as_drawn else None)
+    if not as_drawn:
+        here.copy_(select(drawn, indices[1:], first=1))
 
 
 def select(values: Tensor, indices: Sequence[Tensor], *, first: int = 0) -> Tensor:

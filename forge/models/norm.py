@@ -1,7 +1,12 @@
-"""Normalisation layers, by name."""
+"""Normalisation layers, by name.
+
+Each computes in the type of what it reads, fp32 inside its kernel, and gives the type of its weights: where hidden states are kept in fp32
+between layers and weights are 16 bits, what goes into the next matrix is 16 bits.
+"""
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
@@ -13,17 +18,30 @@ def make_norm(section: DecoderConfig) -> nn.Module:
     RMSNorm (arXiv:1910.07467) has a weight only; LayerNorm (arXiv:1607.06450) has a bias too when `bias` is true.
     """
     if section.norm_type == "rmsnorm":
-        return nn.RMSNorm(section.dim, eps=section.norm_eps)
+        return RMSNorm(section.dim, eps=section.norm_eps)
     if section.norm_type == "layernorm":
-        return nn.LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
+        return LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
     raise ValueError(f"model.norm_type={section.norm_type!r}: must be rmsnorm or layernorm")
 
 
-class HeadNorm(nn.RMSNorm):
-    """RMSNorm of each head on its own: x: [batch, seq, heads, head_dim] -> the same, in x's type.
-
-    Computed in the weight's fp32: under autocast x is bf16, and torch has no fused kernel for the mix.
-    """
+class RMSNorm(nn.RMSNorm):
+    """x: [..., dim], over its last dimension -> [..., dim]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype)).type_as(x)
+        return self.normalise(x, self.weight, None)
+
+    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same with these parameters."""
+        return F.rms_norm(x, self.normalized_shape, weight.to(x.dtype), self.eps).to(weight.dtype)
+
+
+class LayerNorm(nn.LayerNorm):
+    """x: [..., dim], over its last dimension -> [..., dim]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normalise(x, self.weight, self.bias)
+
+    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The same with these parameters."""
+        y = F.layer_norm(x, self.normalized_shape, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), self.eps)
+        return y.to(weight.dtype)

@@ -70,8 +70,7 @@ class Router(nn.Module):
             logits = F.linear(x, self.matrix())
             return logits.to(torch.promote_types(logits.dtype, torch.float32))
         dtype = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x.to(dtype), self.matrix().to(dtype))
+        return F.linear(x.to(dtype), self.matrix().to(dtype))
 
     def _choose(self, scores: Tensor) -> Tensor:
         """The top_k experts of each token, out of its best groups (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).

@@ -15,6 +15,8 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
+BEHIND = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+"""Take over a call that the kernel which is named does not take, such as cuDNN's of a single key (torch 2.11)."""
 CPU_BACKENDS = ("flash", "math")
 HALF_ONLY_ON_GPU = ("flash", "cudnn")
 
@@ -39,7 +41,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
     if backend == "auto":
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
     check_backend(backend, q.device.type, q.dtype)
-    with sdpa_kernel([BACKENDS[backend]]):
+    named = BACKENDS[backend]
+    others = [other for other in BEHIND if other != named and backend != "math"]  # which takes all
+    with sdpa_kernel([named, *others], set_priority=True):
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
 
 

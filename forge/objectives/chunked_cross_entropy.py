@@ -24,12 +24,9 @@ def chunked_cross_entropy(
     hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens a chunk, 0 = `auto_chunk_size`.
     Where the head's rows are spread over ranks, so are the logits: of each token three numbers are exchanged (arXiv:1909.08053,
     section 3), and the gradient of hidden is the part that comes from this rank's rows.
-    Gradients are made in the forward pass, while a
-    chunk's logits are there, and only where autograd wants them; backward scales them. Matrix products
-    follow autocast; the softmax and the sums are fp32 (fp64 for fp64 inputs).
+    Gradients are made in the forward pass, while a chunk's logits are there, and only where autograd wants them; backward scales
+    them. Matrix products are made in hidden's type; the softmax and the sums are fp32 (fp64 for fp64 inputs).
     """
-    device_type = hidden.device.type
-    compute_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else hidden.dtype
     rows, dim = head.weight.shape
     sums = _ChunkedCrossEntropy.apply(
         hidden.reshape(-1, dim),
@@ -38,7 +35,6 @@ def chunked_cross_entropy(
         targets.flatten(),
         z_loss_weight,
         chunk_size or auto_chunk_size(vocab=rows, dim=dim),
-        compute_dtype,
         torch.is_grad_enabled(),
     )
     return CrossEntropySums(*sums)
@@ -64,21 +60,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         z_loss_weight: float,
         chunk_size: int,
-        compute_dtype: torch.dtype,
         grad_enabled: bool,
     ) -> tuple[Tensor, ...]:
-        with torch.autocast(hidden.device.type, enabled=False):
-            sums, grad_hidden, grad_weight = _sums_and_gradients(
-                hidden,
-                weight,
-                head,
-                targets,
-                z_loss_weight=z_loss_weight,
-                chunk_size=chunk_size,
-                compute_dtype=compute_dtype,
-                want_hidden=grad_enabled and ctx.needs_input_grad[0],
-                want_weight=grad_enabled and ctx.needs_input_grad[1],
-            )
+        sums, grad_hidden, grad_weight = _sums_and_gradients(
+            hidden,
+            weight,
+            head,
+            targets,
+            z_loss_weight=z_loss_weight,
+            chunk_size=chunk_size,
+            want_hidden=grad_enabled and ctx.needs_input_grad[0],
+            want_weight=grad_enabled and ctx.needs_input_grad[1],
+        )
+        ctx.dtypes = hidden.dtype, weight.dtype
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(sums.ce, sums.z_loss)
         return tuple(sums)
@@ -86,8 +80,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        grads = (None if grad is None else (grad.to(grad_total.dtype) * grad_total).to(grad.dtype) for grad in ctx.saved_tensors)
-        return (*grads, None, None, None, None, None, None)
+        saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        grads = (None if grad is None else (grad.to(grad_total.dtype) * grad_total).to(dtype) for grad, dtype in saved)
+        return (*grads, None, None, None, None, None)
 
 
 def _sums_and_gradients(
@@ -98,23 +93,22 @@ def _sums_and_gradients(
     *,
     z_loss_weight: float,
     chunk_size: int,
-    compute_dtype: torch.dtype,
     want_hidden: bool,
     want_weight: bool,
 ) -> tuple[CrossEntropySums, Tensor | None, Tensor | None]:
     """Sums over all tokens, and the gradients of `total` with respect to hidden and weight."""
-    sum_dtype = torch.promote_types(compute_dtype, torch.float32)
-    # Unscaled probabilities underflow in fp16 before the loss scale reaches them.
-    grad_dtype = sum_dtype if compute_dtype == torch.float16 else compute_dtype
-    matrix = weight.to(compute_dtype)
-    grad_matrix = weight.to(grad_dtype) if want_hidden else None
-    grad_hidden = torch.empty_like(hidden) if want_hidden else None
+    sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
+    # Unscaled probabilities, and gradients made of them, underflow in fp16 before the loss scale reaches them.
+    grad_dtype = sum_dtype if hidden.dtype == torch.float16 else hidden.dtype
+    matrix = weight.to(hidden.dtype)
+    grad_matrix = matrix.to(grad_dtype) if want_hidden else None
+    grad_hidden = torch.empty_like(hidden, dtype=grad_dtype) if want_hidden else None
     grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if want_weight else None
     ce, z_loss = hidden.new_zeros((), dtype=sum_dtype), hidden.new_zeros((), dtype=sum_dtype)
 
     for start in range(0, len(targets), chunk_size):
         rows = slice(start, start + chunk_size)
-        logits = (hidden[rows].to(compute_dtype) @ matrix.T).to(sum_dtype)
+        logits = (hidden[rows] @ matrix.T).to(sum_dtype)
         unmasked = targets[rows] != IGNORE_INDEX
         labels = targets[rows] - head.first
         here = unmasked & (labels >= 0) & (labels < len(weight))
@@ -139,7 +133,7 @@ def _sums_and_gradients(
         del logits, grad_logits  # else the next chunk's product is held beside this one
 
     sums = CrossEntropySums(ce + z_loss_weight * z_loss, ce, z_loss)
-    return sums, grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
+    return sums, grad_hidden, None if grad_weight is None else grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
 
 
 def _add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:

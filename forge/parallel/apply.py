@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from forge.config.root import Config
+from forge.models.decoder import Decoder
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.compile import compile_blocks
 from forge.parallel.context import spread_context
 from forge.parallel.expert import spread_experts
 from forge.parallel.fsdp import shard
-from forge.parallel.half import HALF
+from forge.parallel.half import FORMATS, HALF
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh
 from forge.parallel.pipeline import Pipeline, cut
@@ -21,7 +22,7 @@ from forge.parallel.scopes import spread_scopes
 from forge.parallel.tensor import spread_width
 
 
-def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh, device: torch.device) -> nn.Module:
+def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh | None, device: torch.device) -> nn.Module:
     """The model laid out over the ranks of the mesh, with its initial weights, of which each rank fills what it owns.
 
     make: builds the model; it is called where nothing takes memory. The stages of a pipeline are cut first; then for each part
@@ -30,8 +31,10 @@ def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh, device: torch.
     2. experts over ep, and what they count over all ranks;
     3. the context: sequences over cp, inside attention;
     4. what backward computes again, and 5. compilation, of all that is inside a block by then;
-    6. FSDP, last: it gathers and frees the parameters around all of it, and adds up gradients.
+    6. FSDP, last: it gathers and frees the parameters around all of it, in 16 bits where matrices are multiplied in them, and adds up
+       gradients.
 
+    Without a mesh only what one device does too, recompute and compile; the weights are then multiplied as they are, in fp32.
     Parameter names are those of the plain model throughout.
     """
 
@@ -39,24 +42,29 @@ def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh, device: torch.
         with torch.device("meta"):
             return make()
 
-    parts = cut(fresh, cfg, mesh) if cfg.parallel.pp > 1 else [(0, fresh())]
+    residual = FORMATS[cfg.precision.residual_dtype]
+    parts = cut(fresh, cfg, mesh) if mesh is not None and cfg.parallel.pp > 1 else [(0, fresh())]
     for _, part in parts:
-        if cfg.parallel.tp > 1:
-            spread_width(part, cfg.parallel, mesh)  # type: ignore[arg-type]
-        spread_experts(part, mesh)
-        spread_scopes(part, mesh)
-        if cfg.parallel.cp > 1:
-            spread_context(part, cfg, mesh)  # type: ignore[arg-type]
+        if mesh is not None:
+            if cfg.parallel.tp > 1:
+                spread_width(part, cfg.parallel, mesh)  # type: ignore[arg-type]
+            spread_experts(part, mesh)
+            spread_scopes(part, mesh)
+            if cfg.parallel.cp > 1:
+                spread_context(part, cfg, mesh)  # type: ignore[arg-type]
         apply_to_blocks(part, cfg)
-        shard(
-            part,
-            mesh,
-            param_dtype=HALF.get(cfg.precision.mixed_precision),
-            reshard_after_forward=cfg.parallel.reshard_after_forward == "always",
-            cpu_offload=cfg.parallel.cpu_offload,
-        )
-    model = Pipeline(parts, cfg, mesh, device) if cfg.parallel.pp > 1 else parts[0][1]
-    materialize(model, torch.device("cpu") if cfg.parallel.cpu_offload else device, cfg.seed, buffers=device)
+        if mesh is not None:
+            shard(
+                part,
+                mesh,
+                param_dtype=HALF.get(cfg.precision.mixed_precision),
+                reshard_after_forward=cfg.parallel.reshard_after_forward == "always",
+                cpu_offload=cfg.parallel.cpu_offload,
+            )
+            if cfg.precision.mixed_precision in HALF and isinstance(part, Decoder):
+                part.residual_dtype = residual
+    model = Pipeline(parts, cfg, mesh, device) if mesh is not None and cfg.parallel.pp > 1 else parts[0][1]
+    materialize(model, torch.device("cpu") if mesh is not None and cfg.parallel.cpu_offload else device, cfg.seed, buffers=device)
     return model
 
 

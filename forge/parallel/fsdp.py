@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
+from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.parallel.blocks import blocks_of
 from forge.parallel.mesh import Mesh
@@ -33,15 +34,17 @@ def shard(
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
 ) -> None:
-    """Shard each block, and all else with the root, over the data ranks, in place.
+    """Shard each block, the embedding, the output head, and all else with the root, over the data ranks, in place.
 
     Gradients are reduced by SUM and divided by nothing: the loss carries 1 / (target tokens of the step), and that is all.
-    param_dtype: what a block's matrices are gathered and multiplied in; gradients are reduced in fp32.
+    param_dtype: what weights are gathered in; nothing else is cast, and gradients are reduced in fp32.
     """
-    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32 if param_dtype is not None else None)
+    # What a module is given stays as it is: rotary tables are fp32, and hidden states what the config says.
+    policy = MixedPrecisionPolicy(param_dtype, torch.float32 if param_dtype is not None else None, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=mesh.axes.device_type == "cuda") if cpu_offload else OffloadPolicy()
     common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
     again: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
+    embedding, head = _ends(model)
     groups = []
     for block in blocks_of(model):
         groups.append([block])
@@ -53,15 +56,30 @@ def shard(
                 register_fsdp_forward_method(layer, "equal")
                 groups[-1].append(layer)
         fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=partial(placement, ranks=mesh.dense["fsdp"].size()), **again)
+    if embedding is not None:
+        fully_shard(embedding, mesh=mesh.fsdp, **again).set_unshard_in_backward(False)  # its gradient does not need it
+        groups.insert(0, [embedding])
+    if head is not None:  # needed again at once, in backward
+        fully_shard(head, mesh=mesh.fsdp, reshard_after_forward=False, **common)
+        register_fsdp_forward_method(head, "receive")
+        groups.append([head])
     fully_shard(model, mesh=mesh.fsdp, reshard_after_forward=False, **common)
     if mesh.parallel.ep > 1:
         _fetch_ahead([[model], *groups])
     register_fsdp_forward_method(model, "hidden")
     mix_in(model, LetsGo)
+    alone = mesh.fsdp.size() == 1
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, FSDPModule) and not alone:  # where no rank adds anything, a factor would be one more copy
             module.set_gradient_divide_factor(1.0)  # holds for one module each, not for those below it
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+
+
+def _ends(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
+    """The embedding and the output head of a decoder, each gathered when it is needed; a table that is both stays with the root."""
+    if not isinstance(model, Decoder) or model.section.tie_embeddings:
+        return None, None
+    return model.embedding, model.output
 
 
 def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
@@ -100,8 +118,14 @@ class LetsGo(nn.Module):
         return super().train(mode)
 
 
-def last_micro_batch(model: nn.Module, last: bool) -> None:
-    """Reduce gradients only in the backward of a step's last micro-batch; before it they add up unreduced."""
+def reduce_in_backward(model: nn.Module, *, last: bool, each: bool) -> None:
+    """Which gradients the next backward pass reduces: those of all micro-batches, in the last one; or `each` its own.
+
+    Unreduced, gradients of whole weights add up on each rank. With replicas of shards those of each micro-batch are added up over the
+    shards only, and over replicas in the last.
+    """
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(last)
-        model.set_is_last_backward(last)
+        model.set_requires_gradient_sync(last or each)
+        if each:
+            model.set_requires_all_reduce(last)
+        model.set_is_last_backward(last or each)

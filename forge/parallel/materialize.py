@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -15,10 +17,29 @@ def materialize(
     """Allocate a model built on the meta device and fill it as `init_weights` fills a whole one, to the bit.
 
     A tied weight is drawn once, under its first name. buffers: their device, where it is another one than that of the parameters.
+    Raises ValueError for a buffer that the model gives no value.
     """
-    model.to_empty(device=device)
-    if buffers is not None and buffers != device:
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                setattr(module, name, buffer.to(buffers))
+    allocate(model, device, buffers=buffers)
     init_weights(model, seed, held=lambda values: (local(values), owned(values)), num_threads=num_threads)  # type: ignore[arg-type]
+    check_buffers(model)
+
+
+def allocate(model: nn.Module, device: torch.device, *, buffers: torch.device | None = None) -> None:
+    """Give a model built on the meta device memory; what is in a buffer then is marked, for `check_buffers`."""
+    model.to_empty(device=device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffers is not None and buffers != device:
+                setattr(module, name, buffer.to(buffers))
+            if buffer.is_floating_point():
+                getattr(module, name).fill_(math.nan)
+
+
+def check_buffers(model: nn.Module) -> None:
+    """Raises ValueError for buffers that have been given no value since `allocate`."""
+    unset = [name for name, buffer in model.named_buffers() if buffer.is_floating_point() and bool(buffer.isnan().any())]
+    if unset:
+        owner = type(model).__name__
+        raise ValueError(
+            f"{owner}.reset_buffers() gives {', '.join(unset)} no value; a model is built without memory, so it sets every buffer"
+        )

@@ -14,7 +14,7 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.root import Config
 from forge.models.head import Head, head_of
 from forge.objectives.losses import Losses
-from forge.parallel.half import HALF
+from forge.parallel.half import FORMATS, HALF
 from forge.parallel.mesh import Mesh
 from forge.parallel.owned import local
 from forge.parallel.pipeline_relay import Line, PartCaches, SharedHead, pass_through
@@ -62,6 +62,7 @@ class Pipeline(nn.Module):
         assert parallel.pp_microbatches is not None, "resolve works it out"
         self.parts = nn.ModuleList([part for _, part in parts])
         self.stages = [stage for stage, _ in parts]
+        half, plain = HALF.get(cfg.precision.mixed_precision), next(self.parts.parameters()).dtype
         self.line = Line(
             group=mesh.axes.get_group("pp"),
             rank=mesh.axes.get_local_rank("pp"),
@@ -69,7 +70,8 @@ class Pipeline(nn.Module):
             num_stages=parallel.pp * parallel.pp_stages_per_rank,
             schedule=parallel.pp_schedule,
             device=device,
-            between=HALF.get(cfg.precision.mixed_precision) or next(self.parts.parameters()).dtype,
+            between=FORMATS[cfg.precision.residual_dtype] if half else plain,
+            after=half or plain,
         )
         self.section, self.max_seq_len = section, section.max_seq_len
         self.n_microbatches = parallel.pp_microbatches
@@ -78,8 +80,8 @@ class Pipeline(nn.Module):
         self._shape: tuple[int, ...] = ()
         self._ending: Any = None
         self._reported: tuple[torch.dtype, dict[str, torch.dtype]] | None = None
-        for part in self.parts:
-            make_stage(part, self.line.between)
+        for stage, part in parts:
+            make_stage(part, self.line.gives(stage))
         # The first use of an NCCL group is by all its ranks, or point-to-point messages between some of them are undefined.
         dist.all_reduce(torch.zeros((), device=device), group=self.line.group)
 
@@ -128,7 +130,7 @@ class Pipeline(nn.Module):
         with_cache = cache is not None
         states = pass_through(self.line, self._by_stage(), tokens, self._between(*tokens.shape, whole=with_cache), cache)
         if states is None:
-            states = torch.zeros((), dtype=self.line.between, device=self.line.device)
+            states = torch.zeros((), dtype=self.line.after, device=self.line.device)
         return states.expand(*tokens.shape, self.section.dim)
 
     def new_cache(self, max_len: int | None = None) -> PartCaches:

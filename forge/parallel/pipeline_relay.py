@@ -17,7 +17,8 @@ from forge.parallel.stages import owner
 class Line:
     """The stages of a pipeline as one of its ranks sees them.
 
-    group: the ranks that hidden states pass between, those of one pipeline. between: type of hidden states on their way.
+    group: the ranks that hidden states pass between, those of one pipeline. between: type of hidden states on their way; after: of what
+    the last stage gives.
     """
 
     group: dist.ProcessGroup
@@ -27,6 +28,7 @@ class Line:
     schedule: str
     device: torch.device
     between: torch.dtype
+    after: torch.dtype
 
     @property
     def last(self) -> int:
@@ -36,6 +38,10 @@ class Line:
     def owner(self, stage: int) -> int:
         """The rank of the group that has a stage."""
         return owner(stage, self.size, self.schedule)
+
+    def gives(self, stage: int) -> torch.dtype:
+        """Type of what a stage gives."""
+        return self.after if stage == self.last else self.between
 
     def has(self, stage: int) -> bool:
         """Whether this rank has a stage; there is none before the first and after the last."""
@@ -67,7 +73,7 @@ def pass_through(
             x = torch.empty(shape, dtype=line.between, device=line.device)
             dist.recv(x, group=line.group, group_src=line.owner(stage - 1))
         x = part.hidden(x) if cache is None else part.hidden(x, cache=cache.of(stage))  # type: ignore[operator]
-        x = x.to(line.between).contiguous()
+        x = x.to(line.gives(stage)).contiguous()
         if stage < line.last and not line.has(stage + 1):
             dist.send(x, group=line.group, group_dst=line.owner(stage + 1))
     return x if line.has(line.last) else None

@@ -36,20 +36,20 @@ Context = Callable[[], AbstractContextManager[Any]]
 class Stage:
     """Mixin of a part of the model: called, it gives hidden states, as they go to the next stage. FSDP acts around the call."""
 
-    between: torch.dtype
+    gives: torch.dtype
     forward_context: Context = staticmethod(nullcontext)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [batch, seq] or hidden states [batch, seq, dim] -> hidden states."""
         with self.forward_context():
             # The class's own method: the instance's has been wrapped by FSDP, which would act a second time.
-            return super().hidden(x).to(self.between)  # type: ignore[misc]
+            return super().hidden(x).to(self.gives)  # type: ignore[misc]
 
 
-def make_stage(part: nn.Module, between: torch.dtype) -> None:
+def make_stage(part: nn.Module, gives: torch.dtype) -> None:
     """Let a part be called as a stage, in place; after FSDP, which looks at what it wraps when it wraps it."""
     mix_in(part, Stage)
-    part.between = between  # type: ignore[assignment]
+    part.gives = gives  # type: ignore[assignment]
 
 
 class Ending:
@@ -107,8 +107,8 @@ def make_schedule(
     torch would else find them by running every stage on memory that nothing was written to.
     """
 
-    def shaped(shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=line.between, device="meta", requires_grad=True)
+    def shaped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     stages = [
         PipelineStage(
@@ -116,8 +116,8 @@ def make_schedule(
             stage,
             line.num_stages,
             line.device,
-            input_args=torch.empty(tokens, dtype=torch.int64, device="meta") if stage == 0 else shaped(between),
-            output_args=shaped(after if stage == line.last else between),
+            input_args=torch.empty(tokens, dtype=torch.int64, device="meta") if stage == 0 else shaped(between, line.between),
+            output_args=shaped(after if stage == line.last else between, line.gives(stage)),
             group=line.group,
         )
         for stage, part in parts.items()

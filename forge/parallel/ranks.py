@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from forge.config.parallel import Parallel
+from forge.config.root import Config
 from forge.parallel.context import own_part
+from forge.parallel.half import HALF
 from forge.parallel.meeting import Meeting
 from forge.parallel.mesh import Mesh, make_mesh
 
@@ -48,7 +49,7 @@ class Ranks:
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all ranks that hold a part of the batch, in place; does not wait for the device."""
-        if self.mesh is not None:
+        if self.mesh is not None and self.size > 1:
             dist.all_reduce(values, group=self.mesh.loss_group)
         return values
 
@@ -101,19 +102,25 @@ class Ranks:
 
     def close(self) -> None:
         """Leave together, once the main rank has written all: who starts ranks takes the end of one for the end of all."""
-        if self.host is not None and dist.is_initialized():
+        if self.mesh is not None and dist.is_initialized():
             self.barrier()
             dist.destroy_process_group()
 
 
-def join(parallel: Parallel, device: torch.device, meeting: Meeting | None = None) -> Ranks:
+def join(config: Config, device: torch.device, meeting: Meeting | None = None) -> Ranks:
     """Meet the ranks that the launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; alone where there is one.
 
+    One rank that multiplies in 16 bits is a mesh too, so that FSDP holds its 16-bit weights as it does over many.
     Raises ValueError when they do not come, or parallel.backend is none.
     """
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    if size == 1:
+    size, parallel = int(os.environ.get("WORLD_SIZE", 1)), config.parallel
+    if size == 1 and config.precision.mixed_precision not in HALF:
         return Ranks()
+    if size == 1:
+        if not dist.is_initialized():  # of an earlier run in this process that failed, it is
+            store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+            dist.init_process_group(_backend(parallel.backend, device.type), store=store, rank=0, world_size=1)
+        return Ranks(mesh=make_mesh(parallel, device.type), device=device)
     timeout, meeting, rank = timedelta(seconds=parallel.nccl_timeout_sec), meeting or Meeting(), int(os.environ["RANK"])
     bound = device if device.type == "cuda" else None
     backend = _backend(parallel.backend, device.type)

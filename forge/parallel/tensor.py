@@ -158,15 +158,9 @@ class Local:
 class Norm(Local):
     """Mixin of a norm between attention and feed-forward: of cut sequences each rank sees a part."""
 
-    normalized_shape: tuple[int, ...]
-    eps: float
-
     def forward(self, x: Tensor) -> Tensor:
         """As the norm's own."""
-        weight, bias = self.local()
-        if isinstance(self, nn.LayerNorm):
-            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
-        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        return self.normalise(x, *self.local())  # type: ignore[attr-defined]
 
     @property
     def sums_gradient(self) -> bool:
@@ -175,10 +169,6 @@ class Norm(Local):
 
 class OfHeads(Norm):
     """Mixin of a norm of heads: each rank has some of them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As the norm's own: computed in the weight's type, returned in x's."""
-        return super().forward(x.to(self.local()[0].dtype)).type_as(x)
 
     @property
     def sums_gradient(self) -> bool:

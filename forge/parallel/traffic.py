@@ -56,6 +56,8 @@ class _Rank:
         self.tokens = self.sequences * config.train.seq_len // p.cp
         self.passes = (p.pp_microbatches or 1) if p.pp > 1 else config.train.grad_accum_steps
         self.width = FP32 if config.precision.mixed_precision == "fp32" else 2
+        self.residual = FP32 if config.precision.residual_dtype == "fp32" else 2
+        self.reductions = config.train.grad_accum_steps if p.reduce_gradients == "micro_batch" else 1
         self.cut = p.sequence_parallel and p.tp > 1
         self.selective = config.train.activation_checkpointing == "selective"
         self.layers_apart = self.selective and p.ep > 1  # as forge.parallel.activation_checkpoint has it
@@ -88,7 +90,7 @@ class _Rank:
                     for shapes in (inside, [] if of_experts else others)
                 )
                 self.ring("fsdp: all-gather of weights", self.width * readings * (block * again + rest), ranks)
-                self.ring("fsdp: reduce-scatter of gradients", FP32 * (block + rest), ranks)
+                self.ring("fsdp: reduce-scatter of gradients", FP32 * self.reductions * (block + rest), ranks)
                 self.ring("hsdp: all-reduce of gradients", 2 * FP32 * (block + rest) // ranks, p.dp_replicate)
 
     def of_width(self) -> None:
@@ -109,8 +111,8 @@ class _Rank:
         summed = ("always", "parts") if self.cut else ("always",)
         shapes = (shape for stage in self.stages for shape in (*self.of_blocks(stage), *self.others(stage)))
         shared = sum(shape.elements() for shape in shapes if shape.cut is None and shape.summed in summed)
-        added_up = self.config.train.grad_accum_steps > 1 or (self.p.pp_microbatches or 1) > 1  # in fp32
-        self.ring("tp: all-reduce of shared gradients", 2 * (FP32 if added_up else self.width) * shared, self.p.tp)
+        added_up = self.reductions == 1 and (self.config.train.grad_accum_steps > 1 or (self.p.pp_microbatches or 1) > 1)  # in fp32
+        self.ring("tp: all-reduce of shared gradients", 2 * (FP32 if added_up else self.width * self.reductions) * shared, self.p.tp)
         if last:
             self.of_loss()
 
@@ -172,7 +174,7 @@ class _Rank:
 
     def of_pipeline(self) -> None:
         """Hidden states go to the next stage, their gradients to the one before, and that of a tied table to its other copy."""
-        p, hidden = self.p, self.tokens * self.model.dim * self.width // (self.p.tp if self.cut else 1)
+        p, hidden = self.p, self.tokens * self.model.dim * self.residual // (self.p.tp if self.cut else 1)
         for stage in self.stages:
             for other in (stage - 1, stage + 1):
                 if 0 <= other <= self.last_stage and owner(other, p.pp, p.pp_schedule) != owner(stage, p.pp, p.pp_schedule):

@@ -22,8 +22,7 @@ from forge.data.shards import TokenStore
 from forge.launch import directory
 from forge.launch.saved import TOKENIZER
 from forge.models.contract import check_model
-from forge.models.init import init_weights
-from forge.parallel.apply import apply, apply_to_blocks
+from forge.parallel.apply import apply
 from forge.parallel.meeting import Meeting
 from forge.parallel.ranks import Ranks, join
 from forge.training.callback import Callback
@@ -71,7 +70,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
     device = set_up(config)
     torch.manual_seed(config.seed)
     users = user_callbacks(config)
-    ranks = join(config.parallel, device, meeting)
+    ranks = join(config, device, meeting)
     with ranks.main_first():
         prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
     check_vocabulary(config, prepared)
@@ -90,6 +89,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         clip_norm=config.train.grad_clip_norm,
         ranks=ranks,
         max_steps=config.train.max_steps,
+        reduce_each=config.parallel.reduce_gradients == "micro_batch",
     )
     train = config.train
     loader = train_loader(config, prepared.train, ranks, device)
@@ -190,13 +190,7 @@ def build_model(config: Config, device: torch.device, ranks: Ranks, dtype: torch
         check_model(model, config.model._target_)
         return model.to(dtype)
 
-    if ranks.mesh is not None:
-        return apply(make, config, ranks.mesh, device)
-    model = make()
-    init_weights(model, config.seed)  # type: ignore[arg-type]
-    model = model.to(device)
-    apply_to_blocks(model, config)
-    return model
+    return apply(make, config, ranks.mesh, device)
 
 
 def _start(run_dir: Path, config: Config, checkpointer: Checkpointer, ranks: Ranks) -> Start:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import torch
 from torch import nn
 
 from forge.config.root import Config
-from forge.parallel.half import HALF
 
 
 def set_up(config: Config) -> torch.device:
@@ -35,18 +35,17 @@ def _own_gpu() -> int:
 
 
 class Autocast:
-    """The number format of matrix products: autocast for 16 bits, loss scaling for fp16."""
+    """The device, and the loss scale that fp16 needs."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         precision = config.precision
-        self.dtype = HALF.get(precision.mixed_precision)
         self.device = device
         enabled = precision.mixed_precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, init_scale=precision.init_loss_scale, enabled=enabled)
 
-    def __call__(self) -> torch.autocast:
+    def __call__(self) -> nullcontext[None]:
         """A context for forward passes."""
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
+        return nullcontext()
 
 
 def check_dtypes(model: nn.Module) -> None:

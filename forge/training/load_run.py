@@ -14,6 +14,9 @@ from forge.config.build import build
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.launch import saved
+from forge.models.decoder import Decoder
+from forge.parallel.half import FORMATS, HALF
+from forge.parallel.materialize import allocate, check_buffers
 from forge.training import restore
 from forge.training.device import Autocast, set_up
 
@@ -32,10 +35,11 @@ class Trained:
     step: int
 
 
-def load_run(run: Path, *, trust: Sequence[str] = ()) -> Trained:
+def load_run(run: Path, *, trust: Sequence[str] = (), fp32: bool = False) -> Trained:
     """Load the newest usable checkpoint of a run directory, or the step_N directory that is given.
 
-    A run that was trained on a GPU is read in fp32 where there is none. trust: prefixes of modules outside of forge that the
+    Its weights are in the format that they were multiplied in, or in the fp32 that is stored. A run that was trained on a GPU is read in
+    fp32 where there is none. trust: prefixes of modules outside of forge that the
     model may be built from. Raises ValueError when there is no checkpoint, it does not fit, or it needs code that is not trusted.
     """
     found, skipped = saved.find(run)
@@ -43,16 +47,32 @@ def load_run(run: Path, *, trust: Sequence[str] = ()) -> Trained:
         log.warning("%s is passed over: %s", one.path, fault)
     config = _for_this_machine(restore.config_of(found.path, trust=trust))
     device = set_up(config)
-    model = build(config.model, path="model", trust=trust)
+    with torch.device("meta"):
+        model = build(config.model, path="model", trust=trust)
+    allocate(model, device)
+    model.reset_buffers()
     restore.load(found.path, model=model)
+    check_buffers(model)
+    if not fp32:
+        _in_half(model, config)
     return Trained(
         config=config,
-        model=model.to(device).eval(),
+        model=model.eval(),
         tokenizer=_tokenizer(found.path / saved.TOKENIZER),
         autocast=Autocast(config, device),
         path=found.path,
         step=found.meta["step"],
     )
+
+
+def _in_half(model: nn.Module, config: Config) -> None:
+    """Weights in the 16 bits that they were multiplied in, where they were."""
+    dtype = HALF.get(config.precision.mixed_precision)
+    if dtype is not None:
+        for parameter in model.parameters():
+            parameter.data = parameter.to(dtype)
+        if isinstance(model, Decoder):
+            model.residual_dtype = FORMATS[config.precision.residual_dtype]
 
 
 def _tokenizer(path: Path) -> Tokenizer:
@@ -66,4 +86,6 @@ def _tokenizer(path: Path) -> Tokenizer:
 def _for_this_machine(config: Config) -> Config:
     if config.run.device != "cuda" or torch.cuda.is_available():
         return config
-    return replace(config, run=replace(config.run, device="cpu"), precision=replace(config.precision, mixed_precision="fp32"))
+    return replace(
+        config, run=replace(config.run, device="cpu"), precision=replace(config.precision, mixed_precision="fp32", residual_dtype="fp32")
+    )

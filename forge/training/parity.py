@@ -88,6 +88,7 @@ def measure(
         autocast=Autocast(config, device),
         clip_norm=config.train.grad_clip_norm,
         ranks=ranks,
+        reduce_each=config.parallel.reduce_gradients == "micro_batch",
     )
     loader = train_loader(config, store, ranks, device)
     record = Record(before=whole(model.named_parameters(), ranks).tensors)

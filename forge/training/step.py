@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from forge.data.loader import Batch, Step
 from forge.models.balance import Balance
 from forge.objectives.losses import Losses
-from forge.parallel.fsdp import last_micro_batch
+from forge.parallel.fsdp import reduce_in_backward
 from forge.parallel.gradients import clip
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
@@ -55,19 +55,20 @@ class Update:
         clip_norm: float,
         ranks: Ranks | None = None,
         max_steps: int = 1,
+        reduce_each: bool = False,
     ) -> None:
-        """max_steps: those of the run, over which the schedule of routers' biases extends.
-
-        before_write, set later: called in each update before weights and optimizer state change.
+        """max_steps: those of the run, over which the schedule of routers' biases extends. reduce_each: whether each micro-batch's gradient
+        is reduced by itself. before_write, set later: called in each update before weights and optimizer state change.
         """
         self.model, self.objective, self.optimizer, self.schedule = model, objective, optimizer, schedule
-        self.autocast, self.clip_norm, self.ranks = autocast, clip_norm, ranks or Ranks()
+        self.autocast, self.clip_norm, self.ranks, self.reduce_each = autocast, clip_norm, ranks or Ranks(), reduce_each
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in model.named_parameters() if p in trained]
         self.counted = model.counted if isinstance(model, Pipeline) else lambda _: True
         self.balance = Balance(model, max_steps=max_steps)
-        self.skips_on_device = autocast.device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False)
+        on_gpu = all(parameter.device.type == "cuda" for _, parameter in self.named)  # and not offloaded to the host
+        self.skips_on_device = on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)
         self.on_gradients: Callable[[], None] | None = None
         self.before_write: Callable[[], None] = lambda: None
 
@@ -128,7 +129,7 @@ class Update:
         for batch in batches:
             with self.autocast():
                 losses = self.objective(self.model, batch)
-            last_micro_batch(self.model, batch is batches[-1])
+            reduce_in_backward(self.model, last=batch is batches[-1], each=self.reduce_each)
             loss = losses.total * weight
             (scaler.scale(loss) if scaler.is_enabled() else loss).backward()
             whole = whole + loss.detach()

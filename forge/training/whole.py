@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from forge.parallel.owned import local
 from forge.parallel.ranks import Ranks
 
 Found = dict[str, Tensor | None]
@@ -35,7 +36,7 @@ def whole(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Whole:
     for name, value in named:
         own.setdefault(name, []).append(value)  # a rank with the first and the last stage has two copies of a tied table
     if ranks.host is None:
-        return Whole(tensors={name: None if value is None else value.detach().clone() for name, (value,) in own.items()})
+        return Whole(tensors={name: None if value is None else local(value.detach()).clone() for name, (value,) in own.items()})
     result, digests = Whole(), {}
     for name, (owners, about) in _holders(own, ranks).items():
         if about is None:

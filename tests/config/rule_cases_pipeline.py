@@ -109,6 +109,14 @@ PIPELINE_CASES = [
         heals="parallel.reshard_after_forward=never",
     ),
     Case(
+        "parallel.pp_reduce",
+        "parallel.pp=2 parallel.reduce_gradients=micro_batch",
+        "torch's schedules reduce the gradients of all micro-batches when the last of a stage is done.",
+        "parallel.reduce_gradients=step",
+        "parallel.dp_shard=2 train.grad_accum_steps=2 parallel.reduce_gradients=micro_batch",
+        heals="parallel.reduce_gradients=step",
+    ),
+    Case(
         "parallel.pp_tied",
         f"{ZBV} model.tie_embeddings=true",
         "the first and the last stage are on one rank, and FSDP cannot share a tied table between the two.",

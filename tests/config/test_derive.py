@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,11 @@ def derived(overrides: list[str], **where) -> dict[str, tuple[object, str]]:
         ("", "run.num_processes", 1, "from the parallel degrees"),
         ("parallel.dp_shard=-1", "run.num_processes", 1, "from a CPU"),
         ("parallel.dp_shard=-1", "parallel.dp_shard", 1, "1 ranks / 1 of the other degrees"),
-        ("", "parallel.reshard_after_forward", "always", "parallel.pp=1"),
+        ("", "parallel.reshard_after_forward", "never", "one device in fp32 gathers nothing"),
+        ("parallel.dp_shard=2", "parallel.reshard_after_forward", "always", "2 shards"),
+        ("", "parallel.reduce_gradients", "step", "one micro-batch a step"),
+        ("precision=bf16", "precision.residual_dtype", "bf16", "precision.mixed_precision=bf16"),
+        ("precision=fp16", "precision.residual_dtype", "fp32", "precision.mixed_precision=fp16"),
         ("parallel.pp=2", "parallel.reshard_after_forward", "never", "parallel.pp=2"),
         ("parallel.pp_schedule=interleaved_1f1b", "parallel.pp_stages_per_rank", 1, "parallel.pp=1"),
         ("", "parallel.pp_microbatches", 1, "parallel.pp=1"),
@@ -91,10 +96,29 @@ def test_a_derived_value_and_its_reason(overrides: str, key: str, value: object,
     assert derived(overrides.split())[key] == (value, why)
 
 
+def test_time_is_saved_where_there_is_memory_for_it():
+    """Replicas keep their 16-bit weights, and gradients of several micro-batches add up unreduced, or not."""
+    llama, twice = ["model=llama7b", "precision=bf16", "train.batch_size=1"], "train.grad_accum_steps=2"
+    for layout, gib, reshard, reduce in [
+        ("parallel.dp_replicate=16", 400, "never", "step"),
+        ("parallel.dp_replicate=16", 120, "always", "micro_batch"),
+        ("parallel.dp_shard=16", 80, "always", "step"),
+        ("parallel.dp_shard=16", 30, "always", "micro_batch"),
+    ]:
+        parallel = resolved([*llama, layout, twice, "run.device=cuda"], gpus=16, memory=gib << 30).config.parallel
+        assert (parallel.reshard_after_forward, parallel.reduce_gradients) == (reshard, reduce), (layout, gib)
+    found = {
+        d.key: (d.value, d.why)
+        for d in resolved([*llama, "parallel.dp_shard=16", twice, "run.device=cuda"], gpus=16, memory=30 << 30).derived
+    }
+    assert re.fullmatch(r"reduce_gradients=step needs [\d.]+ GiB of the 30 GiB of a device", found["parallel.reduce_gradients"][1])
+
+
 def test_what_is_given_is_not_worked_out():
     given = ["model.n_kv_heads=2", "model.gated_mlp=false", "model.ffn_hidden_dim=96", "scheduler.decay_steps=90", "run.num_processes=1"]
     given += ["precision=fp32", "train.global_batch_size=2", "train.global_batch_tokens=64", "run.objective=eval/loss"]
-    given += ["parallel.reshard_after_forward=never", "parallel.pp_stages_per_rank=1", "parallel.pp_microbatches=1"]
+    given += ["precision.residual_dtype=fp32", "parallel.reduce_gradients=step", "parallel.reshard_after_forward=never"]
+    given += ["parallel.pp_stages_per_rank=1", "parallel.pp_microbatches=1"]
     assert derived(given) == {}
 
 

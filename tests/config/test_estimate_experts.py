@@ -55,7 +55,7 @@ def test_what_is_gathered_of_two_blocks_are_the_experts_of_an_ep_rank(ep: int, s
     degrees = (f"parallel.ep={ep}", f"parallel.dp_shard={shards}")
     block = ATTENTION + NORMS + ROUTER + 8 // ep * EXPERT
     found = parts(*degrees)
-    assert found["gathered weights"] == found["unreduced gradients (fp32)"] == 4 * (2 * TABLE + 64 + 2 * block)
+    assert found["gathered weights"] == found["unreduced gradients (fp32)"] == 4 * (TABLE + 64 + 2 * block)
     assert parts(*degrees, "train.grad_accum_steps=2")["unreduced gradients (fp32)"] == 4 * (2 * TABLE + 64 + 4 * block)
     shared = parts(*degrees, SHARED)
     assert shared["gathered weights"] - found["gathered weights"] == 4 * 2 * 2 * EXPERT
@@ -64,7 +64,7 @@ def test_what_is_gathered_of_two_blocks_are_the_experts_of_an_ep_rank(ep: int, s
 def test_two_blocks_are_the_costliest_two_that_meet():
     """With every second layer one of each kind; behind dense ones two of experts; in a stage of one block that one."""
     sparse, dense = ATTENTION + NORMS + ROUTER + 8 * EXPERT, ATTENTION + NORMS + DENSE
-    outside = 2 * TABLE + 64
+    outside = TABLE + 64
     for options, two in [(("frequency=2",), sparse + dense), (("first_num_dense_layers=1",), 2 * sparse)]:
         found = parts("parallel.dp_shard=2", *(f"model.moe.{option}" for option in options))
         assert found["gathered weights"] == 4 * (outside + two)

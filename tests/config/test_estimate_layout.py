@@ -35,10 +35,14 @@ def test_fsdp_shards_what_belongs_to_weights_and_gathers_a_block_and_the_next():
     one, two = parts(), parts("parallel.dp_shard=4")
     for part in ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)"):
         assert two[part] == pytest.approx(one[part] / 4, abs=16)
-    assert two["gathered weights"] == two["unreduced gradients (fp32)"] == 4 * (2 * TABLE + 64 + (MATRICES + NORMS) // 2)
+    assert two["gathered weights"] == two["unreduced gradients (fp32)"] == 4 * (TABLE + 64 + (MATRICES + NORMS) // 2)
     assert (two["activations"], two["logits"]) == (one["activations"], one["logits"])
     assert parts("parallel.dp_shard=4", "parallel.reshard_after_forward=never")["gathered weights"] == 4 * ALL
-    assert parts("parallel.dp_shard=4", "train.grad_accum_steps=2")["unreduced gradients (fp32)"] == 4 * ALL
+    twice = ("parallel.dp_shard=4", "train.grad_accum_steps=2")
+    assert parts(*twice)["unreduced gradients (fp32)"] == 4 * ALL
+    assert parts(*twice, "parallel.reduce_gradients=micro_batch")["unreduced gradients (fp32)"] == two["unreduced gradients (fp32)"]
+    tied = parts("parallel.dp_shard=4", "model.tie_embeddings=true")["gathered weights"]
+    assert tied == two["gathered weights"], "of two tables one is gathered at a time"
     assert parts("parallel.dp_shard=4", "precision=bf16")["gathered weights"] == two["gathered weights"] / 2
     assert parts("parallel.dp_shard=2", "parallel.cp=2")["weights (fp32)"] == two["weights (fp32)"]
 

@@ -100,11 +100,18 @@ def test_the_rotary_tables_are_in_no_checkpoint(small_decoder) -> None:
 
 
 @pytest.mark.filterwarnings("error:Mismatch dtype")
+@pytest.mark.parametrize("residual", [None, torch.float32], ids=["bf16 between layers", "fp32 between layers"])
 @pytest.mark.parametrize("options", [{"qk_norm": True}, {"position": "learned", "norm_type": "layernorm", "bias": True}], ids=str)
-def test_under_autocast_it_is_the_fp32_model_up_to_bf16_rounding(small_decoder, options) -> None:
-    model, tokens = small_decoder(**options), torch.arange(12)[None]
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(tokens)
+def test_with_bf16_weights_it_is_the_fp32_model_up_to_bf16_rounding(small_decoder, options, residual) -> None:
+    """Hidden states between layers are as they should be; rotary tables stay fp32."""
+    model, tokens, seen = small_decoder(**options), torch.arange(12)[None], set()
     expected = model(tokens)
+    for parameter in model.parameters():
+        parameter.data = parameter.bfloat16()
+    model.residual_dtype = residual
+    model.blocks["1"].register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    logits = model(tokens)
+    assert seen == {residual or torch.bfloat16}
+    assert model.rotary is None or model.rotary.cos.dtype == torch.float32
     assert logits.dtype == torch.bfloat16
     assert 1e-4 < (logits - expected).norm() / expected.norm() < 0.03

@@ -186,17 +186,16 @@ def test_with_a_cache_it_is_what_it_is_without() -> None:
         torch.testing.assert_close(torch.cat(pieces, dim=1), model(text), rtol=1e-5, atol=1e-5)
 
 
-def test_under_autocast_the_router_stays_fp32_by_option() -> None:
+def test_with_bf16_weights_the_router_multiplies_in_fp32_by_option() -> None:
     chosen = {}
     for precise in (True, False):
-        moe, x = layer(float32_gate_logits=precise, dtype=torch.float32), states(dtype=torch.float32)
-        with torch.autocast("cpu", torch.bfloat16):
-            y, chosen[precise] = moe(x), moe.router(x.flatten(0, 1))
-        plain = written_out(moe, x)
+        moe, x = layer(float32_gate_logits=precise, dtype=torch.bfloat16), states(dtype=torch.bfloat16)
+        y, chosen[precise] = moe(x), moe.router(x.flatten(0, 1))
+        plain = written_out(moe.float(), x.float())
         assert (y.dtype, chosen[precise].weights.dtype) == (torch.bfloat16, torch.float32)
         if precise:
             assert 1e-4 < (y - plain).norm() / plain.norm() < 0.03
-    exact = layer(dtype=torch.float32).router(states(dtype=torch.float32).flatten(0, 1)).logits
+    exact = layer(dtype=torch.bfloat16).float().router(states(dtype=torch.bfloat16).float().flatten(0, 1)).logits
     assert torch.equal(chosen[True].logits, exact)
     assert 1e-4 < (chosen[False].logits - exact).abs().max() < 0.1
 

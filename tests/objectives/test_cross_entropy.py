@@ -164,29 +164,37 @@ def test_without_grad_no_gradient_is_computed(monkeypatch):
 
 
 @pytest.mark.parametrize(("compute_dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)], ids=["bf16", "fp16"])
-def test_autocast_multiplies_in_half_precision_and_sums_in_fp32(compute_dtype, tolerance):
-    hidden, weight, targets = problem(torch.float32)
-    expected = reference(hidden, weight, targets, 0.1)
-    with torch.autocast("cpu", dtype=compute_dtype):
-        sums = chunked(5)(hidden, weight, targets, z_loss_weight=0.1)
-        logits_of_plain = (hidden @ weight.T).dtype
+def test_half_precision_is_multiplied_and_summed_in_fp32(compute_dtype, tolerance):
+    exact = problem(torch.float32)
+    expected = reference(*exact, 0.1)
+    hidden, weight = (value.detach().to(compute_dtype).requires_grad_() for value in exact[:2])
+    sums = chunked(5)(hidden, weight, exact[2], z_loss_weight=0.1)
     sums.total.backward()
-    assert logits_of_plain == compute_dtype
     assert sums.total.dtype == torch.float32
     assert hidden.grad is not None
-    assert hidden.grad.dtype == weight.grad.dtype == torch.float32
+    assert hidden.grad.dtype == weight.grad.dtype == compute_dtype
     errors = [relative_error(sums.total, expected.total)]
     errors += [relative_error(hidden.grad, expected.grad_hidden), relative_error(weight.grad, expected.grad_weight)]
     assert max(errors) <= tolerance
-    assert max(errors) > 1e-6, "nothing was rounded: autocast was not followed"
+    assert max(errors) > 1e-6, "nothing was rounded"
+
+
+def test_in_fp16_gradients_that_are_too_small_for_it_come_back_under_a_loss_scale():
+    """Unscaled, those of hidden states and weights of about 2^-19 would be 0 or denormal."""
+    exact = problem(torch.float32)
+    hidden, weight = (value.detach().half() for value in exact[:2])
+    tiny = [value.detach().clone().requires_grad_() for value in (hidden * 2.0**-19, weight * 2.0**-19)]
+    (chunked(5)(*tiny, exact[2]).total * 2.0**12).backward()
+    closed = reference(*tiny, exact[2], 0.0)
+    assert relative_error(tiny[0].grad, closed.grad_hidden * 2.0**12) <= 2e-3
+    assert relative_error(tiny[1].grad, closed.grad_weight * 2.0**12) <= 2e-3
 
 
 def test_upstream_factor_is_not_rounded_to_half_precision():
     hidden, weight, targets = problem(torch.float32)
     half = hidden.detach().bfloat16().requires_grad_()
     factor = 1 + 2**-8  # bfloat16 would round it to 1
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        total = chunked(5)(half, weight, targets).total
+    total = chunked(5)(half, weight, targets).total
     (unscaled,) = torch.autograd.grad(total, half, retain_graph=True)
     (scaled,) = torch.autograd.grad(total * factor, half)
     assert torch.equal(scaled, (unscaled.double() * factor).bfloat16())

@@ -85,6 +85,16 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InBf16:
+    """A layout in bf16, against one device in bf16: one is as far from fp32 as the other. both: overrides of both."""
+
+    name: str
+    layout: str
+    model: str = "llama"
+    both: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Refused:
     """A layout that cannot hold, and the rule that says why."""
 
@@ -100,6 +110,7 @@ FULL, SELECTIVE = "train.activation_checkpointing=full", "train.activation_check
 BATCHES_OF_1, BATCHES_OF_2, BATCHES_OF_8 = (f"train.batch_size={size}" for size in (1, 2, 8))
 FSDP4 = f"parallel.dp_shard=4 {BATCHES_OF_2}"
 HSDP = f"parallel.dp_shard=2 parallel.dp_replicate=2 {BATCHES_OF_2}"
+EACH = "parallel.reduce_gradients=micro_batch"
 FSDP2, TP2, CP2 = "parallel.dp_shard=2", "parallel.tp=2", "parallel.cp=2"
 PP2 = f"parallel.pp=2 {BATCHES_OF_8} parallel.pp_microbatches=4"
 ZBV = "parallel.pp_schedule=zbv_zero_bubble"
@@ -120,6 +131,7 @@ CASES = [
     Case(name="fsdp2, z-loss, clipped", layout=FSDP2, model="llama, z-loss, clipped"),
     Case(name="fsdp2, chunked cross-entropy", layout=f"{FSDP2} {CHUNKED}", model="llama, z-loss, clipped"),
     Case(name="fsdp2, accumulation over 4", layout=f"{FSDP2} {BATCHES_OF_1}", model="llama, odd sizes"),
+    Case(name="fsdp2, each micro-batch reduced", layout=f"{FSDP2} {BATCHES_OF_2} {EACH}"),
     Case(name="fsdp2, gathered weights kept", layout=f"{FSDP2} parallel.reshard_after_forward=never"),
     Case(name="fsdp2, cpu offload", layout=f"{FSDP2} parallel.cpu_offload=true", model="llama, clipped"),
     Case(name="fsdp2, full recompute", layout=f"{FSDP2} {FULL}"),
@@ -251,6 +263,21 @@ MOE_CASES = [
     Case(name="moe: pp2 x fsdp2, micro-batch", layout=f"{PP2} {FSDP2} {BATCHES_OF_1}", model="moe, pairs", slow=True),
     Case(name="moe: pp2 x ep2", layout=f"{PP2} {EP2} train.batch_size=4", model="moe, clipped"),
     Case(name="moe: pp2 x ep2, capacity", layout=f"{PP2} {EP2} train.batch_size=4", model="moe, capacity", slow=True),
+]
+
+RESIDUAL = "precision.residual_dtype=fp32"
+BF16_CASES = [
+    InBf16(name="fsdp2", layout=FSDP2),
+    InBf16(name="fsdp2, tied", layout=FSDP2, model="llama, tied"),
+    InBf16(name="ddp2, each micro-batch reduced", layout=f"parallel=ddp {BATCHES_OF_2} {EACH}"),
+    InBf16(name="tp2", layout=TP2),
+    InBf16(name="cp2", layout=CP2),
+    InBf16(name="pp2", layout=PP2),
+    InBf16(name="fsdp2, gpt2", layout=FSDP2, model="gpt2"),
+    InBf16(name="tp2, gpt2", layout=TP2, model="gpt2"),
+    InBf16(name="fsdp2, fp32 between layers", layout=FSDP2, both=RESIDUAL),
+    InBf16(name="tp2, fp32 between layers", layout=TP2, both=RESIDUAL),
+    InBf16(name="pp2, fp32 between layers", layout=PP2, both=RESIDUAL),
 ]
 
 REFUSED = [

@@ -8,6 +8,7 @@ import tempfile
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.training.parity import Record, measure
 from forge.training.parity_verdict import BOUNDS, compare, may_vanish, table
+from forge.training.whole import Found
 
 LR = 0.1
 STEPS = {torch.float64: 5, torch.float32: 3}
@@ -76,9 +78,9 @@ def world_of(config: Config) -> int:
 
 
 def this_rank(config: Config) -> Ranks:
-    """The ranks that `on_ranks` has joined, laid out; alone where there is one."""
+    """The ranks that `on_ranks` has joined, laid out; one in fp32 alone, and one in 16 bits as `forge.parallel.ranks.join` has it."""
     if dist.get_world_size() == 1:
-        return Ranks()
+        return Ranks() if config.precision.mixed_precision == "fp32" else Ranks(mesh=make_mesh(config.parallel, "cpu"))
     host = dist.new_group()
     assert isinstance(host, dist.ProcessGroup)
     return Ranks(rank=dist.get_rank(), size=dist.get_world_size(), mesh=make_mesh(config.parallel, "cpu"), host=host)
@@ -137,3 +139,37 @@ def outcomes(case: Case) -> list[Outcome]:
 
         on_ranks(world_of(config), work)
         return [Outcome(**outcome) for outcome in json.loads(file.read_text())]
+
+
+class Distance(NamedTuple):
+    """How far training in bf16 is from fp32 on one device: losses, and all gradients and weights, ||a - b|| / ||b||, of all steps."""
+
+    loss: float
+    gradient: float
+    weights: float
+
+
+@functools.cache
+def distance_in_bf16(model: str, layout: str) -> Distance:
+    """Measured on forked ranks, one where the layout has one."""
+    config = config_of(model, f"precision=bf16 {layout}")
+    exact, _ = on_one_device(model, torch.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "distance.json"
+
+        def work(rank: int) -> None:
+            record, _ = record_of(config, this_rank(config), torch.float32)
+            if rank == 0:
+                loss = max(abs(a - b) / b for a, b in zip(record.losses, exact.losses, strict=True))
+                gradient = _apart(record.gradients, exact.gradients)
+                file.write_text(json.dumps([loss, gradient, _apart([record.after], [exact.after])]))
+
+        on_ranks(world_of(config), work)
+        return Distance(*json.loads(file.read_text()))
+
+
+def _apart(found: list[Found], exact: list[Found]) -> float:
+    pairs = [(a[name], b[name]) for a, b in zip(found, exact, strict=True) for name in b]
+    both = [(a.double(), b.double()) for a, b in pairs if a is not None and b is not None]
+    assert len(both) == len(pairs), "a gradient is missing"
+    return float((sum((a - b).square().sum() for a, b in both) / sum(b.square().sum() for _, b in both)).sqrt())  # type: ignore[union-attr]

@@ -22,7 +22,7 @@ from forge.models.sdpa import causal_attention
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.compile import compile_blocks
 from forge.parallel.context import Part, own_part, spread_context
-from forge.parallel.fsdp import last_micro_batch, shard
+from forge.parallel.fsdp import reduce_in_backward, shard
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh, make_mesh
 
@@ -94,7 +94,7 @@ def check(cfg: Config, dtype: torch.dtype, loss_bound: float, gradient_bound: fl
         each = ROWS // mesh.batch_ranks // 2
         total = torch.zeros((), dtype=dtype)
         for micro in range(2):
-            last_micro_batch(model, micro == 1)
+            reduce_in_backward(model, last=micro == 1, each=False)
             rows = slice((mesh.batch_rank * 2 + micro) * each, (mesh.batch_rank * 2 + micro + 1) * each)
             part = loss_of(model, tokens[rows], targets[rows])
             part.backward()

@@ -192,7 +192,7 @@ def test_what_travels_and_that_weights_are_fetched_ahead() -> None:
         assert [name for name in backward.names if name == sent] == [sent] * 2 * 3
         assert not {"all_reduce", "allreduce_"} & {*forward.names, *backward.names}
         gathers = [name for name in forward.names[: forward.names.index(sent)] if "allgather" in name]
-        assert len(gathers) == 5, forward.names  # the root, and block and experts of two layers
+        assert len(gathers) == 6, forward.names  # the root, the embedding, and block and experts of two layers
 
     on_ranks(4, work)
 

@@ -8,13 +8,17 @@ import pytest
 import torch
 from parity_run import config_of, this_rank
 from ranks import on_ranks
+from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.models.decoder import Decoder
+from forge.models.init import init_weights
+from forge.parallel.materialize import materialize
 from forge.parallel.mesh import make_mesh
 from forge.parallel.owned import owned
+from forge.parallel.ranks import Ranks
 from forge.training.assemble import build_model
 
 CLEAR = Path("/proc/self/clear_refs")
@@ -89,3 +93,39 @@ def test_what_a_rank_owns_is_what_torch_gives_it() -> None:
                 assert torch.equal(cut.to_local(), values[rows][:, columns]), (rank, shape, placements)
 
     on_ranks(4, work)
+
+
+def test_one_device_builds_where_nothing_has_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or torch would draw initial weights that are thrown away: for 8B, for a minute."""
+    config, drawn_on = config_of("llama"), set()
+    kaiming = torch.nn.init.kaiming_uniform_
+    monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda tensor, **how: drawn_on.add(tensor.device.type) or kaiming(tensor, **how))
+    model = build_model(config, torch.device("cpu"), Ranks())
+    assert drawn_on == {"meta"}
+    plain = Decoder(config.model)  # type: ignore[arg-type]
+    init_weights(plain, config.seed)
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
+    tokens = torch.arange(12)[None]
+    assert torch.equal(model(tokens), plain(tokens))
+
+
+def test_a_buffer_without_a_value_is_named() -> None:
+    """Built on the CPU it had what its constructor gave it; what is in new memory is nothing."""
+
+    class Forgetful(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.register_buffer("table", torch.ones(3))
+            self.register_buffer("other", torch.ones(3), persistent=False)
+            self.register_buffer("count", torch.ones(3, dtype=torch.int64))
+
+        def init_std(self, name: str) -> float:
+            return 1.0
+
+        def reset_buffers(self) -> None:
+            self.other.fill_(1.0)
+
+    with torch.device("meta"):
+        model = Forgetful()
+    with pytest.raises(ValueError, match=r"Forgetful\.reset_buffers\(\) gives table no value; a model is built without memory"):
+        materialize(model, torch.device("cpu"), 0)

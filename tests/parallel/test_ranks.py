@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as futures_wait
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,9 +17,16 @@ import torch.distributed as dist
 from ranks import on_ranks
 
 from forge.config.parallel import Parallel
+from forge.config.precision import Precision
+from forge.config.root import Config
 from forge.launch.local import free_port
 from forge.parallel.meeting import Meeting, Word
 from forge.parallel.ranks import Ranks, _backend, join
+
+
+def laid_out(**layout: Any) -> Config:
+    """All that joining reads of a config."""
+    return cast(Config, SimpleNamespace(parallel=Parallel(**layout), precision=Precision(mixed_precision="fp32")))
 
 
 def meet(rank: int, world: int, port: int) -> None:
@@ -45,7 +54,7 @@ def test_what_ranks_agree_on() -> None:
 
     def work(rank: int) -> None:
         meet(rank, 2, port)
-        ranks = join(Parallel(dp_shard=2, nccl_timeout_sec=60), torch.device("cpu"))
+        ranks = join(laid_out(dp_shard=2, nccl_timeout_sec=60), torch.device("cpu"))
         assert (ranks.rank, ranks.size, ranks.main, ranks.batch) == (rank, 2, rank == 0, (rank, 2))
         assert ranks.any(rank == 1)
         assert not ranks.any(False)
@@ -66,7 +75,7 @@ def test_every_group_has_the_timeout_of_the_config() -> None:
 
     def work(rank: int) -> None:
         meet(rank, 4, port)
-        ranks = join(Parallel(dp_replicate=2, dp_shard=2, nccl_timeout_sec=1), torch.device("cpu"))
+        ranks = join(laid_out(dp_replicate=2, dp_shard=2, nccl_timeout_sec=1), torch.device("cpu"))
         assert ranks.mesh is not None
         assert ranks.meeting is not None
         groups = {id(group): group for group in (ranks.host, ranks.saver, *ranks.mesh.groups())}
@@ -165,7 +174,7 @@ def test_a_backend_that_there_is_not_is_named() -> None:
     def work(rank: int) -> None:
         meet(rank, 2, port)
         with pytest.raises(ValueError, match=r"^parallel.backend=cpu:smoke cannot be used for cpu: "):
-            join(Parallel(dp_shard=2, backend="cpu:smoke"), torch.device("cpu"))
+            join(laid_out(dp_shard=2, backend="cpu:smoke"), torch.device("cpu"))
         os._exit(0)
 
     on_ranks(2, work)

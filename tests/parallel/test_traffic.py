@@ -44,8 +44,13 @@ SMALL = [
 ]
 SLOW = pytest.mark.slow
 GPT2_LIKE = ["model.position=learned", "model.bias=true", "model.norm_type=layernorm", "model.qk_norm=true", "model.tie_embeddings=true"]
+EACH = ("train.grad_accum_steps=2", "parallel.reduce_gradients=micro_batch")
 LAYOUTS = {
     "fsdp2": (2, ["parallel.dp_shard=2"]),
+    "fsdp2, each micro-batch reduced": (2, ["parallel.dp_shard=2", *EACH]),
+    "hsdp, each micro-batch reduced": (4, ["parallel.dp_shard=2", "parallel.dp_replicate=2", *EACH]),
+    "tp2 x fsdp2, each micro-batch reduced": (4, ["parallel.tp=2", "parallel.dp_shard=2", "precision=bf16", *EACH]),
+    "pp2, fp32 between layers": (2, ["parallel.pp=2", "precision=bf16", "precision.residual_dtype=fp32"]),
     "fsdp2, weights kept": (2, ["parallel.dp_shard=2", "train.grad_accum_steps=2", "parallel.reshard_after_forward=never"]),
     "hsdp 2x2": (4, ["parallel.dp_shard=2", "parallel.dp_replicate=2", "train.grad_accum_steps=2"]),
     "tp2": (2, ["parallel.tp=2", "precision=bf16"]),
@@ -160,6 +165,7 @@ def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
         autocast=Autocast(cfg, device),
         clip_norm=1.0,
         ranks=ranks,
+        reduce_each=cfg.parallel.reduce_gradients == "micro_batch",
     )
     tokens = torch.zeros(cfg.train.batch_size, cfg.train.seq_len, dtype=torch.int64)
     step = Step(batches=[Batch(tokens, tokens) for _ in range(cfg.train.grad_accum_steps)], n_targets=1000)

@@ -9,14 +9,26 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from tiny import TINY
 
 from forge import worker
 from forge.config import cli
+from forge.config.parallel import Parallel
 from forge.launch import directory
+from forge.parallel.mesh import Mesh, make_mesh
 from forge.training.assemble import Parts, assemble
 
 WORDS = ["the", "a", "of", "sea", "ship", "whale", "white", "captain", "said", "and", "to", "in", "was", "his", "it", "man"]
+
+
+@pytest.fixture
+def mesh_of_one() -> Iterator[Mesh]:
+    """This process as the one rank of a run in 16 bits."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield make_mesh(Parallel(dp_shard=1), "cpu")
+    dist.destroy_process_group()
+
 
 # A step takes a few milliseconds; nothing is evaluated, shown or saved before the end.
 SMALL = [*TINY, "scheduler=cosine", "model.qk_norm=false", "optimizer.betas=[0.9,0.95]", "model.n_layers=2", "run.inline=true"]

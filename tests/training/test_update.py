@@ -23,6 +23,10 @@ from forge.models.init import init_weights
 from forge.objectives.pretrain import Pretrain
 from forge.optim.adamw import adamw
 from forge.optim.schedules import cosine
+from forge.parallel.fsdp import shard
+from forge.parallel.half import HALF
+from forge.parallel.mesh import Mesh
+from forge.parallel.owned import local
 from forge.training.device import Autocast, set_up
 from forge.training.step import Update
 
@@ -156,18 +160,20 @@ def test_fp16_skips_an_update_with_infinite_gradients_and_halves_the_scale(fused
 
 
 @pytest.mark.parametrize(("format", "epsilon"), [("bf16", 2**-8), ("fp16", 2**-11)])
-def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(format: str, epsilon: float) -> None:
+def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(format: str, epsilon: float, mesh_of_one: Mesh) -> None:
     data = global_batches(masked=True)
     results: dict[str, tuple[Tensor, list[float]]] = {}
     for chosen in ("fp32", format):
         model = decoder(torch.float32)
+        if chosen != "fp32":
+            shard(model, mesh_of_one, param_dtype=HALF[chosen])
         seen: set[torch.dtype] = set()
         model.blocks["0"].feed_forward.w_down.register_forward_hook(lambda module, x, y, seen=seen: seen.add(y.dtype))
         update = make_update(model, torch.optim.SGD(model.parameters(), lr=0.1), autocast=autocast(chosen))
         norms = [update(as_step(*pair, 2), number).grad_norm.item() for number, pair in enumerate(data)]
         assert seen == {{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[chosen]}
         assert {p.dtype for p in model.parameters()} == {torch.float32}
-        results[chosen] = torch.cat([p.detach().flatten() for p in model.parameters()]), norms
+        results[chosen] = torch.cat([local(p.detach()).flatten() for p in model.parameters()]), norms
     (exact, exact_norms), (rounded, norms) = results["fp32"], results[format]
     assert norms == pytest.approx(exact_norms, rel=8 * epsilon)
     assert not torch.equal(exact, rounded)

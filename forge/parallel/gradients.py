@@ -12,9 +12,12 @@ from torch.distributed.tensor import DTensor, Replicate
 from forge.parallel.owned import local
 
 
-def clip(named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted: Callable[[str], bool], spread: bool) -> Tensor:
-    """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place; returns the norm from before.
+def clip(
+    named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted: Callable[[str], bool], spread: bool, also: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place.
 
+    Returns the norm from before, and the sum over all ranks of `also`, a number that travels with it; neither is waited for.
     spread: whether parameters are laid out over ranks; then all ranks call this, and all get the same norm, over all shards and
     all stages of a pipeline: each adds the squares of what it alone has, or has as the first of its copies.
     counted: whether a parameter, by name, counts here, and is not the copy of one that does elsewhere.
@@ -22,17 +25,16 @@ def clip(named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted:
     found = [(name, p.grad) for name, p in named if p.grad is not None]
     own = [local(gradient) for name, gradient in found if not spread or (counted(name) and _is_first_copy(gradient))]
     like = local(found[0][1]) if found else torch.zeros(())
-    squares = torch.zeros((), dtype=torch.float64, device=like.device)
-    if own:
-        # In fp64, or the norm of a large tensor depends on how it is cut: fp32 sums on a CPU are off by 1e-4 (torch 2.13).
-        squares += torch.stack(torch._foreach_norm(own, 2, torch.float64)).square().sum()  # type: ignore[arg-type]
+    sums = torch.full((2,), also, dtype=torch.float64, device=like.device)  # of squares, and `also`
+    # In fp64, or the norm of a large tensor depends on how it is cut: fp32 sums on a CPU are off by 1e-4 (torch 2.13).
+    sums[0] = torch.stack(torch._foreach_norm(own, 2, torch.float64)).square().sum() if own else 0.0  # type: ignore[arg-type]
     if spread:
-        dist.all_reduce(squares)
-    norm = squares.sqrt().to(like.dtype)
+        dist.all_reduce(sums)
+    norm = sums[0].sqrt().to(like.dtype)
     if max_norm > 0 and found:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
         torch._foreach_mul_([local(gradient) for _, gradient in found], factor)  # type: ignore[attr-defined]
-    return norm
+    return norm, sums[1]
 
 
 def _is_first_copy(gradient: Tensor) -> bool:

@@ -55,15 +55,23 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank; all ask at the same point."""
-        return bool(self.largest(int(flag)))
+        return bool(self.largest(int(flag))[0])
 
-    def largest(self, number: int) -> int:
-        """The largest that any rank has; all ask at the same point."""
+    def largest(self, *numbers: int) -> list[int]:
+        """Of each number the largest that any rank has; all ask at the same point."""
         if self.host is None:
-            return number
-        votes = torch.tensor(number)
+            return list(numbers)
+        votes = torch.tensor(numbers)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.host)
-        return int(votes)
+        return votes.tolist()
+
+    def of_all(self, value: Any) -> list[Any]:
+        """What each rank has, in their order; all ask at the same point."""
+        if self.host is None:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self.host)
+        return found
 
     def from_main(self, value: Any) -> Any:
         """What the main rank has."""

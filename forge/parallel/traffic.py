@@ -185,11 +185,11 @@ class _Rank:
             self.total["pp: gradient of the tied table"] += FP32 * table.elements(tp=p.tp, shards=p.fsdp) // p.fsdp
 
     def of_numbers(self) -> None:
-        """The loss and what the objective reports beside it, and the square of the gradient norm."""
+        """The loss and what the objective reports beside it, the square of the gradient norm, and whether any rank wishes something."""
         p, objective = self.p, self.config.objective
         numbers = 3 if isinstance(objective, Pretrain) and objective.z_loss_weight > 0 else 2
         self.ring("all: loss and gradient norm", 2 * FP32 * numbers, p.pp * p.dp_replicate * p.fsdp)
-        self.ring("all: loss and gradient norm", 2 * FP64, p.pp * p.dp_replicate * p.fsdp * p.tp)
+        self.ring("all: loss and gradient norm", 2 * FP64 * 2, p.pp * p.dp_replicate * p.fsdp * p.tp)
         records = self.model.n_moe_layers * (self.model.moe.num_experts + REPORTED)
         self.ring("moe: all-reduce of records", 2 * FP64 * records, p.pp * p.dp_replicate * p.fsdp)
 

@@ -25,10 +25,11 @@ from forge.models.contract import check_model
 from forge.parallel.apply import apply
 from forge.parallel.meeting import Meeting
 from forge.parallel.ranks import Ranks, join
+from forge.training.agreement import Agreement, StopVote, Wish
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer
 from forge.training.device import Autocast, check_dtypes, set_up
-from forge.training.evaluation import Evaluation, evaluate, unless
+from forge.training.evaluation import BETWEEN_VOTES, Evaluation, evaluate, unless
 from forge.training.flops import peak_flops
 from forge.training.guard import BadSteps
 from forge.training.logging import Logger
@@ -112,11 +113,10 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         metric=config.eval.metric,
         ranks=ranks,
     )
-    callbacks: list[Callback] = [signals, guard, logger]
+    wishes: list[Wish] = [signals, *([TimeLimit(train.max_time)] if train.max_time else []), saving]
+    callbacks: list[Callback] = [signals, Agreement(wishes, ranks), guard, logger]
     if train.nccl_health_check_interval:
         callbacks.append(SignOfLife(train.nccl_health_check_interval, ranks))
-    if train.max_time:
-        callbacks.append(TimeLimit(train.max_time, ranks))
     if config.profiling.enable:
         callbacks.append(Profiler(config.profiling, run_dir, device))
     if evaluation is not None:
@@ -134,7 +134,8 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
                     show=show,
                 )
             )
-    callbacks += [*users, *([saving] if config.checkpoint.enabled else [])]
+    votes = bool(users) and ranks.size > 1
+    callbacks += [*users, *([StopVote(ranks)] if votes else []), *([saving] if config.checkpoint.enabled else [])]
     loop = Loop(
         update=update,
         loader=loader,
@@ -144,6 +145,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         config=config,
         run_dir=run_dir,
         report=lambda step, values: logger.trackers.log(step, values),
+        votes=votes,
     )
     begin(
         start,
@@ -288,6 +290,7 @@ def _evaluation(
         train = config.train
         steps = config.eval.steps * train.grad_accum_steps * ranks.batch[1]  # the same text whatever the layout and the micro-batch
         batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, steps=steps, part=ranks.batch)
-        return evaluate(model, unless(interrupted, batches), token_bytes=sizes, autocast=autocast, ranks=ranks)
+        every = 1 if ranks.size == 1 else BETWEEN_VOTES
+        return evaluate(model, unless(interrupted, batches, every=every), token_bytes=sizes, autocast=autocast, ranks=ranks)
 
     return Evaluation(run, interval=config.eval.interval, interrupted=signals.interrupted)

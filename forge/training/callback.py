@@ -45,7 +45,10 @@ class Callback:
         """After an evaluation, with its metrics by plain name."""
 
     def on_checkpoint(self, loop: Loop, path: Path) -> None:
-        """A checkpoint is complete on the disk; an asynchronous one may be of an earlier step. Called on the loop's own thread."""
+        """A checkpoint is complete on the disk; an asynchronous one may be of an earlier step. Called on the loop's own thread.
+
+        On the main rank alone, which knows when all is written.
+        """
 
     def on_end(self, loop: Loop) -> None:
         """After the last update, however the run ends short of an exception."""

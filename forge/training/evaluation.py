@@ -22,6 +22,8 @@ from forge.training.loop import Loop
 from forge.training.step import StepOutput
 
 LOGITS_AT_ONCE = 1 << 24
+BETWEEN_VOTES = 8
+"""Batches of an evaluation between two questions to all ranks whether to break it off."""
 
 
 @torch.no_grad()
@@ -123,9 +125,9 @@ class Evaluation(Callback):
 T = TypeVar("T")
 
 
-def unless(interrupted: Callable[[], bool], batches: Iterable[T]) -> Iterator[T]:
-    """The batches; raises Interrupted in front of the next one when the run is to stop."""
-    for batch in batches:
-        if interrupted():
+def unless(interrupted: Callable[[], bool], batches: Iterable[T], *, every: int = 1) -> Iterator[T]:
+    """The batches; raises Interrupted in front of one when the run is to stop. every: of so many it asks before the first."""
+    for number, batch in enumerate(batches):
+        if number % every == 0 and interrupted():
             raise Interrupted
         yield batch

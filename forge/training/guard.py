@@ -35,7 +35,7 @@ class BadSteps(Callback):
         if 0 < self.limit <= state.bad_in_a_row:
             self.fault = self._fault(loop)
             state.bad_in_a_row = self.limit - 1  # what goes on from here ends again at the next one, unless a good step comes first
-            loop.stop("bad_steps")
+            loop.end("bad_steps")
         self._report(loop)
 
     def on_end(self, loop: Loop) -> None:

@@ -38,11 +38,13 @@ class Loop:
         config: Config,
         run_dir: Path,
         report: Callable[[int, dict[str, float]], None],
+        votes: bool = False,
     ) -> None:
-        """report: takes a step and metrics for the trackers."""
+        """report: takes a step and metrics for the trackers. votes: whether `stop` waits for a vote of all ranks."""
         self.update, self.loader, self.state, self.callbacks, self.end_step = update, loader, state, callbacks, end_step
-        self.config, self.run_dir, self.report = config, run_dir, report
+        self.config, self.run_dir, self.report, self.votes = config, run_dir, report, votes
         self.stop_reason: str | None = None
+        self.wished: str | None = None
         self.interrupted = False
         self.started = time.perf_counter()
         self.paused_seconds = 0.0
@@ -139,7 +141,13 @@ class Loop:
         return self.stop_reason is not None or self.state.step >= self.end_step
 
     def stop(self, reason: str) -> None:
-        """End the run at this step boundary; the first reason given is the one reported."""
+        """End the run at this step boundary; of several ranks any one may call it, and all end together. The first reason counts."""
+        self.wished = self.wished or reason
+        if not self.votes:
+            self.end(reason)
+
+    def end(self, reason: str) -> None:
+        """The same, when all ranks call it after the same step."""
         self.stop_reason = self.stop_reason or reason
 
     def interrupt(self, reason: str) -> None:

@@ -47,6 +47,7 @@ class Saving(Callback):
         self.checkpointer, self.section, self.model, self.optimizer, self.autocast = checkpointer, section, model, optimizer, autocast
         self.run_dir, self.data, self.metric, self.ranks = run_dir, data, metric, ranks or Ranks()
         self.saved_at = 0.0
+        self.due = False
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
 
     def on_start(self, loop: Loop) -> None:
@@ -93,7 +94,16 @@ class Saving(Callback):
         )
         if loop.listens("on_step_start", "on_gradients"):  # there a callback may change what is saved
             self.checkpointer.wait_to_write()
-        self.saved_at = time.monotonic()
+        self.saved_at, self.due = time.monotonic(), False
+
+    def wanted(self, loop: Loop) -> int:
+        """Whether interval_minutes are over since the last save."""
+        minutes = self.section.interval_minutes
+        return int(minutes > 0 and time.monotonic() - self.saved_at >= minutes * 60)
+
+    def granted(self, loop: Loop, number: int) -> None:
+        """They are on some rank."""
+        self.due = True
 
     def _reason(self, loop: Loop) -> str | None:
         if loop.ending and (loop.interrupted or self.section.last != "none"):
@@ -102,8 +112,7 @@ class Saving(Callback):
             return None
         if self.section.interval and loop.state.step % self.section.interval == 0:
             return "interval"
-        minutes = self.section.interval_minutes
-        if minutes and self.ranks.any(time.monotonic() - self.saved_at >= minutes * 60):
+        if self.due:
             return "interval_minutes"
         return "best" if self._best(loop) else None
 

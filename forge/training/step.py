@@ -25,7 +25,7 @@ class StepOutput:
 
     loss: what was minimised, over the step's target tokens. grad_norm: global L2 norm before clipping. skipped: bool, whether
     weights and optimizer were left as they were because one of the two is not finite. sums: sums over target tokens, by name.
-    means: what else there is to say of the step, by name.
+    means: what else there is to say of the step, by name. wishes: number of ranks that wish something (`forge.training.agreement`).
     """
 
     n_targets: int
@@ -35,6 +35,7 @@ class StepOutput:
     skipped: Tensor
     sums: dict[str, Tensor] = field(default_factory=dict)
     means: dict[str, Tensor] = field(default_factory=dict)
+    wishes: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 class Update:
@@ -58,7 +59,8 @@ class Update:
         reduce_each: bool = False,
     ) -> None:
         """max_steps: those of the run, over which the schedule of routers' biases extends. reduce_each: whether each micro-batch's gradient
-        is reduced by itself. before_write, set later: called in each update before weights and optimizer state change.
+        is reduced by itself. before_write, set later: called in each update before weights and optimizer state change. wish,
+        set later: whether this rank has something to say to the others after the step.
         """
         self.model, self.objective, self.optimizer, self.schedule = model, objective, optimizer, schedule
         self.autocast, self.clip_norm, self.ranks, self.reduce_each = autocast, clip_norm, ranks or Ranks(), reduce_each
@@ -71,6 +73,7 @@ class Update:
         self.skips_on_device = on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)
         self.on_gradients: Callable[[], None] | None = None
         self.before_write: Callable[[], None] = lambda: None
+        self.wish: Callable[[], bool] = lambda: False
 
     def __call__(self, step: Step, number: int) -> StepOutput:
         """Update number `number`, counted from 0.
@@ -83,7 +86,9 @@ class Update:
         scaler = self.autocast.scaler
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
-        grad_norm = clip(self.named, self.clip_norm, counted=self.counted, spread=self.ranks.size > 1).to(loss.device)
+        spread = self.ranks.size > 1
+        grad_norm, wishes = clip(self.named, self.clip_norm, counted=self.counted, spread=spread, also=float(spread and self.wish()))
+        grad_norm = grad_norm.to(loss.device)
         if self.on_gradients is not None:
             self.on_gradients()
         bad_loss, bad_gradient = ~loss.isfinite(), ~grad_norm.isfinite()
@@ -99,7 +104,9 @@ class Update:
             scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         skipped = bad_loss | bad_gradient
-        return StepOutput(n_targets=step.n_targets, lr=lr, loss=loss, grad_norm=grad_norm, skipped=skipped, sums=sums, means=means)
+        return StepOutput(
+            n_targets=step.n_targets, lr=lr, loss=loss, grad_norm=grad_norm, skipped=skipped, sums=sums, means=means, wishes=wishes
+        )
 
     def _set_lr(self, number: int) -> float:
         factor = self.schedule(number)

@@ -15,18 +15,21 @@ from forge.launch.requeue import Noted
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.loop import Loop
-from forge.training.step import StepOutput
 
 
-class TimeLimit(Callback):
-    """Stops after `minutes` of training; evaluation and checkpoints do not count. What the run trained before it went on does."""
+class TimeLimit:
+    """A wish to stop after `minutes` of training; evaluation and checkpoints do not count. What the run trained before it went on does."""
 
-    def __init__(self, minutes: float, ranks: Ranks | None = None) -> None:
-        self.limit, self.ranks = minutes * 60, ranks or Ranks()
+    def __init__(self, minutes: float) -> None:
+        self.limit = minutes * 60
 
-    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        if self.ranks.any(loop.seconds_before + loop.training_seconds() >= self.limit):
-            loop.stop("max_time")
+    def wanted(self, loop: Loop) -> int:
+        """Whether the time is over."""
+        return int(loop.seconds_before + loop.training_seconds() >= self.limit)
+
+    def granted(self, loop: Loop, number: int) -> None:
+        """It is over on some rank."""
+        loop.end("max_time")
 
 
 class EarlyStopping(Callback):
@@ -46,13 +49,13 @@ class EarlyStopping(Callback):
         section, value = self.section, metrics[self.section.metric]
         sign = 1 if section.metric in HIGHER_IS_BETTER else -1
         if section.target is not None and sign * value >= sign * section.target:
-            loop.stop("target")
+            loop.end("target")
         if not math.isnan(value) and (self.best is None or sign * (value - self.best) > section.min_delta):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
         if section.patience and self.waited >= section.patience:
-            loop.stop("patience")
+            loop.end("patience")
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited}
@@ -95,17 +98,23 @@ class Signals(Callback):
                 if isinstance(before, Noted) and before.number is not None:
                     signal.raise_signal(number)
 
-    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        self.interrupted(loop)
+    def wanted(self, loop: Loop) -> int:
+        """The signal that has come to this rank."""
+        return 0 if loop.interrupted else self.received or 0
 
     def interrupted(self, loop: Loop) -> bool:
         """Whether a signal has come to any rank; the loop is told. All ranks ask at the same point."""
-        if not loop.interrupted and (number := self.ranks.largest(self.received or 0)):
+        if not loop.interrupted and (number := self.ranks.largest(self.received or 0)[0]):
+            self.granted(loop, number)
+        return loop.interrupted
+
+    def granted(self, loop: Loop, number: int) -> None:
+        """A signal has come to some rank: the run ends after this step."""
+        if not loop.interrupted:
             name = signal.Signals(number).name
             if self.ranks.main and self.received is None:
                 _say(f"\n{name} at another rank: {'saving' if self.saves else 'ending'} after this step\n")
             loop.interrupt(name)
-        return loop.interrupted
 
     def close(self) -> None:
         for number, handler in self.previous.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,14 +52,14 @@ def whole(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Whole:
             dist.recv(value, src=owners[0], group=ranks.host)
         if ranks.main:
             result.tensors[name] = value
-    seen = _all(digests, ranks)
+    seen = ranks.of_all(digests)
     result.apart = [name for name in digests if len(set().union(*(of_rank[name] for of_rank in seen))) > 1]
     return result
 
 
 def _holders(own: dict[str, list[Tensor | None]], ranks: Ranks) -> dict[str, tuple[list[int], tuple[tuple[int, ...], torch.dtype] | None]]:
     """By name: the ranks that have the parameter, and the shape and type of the tensor, or None where one of them has no tensor."""
-    described = _all({name: [None if v is None else (tuple(v.shape), v.dtype) for v in copies] for name, copies in own.items()}, ranks)
+    described = ranks.of_all({name: [None if v is None else (tuple(v.shape), v.dtype) for v in copies] for name, copies in own.items()})
     found = {}
     for name in sorted(set().union(*described)):
         owners = [rank for rank, names in enumerate(described) if name in names]
@@ -79,10 +78,3 @@ def _full(value: Tensor | None) -> Tensor:
         assert isinstance(there, DTensor)
         value = there.full_tensor()
     return value.cpu().contiguous().clone()  # what one rank has whole is the memory that updates change
-
-
-def _all(mine: Any, ranks: Ranks) -> list[Any]:
-    """What each rank has."""
-    found: list[Any] = [None] * ranks.size
-    dist.all_gather_object(found, mine, group=ranks.host)
-    return found

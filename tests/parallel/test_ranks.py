@@ -41,7 +41,7 @@ def test_alone_everything_is_immediate() -> None:
     assert ranks.batch == (0, 1)
     assert ranks.any(True)
     assert not ranks.any(False)
-    assert ranks.largest(7) == 7
+    assert ranks.largest(7, 8) == [7, 8]
     assert ranks.from_main("x") == "x"
     assert ranks.total(torch.tensor(3.0)) == 3
     ranks.check_alive(1)
@@ -58,7 +58,8 @@ def test_what_ranks_agree_on() -> None:
         assert (ranks.rank, ranks.size, ranks.main, ranks.batch) == (rank, 2, rank == 0, (rank, 2))
         assert ranks.any(rank == 1)
         assert not ranks.any(False)
-        assert ranks.largest(10 * rank) == 10
+        assert ranks.largest(10 * rank, -rank) == [10, 0]
+        assert ranks.of_all({"of": rank}) == [{"of": 0}, {"of": 1}]
         assert ranks.from_main({"of": rank}) == {"of": 0}
         assert ranks.total(torch.tensor([1.0, rank])).tolist() == [2.0, 1.0]
         for step in (1, 2):

@@ -142,7 +142,7 @@ def test_one_norm_and_one_factor_for_all_ranks() -> None:
         for name, parameter in named:
             parameter.grad = torch.zeros_like(parameter)
             copy_owned(parameter.grad, gradients[name])
-        norm = clip(named, expected / 4, counted=lambda _: True, spread=True)
+        norm, _ = clip(named, expected / 4, counted=lambda _: True, spread=True)
         assert norm.item() == pytest.approx(expected, rel=1e-6)
         for name, parameter in named:
             assert isinstance(parameter.grad, DTensor)

@@ -13,6 +13,8 @@ from run_helpers import assert_bit_equal, logged, stored, weights
 from test_guard import Poisoned, state_of
 
 from forge.data.loader import Batch
+from forge.parallel.ranks import Ranks
+from forge.training.agreement import Agreement
 from forge.training.assemble import Parts, assemble
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -21,13 +23,13 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 GPU = ("run.device=cuda", "precision=fp32", "precision.matmul_precision=highest", "run.deterministic=true")
 
 
-def test_bf16_autocast_over_fp32_weights(assembled: Callable[..., Parts]) -> None:
+def test_bf16_products_of_fp32_weights(assembled: Callable[..., Parts]) -> None:
     parts = assembled("run.device=cuda", "precision=auto")
     seen: set[torch.dtype] = set()
     parts.model.blocks["0"].feed_forward.w_down.register_forward_hook(lambda module, x, y: seen.add(y.dtype))
     parts.loop.run()
     assert seen == {torch.bfloat16}
-    assert {p.dtype for p in parts.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in parts.loop.update.optimizer.param_groups[0]["params"]} == {torch.float32}
     assert all(p.is_cuda for p in parts.model.parameters())
 
 
@@ -87,3 +89,14 @@ def test_memory_snapshot(trained: Callable[..., Path]) -> None:
     snapshot = pickle.loads((path / "profiler_traces" / "steps_2_to_3_memory.pickle").read_bytes())
     assert any(trace for trace in snapshot["device_traces"])
     assert (path / "profiler_traces" / "steps_2_to_3.json").exists()
+
+
+def test_what_ranks_wish_is_read_a_step_later_without_waiting_for_the_device() -> None:
+    agreement, seen = Agreement([], Ranks(size=2)), []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in (1.0, 0.0, 2.0, 0.0):
+            seen.append(agreement._anyone(torch.full((), number, device="cuda")))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert seen == [False, True, False, True]

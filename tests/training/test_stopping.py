@@ -146,7 +146,7 @@ class FakeLoop:
     def __init__(self) -> None:
         self.state, self.reason, self.seconds, self.seconds_before = type("State", (), {"step": 10})(), None, 0.0, 0.0
 
-    def stop(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
         self.reason = self.reason or reason
 
     def training_seconds(self) -> float:
@@ -156,10 +156,11 @@ class FakeLoop:
 def test_time_of_the_resumed_run_counts() -> None:
     loop, limit = FakeLoop(), TimeLimit(1.0)
     loop.seconds_before = 40.0
-    for seconds, reason in ((19.9, None), (20.0, "max_time")):
+    for seconds, wanted in ((19.9, 0), (20.0, 1)):
         loop.seconds = seconds
-        limit.on_step_end(loop, None)  # type: ignore[arg-type]
-        assert loop.reason == reason
+        assert limit.wanted(loop) == wanted  # type: ignore[arg-type]
+    limit.granted(loop, 1)  # type: ignore[arg-type]
+    assert loop.reason == "max_time"
 
 
 def test_a_checkpoint_keeps_the_time_that_was_trained(trained: Callable[..., Path], new_run: Callable[..., Path]) -> None:

@@ -54,6 +54,7 @@ def _measure(folder: Path) -> None:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     config, how = serialize.load_own(folder), read_json(folder / "parity.json")
     device = set_up(config)
+    torch.set_float32_matmul_precision("highest")  # or fp32 on a GPU would be compared in TF32
     torch.manual_seed(config.seed)
     ranks = join(config, device)
     with ranks.main_first():

@@ -1,4 +1,4 @@
-"""All mixtures of experts of a model over a step: the scale of their auxiliary losses, their load, and the bias that evens it."""
+"""All mixtures of experts of a model over a step, a few operations for all layers together: the scale of their auxiliary losses, their load, and the bias that evens it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Balance:
         section = getattr(model, "section", None)
         self.section = section if isinstance(section, DecoderConfig) and section.is_moe else None
         assert self.section is not None or not self.layers, "a model that has experts keeps its section as `section`"
+        self.numbers = torch.tensor([layer.number for layer in self.layers], dtype=torch.int64)
         self.max_steps = max_steps
 
     def __bool__(self) -> bool:
@@ -41,9 +42,10 @@ class Balance:
 
     def begin(self, scale: Tensor | float) -> None:
         """Before the first micro-batch. scale: 1 / target tokens of the step, over all ranks, times a loss scale."""
-        for layer in self.layers:
-            layer.record.reset_buffers()
-            layer.record.scale.add_(scale / layer.summands)
+        if self.layers:
+            torch._foreach_zero_([buffer for layer in self.layers for buffer in layer.record.buffers()])  # type: ignore[attr-defined]
+            # All of a decoder's layers are spread in one way.
+            torch._foreach_add_([layer.record.scale for layer in self.layers], scale / self.layers[0].summands)  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def end(self, number: int, *, skipped: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x) -> RoutingReport:
@@ -65,8 +67,7 @@ class Balance:
             means["dropped"] = sums["dropped"] / (sums["tokens"].clamp(min=1) * section.top_k)
         if section.bias_update_rate:
             means["bias"] = ranges / copies
-            for layer in self.layers:
-                self._move(layer.router.selection_bias, counts[layer.number], number, skipped)
+            self._move(counts, number, skipped)
         weights = {"aux_loss": section.aux_loss_weight, "sequence_aux_loss": section.sequence_aux_loss_weight}
         weights["router_z_loss"] = section.z_loss_weight
         return RoutingReport(
@@ -80,19 +81,26 @@ class Balance:
         Rows of layers that other stages have are 0.
         """
         records = torch.zeros(n_layers, experts + len(SUMS) + 2, dtype=torch.float64, device=device)
-        for layer in self.layers:
-            bias = layer.router.selection_bias
-            apart = torch.stack((bias.amax() - bias.amin(), torch.ones_like(bias[0])))
-            records[layer.number] = torch.cat([layer.record.counts.double(), layer.record.sums.double(), apart.double()])
+        if self.layers:
+            counts, sums, bias = (
+                torch.stack(tensors).double()
+                for tensors in zip(*((of.record.counts, of.record.sums, of.router.selection_bias) for of in self.layers), strict=True)
+            )
+            ranges = bias.amax(1, keepdim=True) - bias.amin(1, keepdim=True)
+            rows = torch.cat([counts, sums, ranges, torch.ones_like(ranges)], dim=1)
+            self.numbers = self.numbers.to(device)
+            records.index_copy_(0, self.numbers, rows)
         return records
 
-    def _move(self, bias: Tensor, load: Tensor, number: int, skipped: Tensor) -> None:
+    def _move(self, counts: Tensor, number: int, skipped: Tensor) -> None:
         """b_i += rate * sign(mean load - load_i), from the assignments of a whole step (arXiv:2408.15664, algorithm 1)."""
         assert self.section is not None
         section = self.section.moe
         rate = section.bias_update_rate * bias_factor(section.bias_schedule, number / self.max_steps)
-        step = rate * (load.mean() - load).sign()
-        bias.add_(step.where(~skipped, 0).to(bias.dtype))
+        steps = (rate * (counts.mean(1, keepdim=True) - counts).sign()).where(~skipped, 0)
+        if self.layers:
+            biases = [layer.router.selection_bias for layer in self.layers]
+            torch._foreach_add_(biases, steps[self.numbers].to(biases[0].dtype).unbind())  # type: ignore[attr-defined]
 
 
 def bias_factor(schedule: str, done: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -11,9 +12,12 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.models.feed_forward import ACTIVATIONS
 from forge.models.grouped import grouped_mm, looped_mm
 
+log = logging.getLogger(__name__)
 Multiply = Callable[[Tensor, Tensor], Tensor]
 """Rows of x times the matrix of the expert that they belong to: x: [n, in], weight: [experts, out, in] -> [n, out]."""
 
+BLACKWELL = (10, 0)
+"""Compute capability from which on the kernel gives experts without rows a gradient (https://github.com/pytorch/pytorch/issues/172439)."""
 ALIGNMENT = 16
 """Bytes that a row of a grouped product must be a multiple of."""
 
@@ -47,6 +51,15 @@ class Experts(nn.Module):
         """The same of as many rows for each expert: x: [experts, rows, dim] -> [experts, rows, dim], by batched products."""
         return self._expert(x, self.weights(), lambda rows, weight: torch.bmm(rows, weight.transpose(1, 2)))
 
+    def choose_kernel(self, capability: tuple[int, int]) -> None:
+        """Before it runs on a GPU of a compute capability: keep away from what is wrong there."""
+        if capability < BLACKWELL:
+            return
+        if self.kernel == "auto":
+            self.kernel = "loop"
+        elif self.kernel == "grouped":
+            log.warning("model.moe.kernel=grouped gives experts without tokens a wrong gradient on this GPU; auto takes the loop")
+
     def weights(self) -> tuple[Tensor, ...]:
         """(w_gate, w_up, w_down) or, without a gate, (w_up, w_down)."""
         return (self.w_up, self.w_down) if self.w_gate is None else (self.w_gate, self.w_up, self.w_down)
@@ -63,6 +76,8 @@ class Experts(nn.Module):
         It knows rows of whole 16 bytes, on a CPU too (https://github.com/pytorch/pytorch/issues/172440); on CUDA bf16 only, on a CPU all
         but fp64. The compiler takes it for bf16 only (torch 2.13).
         """
+        if len(x) == 0:
+            return False  # on no row at all some versions of the kernel fail (https://github.com/pytorch/pytorch/issues/192497)
         if self.kernel != "auto":
             return self.kernel == "grouped"
         if any(size * x.element_size() % ALIGNMENT for size in weights[-1].shape[1:]):

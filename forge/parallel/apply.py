@@ -9,6 +9,7 @@ from torch import nn
 
 from forge.config.root import Config
 from forge.models.decoder import Decoder
+from forge.models.experts import Experts
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.compile import compile_blocks
 from forge.parallel.context import spread_context
@@ -52,6 +53,9 @@ def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh | None, device:
             spread_scopes(part, mesh)
             if cfg.parallel.cp > 1:
                 spread_context(part, cfg, mesh)  # type: ignore[arg-type]
+        if device.type == "cuda":
+            for layer in [module for module in part.modules() if isinstance(module, Experts)]:
+                layer.choose_kernel(torch.cuda.get_device_capability(device))
         apply_to_blocks(part, cfg)
         if mesh is not None:
             shard(

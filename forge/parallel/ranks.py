@@ -130,10 +130,10 @@ def join(config: Config, device: torch.device, meeting: Meeting | None = None) -
             dist.init_process_group(_backend(parallel.backend, device.type), store=store, rank=0, world_size=1)
         return Ranks(mesh=make_mesh(parallel, device.type), device=device)
     timeout, meeting, rank = timedelta(seconds=parallel.nccl_timeout_sec), meeting or Meeting(), int(os.environ["RANK"])
-    bound = device if device.type == "cuda" else None
     backend = _backend(parallel.backend, device.type)
     try:
-        dist.init_process_group(backend, store=meeting.store, rank=rank, world_size=size, timeout=timeout, device_id=bound)
+        # Not bound to a device: NCCL then makes a communicator for those groups of the mesh alone that are used, at their first use.
+        dist.init_process_group(backend, store=meeting.store, rank=rank, world_size=size, timeout=timeout)
     except dist.DistError:
         raise
     except (ValueError, KeyError, AssertionError, RuntimeError) as error:  # torch has no type of its own for it

@@ -103,6 +103,27 @@ def test_kernels_are_equal(options, scope) -> None:
     assert room.report.means["moe/dropped"] == 0
 
 
+@pytest.mark.parametrize("kernel", ["auto", "grouped", "loop"])
+def test_a_rank_without_any_token_has_gradients_of_zero(kernel: str) -> None:
+    """The kernel is not asked for no row at all; and FSDP waits for a gradient from every rank."""
+    experts = layer(kernel=kernel, dtype=torch.float32).experts
+    x = torch.empty(0, DIM, requires_grad=True)
+    y = experts(x, torch.zeros(8, dtype=torch.int64))
+    assert y.shape == (0, DIM)
+    y.sum().backward()
+    assert all(weight.grad is not None and not weight.grad.any() for weight in experts.parameters())
+
+
+def test_on_a_gpu_whose_grouped_kernel_is_wrong_it_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    for kernel, capability, chosen in [("auto", (9, 0), "auto"), ("auto", (10, 0), "loop"), ("grouped", (12, 0), "grouped")]:
+        experts = layer(kernel=kernel).experts
+        experts.choose_kernel(capability)
+        assert experts.kernel == chosen
+    assert [record.getMessage() for record in caplog.records] == [
+        "model.moe.kernel=grouped gives experts without tokens a wrong gradient on this GPU; auto takes the loop"
+    ]
+
+
 def test_auto_takes_the_grouped_kernel_where_there_is_one(monkeypatch) -> None:
     used = []
 

@@ -51,8 +51,10 @@ def test_deterministic_has_no_effect_on_the_numbers_of_a_cpu(assembled: Callable
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_matmul_precision(precision: str) -> None:
-    set_up(config(f"precision.matmul_precision={precision}"))
+    set_up(config("precision=fp32", f"precision.matmul_precision={precision}"))
     assert torch.get_float32_matmul_precision() == precision
+    set_up(config("precision=bf16", f"precision.matmul_precision={precision}"))
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_anomaly_detection_is_set_and_taken_back() -> None:

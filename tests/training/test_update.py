@@ -192,3 +192,11 @@ def test_anomaly_detection_names_the_operation(assembled: Callable[..., Any]) ->
         parts.loop.run()
     set_up(parts.config)
     assert torch.is_anomaly_enabled()
+
+
+def test_offloaded_weights_are_skipped_on_the_host() -> None:
+    """A kernel of the CPU reads the flag of a GPU before it has come."""
+    model = decoder(torch.float32)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), scaler=torch.amp.GradScaler("cuda", enabled=False))
+    update = make_update(model, adamw(AdamWConfig(fused=True), model=model), autocast=on_gpu)
+    assert not update.skips_on_device

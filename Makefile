@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 AT_ONCE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder # two files of tests at a time: some start four ranks each
-.PHONY: install train test fast lint docs clean
+OLDEST := .venv-oldest
+.PHONY: install train test fast oldest nightly lint docs clean
 
 install: $(VENV)/.installed
 
@@ -22,6 +23,16 @@ test: install lint ## everything that CI runs
 fast: install ## the tests that take seconds
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow'
 
+oldest: $(OLDEST)/.installed ## the same on the oldest torch that setup.cfg allows, in an environment of its own
+	$(OLDEST)/bin/python -m pytest $(AT_ONCE) -m 'not slow'
+
+$(OLDEST)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.11.*' --editable '.[dev]'
+	touch $@
+
+nightly: test oldest ## everything, on both ends of the range of torch
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,4 +43,4 @@ docs: install ## the pages that are made from the schema
 	$(BIN)/python -m forge.config.document --write docs
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,4 +1,7 @@
-"""All mixtures of experts of a model over a step, a few operations for all layers together: the scale of their auxiliary losses, their load, and the bias that evens it."""
+"""All mixtures of experts of a model over a step: the scale of their auxiliary losses, their load, and the bias that evens it.
+
+A few operations for all layers together, since a layer has little of each.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def residual_dtype(config: Config, world: World) -> Iterator[Finding]:
     """Hidden states are kept in fp32 or in the format of precision.mixed_precision."""
     residual, mixed = config.precision.residual_dtype, config.precision.mixed_precision
     if residual not in ("fp32", mixed):
-        what = f"hidden states are kept in fp32 or in {mixed}, the precision.mixed_precision of this run."
+        formats = "fp32" if mixed == "fp32" else f"fp32 or in {mixed}"
+        what = f"with precision.mixed_precision={mixed} hidden states are kept in {formats}."
         yield f"precision.residual_dtype={residual}", what, "precision.residual_dtype=auto"
 
 

@@ -57,7 +57,7 @@ CASES = [
     Case(
         "precision.residual_dtype",
         "precision=bf16 precision.residual_dtype=fp16",
-        "hidden states are kept in fp32 or in bf16, the precision.mixed_precision of this run.",
+        "with precision.mixed_precision=bf16 hidden states are kept in fp32 or in bf16.",
         "precision.residual_dtype=auto",
         "precision=bf16 precision.residual_dtype=fp32",
         heals="precision.residual_dtype=auto",

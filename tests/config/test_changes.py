@@ -19,7 +19,10 @@ from forge.config.sweeper import Optuna
 
 FREE = {
     "": ("callbacks", "trackers"),
-    "checkpoint": ("async_mode", "export_dtype", "interval", "interval_minutes", "keep_best", "keep_last_n", "resume_from"),
+    "checkpoint": (
+        *("async_mode", "enabled", "export_dtype", "interval", "interval_minutes", "keep_best", "keep_last_n", "last"),
+        "resume_from",
+    ),
     "data": ("cache_dir", "num_workers", "pin_memory", "prefetch_factor"),
     "train": (
         *("activation_checkpointing", "batch_size", "compile_backend", "compile_model", "grad_accum_steps", "max_bad_steps"),

@@ -83,6 +83,7 @@ WITH = {
     "profiling.end_step": "9",
     "profiling.start_step": "4",
     "run.device": "cpu",
+    "precision.residual_dtype": "fp32",
     "parallel.dp_shard": "2",
     "parallel.layout": "auto",
     "parallel.backend": "gloo",

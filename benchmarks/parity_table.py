@@ -16,8 +16,24 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "parallel")]
 
 import torch  # noqa: E402
-from parity_cases import CASES, MODELS, MOE_CASES, REFUSED, SMALL, Case, Refused  # noqa: E402  # pyright: ignore[reportMissingImports]
-from parity_run import LR, STEPS, config_of, outcomes  # noqa: E402  # pyright: ignore[reportMissingImports]
+from parity_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    BF16_CASES,
+    CASES,
+    MODELS,
+    MOE_CASES,
+    REFUSED,
+    SMALL,
+    Case,
+    InBf16,
+    Refused,
+)
+from parity_run import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    LR,
+    STEPS,
+    config_of,
+    distance_in_bf16,
+    outcomes,
+)
 
 from forge.config.errors import ConfigError  # noqa: E402
 from forge.training.parity_verdict import BOUNDS  # noqa: E402
@@ -39,6 +55,13 @@ def refusal(case: Refused) -> str:
         reason = next(problem.what for problem in error.problems if problem.rule == case.rule)
         return f"| {case.name} | `{case.layout}` | `{case.rule}` | {reason} |"
     raise AssertionError(f"{case.name} was not refused")
+
+
+def in_bf16(case: InBf16) -> str:
+    """The line of a layout in bf16: how far it is from fp32, and how far one device is."""
+    sides = distance_in_bf16(case.model, case.both), distance_in_bf16(case.model, f"{case.both} {case.layout}")
+    cells = [f"{value:.2e}" for one, several in zip(*sides, strict=True) for value in (one, several)]
+    return f"| {case.name} | {case.model} | `{' '.join(filter(None, (case.both, case.layout)))}` | {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -70,6 +93,18 @@ def main() -> int:
             line, within = row(case)
             print(line, flush=True)
             equal = equal and within
+    print("\n## bf16\n")
+    print(
+        f"How far training in bf16 is from fp32 on one device after {STEPS[torch.float32]} steps: the largest relative difference of a loss,"
+    )
+    print("and ||a - b|| / ||b|| of all gradients and of all weights. A layout rounds what one device rounds, so it is as far;")
+    print("the test is tests/parallel/test_parity_bf16.py.\n")
+    print(
+        "| layout | model | overrides | loss, one device | this layout | gradients, one device | this layout | weights, one device | this layout |"
+    )
+    print(f"|{' --- |' * 9}", flush=True)
+    for case in BF16_CASES:
+        print(in_bf16(case), flush=True)
     print("\n## Refused")
     print("\nWhat cannot hold is refused before anything starts:\n")
     print("| layout | overrides | rule | reason |\n| --- | --- | --- | --- |")

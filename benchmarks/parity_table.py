@@ -94,14 +94,10 @@ def main() -> int:
             print(line, flush=True)
             equal = equal and within
     print("\n## bf16\n")
-    print(
-        f"How far training in bf16 is from fp32 on one device after {STEPS[torch.float32]} steps: the largest relative difference of a loss,"
-    )
-    print("and ||a - b|| / ||b|| of all gradients and of all weights. A layout rounds what one device rounds, so it is as far;")
-    print("the test is tests/parallel/test_parity_bf16.py.\n")
-    print(
-        "| layout | model | overrides | loss, one device | this layout | gradients, one device | this layout | weights, one device | this layout |"
-    )
+    print("How far training in bf16 is from fp32 on one device: the largest relative difference of a loss, and ||a - b|| / ||b|| of all")
+    print("gradients and of all weights. A layout rounds what one device rounds, so it is as far: on the left one device, on the right the")
+    print(f"layout, after {STEPS[torch.float32]} steps. The test is tests/parallel/test_parity_bf16.py.\n")
+    print("| layout | model | overrides | loss | | gradients | | weights | |")
     print(f"|{' --- |' * 9}", flush=True)
     for case in BF16_CASES:
         print(in_bf16(case), flush=True)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forge.launch import saved
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the weights in checkpoint.export_dtype; exit 2 for a run that has no checkpoint."""
@@ -26,14 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(options: argparse.Namespace) -> str:
+    if options.file.exists() and not options.overwrite:
+        raise ValueError(f"{options.file} exists; give another name, or --overwrite")
+    saved.find(options.run)  # refused before torch is imported, which takes seconds
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from forge.training.load_run import load_run
 
-    if options.file.exists() and not options.overwrite:
-        raise ValueError(f"{options.file} exists; give another name, or --overwrite")
     trained = load_run(options.run, trust=options.trust)
     name = options.dtype or trained.config.checkpoint.export_dtype
     dtype = getattr(torch, name)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forge.launch import saved
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the prompt with its continuation; exit 2 for a run that has no checkpoint, or a broken one."""
@@ -29,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _generate(options: argparse.Namespace) -> None:
+    saved.find(options.run)  # refused before torch is imported, which takes seconds
     from forge.training.load_run import load_run
     from forge.training.writing import continue_text
 

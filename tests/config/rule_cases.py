@@ -259,6 +259,17 @@ CASES = [
         "run.inline=true",
         heals="run.inline=false",
     ),
+    *(
+        Case(
+            "metrics.wandb_login",
+            "metrics.enable_wandb=true",
+            "W&B has no login to api.wandb.ai here, so nothing would be logged there.",
+            "type wandb login, or metrics.wandb_mode=offline",
+            f"metrics.enable_wandb=true {kept}",
+            heals="metrics.wandb_mode=offline",
+        )
+        for kept in ("metrics.wandb_mode=offline", "launch=slurm launch.setup=['. secrets.sh']")
+    ),
     Case(
         "precision.fp16_cpu",
         "precision=bf16",

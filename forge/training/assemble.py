@@ -116,8 +116,8 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         callbacks.append(SignOfLife(train.nccl_health_check_interval, ranks))
     if train.max_time:
         callbacks.append(TimeLimit(train.max_time, ranks))
-    if config.profiling.enable:
-        callbacks.append(Profiler(config.profiling, run_dir, device))
+    if config.profiling.enable and ranks.rank in (config.profiling.ranks or range(ranks.size)):
+        callbacks.append(Profiler(config.profiling, run_dir, device, ranks.rank))
     if evaluation is not None:
         callbacks += [evaluation, EarlyStopping(config.eval)]
         if config.eval.sample_prompts:

@@ -227,6 +227,14 @@ CASES = [
         heals="profiling.end_step=11",
     ),
     Case(
+        "profiling.ranks",
+        "profiling=on profiling.ranks=[0,2] parallel=fsdp run.num_processes=2",
+        "there is no rank 2: the run has 2 ranks, counted from 0.",
+        "profiling.ranks=[0], or profiling.ranks=[] for all",
+        "profiling=on profiling.ranks=[1] parallel=fsdp run.num_processes=2",
+        heals="profiling.ranks=[]",
+    ),
+    Case(
         "profiling.beyond",
         "profiling=on profiling.end_step=101",
         "the run ends at step 100, so the trace is cut there.",

@@ -38,7 +38,7 @@ def put(file: Path, text: str) -> None:
         ("mine", f"machine api.wandb.ai login user password {KEY}\n", {"NETRC": "{home}/mine"}, "api.wandb.ai", "{home}/mine"),
         (".netrc", f"machine github.com login user password {KEY}\n", {}, "api.wandb.ai", ""),
         (".netrc", f"machine api.wandb.ai login user password {KEY}\n", {"WANDB_BASE_URL": "https://w.mine.org"}, "w.mine.org", ""),
-        (".netrc", f"machine w.mine.org:80 login user password {KEY}\n", {"WANDB_BASE_URL": "http://w.mine.org:80"}, "w.mine.org", "{home}/.netrc"),
+        (".netrc", f"machine w.org:80 login user password {KEY}\n", {"WANDB_BASE_URL": "http://w.org:80"}, "w.org", "{home}/.netrc"),
         (".config/wandb/settings", f"[default]\napi_key = {KEY}\n", {}, "api.wandb.ai", "its settings"),
         (".config/wandb/settings", "[default]\nbase_url = https://w.mine.org\n", {}, "w.mine.org", ""),
         ("work/wandb/settings", "[default]\nbase_url = https://w.mine.org\n", {}, "w.mine.org", ""),

@@ -131,6 +131,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
                     run_dir=run_dir if ranks.main else None,
                     seed=config.seed,
                     show=show,
+                    ranks=ranks,
                 )
             )
     callbacks += [*users, saving]

@@ -83,8 +83,8 @@ def _answer(arguments: argparse.ArgumentParser, argv: list[str], meeting: Meetin
 def train(config: Config) -> Result:
     """Train a composed config and return how it ended; a run that a signal stopped has the status "stopped".
 
-    With the run.dir of a run, that one goes on. Raises ConfigError (a ValueError) when it is refused, RuntimeError when the run fails,
-    KeyboardInterrupt when SIGINT came before it had begun.
+    With the run.dir of a run, that one goes on. Raises ConfigError (a ValueError) when it is refused, RuntimeError when
+    the run fails, KeyboardInterrupt when SIGINT came before it had begun.
     """
     if not isinstance(config, Config):
         raise TypeError(f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}")

@@ -269,7 +269,7 @@ def die_with_parent() -> None:
 
 
 def end_on_interrupt() -> None:
-    """Until the loop listens, SIGINT ends the process as SIGTERM does: an exception is lost in an import that catches all.
+    """Until the loop listens, SIGINT ends the process as SIGTERM does: some imports catch every exception.
 
     One that came while Python was starting acts now, without a traceback: who started this process has it held back.
     """

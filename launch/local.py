@@ -38,7 +38,7 @@ def search_path() -> str:
 def heard() -> list[int]:
     """The signals that stop a run: none that is ignored, as nohup does with SIGHUP, but SIGINT always.
 
-    A shell ignores SIGINT for what a script starts in the background, and who sends it to such a command still means it.
+    A shell ignores SIGINT for what a script starts in the background; who sends it to such a command still means it.
     """
     return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT]
 
@@ -71,7 +71,7 @@ class Ranks:
         self._first, self._deadline = 0, float("inf")
         self._workers: list[Worker] = []
         (run_dir / ERROR).unlink(missing_ok=True)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a rank lets it come once Python itself has started
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a rank takes it once Python has started
         try:
             for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
                 self._workers.append(_rank(run_dir, rank, own, module, output))
@@ -130,8 +130,8 @@ def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker") -> int
     """Run the ranks of a run directory and return the exit code of the one that failed first, or 0.
 
     The terminal is the main rank's: it shows progress and errors itself; what another says is shown when that one is why the run
-    fails. Signals are passed on, when this is called where Python can take them: in the main thread. Those of a terminal, which
-    reach the ranks directly too, count there as one.
+    fails. Signals are passed on, when this is called where Python can take them: in the main thread. Those of a
+    terminal, which reach the ranks directly too, count there as one.
     """
     previous: dict[int, Any] = {}
     running = Ranks(run_dir, ranks, module=module)

@@ -124,7 +124,8 @@ def test_an_option_in_a_folder_of_its_group_gives_one_directory(
     plan: Plan, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """model=nano/deep: what is shown is what is made."""
-    chosen = ["model=nano/deep", "--config-dir", write("model/nano/deep.yaml", (CONF / "model" / "tiny.yaml").read_text())]
+    tiny = (CONF / "model" / "tiny.yaml").read_text()
+    chosen = ["model=nano/deep", "--config-dir", write("model/nano/deep.yaml", tiny)]
     shown = rows(plan(*chosen))["directory"]
     assert shown == "runs/<date>_nano-deep_<id>"
     monkeypatch.chdir(tmp_path)

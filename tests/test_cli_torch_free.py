@@ -47,7 +47,7 @@ COMMANDS = {
     "scripts for Slurm": "import forge.train; assert forge.train.main(['-m', 'seed=1,2', 'launch=slurm', 'launch.dry_run=true']) == 0",
     "a text of no run": "from forge import generate; assert generate.main(['nope']) == 2",
     "weights of no run": "from forge import export; assert export.main(['nope', 'file']) == 2",
-    "weights for a file that exists": "open('there', 'w'); from forge import export; assert export.main(['nope', 'there']) == 2",
+    "weights over a file": "open('x', 'w'); from forge import export; assert export.main(['nope', 'x']) == 2",
     "the generated pages": "import forge.config.document",
 }
 

@@ -148,7 +148,8 @@ def test_each_rank_that_is_asked_records_a_trace_of_its_own(
     traces = tmp_path / "run" / "profiler_traces"
     files = sorted(str(path.relative_to(traces)) for path in traces.rglob("*.*"))
     assert files == [f"rank_{rank}/steps_2_to_3.json.gz" for rank in recorded]
-    assert [json.loads(gzip.decompress((traces / file).read_bytes()))["distributedInfo"]["rank"] for file in files] == recorded
+    found = [json.loads(gzip.decompress((traces / file).read_bytes())) for file in files]
+    assert [trace["distributedInfo"]["rank"] for trace in found] == recorded
 
 
 def test_a_rank_that_raises_is_reported_with_its_own_traceback(train: Command, spawn: Any, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def made(point: Point, steps: int, *, age: float = 0.0, pace: float = 2.0) -> Pa
     rows = [{"step": n, "train/loss": 5 - n / 10} for n in range(1, steps + 1)]
     rows += [{"step": steps, "eval/loss": 4.25}] if steps > 4 else []
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    clock = [{"step": n, "time": now - age - (steps - n) * pace, "tokens_per_second": 1000.0 + n} for n in range(1, steps + 1)]
+    times = {n: now - age - (steps - n) * pace for n in range(1, steps + 1)}
+    clock = [{"step": n, "time": then, "tokens_per_second": 1000.0 + n} for n, then in times.items()]
     (path / "performance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in clock))
     (path / "logs" / "output.log").write_text("step 1\nstep 2\n")
     (path / "logs" / "rank_1.log").write_text("warm\n")

@@ -113,8 +113,8 @@ def test_inline_and_in_a_process_of_its_own_are_the_same_run(
 def running(command: Callable[..., list[str]], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """A run without end that has made its first steps, in a process group of its own.
 
-    code: Python in place of forge.train, which is given the overrides, or the run directory where it is a worker. in_background: as
-    the shell of a script has a command, with SIGINT ignored.
+    code: Python in place of forge.train, which is given the overrides, or the run directory where it is a worker.
+    in_background: as the shell of a script has a command, with SIGINT ignored.
     """
     started: list[subprocess.Popen[str]] = []
 
@@ -145,7 +145,8 @@ def running(command: Callable[..., list[str]], tmp_path: Path) -> Iterator[Calla
 
 MAKE_ONLY = "import sys; from forge.config import cli; from forge.launch import directory; \
 c, r = cli.resolved(sys.argv[1:]); print(directory.create(r, overrides=c.overrides)[0])"
-FROM_PYTHON = "import sys, forge; found = forge.train(forge.compose(sys.argv[1:])); print(found.status, found.reason, found.step)"
+FROM_PYTHON = "import sys, forge; found = forge.train(forge.compose(sys.argv[1:])); \
+print(found.status, found.reason, found.step)"
 
 
 @pytest.mark.slow

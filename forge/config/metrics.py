@@ -19,7 +19,9 @@ class Metrics(Section):
     tensorboard_dir: str = opt("tb_logs", "directory of the event files, relative to the run directory")
     enable_wandb: bool = opt(False, "log to Weights & Biases")
     wandb_mode: str = opt(
-        "online", "offline needs no account, `wandb sync` uploads later; WANDB_MODE goes before online", choices=("online", "offline")
+        "online",
+        "offline needs no account, `wandb sync` uploads later; WANDB_MODE goes before online",
+        choices=("online", "offline"),
     )
     wandb_project: str = opt("forge", "W&B project")
     wandb_run_name: str | None = opt(None, "W&B run name; null = the name of the run directory")

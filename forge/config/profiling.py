@@ -19,5 +19,6 @@ class Profiling(Section):
     ranks: list[int] = opt([0], "the ranks that record; [] = all of them", ge=0)
     trace_dir: str = opt("profiler_traces", "directory of the traces, relative to the run directory")
     memory_snapshot: bool = opt(
-        False, "also write a snapshot of the GPU's memory: at the end of the window, and where memory runs out; without effect on a CPU"
+        False,
+        "also write a snapshot of the GPU's memory: at the end of the window, and where memory runs out; not on a CPU",
     )

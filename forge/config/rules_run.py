@@ -64,7 +64,8 @@ def wandb_login(config: Config, world: World) -> Iterator[Finding]:
 
     found = login()
     if sends(config.metrics) and not found.source:
-        what = f"W&B has no login to {found.host} here{f' ({found.fault})' if found.fault else ''}, so nothing would be logged there."
+        fault = f" ({found.fault})" if found.fault else ""
+        what = f"W&B has no login to {found.host} here{fault}, so nothing would be logged there."
         yield "metrics.enable_wandb=true", what, "type wandb login, or metrics.wandb_mode=offline"
 
 

@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 from forge.config.metrics import Metrics
 
 NOT_SENT = ("offline", "dryrun", "disabled")
-CLOUD = ("api.wandb.ai", "api.forge.coreweave.com")  # two names of W&B's own server; which is the default depends on the version
+CLOUD = ("api.wandb.ai", "api.forge.coreweave.com")  # W&B's own server; the version decides which name is the default
 KEYS = {"api_key": "WANDB_API_KEY", "identity_token_file": "WANDB_IDENTITY_TOKEN_FILE"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """The server of W&B, and what has a login to it, if anything has. fault: why a file that may have one cannot be read."""
+    """The server of W&B, and what has a login to it, if anything. fault: why a file cannot be read that may."""
 
     host: str
     source: str = ""

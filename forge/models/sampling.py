@@ -37,8 +37,9 @@ def generate(
     and no global generator is touched. Without a cache every token reads the whole text again. The model comes back in the
     mode, train or eval, it was in.
 
-    agree: what all take where this process drew a token for each row [batch, 1]; processes that share a model have to go through it
-    in step, and one bit of a logit that differs gives another token. Raises FloatingPointError for logits that are not finite.
+    agree: what all take where this process drew a token for each row [batch, 1]; processes that share a model have to
+    go through it in step, and one bit of a logit that differs gives another token. Raises FloatingPointError for logits
+    that are not finite.
     """
     _check(temperature, top_k, top_p)
     prompt = tokens.shape[1]

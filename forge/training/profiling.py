@@ -20,8 +20,8 @@ ALLOCATIONS = 100_000  # and frees that a snapshot of memory goes back
 class Profiler(Callback):
     """Records steps start_step to end_step, both included, and writes the trace when the window or the run ends.
 
-    With memory_snapshot the last allocations of the run are kept in memory: they are written at the end of the window, and where
-    memory runs out.
+    With memory_snapshot the last allocations of the run are kept in memory: they are written at the end of the window,
+    and where memory runs out.
     """
 
     def __init__(self, section: Profiling, run_dir: Path, device: torch.device, rank: int = 0) -> None:

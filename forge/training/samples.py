@@ -20,9 +20,9 @@ from forge.training.writing import continue_text, encode_prompt, say
 
 
 class Samples(Callback):
-    """Continues each prompt every sample_interval steps and at the end, unless interrupted; on the terminal and in samples.jsonl.
+    """Continues each prompt every sample_interval steps and at the end, unless interrupted.
 
-    All ranks take the tokens that the main one draws.
+    The texts go to the terminal and into samples.jsonl. All ranks take the tokens that the main one draws.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Samples(Callback):
         self.section, self.model, self.tokenizer, self.autocast = section, model, tokenizer, autocast
         self.path, self.show = run_dir / SAMPLES if run_dir is not None else None, show
         temperature, top_k = section.sample_temperature, section.sample_top_k
-        self.options: dict[str, Any] = {"tokens": section.sample_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
-        self.options["agree"] = ranks.copy_from_main
+        self.options: dict[str, Any] = {"tokens": section.sample_tokens, "temperature": temperature, "top_k": top_k}
+        self.options |= {"seed": seed, "agree": ranks.copy_from_main}
         self._check_prompts(int(model.max_seq_len))  # type: ignore[arg-type]
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:

@@ -18,6 +18,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home and a place of work without anything of W&B."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
     return tmp_path
 
 
@@ -35,14 +36,14 @@ def put(file: Path, text: str) -> None:
         ("", "", {"WANDB_IDENTITY_TOKEN_FILE": "jwt"}, "api.wandb.ai", "WANDB_IDENTITY_TOKEN_FILE"),
         (".netrc", f"machine api.wandb.ai\n  login user\n  password {KEY}\n", {}, "api.wandb.ai", "{home}/.netrc"),
         (".netrc", f"machine api.forge.coreweave.com login user password {KEY}\n", {}, "api.wandb.ai", "{home}/.netrc"),
-        ("mine", f"machine api.wandb.ai login user password {KEY}\n", {"NETRC": "{home}/mine"}, "api.wandb.ai", "{home}/mine"),
+        ("mine", f"machine api.wandb.ai password {KEY}\n", {"NETRC": "{home}/mine"}, "api.wandb.ai", "{home}/mine"),
         (".netrc", f"machine github.com login user password {KEY}\n", {}, "api.wandb.ai", ""),
-        (".netrc", f"machine api.wandb.ai login user password {KEY}\n", {"WANDB_BASE_URL": "https://w.mine.org"}, "w.mine.org", ""),
+        (".netrc", f"machine api.wandb.ai password {KEY}\n", {"WANDB_BASE_URL": "https://w.org"}, "w.org", ""),
         (".netrc", f"machine w.org:80 login user password {KEY}\n", {"WANDB_BASE_URL": "http://w.org:80"}, "w.org", "{home}/.netrc"),
         (".config/wandb/settings", f"[default]\napi_key = {KEY}\n", {}, "api.wandb.ai", "its settings"),
-        (".config/wandb/settings", "[default]\nbase_url = https://w.mine.org\n", {}, "w.mine.org", ""),
-        ("work/wandb/settings", "[default]\nbase_url = https://w.mine.org\n", {}, "w.mine.org", ""),
-        ("elsewhere/settings", f"[default]\napi_key = {KEY}\n", {"WANDB_CONFIG_DIR": "{home}/elsewhere"}, "api.wandb.ai", "its settings"),
+        (".config/wandb/settings", "[default]\nbase_url = https://w.org\n", {}, "w.org", ""),
+        ("work/wandb/settings", "[default]\nbase_url = https://w.org\n", {}, "w.org", ""),
+        ("else/settings", f"[default]\napi_key = {KEY}\n", {"WANDB_CONFIG_DIR": "{home}/else"}, "api.wandb.ai", "its settings"),
         (".config/wandb/settings", "no settings\n", {"WANDB_API_KEY": KEY}, "api.wandb.ai", "WANDB_API_KEY"),
     ],
 )  # fmt: skip
@@ -63,7 +64,7 @@ def test_what_is_sent_to_a_server(home: Path) -> None:
     assert sends(online, {**environ, "WANDB_MODE": "online"})
 
 
-def test_a_run_without_a_login_is_refused_before_anything_is_written(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_login_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert forge.train.main(["metrics.enable_wandb=true"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "1 problem; nothing was started or written.",
@@ -74,9 +75,8 @@ def test_a_run_without_a_login_is_refused_before_anything_is_written(home: Path,
     assert list(Path().iterdir()) == []
 
 
-def test_a_file_that_cannot_be_read_is_named(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(home / ".netrc", "nonsense\n")
-    monkeypatch.setenv("NETRC", str(home / ".netrc"))
     assert forge.train.main(["metrics.enable_wandb=true"]) == 2
     said = f"W&B has no login to api.wandb.ai here ({home}/.netrc cannot be read: bad toplevel token 'nonsense' ("
     assert said in capsys.readouterr().err

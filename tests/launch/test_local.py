@@ -104,7 +104,7 @@ time.sleep(20)
     assert (tmp_path / "got").read_text() == name
 
 
-def test_an_interrupt_while_python_starts_ends_the_worker_once_it_has(start: Callable[[str], int], tmp_path: Path, capfd):
+def test_an_interrupt_waits_until_python_has_started(start: Callable[[str], int], tmp_path: Path, capfd):
     """Without the traceback of whatever Python was importing."""
     code = """
 from forge.worker import end_on_interrupt
@@ -120,7 +120,8 @@ time.sleep(20)
 
     threading.Thread(target=interrupt).start()
     assert start(code) == 130
-    assert capfd.readouterr().err == f"the worker was ended by SIGINT; the run goes on with: python -m forge.resume {tmp_path}\n"
+    said = f"the worker was ended by SIGINT; the run goes on with: python -m forge.resume {tmp_path}\n"
+    assert capfd.readouterr().err == said
     assert not (tmp_path / "error.json").exists()
 
 

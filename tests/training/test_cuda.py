@@ -93,7 +93,8 @@ def test_memory_snapshot(trained: Callable[..., Path]) -> None:
 def test_memory_that_runs_out_is_in_a_snapshot(new_run: Callable[..., Path]) -> None:
     path = new_run("run.device=cuda", "profiling=on", "profiling.memory_snapshot=true")
     parts = assemble(path)
-    parts.model.norm.register_forward_pre_hook(lambda *_: torch.empty(1 << 50, device="cuda") if parts.loop.state.step == 2 else None)
+    too_much = lambda *_: torch.empty(1 << 50, device="cuda") if parts.loop.state.step == 2 else None  # noqa: E731
+    parts.model.norm.register_forward_pre_hook(too_much)
     with pytest.raises(torch.OutOfMemoryError):
         parts.loop.run()
     snapshot = pickle.loads((path / "profiler_traces" / "rank_0" / "out_of_memory_at_step_3.pickle").read_bytes())

@@ -65,11 +65,12 @@ def test_a_failure_inside_the_window_leaves_no_profiler_running(assembled: Calla
 def test_where_the_memory_of_a_gpu_runs_out_its_last_allocations_are_written(
     assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """After the error has been told, for which other ranks wait; here without a GPU. In the window too, and at its end."""
+    """After the error has been told, for which other ranks wait. Also at the end of the window. Here without a GPU."""
     done: list[str] = []
     recorded = lambda enabled="all", **_: done.append(f"record {enabled}")  # noqa: E731
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", recorded)
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: done.append(str(Path(path).relative_to(tmp_path))))
+    dumped = lambda path: done.append(str(Path(path).relative_to(tmp_path)))  # noqa: E731
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dumped)
     parts = assembled()
     section = Profiling(enable=True, start_step=2, end_step=3, memory_snapshot=True)
     parts.loop.callbacks = [Profiler(section, tmp_path, torch.device("cuda"), rank=3)]
@@ -77,8 +78,9 @@ def test_where_the_memory_of_a_gpu_runs_out_its_last_allocations_are_written(
     parts.model.norm.register_forward_pre_hook(lambda *_: _run_out() if parts.loop.state.step == 4 else None)
     with pytest.raises(torch.OutOfMemoryError):
         parts.loop.run()
-    window, error = "profiler_traces/rank_3/steps_2_to_3_memory.pickle", "profiler_traces/rank_3/out_of_memory_at_step_5.pickle"
-    assert done == ["record all", window, "told no memory", error, "record None"]
+    window, error = "steps_2_to_3_memory.pickle", "out_of_memory_at_step_5.pickle"
+    place = "profiler_traces/rank_3/"
+    assert done == ["record all", place + window, "told no memory", place + error, "record None"]
 
 
 def _run_out() -> None:

@@ -33,7 +33,7 @@ class WandB:
             name=section.wandb_run_name or run_dir.resolve().name,
             id=run_id,
             resume="allow" if run_id and sends(section) else None,
-            mode=None if section.wandb_mode == "online" else "offline",  # none: as WANDB_MODE and W&B's settings have it
+            mode=None if section.wandb_mode == "online" else "offline",  # None: as WANDB_MODE and its settings have it
             dir=str(run_dir),
             config=config,
             settings=settings,

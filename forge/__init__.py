@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         ...
 
     def train(config: Config) -> Result:
-        """Train and return how it ended. Raises ConfigError when refused, RuntimeError when the run fails."""
+        """Train and return how it ended. Raises ConfigError, RuntimeError when the run fails, KeyboardInterrupt."""
         ...
 
 

@@ -15,6 +15,7 @@ from forge.config.model import Decoder
 from forge.config.resolve import Resolution
 from forge.config.root import Config
 from forge.config.stored import is_run
+from forge.launch import directory
 from forge.launch.saved import newest_usable
 
 OF_EVERY_RUN, OF_SWEEPS = [("launch", "local")], ("sweep", "sweeper")
@@ -64,6 +65,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
             ("tokens", f"{tokens * train.max_steps:,}"),
         ],
     )
+    fresh = f"{config.run.root}/<date>_{directory.readable(config.run.name or config.preset)}_<id>"
     memory = memory_by_part(config)
     if memory:
         rows = [("estimated memory", _bytes(sum(memory.values()))), *((f"  {name}", _bytes(n)) for name, n in memory.items())]
@@ -72,7 +74,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
         "where",
         [
             ("world", f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device}, from {world.source} ({world.devices.source})"),
-            ("directory", config.run.dir or f"{config.run.root}/<date>_{config.run.name or composition.choices.get('model')}_<id>"),
+            ("directory", config.run.dir or fresh),
             *_job(config, world.size),
             *_going_on(config),
         ],

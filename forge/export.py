@@ -7,11 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forge.launch import saved
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the weights in checkpoint.export_dtype; exit 2 for a run that has no checkpoint."""
     parser = argparse.ArgumentParser(prog="python -m forge.export", description="Write the weights of a run as one safetensors file.")
     parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
+    parser.add_argument("--best", action="store_true", help="the best checkpoint by the run's eval.metric, instead of the newest")
     parser.add_argument("file", type=Path, help="the .safetensors file to write")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="number format (default: the run's checkpoint.export_dtype)")
     parser.add_argument("--overwrite", action="store_true", help="replace the file where there is one")
@@ -26,15 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(options: argparse.Namespace) -> str:
+    if options.file.exists() and not options.overwrite:
+        raise ValueError(f"{options.file} exists; give another name, or --overwrite")
+    path = options.run / saved.BEST if options.best else options.run
+    saved.find(path)  # refused before torch is imported, which takes seconds
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from forge.training.load_run import load_run
 
-    if options.file.exists() and not options.overwrite:
-        raise ValueError(f"{options.file} exists; give another name, or --overwrite")
-    trained = load_run(options.run, trust=options.trust, fp32=True)
+    trained = load_run(path, trust=options.trust, fp32=True)
     name = options.dtype or trained.config.checkpoint.export_dtype
     dtype = getattr(torch, name)
     tensors = {key: value.detach().to("cpu", dtype).contiguous() for key, value in trained.model.state_dict().items()}

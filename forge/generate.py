@@ -7,11 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forge.launch import saved
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the prompt with its continuation; exit 2 for a run that has no checkpoint, or a broken one."""
     parser = argparse.ArgumentParser(prog="python -m forge.generate", description="Continue a text with the newest checkpoint of a run.")
     parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
+    parser.add_argument("--best", action="store_true", help="the best checkpoint by the run's eval.metric, instead of the newest")
     parser.add_argument("--prompt", action="append", help="text to continue; more than one may be given (default: a new document)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens to add at most (default 128)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 = always the likeliest token (default 0.8)")
@@ -29,10 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _generate(options: argparse.Namespace) -> None:
+    path = options.run / saved.BEST if options.best else options.run
+    saved.find(path)  # refused before torch is imported, which takes seconds
     from forge.training.load_run import load_run
     from forge.training.writing import continue_text
 
-    trained = load_run(options.run, trust=options.trust)
+    trained = load_run(path, trust=options.trust)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p, "seed": options.seed}
     for prompt in options.prompt or [""]:
         print(prompt + continue_text(trained.model, trained.tokenizer, prompt, trained.autocast, tokens=options.tokens, **sampling))

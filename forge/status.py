@@ -23,12 +23,13 @@ from forge.launch.best import best
 from forge.launch.directory import short
 from forge.launch.local import log_file
 from forge.launch.point_state import DONE, FAILED, RUNNING
-from forge.launch.progress import last_lines, progress
+from forge.launch.progress import last_lines, last_logged, progress
 from forge.launch.survey import Survey, job_of, survey
 from forge.launch.sweep_directory import Point, SweepDirectory, examples, find_sweep
 
 EVERY = 5.0
 LINES = 20
+STEPS = 5
 NUMBER = re.compile(r"#?-?\d{1,9}", re.ASCII)
 CLEAR = "\x1b[H\x1b[2J"
 
@@ -149,7 +150,7 @@ def _next(sweep: SweepDirectory, states: Sequence[str], *, over: bool) -> list[s
 
 
 def details(point: Point, found: Survey) -> str:
-    """One point: where it is, how far, why it failed, and what it said last."""
+    """One point: where it is, how far, why it failed, its last steps, and what it said last."""
     one = row(point, found)
     lines = [told.line(point, one["state"]) if point.hash else f"{short(point.path)}   {one['state']}"]
     steps = "none" if one["of"] is None else f"{one['step']:,} of {one['of']:,}"
@@ -161,9 +162,20 @@ def details(point: Point, found: Survey) -> str:
     logs = logs_of(point)
     rows += [("log" if file == logs[0] else "", short(file)) for file in logs]
     lines += [f"  {name:<14} {value}".rstrip() for name, value in rows if value]
-    if logs:
-        lines += ["", f"the end of {short(logs[0])}:", *(f"  {text}" for text in last_lines(logs[0], LINES))]
+    lines += _last_steps(point, running=one["state"] == RUNNING)
+    if logs and (said := last_lines(logs[0], LINES)):
+        lines += ["", f"the end of {short(logs[0])}:", *(f"  {text}" for text in said)]
     return "\n".join(lines)
+
+
+def _last_steps(point: Point, *, running: bool) -> list[str]:
+    """A line for each of the steps that were logged last."""
+    cells = [["step", "loss", "eval", "tokens/s", "left"]]
+    for one in last_logged(point.path, STEPS):
+        speed = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
+        left = told.span(one.left) if running and one.left is not None else ""
+        cells.append([f"{one.step:,}", _number(one.loss), _number(one.evaluation and one.evaluation[1]), speed, left])
+    return ["", "its last steps:", *(f"  {line}" for line in aligned(cells))] if len(cells) > 1 else []
 
 
 def logs_of(point: Point) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def on_ranks(verb: Callable[[Meeting | None], int]) -> int:
     """Do what was typed; of the ranks that torchrun or srun has started only the main one does, and tells the others what came of it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # see forge.launch.local.heard
 
     def do() -> int:
         found = started()
@@ -80,7 +83,8 @@ def _answer(arguments: argparse.ArgumentParser, argv: list[str], meeting: Meetin
 def train(config: Config) -> Result:
     """Train a composed config and return how it ended; a run that a signal stopped has the status "stopped".
 
-    With the run.dir of a run, that one goes on. Raises ConfigError (a ValueError) when it is refused, RuntimeError when the run fails.
+    With the run.dir of a run, that one goes on. Raises ConfigError (a ValueError) when it is refused, RuntimeError when
+    the run fails, KeyboardInterrupt when SIGINT came before it had begun.
     """
     if not isinstance(config, Config):
         raise TypeError(f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}")
@@ -93,6 +97,8 @@ def train(config: Config) -> Result:
             raise ConfigError([Problem(key="launch.wait=false", what=what, fix="launch.wait=true")])
         run_dir, code = launch(resolve(config), config.overrides)
     result = directory.read_result(run_dir)
+    if code == cli.INTERRUPTED and (result is None or result.status != "stopped"):
+        raise KeyboardInterrupt
     if result is None or result.status == "failed" or code in (FAILED, REFUSED):
         said = directory.read_error(run_dir) or f"its worker ended with exit code {code}"
         raise RuntimeError(f"the run in {run_dir} failed: {said}")

@@ -269,9 +269,12 @@ def die_with_parent() -> None:
 
 
 def end_on_interrupt() -> None:
-    """Until the loop listens, Ctrl-C ends the process as SIGTERM does: an exception is lost in an import that catches all."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Until the loop listens, SIGINT ends the process as SIGTERM does: some imports catch every exception.
+
+    One that came while Python was starting acts now, without a traceback: who started this process has it held back.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def leave(code: int) -> NoReturn:

@@ -188,9 +188,13 @@ def newest_overrides(run_dir: Path) -> Path:
 
 def fresh_name(label: str) -> str:
     """A dated name that no other run has, also within the same second."""
+    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{readable(label)}_{secrets.token_hex(4)}"
+
+
+def readable(label: str) -> str:
+    """A label as it stands in the name of a directory."""
     clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in label)
-    clean = clean.encode()[:100].decode(errors="ignore")  # a file system takes names of 255 bytes
-    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{clean}_{secrets.token_hex(4)}"
+    return clean.encode()[:100].decode(errors="ignore")  # a file system takes names of 255 bytes
 
 
 def read_result(path: Path) -> Result | None:

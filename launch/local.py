@@ -21,7 +21,7 @@ from forge.launch.directory import ERROR
 
 Worker = subprocess.Popen[bytes]
 
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 FAILED, REFUSED = 1, 2  # exit codes of a worker: something went wrong, and the user's mistake
 GRACE = 5.0  # seconds that ranks have to end once one of them has failed
 PARENT = "FORGE_PARENT"  # tells a worker the process that started it
@@ -33,6 +33,14 @@ def search_path() -> str:
     own = [os.path.join(path, "") for path in (*library, *site.getsitepackages(), site.getusersitepackages())]
     added = [os.path.abspath(path) for path in sys.path if path and not path.endswith(".zip")]
     return os.pathsep.join(dict.fromkeys(path for path in added if not os.path.join(path, "").startswith(tuple(own))))
+
+
+def heard() -> list[int]:
+    """The signals that stop a run: none that is ignored, as nohup does with SIGHUP, but SIGINT always.
+
+    A shell ignores SIGINT for what a script starts in the background; who sends it to such a command still means it.
+    """
+    return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT]
 
 
 class Ranks:
@@ -63,12 +71,15 @@ class Ranks:
         self._first, self._deadline = 0, float("inf")
         self._workers: list[Worker] = []
         (run_dir / ERROR).unlink(missing_ok=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a rank takes it once Python has started
         try:
             for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
                 self._workers.append(_rank(run_dir, rank, own, module, output))
         except BaseException:
             self.kill()
             raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def pid(self) -> int:
@@ -119,14 +130,14 @@ def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker") -> int
     """Run the ranks of a run directory and return the exit code of the one that failed first, or 0.
 
     The terminal is the main rank's: it shows progress and errors itself; what another says is shown when that one is why the run
-    fails. Ctrl-C reaches all directly; other signals are passed on, when this is called where Python can take them: in the main thread.
+    fails. Signals are passed on, when this is called where Python can take them: in the main thread. Those of a
+    terminal, which reach the ranks directly too, count there as one.
     """
     previous: dict[int, Any] = {}
     running = Ranks(run_dir, ranks, module=module)
     try:
         if threading.current_thread() is threading.main_thread():
-            previous = {number: signal.signal(number, lambda number, _: running.pass_on(number)) for number in FORWARDED}
-            previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            previous = {number: signal.signal(number, lambda number, _: running.pass_on(number)) for number in heard()}
         return running.wait()
     finally:
         running.kill()

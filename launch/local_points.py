@@ -15,7 +15,7 @@ from forge.config.errors import ConfigError
 from forge.config.world import World
 from forge.launch import failure, told
 from forge.launch.directory import finished
-from forge.launch.local import FAILED, FORWARDED, Ranks
+from forge.launch.local import Ranks, heard
 from forge.launch.lock import LOCK, holder
 from forge.launch.point_state import CANCELLED, STOPPED, at_work
 from forge.launch.sweep_directory import Point, SweepDirectory
@@ -80,8 +80,7 @@ class LocalPoints:
 
         previous = {}
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in (*FORWARDED, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]  # as by nohup
-            previous = {number: signal.signal(number, stop) for number in heard}
+            previous = {number: signal.signal(number, stop) for number in heard()}
         try:
             while active or (waiting and not self.signal):
                 while not self.signal and len(active) < self.jobs and (task := _next(waiting, len(free))) is not None:
@@ -132,8 +131,6 @@ class LocalPoints:
 
     def _end(self, one: Active, code: int) -> None:
         point = one.task.point
-        if code == FAILED and self.signal and failure.recorded(point.path) is None:
-            code = 128 + self.signal  # Python itself was still starting, and ends so at an interrupt
         self.sweep.note("ended", point.number, code=code)
         took = told.since(one.began)
         if code == 0 or finished(point.path) is not None:

@@ -31,11 +31,22 @@ class Progress:
     left: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """What was logged at a step, as far as it was; seconds left at the pace up to there."""
+
+    step: int
+    loss: float | None
+    evaluation: tuple[str, float] | None
+    tokens_per_second: float | None
+    left: float | None
+
+
 def progress(run_dir: Path, now: float | None = None) -> Progress:
     """What the files of a run say; nothing of one that has not begun."""
     rows = tail(run_dir / METRICS)
     clock = tail(run_dir / PERFORMANCE)
-    losses = [row["train/loss"] for row in rows if isinstance(row.get("train/loss"), int | float)]
+    losses = [loss for row in rows if (loss := _number(row, "train/loss")) is not None]
     steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]
     result = read_result(run_dir)
     step = max([*steps[-1:], result.step if result else 0, attempts.reached(run_dir) if not steps else 0])
@@ -43,6 +54,25 @@ def progress(run_dir: Path, now: float | None = None) -> Progress:
     return Progress(
         step=step, of=of, loss=losses[-1] if losses else None, evaluation=_evaluation(rows), left=_left(clock, step, of, now or time.time())
     )
+
+
+def last_logged(run_dir: Path, count: int) -> list[Logged]:
+    """The last steps that were logged, oldest first."""
+    clock, of = tail(run_dir / PERFORMANCE), last_step(run_dir)
+    by_step: dict[int, dict[str, Any]] = {}
+    for row in (*tail(run_dir / METRICS), *clock):
+        if isinstance(row.get("step"), int):
+            by_step.setdefault(row["step"], {}).update(row)
+    return [
+        Logged(
+            step=step,
+            loss=_number(row, "train/loss"),
+            evaluation=_evaluation([row]),
+            tokens_per_second=_number(row, "tokens_per_second"),
+            left=_left(clock, step, of, row["time"]) if _has_time(row) else None,
+        )
+        for step, row in sorted(by_step.items())[-count:]
+    ]
 
 
 def last_step(run_dir: Path) -> int | None:
@@ -79,9 +109,14 @@ def last_lines(file: Path, count: int | None = None) -> list[str]:
 def _evaluation(rows: list[dict[str, Any]]) -> tuple[str, float] | None:
     for row in reversed(rows):
         for name in ("eval/loss", "eval/bits_per_byte"):
-            if isinstance(row.get(name), int | float):
-                return name, float(row[name])
+            if (value := _number(row, name)) is not None:
+                return name, value
     return None
+
+
+def _number(row: Mapping[str, Any], name: str) -> float | None:
+    """A value of a row; None where it is not there, or was not finite."""
+    return float(row[name]) if isinstance(row.get(name), int | float) else None
 
 
 def _left(clock: list[dict[str, Any]], step: int, of: int | None, now: float) -> float | None:
@@ -98,4 +133,4 @@ def _left(clock: list[dict[str, Any]], step: int, of: int | None, now: float) ->
 
 
 def _has_time(row: Mapping[str, Any]) -> bool:
-    return isinstance(row.get("step"), int) and isinstance(row.get("time"), int | float)
+    return isinstance(row.get("step"), int) and _number(row, "time") is not None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
 from forge import check
 from forge.config import cli
+from forge.config.paths import CONF
+from forge.launch import directory
 
 Plan = Callable[..., str]
 PINNED = (
@@ -114,6 +118,19 @@ def test_warnings_are_shown_and_do_not_refuse(plan: Plan):
 def test_the_directory_that_a_run_would_get(plan: Plan):
     assert rows(plan("run.name=mine", "run.root=/tmp/elsewhere"))["directory"] == "/tmp/elsewhere/<date>_mine_<id>"
     assert rows(plan("run.dir=/tmp/a_new_one"))["directory"] == "/tmp/a_new_one"
+
+
+def test_an_option_in_a_folder_of_its_group_gives_one_directory(
+    plan: Plan, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """model=nano/deep: what is shown is what is made."""
+    tiny = (CONF / "model" / "tiny.yaml").read_text()
+    chosen = ["model=nano/deep", "--config-dir", write("model/nano/deep.yaml", tiny)]
+    shown = rows(plan(*chosen))["directory"]
+    assert shown == "runs/<date>_nano-deep_<id>"
+    monkeypatch.chdir(tmp_path)
+    made = directory.create(cli.resolved(chosen[:1], chosen[2:])[1], overrides=[])[0]
+    assert fnmatch(str(made.relative_to(tmp_path)), shown.replace("<date>", "*").replace("<id>", "*"))
 
 
 def test_problems_exit_with_two(capsys: pytest.CaptureFixture[str]):

@@ -45,6 +45,9 @@ COMMANDS = {
     "the state of a sweep": SWEPT + "from forge import status; assert status.main(['sweeps/tiny']) == 0",
     "its end": SWEPT + "from forge import cancel; assert cancel.main(['sweeps/tiny']) == 0",
     "scripts for Slurm": "import forge.train; assert forge.train.main(['-m', 'seed=1,2', 'launch=slurm', 'launch.dry_run=true']) == 0",
+    "a text of no run": "from forge import generate; assert generate.main(['nope']) == 2",
+    "weights of no run": "from forge import export; assert export.main(['nope', 'file']) == 2",
+    "weights over a file": "open('x', 'w'); from forge import export; assert export.main(['nope', 'x']) == 2",
     "the generated pages": "import forge.config.document",
 }
 

@@ -36,8 +36,9 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the commands name."""
+    """A folder with the files that the commands name, and a login to W&B."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     (tmp_path / "books").mkdir()
     (tmp_path / "my" / "conf").mkdir(parents=True)
     for name in ("my.txt", "books/one.txt"):

@@ -16,7 +16,7 @@ import kill_compare
 import pytest
 from kill_resume import HERE, TRUST, Kill, Outcome, marks, run_killed
 
-from forge import worker
+from forge import train
 from forge.config import cli
 from forge.launch.lock import Held, Lock
 
@@ -156,20 +156,21 @@ def test_an_interrupt_before_the_loop_cannot_be_caught() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGINT
 
 
-def test_interrupts_that_are_ignored_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    handlers: list[object] = []
-    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
-    monkeypatch.setattr(signal, "signal", lambda *given: handlers.append(given))
-    worker.end_on_interrupt()
-    assert not handlers
-
-
 def test_an_interrupt_while_the_config_is_composed_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     def verb() -> int:
         raise KeyboardInterrupt
 
     assert cli.refuse(verb) == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_in_the_background_of_a_script_hears_interrupts_from_its_beginning() -> None:
+    """The shell of the script has them ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert train.on_ranks(lambda _: signal.raise_signal(signal.SIGINT) or 0) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _child(pid: int) -> int | None:

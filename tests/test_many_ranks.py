@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -135,6 +136,20 @@ def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(train: C
     code, out, err = end(spawn(*command))
     assert (code, err) == (0, "")
     assert "this run is finished: all steps are done, after 6 steps" in out
+
+
+@pytest.mark.parametrize(("asked", "recorded"), [("[1]", [1]), ("[]", [0, 1])])
+def test_each_rank_that_is_asked_records_a_trace_of_its_own(
+    asked: str, recorded: list[int], train: Command, spawn: Any, tmp_path: Path
+) -> None:
+    window = ["profiling=on", "profiling.start_step=2", "profiling.end_step=3", f"profiling.ranks={asked}"]
+    code, _, err = end(spawn(*train, *window, "run.num_processes=2", f"run.dir={tmp_path / 'run'}"))
+    assert code == 0, err
+    traces = tmp_path / "run" / "profiler_traces"
+    files = sorted(str(path.relative_to(traces)) for path in traces.rglob("*.*"))
+    assert files == [f"rank_{rank}/steps_2_to_3.json.gz" for rank in recorded]
+    found = [json.loads(gzip.decompress((traces / file).read_bytes())) for file in files]
+    assert [trace["distributedInfo"]["rank"] for trace in found] == recorded
 
 
 def test_a_rank_that_raises_is_reported_with_its_own_traceback(train: Command, spawn: Any, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def made(point: Point, steps: int, *, age: float = 0.0, pace: float = 2.0) -> Pa
     rows = [{"step": n, "train/loss": 5 - n / 10} for n in range(1, steps + 1)]
     rows += [{"step": steps, "eval/loss": 4.25}] if steps > 4 else []
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    clock = [{"step": n, "time": now - age - (steps - n) * pace} for n in range(1, steps + 1)]
+    times = {n: now - age - (steps - n) * pace for n in range(1, steps + 1)}
+    clock = [{"step": n, "time": then, "tokens_per_second": 1000.0 + n} for n, then in times.items()]
     (path / "performance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in clock))
     (path / "logs" / "output.log").write_text("step 1\nstep 2\n")
     (path / "logs" / "rank_1.log").write_text("warm\n")
@@ -232,6 +233,12 @@ def test_one_point_with_its_logs(sweep: SweepDirectory, capsys: pytest.CaptureFi
         f"  log            {path}/logs/output.log",
         f"                 {path}/logs/rank_1.log",
         "",
+        "its last steps:",
+        "  step  loss    tokens/s",
+        "  1     4.9000  1,001",
+        "  2     4.8000  1,002",
+        "  3     4.7000  1,003",
+        "",
         f"the end of {path}/logs/output.log:",
         "  step 1",
         "  step 2",
@@ -244,6 +251,28 @@ def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str])
     assert lines[0] == f"sweeps/mine/points/{sweep.points()[2].path.name}   partial"
     assert "  steps          5 of 10" in lines
     assert "  eval/loss      4.2500" in lines
+
+
+def test_a_run_under_way_shows_its_last_steps(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also the one whose loss was not finite; what a start has not said yet is left out."""
+    point = sweep.add(hash="8" * 32, overrides=[], varied={"seed": "8"})
+    path = made(point, 7, pace=20.0)
+    rows = (path / "metrics.jsonl").read_text().splitlines()
+    rows[5] = '{"step": 6, "train/loss": null}'
+    (path / "metrics.jsonl").write_text("\n".join(rows))
+    (path / "logs" / "output.log").write_text("")
+    (path / "logs" / "rank_1.log").rename(path / "logs" / "rank_0.log").write_text("")
+    with Lock(path):
+        lines = table(str(path), capsys=capsys)
+    assert lines[-7:] == [
+        "its last steps:",
+        "  step  loss    eval    tokens/s  left",
+        "  3     4.7000          1,003     2 min 20 s",
+        "  4     4.6000          1,004     2 min",
+        "  5     4.5000          1,005     1 min 40 s",
+        "  6                     1,006     1 min 20 s",
+        "  7     4.3000  4.2500  1,007     1 min",
+    ]
 
 
 def test_watching_ends_when_all_have_ended(

@@ -111,15 +111,23 @@ def test_inline_and_in_a_process_of_its_own_are_the_same_run(
 
 @pytest.fixture
 def running(command: Callable[..., list[str]], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A run without end that has made its first steps, in a process group of its own."""
+    """A run without end that has made its first steps, in a process group of its own.
+
+    code: Python in place of forge.train, which is given the overrides, or the run directory where it is a worker.
+    in_background: as the shell of a script has a command, with SIGINT ignored.
+    """
     started: list[subprocess.Popen[str]] = []
 
-    def start(*overrides: str, code: str = "") -> subprocess.Popen[str]:
+    def start(*overrides: str, code: str = "", in_background: bool = False) -> subprocess.Popen[str]:
         endless = command("train.max_steps=1000000", "eval.interval=1000000", "checkpoint.interval=1000000", *overrides)
-        if code:
+        if code == FROM_PYTHON:
+            endless = [sys.executable, "-c", code, *endless[3:]]
+        elif code:
             made = subprocess.run([sys.executable, "-c", MAKE_ONLY, *endless[3:]], capture_output=True, text=True, timeout=60, check=True)
             endless = [sys.executable, "-c", code, made.stdout.strip()]
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler)
         process = subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        signal.signal(signal.SIGINT, before)
         started.append(process)
         metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
         while not (metrics.exists() and metrics.read_text().count("\n") > 2):
@@ -137,6 +145,8 @@ def running(command: Callable[..., list[str]], tmp_path: Path) -> Iterator[Calla
 
 MAKE_ONLY = "import sys; from forge.config import cli; from forge.launch import directory; \
 c, r = cli.resolved(sys.argv[1:]); print(directory.create(r, overrides=c.overrides)[0])"
+FROM_PYTHON = "import sys, forge; found = forge.train(forge.compose(sys.argv[1:])); \
+print(found.status, found.reason, found.step)"
 
 
 @pytest.mark.slow
@@ -159,6 +169,27 @@ def test_a_signal_saves_and_ends(
     assert checkpoints(path) == [f"step_{found['step']}"]
     assert not [line for line in (path / "metrics.jsonl").read_text().splitlines() if "eval/" in line]  # nothing but the save
     assert f"{name}, after {found['step']} steps" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [("", []), ("", ["run.inline=true"]), ("", ["parallel=fsdp", "run.num_processes=2"]), (FROM_PYTHON, [])],
+    ids=["one_rank", "inline", "two_ranks", "from_Python"],
+)
+def test_an_interrupt_of_the_command_alone(
+    running: Callable[..., subprocess.Popen[str]], tmp_path: Path, code: str, options: list[str]
+) -> None:
+    """As `kill -INT` sends it, to a command that a script has started in the background."""
+    process, path = running(*options, code=code, in_background=True), tmp_path / "run"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == (0 if code else 130), err
+    assert err.strip() == "SIGINT: finishing this step, then saving; once more ends at once"
+    found = result(path)
+    assert (found["status"], found["reason"]) == ("stopped", "SIGINT")
+    assert checkpoints(path) == [f"step_{found['step']}"]
+    assert not code or out.endswith(f"stopped SIGINT {found['step']}\n")
 
 
 @pytest.mark.slow

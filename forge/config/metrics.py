@@ -18,7 +18,11 @@ class Metrics(Section):
     enable_tensorboard: bool = opt(False, "write TensorBoard event files")
     tensorboard_dir: str = opt("tb_logs", "directory of the event files, relative to the run directory")
     enable_wandb: bool = opt(False, "log to Weights & Biases")
-    wandb_mode: str = opt("online", "offline needs no account; `wandb sync` uploads later", choices=("online", "offline"))
+    wandb_mode: str = opt(
+        "online",
+        "offline needs no account, `wandb sync` uploads later; WANDB_MODE goes before online",
+        choices=("online", "offline"),
+    )
     wandb_project: str = opt("forge", "W&B project")
     wandb_run_name: str | None = opt(None, "W&B run name; null = the name of the run directory")
     wandb_run_id: str = opt("", "W&B run id to go on with; empty = the one of this run directory, or a new one")

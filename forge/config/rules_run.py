@@ -1,4 +1,4 @@
-"""Rules on the device, the data and the components that are built."""
+"""Rules on the device, the data, the trackers and the components that are built."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from forge.config import schemas
 from forge.config.data import Text
 from forge.config.field import Section
 from forge.config.frozen import unkeepable
+from forge.config.launch import Slurm
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.target import target_fault
@@ -62,6 +63,20 @@ def slow_on_cpu(config: Config, world: World) -> Iterator[Finding]:
     if config.run.device == "cpu" and chosen in ("bf16", "fp16"):
         what = f"{chosen} matrix products on a CPU without hardware for them are many times slower than fp32."
         yield f"precision.mixed_precision={chosen}", what, "precision=auto"
+
+
+@rule("metrics.wandb_login", reads=("metrics.enable_wandb", "metrics.wandb_mode"))
+def wandb_login(config: Config, world: World) -> Iterator[Finding]:
+    """metrics.enable_wandb=true with metrics.wandb_mode=online needs a login of W&B."""
+    if not config.metrics.enable_wandb or (isinstance(config.launch, Slurm) and config.launch.setup):
+        return  # what is set up in a job may log in there
+    from forge.config.wandb_login import login, sends  # which reads files in formats that nothing else here does
+
+    found = login()
+    if sends(config.metrics) and not found.source:
+        fault = f" ({found.fault})" if found.fault else ""
+        what = f"W&B has no login to {found.host} here{fault}, so nothing would be logged there."
+        yield "metrics.enable_wandb=true", what, "type wandb login, or metrics.wandb_mode=offline"
 
 
 @rule("target", reads=())

@@ -155,6 +155,16 @@ def profiling_beyond(config: Config, world: World) -> Iterator[Finding]:
         )
 
 
+@rule("profiling.ranks", reads=("profiling.enable", "profiling.ranks"))
+def profiling_ranks(config: Config, world: World) -> Iterator[Finding]:
+    """profiling.ranks names ranks of the run."""
+    section = config.profiling
+    absent = [rank for rank in section.ranks if rank >= world.size]
+    if section.enable and absent:
+        what = f"there is no rank {absent[0]}: the run has {world.size} rank{'s' * (world.size > 1)}, counted from 0."
+        yield f"profiling.ranks={list(section.ranks)}", what, "profiling.ranks=[0], or profiling.ranks=[] for all"
+
+
 def _whole(size: int, micro: int) -> int:
     """The multiple of `micro` nearest to a batch of `size` sequences."""
     return max(round(size / max(micro, 1)), 1) * micro

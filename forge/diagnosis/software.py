@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import netrc
 import os
 import platform
 import re
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from forge.config.wandb_login import login
 from forge.diagnosis.ask import ask
 from forge.diagnosis.finding import Finding, missing, ok, warn
 
@@ -93,21 +93,14 @@ def compiler(environ: Mapping[str, str] = os.environ, include: str | None = None
 
 
 def wandb(environ: Mapping[str, str] = os.environ) -> Finding:
-    """Whether there is a login; its value is not looked at."""
+    """Whether there is a login."""
     only = "only needed for metrics.enable_wandb=true with metrics.wandb_mode=online"
-    if environ.get("WANDB_API_KEY"):
-        return ok("W&B", "logged in by WANDB_API_KEY")
-    host = environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0].partition(":")[0]
-    file = Path(environ.get("NETRC") or Path(environ.get("HOME", "~"), ".netrc").expanduser())
-    try:
-        hosts = netrc.netrc(str(file)).hosts
-    except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
-        hosts = {}
-        if not isinstance(error, FileNotFoundError):
-            return warn("W&B", f"{file} cannot be read: {getattr(error, 'strerror', None) or error}", f"correct the file; {only}")
-    if host in hosts:
-        return ok("W&B", f"logged in to {host} by {file}")
-    return missing("W&B", f"no login to {host}", f"wandb login; {only}")
+    found = login(environ)
+    if found.source:
+        return ok("W&B", f"logged in to {found.host} by {found.source}")
+    if found.fault:
+        return warn("W&B", found.fault, f"correct the file; {only}")
+    return missing("W&B", f"no login to {found.host}", f"wandb login; {only}")
 
 
 def _requirements() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from forge.models.contract import Cached, LanguageModel
 from forge.models.head import head_of
 from forge.models.modes import evaluating
+
+NOT_FINITE = "the model's logits are not finite; its weights were trained to NaN or infinity"
+NONE = -1  # in place of a token that cannot be drawn
 
 
 @torch.no_grad()
@@ -24,6 +28,7 @@ def generate(
     seed: int = 0,
     eos_id: int | None = None,
     use_cache: bool = True,
+    agree: Callable[[Tensor], Tensor] = lambda drawn: drawn,
 ) -> Tensor:
     """Continue tokens: [batch, prompt] -> [batch, prompt + new], with new <= max_new_tokens.
 
@@ -31,6 +36,10 @@ def generate(
     a row that ended sooner is filled up with eos_id. Temperature 0 is greedy. The same seed gives the same text,
     and no global generator is touched. Without a cache every token reads the whole text again. The model comes back in the
     mode, train or eval, it was in.
+
+    agree: what all take where this process drew a token for each row [batch, 1]; processes that share a model have to
+    go through it in step, and one bit of a logit that differs gives another token. Raises FloatingPointError for logits
+    that are not finite.
     """
     _check(temperature, top_k, top_p)
     prompt = tokens.shape[1]
@@ -45,8 +54,9 @@ def generate(
     with evaluating(model):  # type: ignore[arg-type]
         while tokens.shape[1] < total:
             hidden = cached.hidden(unread, cache=cache) if cached is not None else model.hidden(tokens)
-            probabilities = next_token_probabilities(head_of(model).logits(hidden[:, -1]), temperature, top_k, top_p)
-            unread = torch.multinomial(probabilities, 1, generator=generator)
+            unread = agree(_draw(head_of(model).logits(hidden[:, -1]), temperature, top_k, top_p, generator))
+            if bool((unread == NONE).any()):
+                raise FloatingPointError(NOT_FINITE)
             if eos_id is not None:
                 unread = unread.masked_fill(ended, eos_id)
                 ended |= unread == eos_id
@@ -65,7 +75,7 @@ def next_token_probabilities(logits: Tensor, temperature: float, top_k: int = 0,
     """
     logits = logits.float()
     if not bool(torch.isfinite(logits).all()):
-        raise FloatingPointError("the model's logits are not finite; its weights were trained to NaN or infinity")
+        raise FloatingPointError(NOT_FINITE)
     if temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     probabilities = torch.softmax(logits / temperature, dim=-1)
@@ -80,6 +90,15 @@ def next_token_probabilities(logits: Tensor, temperature: float, top_k: int = 0,
         likeliest = likeliest.masked_fill(before >= top_p, 0.0)
         likeliest /= likeliest.sum(-1, keepdim=True)
     return torch.zeros_like(probabilities).scatter_(-1, index, likeliest)
+
+
+def _draw(logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:
+    """logits: [batch, vocab] -> tokens [batch, 1]; NONE where the logits are not finite."""
+    try:
+        probabilities = next_token_probabilities(logits, temperature, top_k, top_p)
+    except FloatingPointError:
+        return torch.full((len(logits), 1), NONE, device=logits.device)
+    return torch.multinomial(probabilities, 1, generator=generator)
 
 
 def _check(temperature: float, top_k: int, top_p: float) -> None:

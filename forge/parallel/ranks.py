@@ -81,6 +81,12 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, group=self.host)
         return box[0]
 
+    def copy_from_main(self, values: Tensor) -> Tensor:
+        """What the main rank has, in place, on the device of this rank."""
+        if self.size > 1:
+            dist.broadcast(values, src=0)
+        return values
+
     def barrier(self) -> None:
         """Until all ranks are here."""
         if self.host is not None:

@@ -113,12 +113,16 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         metric=config.eval.metric,
         ranks=ranks,
     )
-    wishes: list[Wish] = [signals, *([TimeLimit(train.max_time)] if train.max_time else []), saving]
+    wishes: list[Wish] = [signals]
+    if train.max_time:
+        wishes.append(TimeLimit(train.max_time))
+    if config.checkpoint.enabled:
+        wishes.append(saving)
     callbacks: list[Callback] = [signals, Agreement(wishes, ranks), guard, logger]
     if train.nccl_health_check_interval:
         callbacks.append(SignOfLife(train.nccl_health_check_interval, ranks))
-    if config.profiling.enable:
-        callbacks.append(Profiler(config.profiling, run_dir, device))
+    if config.profiling.enable and ranks.rank in (config.profiling.ranks or range(ranks.size)):
+        callbacks.append(Profiler(config.profiling, run_dir, device, ranks.rank))
     if evaluation is not None:
         callbacks += [evaluation, EarlyStopping(config.eval)]
         if config.eval.sample_prompts:
@@ -132,6 +136,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
                     run_dir=run_dir if ranks.main else None,
                     seed=config.seed,
                     show=show,
+                    ranks=ranks,
                 )
             )
     votes = bool(users) and ranks.size > 1

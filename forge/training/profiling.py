@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,17 +14,26 @@ from forge.training.loop import Loop
 from forge.training.step import StepOutput
 from forge.training.writing import say
 
+ALLOCATIONS = 100_000  # and frees that a snapshot of memory goes back
+
 
 class Profiler(Callback):
-    """Records steps start_step to end_step, both included, and writes the trace when the window or the run ends."""
+    """Records steps start_step to end_step, both included, and writes the trace when the window or the run ends.
 
-    def __init__(self, section: Profiling, run_dir: Path, device: torch.device) -> None:
+    With memory_snapshot the last allocations of the run are kept in memory: they are written at the end of the window,
+    and where memory runs out.
+    """
+
+    def __init__(self, section: Profiling, run_dir: Path, device: torch.device, rank: int = 0) -> None:
         self.section, self.device = section, device
-        self.folder = run_dir / section.trace_dir
+        self.folder = run_dir / section.trace_dir / f"rank_{rank}"
         self.profile: torch.profiler.profile | None = None
         self.snapshot = section.memory_snapshot and device.type == "cuda"
 
     def on_start(self, loop: Loop) -> None:
+        if self.snapshot:
+            torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
+            loop.on_failure = self._after(loop.on_failure, loop)
         self._begin_after(loop.state.step)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
@@ -37,6 +48,8 @@ class Profiler(Callback):
     def close(self) -> None:
         if self.profile is not None:
             self._stop()
+        if self.snapshot:
+            torch.cuda.memory._record_memory_history(enabled=None)
 
     def _begin_after(self, step: int) -> None:
         if step != self.section.start_step - 1:
@@ -44,24 +57,39 @@ class Profiler(Callback):
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        if self.snapshot:
-            torch.cuda.memory._record_memory_history()
         self.profile = torch.profiler.profile(activities=activities, record_shapes=True)
         self.profile.start()
 
     def _finish(self, loop: Loop) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         name = f"steps_{self.section.start_step}_to_{loop.state.step}"
         with loop.paused():
             if self.snapshot:
-                torch.cuda.memory._dump_snapshot(str(self.folder / f"{name}_memory.pickle"))
-            self._stop().export_chrome_trace(str(self.folder / f"{name}.json"))
-        say(f"profile: {self.folder / name}.json")
+                self._write_memory(f"{name}_memory.pickle")
+            self._stop().export_chrome_trace(str(self._file(f"{name}.json.gz")))
+        say(f"profile: {self.folder / name}.json.gz")
+
+    def _after(self, told: Callable[[BaseException], object], loop: Loop) -> Callable[[BaseException], None]:
+        """What to do once others have been told of an error, which is then raised: its tensors are still there."""
+
+        def on_failure(error: BaseException) -> None:
+            told(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                name = f"out_of_memory_at_step_{loop.state.step + 1}.pickle"
+                with suppress(OSError):  # of a full disk, which is not why the run fails
+                    self._write_memory(name)
+                    say(f"memory: {self.folder / name}")
+
+        return on_failure
+
+    def _write_memory(self, name: str) -> None:
+        torch.cuda.memory._dump_snapshot(str(self._file(name)))
+
+    def _file(self, name: str) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / name
 
     def _stop(self) -> torch.profiler.profile:
         assert self.profile is not None
         stopped, self.profile = self.profile, None
         stopped.stop()
-        if self.snapshot:
-            torch.cuda.memory._record_memory_history(enabled=None)
         return stopped

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from forge.config.eval import Eval
 from forge.data.tokenizer import Tokenizer
+from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.device import Autocast
 from forge.training.loop import Loop
@@ -18,15 +20,28 @@ from forge.training.writing import continue_text, encode_prompt, say
 
 
 class Samples(Callback):
-    """Continues each prompt every sample_interval steps and at the end, unless interrupted; on the terminal and in samples.jsonl."""
+    """Continues each prompt every sample_interval steps and at the end, unless interrupted.
+
+    The texts go to the terminal and into samples.jsonl. All ranks take the tokens that the main one draws.
+    """
 
     def __init__(
-        self, section: Eval, *, model: nn.Module, tokenizer: Tokenizer, autocast: Autocast, run_dir: Path | None, seed: int, show: bool
+        self,
+        section: Eval,
+        *,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        autocast: Autocast,
+        run_dir: Path | None,
+        seed: int,
+        show: bool,
+        ranks: Ranks,
     ) -> None:
         self.section, self.model, self.tokenizer, self.autocast = section, model, tokenizer, autocast
         self.path, self.show = run_dir / SAMPLES if run_dir is not None else None, show
         temperature, top_k = section.sample_temperature, section.sample_top_k
-        self.options = {"tokens": section.sample_tokens, "temperature": temperature, "top_k": top_k, "seed": seed}
+        self.options: dict[str, Any] = {"tokens": section.sample_tokens, "temperature": temperature, "top_k": top_k}
+        self.options |= {"seed": seed, "agree": ranks.copy_from_main}
         self._check_prompts(int(model.max_seq_len))  # type: ignore[arg-type]
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:

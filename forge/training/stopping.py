@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from forge.config.eval import HIGHER_IS_BETTER, Eval
+from forge.launch.local import heard
 from forge.launch.requeue import Noted
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
@@ -72,7 +73,6 @@ class Signals(Callback):
     so a thread of its own watches the clock, and hears of further signals by what Python writes to a file as each arrives.
     """
 
-    NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
     SAME_SECONDS = 1.0
 
     def __init__(self, timeout: float, ranks: Ranks | None = None, *, saves: bool = True) -> None:
@@ -92,8 +92,7 @@ class Signals(Callback):
             self.previous_file = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
             self.watching = threading.Thread(target=self._watch, args=(hear,), daemon=True)
             self.watching.start()
-            heard = [number for number in self.NUMBERS if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT]
-            self.previous = {number: signal.signal(number, self._handle) for number in heard}  # nohup ignores SIGHUP for us
+            self.previous = {number: signal.signal(number, self._handle) for number in heard()}
             for number, before in self.previous.items():
                 if isinstance(before, Noted) and before.number is not None:
                     signal.raise_signal(number)

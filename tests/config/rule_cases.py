@@ -270,6 +270,14 @@ CASES = [
         heals="profiling.end_step=11",
     ),
     Case(
+        "profiling.ranks",
+        "profiling=on profiling.ranks=[0,2] parallel=fsdp run.num_processes=2",
+        "there is no rank 2: the run has 2 ranks, counted from 0.",
+        "profiling.ranks=[0], or profiling.ranks=[] for all",
+        "profiling=on profiling.ranks=[1] parallel=fsdp run.num_processes=2",
+        heals="profiling.ranks=[]",
+    ),
+    Case(
         "profiling.beyond",
         "profiling=on profiling.end_step=101",
         "the run ends at step 100, so the trace is cut there.",
@@ -301,6 +309,17 @@ CASES = [
         "run.inline=false",
         "run.inline=true",
         heals="run.inline=false",
+    ),
+    *(
+        Case(
+            "metrics.wandb_login",
+            "metrics.enable_wandb=true",
+            "W&B has no login to api.wandb.ai here, so nothing would be logged there.",
+            "type wandb login, or metrics.wandb_mode=offline",
+            f"metrics.enable_wandb=true {kept}",
+            heals="metrics.wandb_mode=offline",
+        )
+        for kept in ("metrics.wandb_mode=offline", "launch=slurm launch.setup=['. secrets.sh']")
     ),
     Case(
         "precision.fp16_cpu",

@@ -115,7 +115,11 @@ def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasse
     small = [text for text in SMALL if not text.startswith(f"{group}.") or group in ("model", "train", "run") or variant == "bpe"]
     small = [text for text in small if variant != "file" or not text.startswith(("tokenizer.", "model.vocab_size"))]
     value = paths(tmp_path).get(key) or WITH.get(key) or as_text(second(key))
-    more = {"parallel.ep": ["model.moe.num_experts=4"], "launch.gpu_type": ["launch.gpus_per_node=1"]}.get(key, [])
+    more = {
+        "parallel.ep": ["model.moe.num_experts=4"],
+        "launch.gpu_type": ["launch.gpus_per_node=1"],
+        "metrics.enable_wandb": ["metrics.wandb_mode=offline"],
+    }.get(key, [])
     config = resolved([*small, *choice, *more, f"{key}={value}"], as_point=True).config
     section = get(config, group) if group else config
     wanted = yaml.safe_load(value)

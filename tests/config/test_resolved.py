@@ -60,7 +60,7 @@ def test_nothing_of_omegaconf_is_left(overrides: list[str]):
             assert not OmegaConf.is_config(value)
             assert type(value) in (int, float, str, bool, type(None), tuple, FrozenDict) or isinstance(value, Section)
             if isinstance(value, tuple):
-                assert {type(element) for element in value} <= {str, float}
+                assert {type(element) for element in value} <= {str, int, float}
             if isinstance(value, FrozenDict):
                 assert {type(inner) for inner in below(value)} <= {int, float, str, bool, type(None), tuple, FrozenDict}
 

@@ -126,7 +126,7 @@ def test_wandb(tmp_path: Path):
     home = {"HOME": str(tmp_path)}
     found = software.wandb(home)
     assert (found.status, found.needed, found.fix) == (MISSING, False, f"wandb login; {only}")
-    assert software.wandb({**home, "WANDB_API_KEY": "secret"}).found == "logged in by WANDB_API_KEY"
+    assert software.wandb({**home, "WANDB_API_KEY": "secret"}).found == "logged in to api.wandb.ai by WANDB_API_KEY"
     file = tmp_path / ".netrc"
     file.write_text("machine api.wandb.ai login user password secret\n")
     file.chmod(0o600)

@@ -22,9 +22,10 @@ def leave(status, code, step):
         put("result.json", {**result, "objective": {"name": "train/loss", "value": 1 / seed}})
     os._exit(code)
 if seed == 55 and not os.path.exists(path("go")):  # as Python does before it can run any code of ours
-    signal.signal(signal.SIGINT, lambda *_: os._exit(1))
     put("ready", os.getpid())
-    time.sleep(60)
+    while signal.SIGINT not in signal.sigpending(): time.sleep(0.01)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 if rank == 0:
     lock = os.open(path("run.lock"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -86,10 +86,11 @@ def test_a_worker_that_said_itself_what_happened_is_not_reported_again(start: Ca
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
 def test_signals_are_passed_on(name: str, start: Callable[[str], int], tmp_path: Path):
     code = f"""
 signal.signal(signal.{name}, lambda *_: ((RUN_DIR / 'got').write_text('{name}'), sys.exit(7)))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 (RUN_DIR / 'ready').write_text('')
 time.sleep(20)
 """
@@ -103,23 +104,38 @@ time.sleep(20)
     assert (tmp_path / "got").read_text() == name
 
 
-def test_interrupts_are_left_to_the_worker(start: Callable[[str], int], tmp_path: Path):
-    code = "(RUN_DIR / 'ready').write_text('')\nwhile not (RUN_DIR / 'go').exists(): time.sleep(0.01)\nsys.exit(5)"
+def test_an_interrupt_waits_until_python_has_started(start: Callable[[str], int], tmp_path: Path, capfd):
+    """Without the traceback of whatever Python was importing."""
+    code = """
+from forge.worker import end_on_interrupt
+(RUN_DIR / 'ready').write_text('')
+while signal.SIGINT not in signal.sigpending(): time.sleep(0.01)
+end_on_interrupt()
+time.sleep(20)
+"""
 
     def interrupt() -> None:
         wait_for((tmp_path / "ready").exists)
         os.kill(os.getpid(), signal.SIGINT)
-        (tmp_path / "go").write_text("")
 
     threading.Thread(target=interrupt).start()
-    assert start(code) == 5
+    assert start(code) == 130
+    said = f"the worker was ended by SIGINT; the run goes on with: python -m forge.resume {tmp_path}\n"
+    assert capfd.readouterr().err == said
+    assert not (tmp_path / "error.json").exists()
+
+
+def test_what_is_ignored_stays_so_but_for_interrupts(monkeypatch: pytest.MonkeyPatch):
+    """nohup ignores SIGHUP on purpose, a shell SIGINT for whatever a script starts in the background."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
+    assert local.heard() == [signal.SIGINT]
 
 
 def test_the_parents_own_handlers_come_back(start: Callable[[str], int]):
-    numbers = [*local.FORWARDED, signal.SIGINT]
-    before = [signal.getsignal(number) for number in numbers]
+    before = [signal.getsignal(number) for number in local.STOPPING]
     start("")
-    assert [signal.getsignal(number) for number in numbers] == before
+    assert [signal.getsignal(number) for number in local.STOPPING] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
 def test_it_works_in_another_thread(start: Callable[[str], int]):

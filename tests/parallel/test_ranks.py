@@ -44,6 +44,7 @@ def test_alone_everything_is_immediate() -> None:
     assert ranks.largest(7, 8) == [7, 8]
     assert ranks.from_main("x") == "x"
     assert ranks.total(torch.tensor(3.0)) == 3
+    assert ranks.copy_from_main(torch.tensor(3.0)) == 3
     ranks.check_alive(1)
     ranks.barrier()
     ranks.close()
@@ -61,6 +62,7 @@ def test_what_ranks_agree_on() -> None:
         assert ranks.largest(10 * rank, -rank) == [10, 0]
         assert ranks.of_all({"of": rank}) == [{"of": 0}, {"of": 1}]
         assert ranks.from_main({"of": rank}) == {"of": 0}
+        assert ranks.copy_from_main(torch.tensor([7.0, rank])).tolist() == [7.0, 0.0]
         assert ranks.total(torch.tensor([1.0, rank])).tolist() == [2.0, 1.0]
         for step in (1, 2):
             ranks.check_alive(step)

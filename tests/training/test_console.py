@@ -67,7 +67,14 @@ def test_quiet_when_the_console_is_off(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def terminal(width: int, stream: io.StringIO) -> Console:
+class Terminal(io.StringIO):
+    """A terminal that keeps what is written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(width: int, stream: Terminal) -> Console:
     return Console(file=stream, force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"})
 
 
@@ -79,7 +86,7 @@ def terminal(width: int, stream: io.StringIO) -> Console:
     ],
 )
 def test_live_bar_on_a_terminal(width, bar, shown, cut):
-    stream, clock = io.StringIO(), Clock()
+    stream, clock = Terminal(), Clock()
     tracker = console_tracker(100, console=terminal(width, stream), clock=clock)
     assert isinstance(tracker, LiveConsole)
     tracker.log(10, TRAINING)
@@ -97,7 +104,7 @@ def test_live_bar_on_a_terminal(width, bar, shown, cut):
 
 
 def test_evaluations_prints_and_warnings_scroll_by_above_the_bar(monkeypatch):
-    stream = io.StringIO()
+    stream = Terminal()
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
     tracker = console_tracker(100, console=terminal(100, stream))
@@ -112,8 +119,19 @@ def test_evaluations_prints_and_warnings_scroll_by_above_the_bar(monkeypatch):
 
 
 def test_a_dumb_terminal_gets_plain_lines():
-    console = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    console = Console(file=Terminal(), force_terminal=True, _environ={"TERM": "dumb"})
     assert isinstance(console_tracker(10, console=console), PlainConsole)
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_no_frame_is_written_into_a_file(variable, monkeypatch, tmp_path):
+    """rich takes these, which CI and notebooks set, for the sign of a terminal."""
+    monkeypatch.setenv(variable, "1")
+    with (tmp_path / "log.txt").open("w+") as file:
+        assert Console(file=file).is_terminal
+        script(Console(file=file), Clock())
+        file.seek(0)
+        assert file.read() == GOLDEN
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,21 @@ def test_resume_is_bit_equal_with_deterministic_kernels(trained: Callable[..., P
 def test_memory_snapshot(trained: Callable[..., Path]) -> None:
     window = ("profiling=on", "profiling.start_step=2", "profiling.end_step=3", "profiling.memory_snapshot=true")
     path = trained("run.device=cuda", *window)
-    snapshot = pickle.loads((path / "profiler_traces" / "steps_2_to_3_memory.pickle").read_bytes())
+    folder = path / "profiler_traces" / "rank_0"
+    snapshot = pickle.loads((folder / "steps_2_to_3_memory.pickle").read_bytes())
     assert any(trace for trace in snapshot["device_traces"])
-    assert (path / "profiler_traces" / "steps_2_to_3.json").exists()
+    assert (folder / "steps_2_to_3.json.gz").exists()
+
+
+def test_memory_that_runs_out_is_in_a_snapshot(new_run: Callable[..., Path]) -> None:
+    path = new_run("run.device=cuda", "profiling=on", "profiling.memory_snapshot=true")
+    parts = assemble(path)
+    too_much = lambda *_: torch.empty(1 << 50, device="cuda") if parts.loop.state.step == 2 else None  # noqa: E731
+    parts.model.norm.register_forward_pre_hook(too_much)
+    with pytest.raises(torch.OutOfMemoryError):
+        parts.loop.run()
+    snapshot = pickle.loads((path / "profiler_traces" / "rank_0" / "out_of_memory_at_step_3.pickle").read_bytes())
+    assert any(event["action"] == "oom" for trace in snapshot["device_traces"] for event in trace)
 
 
 def test_what_ranks_wish_is_read_a_step_later_without_waiting_for_the_device() -> None:

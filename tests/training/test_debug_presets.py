@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -79,5 +80,6 @@ def test_anomaly_does_not_stop_a_healthy_run(preset: Callable[..., Path]) -> Non
 
 def test_profile_traces_its_window(preset: Callable[..., Path]) -> None:
     path = preset("profile", "train.batch_size=1", "train.seq_len=16")
-    events = json.loads((path / "profiler_traces" / "steps_5_to_8.json").read_text())["traceEvents"]
+    trace = path / "profiler_traces" / "rank_0" / "steps_5_to_8.json.gz"
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert sum(event.get("name", "").startswith("Optimizer.step#AdamW") for event in events) == 4

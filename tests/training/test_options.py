@@ -89,8 +89,9 @@ def test_sampling_options_reach_the_sampler(trained: Callable[..., Path], monkey
 
     monkeypatch.setattr(writing, "generate", spy)
     trained(*SAMPLES, "seed=7", "eval.sample_tokens=5", "eval.sample_temperature=0.3", "eval.sample_top_k=9")
-    eos = asked[0].pop("eos_id")
+    eos, agree = asked[0].pop("eos_id"), asked[0].pop("agree")
     assert isinstance(eos, int)
+    assert agree.__name__ == "copy_from_main"
     assert asked[0] == {"tokens": 5, "temperature": 0.3, "top_k": 9, "seed": 7}
     assert len(asked) == 2
 

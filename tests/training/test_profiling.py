@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,36 +11,38 @@ from typing import Any
 import pytest
 import torch
 
+from forge.config.profiling import Profiling
 from forge.training.assemble import Parts, assemble
+from forge.training.profiling import Profiler
 
 WINDOW = ("profiling=on", "profiling.start_step=2", "profiling.end_step=4")
 
 
 def optimizer_steps(trace: Path) -> int:
-    events: list[dict[str, Any]] = json.loads(trace.read_text())["traceEvents"]
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     return sum(event.get("name", "").startswith("Optimizer.step#AdamW") for event in events)
 
 
 def traces(run_dir: Path, folder: str = "profiler_traces") -> list[str]:
-    return sorted(path.name for path in (run_dir / folder).iterdir()) if (run_dir / folder).exists() else []
+    return sorted(str(path.relative_to(run_dir / folder)) for path in (run_dir / folder).rglob("*") if path.is_file())
 
 
 def test_the_trace_has_exactly_the_steps_of_the_window(trained: Callable[..., Path]) -> None:
     path = trained(*WINDOW, "train.max_steps=6", "profiling.trace_dir=seen")
-    assert traces(path, "seen") == ["steps_2_to_4.json"]
-    assert optimizer_steps(path / "seen" / "steps_2_to_4.json") == 3
+    assert traces(path, "seen") == ["rank_0/steps_2_to_4.json.gz"]
+    assert optimizer_steps(path / "seen" / "rank_0" / "steps_2_to_4.json.gz") == 3
     assert traces(path) == []
 
 
 def test_a_window_from_the_first_step(trained: Callable[..., Path]) -> None:
     path = trained("profiling=on", "profiling.start_step=1", "profiling.end_step=2", "train.max_steps=3")
-    assert optimizer_steps(path / "profiler_traces" / "steps_1_to_2.json") == 2
+    assert optimizer_steps(path / "profiler_traces" / "rank_0" / "steps_1_to_2.json.gz") == 2
 
 
 def test_a_window_that_the_end_of_the_run_cuts(trained: Callable[..., Path]) -> None:
     path = trained(*WINDOW, "train.max_steps=3")
-    assert traces(path) == ["steps_2_to_3.json"]
-    assert optimizer_steps(path / "profiler_traces" / "steps_2_to_3.json") == 2
+    assert traces(path) == ["rank_0/steps_2_to_3.json.gz"]
+    assert optimizer_steps(path / "profiler_traces" / "rank_0" / "steps_2_to_3.json.gz") == 2
 
 
 def test_no_window_no_trace(trained: Callable[..., Path]) -> None:
@@ -55,4 +58,30 @@ def test_a_failure_inside_the_window_leaves_no_profiler_running(assembled: Calla
     assert not torch.autograd.profiler._is_profiler_enabled
     path = new_run(*WINDOW)
     assemble(path).loop.run()  # torch has one profiler a process
-    assert optimizer_steps(path / "profiler_traces" / "steps_2_to_4.json") == 3
+    assert optimizer_steps(path / "profiler_traces" / "rank_0" / "steps_2_to_4.json.gz") == 3
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_where_the_memory_of_a_gpu_runs_out_its_last_allocations_are_written(
+    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After the error has been told, for which other ranks wait. Also at the end of the window. Here without a GPU."""
+    done: list[str] = []
+    recorded = lambda enabled="all", **_: done.append(f"record {enabled}")  # noqa: E731
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", recorded)
+    dumped = lambda path: done.append(str(Path(path).relative_to(tmp_path)))  # noqa: E731
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dumped)
+    parts = assembled()
+    section = Profiling(enable=True, start_step=2, end_step=3, memory_snapshot=True)
+    parts.loop.callbacks = [Profiler(section, tmp_path, torch.device("cuda"), rank=3)]
+    parts.loop.on_failure = lambda error: done.append(f"told {error}")
+    parts.model.norm.register_forward_pre_hook(lambda *_: _run_out() if parts.loop.state.step == 4 else None)
+    with pytest.raises(torch.OutOfMemoryError):
+        parts.loop.run()
+    window, error = "steps_2_to_3_memory.pickle", "out_of_memory_at_step_5.pickle"
+    place = "profiler_traces/rank_3/"
+    assert done == ["record all", place + window, "told no memory", place + error, "record None"]
+
+
+def _run_out() -> None:
+    raise torch.OutOfMemoryError("no memory")

@@ -160,6 +160,15 @@ def test_offline_wandb_goes_on_under_its_id(tmp_path, wandb):
     assert first == second != third == "given"
 
 
+def test_wandb_is_offline_where_its_own_variable_says_so(tmp_path, wandb, monkeypatch, caplog):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.teardown()  # it has read the variables
+    write(Metrics(enable_wandb=True, wandb_mode="online", **QUIET), tmp_path)
+    wandb.teardown()
+    assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
+    assert not caplog.records
+
+
 def test_a_wandb_process_that_is_ended_is_one_warning(tmp_path, wandb):
     script = f"""
 import os, signal
@@ -196,7 +205,7 @@ def test_online_wandb_is_asked_to_resume_the_id_it_has(tmp_path, wandb, monkeypa
     if kept:
         (tmp_path / "wandb_id").write_text(kept)
     WandB(Metrics(enable_wandb=True, wandb_run_id=section), tmp_path, {})
-    assert (asked["id"], asked["resume"]) == expected
+    assert (asked["id"], asked["resume"], asked["mode"]) == (*expected, None)
     assert asked["settings"].finish_timeout == FINISH_SECONDS
     assert (tmp_path / "wandb_id").read_text() == f"{expected[0] or 'new'}\n"
 

@@ -19,10 +19,13 @@ WIDE = 100  # columns of a terminal that has room for a long bar
 
 
 def console_tracker(total_steps: int, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> Tracker:
-    """A live bar where `console` (default: stdout) is a terminal, plain lines elsewhere."""
+    """A live bar where `console` (default: stdout) is a terminal, plain lines elsewhere.
+
+    rich alone would take a file for a terminal where FORCE_COLOR is set, as CI and notebooks do.
+    """
     console = console or Console()
-    kind = LiveConsole if console.is_terminal and not console.is_dumb_terminal else PlainConsole
-    return kind(total_steps, console, clock)
+    live = console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
+    return (LiveConsole if live else PlainConsole)(total_steps, console, clock)
 
 
 def step_text(step: int, total_steps: int) -> str:

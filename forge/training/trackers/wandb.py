@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.metrics import Metrics
+from forge.config.wandb_login import sends
 
 ID_FILE = "wandb_id"
 FINISH_SECONDS = 120.0  # what is not uploaded by then stays in the run directory, for `wandb sync`
@@ -22,7 +23,6 @@ class WandB:
     def __init__(self, section: Metrics, run_dir: Path, config: dict[str, Any]) -> None:
         import wandb
 
-        online = section.wandb_mode == "online"
         kept = run_dir / ID_FILE
         run_id = section.wandb_run_id or (kept.read_text(encoding="utf-8").strip() if kept.is_file() else None)
         settings = wandb.Settings(console="off")
@@ -32,8 +32,8 @@ class WandB:
             project=section.wandb_project,
             name=section.wandb_run_name or run_dir.resolve().name,
             id=run_id,
-            resume="allow" if run_id and online else None,
-            mode="online" if online else "offline",
+            resume="allow" if run_id and sends(section) else None,
+            mode=None if section.wandb_mode == "online" else "offline",  # None: as WANDB_MODE and its settings have it
             dir=str(run_dir),
             config=config,
             settings=settings,

@@ -1,0 +1,92 @@
+"""Ranks that share a model take the tokens that the main one draws, though their logits differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+
+from forge.config.eval import Eval
+from forge.config.parallel import Parallel
+from forge.models.decoder import Decoder
+from forge.parallel.fsdp import shard
+from forge.parallel.mesh import make_mesh
+from forge.parallel.ranks import Ranks
+from forge.training.samples import Samples
+
+SECTION = Eval(sample_prompts=["ab", "q"], sample_tokens=20, sample_temperature=1.0)
+
+
+class Autocast:
+    """Of no other number format, on a CPU."""
+
+    device = torch.device("cpu")
+
+    def __call__(self) -> Any:
+        return nullcontext()
+
+
+class Characters:
+    """A tokenizer of single characters, of which F ends a text."""
+
+    eos_id = 6
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(one) - 64 for one in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(one + 64) for one in ids)
+
+
+def texts(model: Decoder, folder: Path, ranks: Ranks) -> list[str]:
+    """What a callback writes for the prompts."""
+    folder.mkdir()
+    options: Any = {"tokenizer": Characters(), "autocast": Autocast(), "run_dir": folder, "seed": 1, "show": False}
+    loop: Any = SimpleNamespace(paused=nullcontext, state=SimpleNamespace(step=4))
+    Samples(SECTION, model=model, ranks=ranks, **options).sample(loop)
+    file = folder / "samples.jsonl"
+    return [json.loads(line)["text"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def sharded(model: Decoder, rank: int) -> Ranks:
+    mesh = make_mesh(Parallel(dp_shard=2), "cpu")
+    shard(model, mesh)
+    return Ranks(rank=rank, size=2, mesh=mesh, host=dist.group.WORLD)
+
+
+@pytest.mark.parametrize("differs", [lambda states: -states, lambda states: states * torch.nan], ids=["other", "NaN"])
+def test_the_text_is_the_main_ranks(
+    differs: Callable[[torch.Tensor], torch.Tensor], small_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
+    """One that drew for itself would end its text at another time, and leave the other waiting for its shards."""
+    expected = texts(small_decoder(), tmp_path / "alone", Ranks())
+    assert len(expected) == 2
+    assert max(map(len, expected)) < 20  # both end
+
+    def work(rank: int) -> None:
+        model = small_decoder()
+        ranks = sharded(model, rank)
+        if rank == 1:
+            model.norm.register_forward_hook(lambda module, states, out: differs(out))
+        assert texts(model, tmp_path / str(rank), ranks) == expected
+
+    on_ranks(2, work)
+
+
+def test_all_give_up_where_the_main_rank_has_no_text(small_decoder: Callable[..., Decoder], tmp_path: Path) -> None:
+    def work(rank: int) -> None:
+        model = small_decoder()
+        ranks = sharded(model, rank)
+        if rank == 0:
+            model.norm.register_forward_hook(lambda module, states, out: out * torch.nan)
+        assert texts(model, tmp_path / str(rank), ranks) == []
+
+    on_ranks(2, work)

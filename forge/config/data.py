@@ -31,8 +31,8 @@ class PythonSource(Data):
 
 @dataclass(kw_only=True)
 class Text(Data):
-    """Your own text: a file, a directory, a glob, or JSON lines."""
+    """Your own text: files as they are, or rows of JSON, CSV or Parquet with a field that holds it."""
 
     _target_: str = "forge.data.corpus.text_files"
-    path: str = opt("", "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, ... files")
-    text_field: str = opt("text", "the field that holds the text in a .jsonl file")
+    path: str = opt("", "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ... files")
+    text_field: str = opt("text", "the field, or column, that holds the text in a file of rows: .jsonl, .json, .csv, .tsv, .parquet")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 SECONDS = 600.0  # that ranks may start apart
 LAST_SECONDS = 60.0  # that a main rank which ends at once waits for the others to hear it
 SIGN_SECONDS, POLL_SECONDS = 5.0, 1.0  # between signs of life, and at most between looks at them
-WORD, HEARD, ALL, ALIVE, TURN = "forge/word", "forge/heard", "forge/all_have_heard", "forge/alive", "forge/turn"
+LEAVE_SECONDS = 10.0  # that a main rank waits for others to leave a run directory that it removes
+WORD, HEARD, ALL, ALIVE, TURN, LEFT = (f"forge/{name}" for name in ("word", "heard", "all_have_heard", "alive", "turn", "left"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,17 @@ class Meeting:
         if self.store.add(HEARD, 1) == int(os.environ["WORLD_SIZE"]) - 1:
             self.store.set(ALL, "")
         return word
+
+    def leave(self) -> None:
+        """Another rank says that it is done with the run directory."""
+        with suppress(Exception):
+            if self.store.add(LEFT, 1) == int(os.environ["WORLD_SIZE"]) - 1:
+                self.store.set(f"{LEFT}/all", "")
+
+    def alone(self) -> None:
+        """The main rank waits until the others have left, some seconds at most."""
+        with suppress(Exception):
+            self.store.wait([f"{LEFT}/all"], timedelta(seconds=LEAVE_SECONDS))
 
     def missing(self, step: int, timeout: timedelta) -> list[int]:
         """The ranks that have not asked this for the step within the timeout; all ask, for each step once."""

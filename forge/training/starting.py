@@ -120,8 +120,8 @@ def begin(
     moved = [] if start.undo_after is None else checkpointer.set_aside(start.undo_after)
     if moved:
         say(f"set aside: {', '.join(path.name for path in moved)}")
-    if not any(line.get("event") == "start" for line in attempts.read(run_dir)):
-        say(f"goes on with: {directory.resume_command(run_dir)}")  # from now on; what is refused before leaves nothing to go on with
+    if start.checkpoint is None:
+        say(f"goes on with: {directory.resume_command(run_dir)}")  # what is refused before leaves nothing to go on with
     rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
     attempts.started(run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from)
 

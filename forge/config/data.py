@@ -34,5 +34,9 @@ class Text(Data):
     """Your own text: files as they are, or rows of JSON, CSV or Parquet with a field that holds it."""
 
     _target_: str = "forge.data.corpus.text_files"
-    path: str = opt("", "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ... files")
+    path: str = opt(
+        "",
+        "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ... files",
+        several="for one run over several files a directory that holds them, or a glob such as 'data.path=texts/*.txt'",
+    )
     text_field: str = opt("text", "the field, or column, that holds the text in a file of rows: .jsonl, .json, .csv, .tsv, .parquet")

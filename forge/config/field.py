@@ -24,14 +24,18 @@ def opt(
     le: float | None = None,
     choices: Sequence[str] | None = None,
     free: bool = False,
+    verbatim: bool = False,
+    several: str = "",
 ) -> Any:
     """A dataclass field that knows its help text and the values it admits.
 
     Bounds apply to a number, to each element of a list, and to nothing when the value is null.
     `choices` names the legal strings (OmegaConf 2.3 has no Literal). `free`: the value may be another one when a run goes on.
+    `verbatim`: brackets around a text belong to it. `several`: what to give instead of several values.
     """
     bounds = {name: limit for name, limit in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)) if limit is not None}
     metadata = {"help": help, "bounds": bounds, "choices": tuple(choices) if choices else None, "free": free}
+    metadata |= {"verbatim": verbatim, "several": several}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

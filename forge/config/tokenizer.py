@@ -31,4 +31,4 @@ class TokenizerFile(Tokenizer):
 
     _target_: str = "forge.data.tokenizer.load_file"
     path: str = opt("", "path of the tokenizer.json")
-    eos_token: str | None = opt(None, "token that ends a document; null = the usual names are tried")
+    eos_token: str | None = opt(None, "token that ends a document; null = the usual names are tried", verbatim=True)

@@ -13,6 +13,7 @@ from forge.config.launch import Slurm
 from forge.config.model import Decoder
 from forge.config.root import Config
 from forge.config.scheduler import WSD, Constant, Decay
+from forge.config.tokenizer import FILE_NAME
 from forge.config.world import World
 
 PATHS = ("data.path", "data.cache_dir", "tokenizer.path", "checkpoint.init_from", "checkpoint.resume_from")
@@ -75,9 +76,11 @@ def paths(config: Config, world: World) -> Iterator[Derived]:
         group, name = key.split(".")
         path = getattr(getattr(config, group), name, None)
         if path and not (key == "checkpoint.resume_from" and path.isdecimal()):
-            absolute = os.path.abspath(os.path.expanduser(path))
+            absolute, why = os.path.abspath(os.path.expanduser(path)), "from where the command was typed"
+            if key == "tokenizer.path" and os.path.isfile(inside := os.path.join(absolute, FILE_NAME)):
+                absolute, why = inside, "the file of that name in the directory"
             if absolute != path:
-                yield Derived(key=key, value=absolute, why="from where the command was typed")
+                yield Derived(key=key, value=absolute, why=why)
 
 
 @derivation(reads=("run.dir", "run.root"), writes=("run.dir", "run.root"))

@@ -57,7 +57,7 @@ def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None
     elif (
         isinstance(node, StringNode)
         and isinstance(value, int | float | list)
-        and (not isinstance(value, list) or _said(tree, key, "verbatim"))
+        and (not isinstance(value, list) or schemas.said(key, "verbatim"))
     ):
         value = text.partition("=")[2]  # a name such as 1.50 or 12e4 is what was typed, not the number; so is a token's, [SEP]
     try:
@@ -78,28 +78,18 @@ def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None
             return _problem(text, f"'{shown}' does not fit {key}: {str(error).splitlines()[0]}", fix)
         if isinstance(value, list) and (several := expected.several(value, hint)):
             fix = f"{key}={several} with -m, for a sweep over these" if len(value) > 1 else f"{key}={several}"
-            fix += f"; {instead}" if len(value) > 1 and (instead := _said(tree, key, "several")) else ""
+            fix += f"; {instead}" if len(value) > 1 and (instead := schemas.said(key, "several")) else ""
         return _problem(text, f"{key} is {kind}; '{shown}' is not.", meant(key, shown, value, hint) or fix)
     return None
 
 
 def declaration(tree: DictConfig, key: str) -> tuple[Any, Any]:
     """The declared type of an option, and its default; None for what has no class."""
-    schema, name = _schema(tree, key)
-    return (None, None) if schema is None else (types_of(schema)[name], default_of(schema.__dataclass_fields__[name]))
-
-
-def _schema(tree: DictConfig, key: str) -> tuple[type[Section] | None, str]:
     above, _, name = key.rpartition(".")
     schema = OmegaConf.get_type(_section(tree, above))
-    known = isinstance(schema, type) and issubclass(schema, Section) and name in schema.__dataclass_fields__
-    return schema if known else None, name
-
-
-def _said(tree: DictConfig, key: str, what: str) -> Any:
-    """What the declaration of an option says of it beyond type and default."""
-    schema, name = _schema(tree, key)
-    return None if schema is None else schema.__dataclass_fields__[name].metadata.get(what)
+    if not isinstance(schema, type) or not issubclass(schema, Section) or name not in schema.__dataclass_fields__:
+        return None, None
+    return types_of(schema)[name], default_of(schema.__dataclass_fields__[name])
 
 
 def _instead(tree: DictConfig, key: str, value: str) -> Iterator[str]:
@@ -109,7 +99,7 @@ def _instead(tree: DictConfig, key: str, value: str) -> Iterator[str]:
         yield f"{key}=[{value}] for a list"
     elif str in (hint, *typing.get_args(hint)) and "," in value:
         yield f"{typed(key, quoted(value))} for a text"
-    if other := _said(tree, key, "several"):
+    if other := schemas.said(key, "several"):
         yield other
 
 

@@ -32,8 +32,10 @@ CASES += [*PLACE_CASES, *GOING_ON_CASES, *LAUNCH_CASES]
 def place(tmp_path: Path) -> Path:
     (tmp_path / "my.txt").write_text("some text")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "small.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 8}}}))
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 9}}, "added_tokens": [{"id": 11}]}))
+    (tmp_path / "small.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 8}}}))
+    added = [{"id": 10, "content": "<pad>"}, {"id": 11, "content": "<end>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 9}}, "added_tokens": added}))
+    (tmp_path / "no_end.json").write_text(json.dumps({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": added}))
     for step in (2, 10):
         (tmp_path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
     serialize.save(resolved(SMALL, as_point=True).config, tmp_path / "run" / "config.yaml")

@@ -13,6 +13,7 @@ from forge.config.field import Section, opt
 class Data(Section):
     """What every corpus has: a validation split, a cache and a loader."""
 
+    prompt = ""  # a text to continue that fits the corpus; empty = the beginning of a validation document
     _target_: str = MISSING
     val_fraction: float = opt(0.05, "share of the documents held out for validation, chosen by a hash of their content", gt=0, lt=1)
     cache_dir: str | None = opt(None, "where tokenizers and shards are kept; null = $FORGE_CACHE, else ~/.cache/forge", free=True)
@@ -26,6 +27,7 @@ class Data(Section):
 class PythonSource(Data):
     """The source files of the Python standard library on this machine."""
 
+    prompt = "def"
     _target_: str = "forge.data.corpus.python_source"
 
 

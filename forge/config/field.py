@@ -8,10 +8,17 @@ import functools
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from forge.config.errors import closest, did_you_mean
 from forge.config.frozen import freeze_value, thaw_value
+
+if TYPE_CHECKING:
+    AutoInt = int
+else:
+    # A number, or "auto", which resolve() replaces by one: all other code sees the number. For OmegaConf it is anything, since
+    # Hydra cannot compose unions (AssertionError in OmegaConf 2.3: the root of a UnionNode without a parent); `check_bounds` checks it.
+    AutoInt = Annotated[Any, int | str]
 
 
 def opt(
@@ -97,7 +104,8 @@ def _cloned(value: Any) -> Any:
 @functools.cache
 def types_of(schema: type[Section]) -> dict[str, Any]:
     """The declared type of each option of a section; to work them out takes a millisecond."""
-    return typing.get_type_hints(schema)
+    hints = typing.get_type_hints(schema, include_extras=True)
+    return {name: typing.get_args(hint)[1] if typing.get_origin(hint) is Annotated else hint for name, hint in hints.items()}
 
 
 def default_of(field: Field[Any]) -> Any:

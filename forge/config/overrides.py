@@ -50,7 +50,8 @@ def apply(tree: DictConfig, override: Override, groups: Iterable[str]) -> Proble
 def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None:
     parent, _, name = key.rpartition(".")
     node = _section(tree, parent)._get_node(name)
-    if isinstance(node, IntegerNode) and isinstance(value, float) and value.is_integer():
+    whole = isinstance(value, float) and value.is_integer()
+    if whole and (isinstance(node, IntegerNode) or int in typing.get_args(declaration(tree, key)[0])):
         value = int(value)
     elif isinstance(node, BooleanNode) and isinstance(value, int) and value not in (0, 1):
         return _problem(text, f"{key} is true or false; '{value}' is not.", "")  # OmegaConf takes 2 for true

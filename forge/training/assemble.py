@@ -13,6 +13,7 @@ from torch import nn
 
 from forge.config import serialize
 from forge.config.build import build
+from forge.config.derivation import Derived
 from forge.config.derive import fit_epochs
 from forge.config.root import Config
 from forge.config.stored import newest, number, numbered
@@ -35,7 +36,7 @@ from forge.training.guard import BadSteps
 from forge.training.logging import Logger
 from forge.training.loop import Loop
 from forge.training.profiling import Profiler
-from forge.training.samples import Samples
+from forge.training.samples import Samples, opening
 from forge.training.saving import Saving
 from forge.training.sign_of_life import SignOfLife
 from forge.training.starting import Start, begin, choose
@@ -75,7 +76,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
     with ranks.main_first():
         prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
     check_vocabulary(config, prepared)
-    config = _fit(config, run_dir, count_windows(prepared.train, config.train.seq_len))
+    config = _fit(config, run_dir, prepared, ranks)
     autocast = Autocast(config, device)
     model = build_model(config, device, ranks)
     check_dtypes(model)
@@ -120,7 +121,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         callbacks.append(Profiler(config.profiling, run_dir, device))
     if evaluation is not None:
         callbacks += [evaluation, EarlyStopping(config.eval)]
-        if config.eval.sample_prompts:
+        if config.eval.sample_tokens:
             show = config.metrics.enable_console and ranks.main
             callbacks.append(
                 Samples(
@@ -239,19 +240,26 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
         raise ValueError(f"model.vocab_size={rows}: the tokenizer has {ids} ids; set model.vocab_size={ids}")
 
 
-def _fit(config: Config, run_dir: Path, samples: int) -> Config:
-    """train.max_epochs becomes steps now that the corpus is counted."""
+def _fit(config: Config, run_dir: Path, prepared: Prepared, ranks: Ranks) -> Config:
+    """train.max_epochs becomes steps now that the corpus is counted, and a prompt that fits the text is found."""
     file = run_dir / numbered("derived.json", number(newest(run_dir).name))
     derived = {d["key"]: d for d in directory.read_json(file)}
     open_config = copy.deepcopy(config)
     open_config.thaw()
-    found = fit_epochs(open_config, samples, derived)
-    if not found:
-        return config
+    found = fit_epochs(open_config, count_windows(prepared.train, config.train.seq_len), derived)
     for step in found:
         say(f"{step.key} = {step.value}   ({step.why})")
+    if not config.eval.sample_prompts:
+        prompt, why = config.data.prompt, "it fits the data"
+        if not prompt:
+            prompt, why = opening(prepared.val, prepared.tokenizer, config.model.max_seq_len // 2), "the validation split begins with it"
+        open_config.eval.sample_prompts = [prompt]
+        found.append(Derived(key="eval.sample_prompts", value=[prompt], why=why))
+    if not found:
+        return config
     open_config.freeze()
-    directory.write_json(file, list((derived | {step.key: asdict(step) for step in found}).values()))
+    if ranks.main:
+        directory.write_json(file, list((derived | {step.key: asdict(step) for step in found}).values()))
     return open_config
 
 
@@ -291,8 +299,8 @@ def _evaluation(
 
     def run(interrupted: Callable[[], bool]) -> dict[str, float]:
         train = config.train
-        steps = config.eval.steps * train.grad_accum_steps * ranks.batch[1]  # the same text whatever the layout and the micro-batch
-        batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, steps=steps, part=ranks.batch)
+        sequences = config.eval.sequences(train.global_batch_size or 1, train.seq_len)  # whatever the layout and the micro-batch
+        batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, sequences=sequences, part=ranks.batch)
         return evaluate(model, unless(interrupted, batches), token_bytes=sizes, autocast=autocast, ranks=ranks)
 
     return Evaluation(run, interval=config.eval.interval, interrupted=signals.interrupted)

@@ -36,8 +36,3 @@ class Eval(Section):
     sample_tokens: int = opt(64, "tokens a sample; 0 = no samples", ge=0)
     sample_temperature: float = opt(0.8, "softmax temperature of samples; 0 = greedy", ge=0)
     sample_top_k: int = opt(50, "sample among the k likeliest tokens; 0 = all", ge=0)
-
-    def sequences(self, global_batch_size: int, seq_len: int) -> int:
-        """Sequences that are evaluated at most; 0 = any number."""
-        bounds = [self.steps * global_batch_size, max(self.max_tokens // seq_len, 1) if self.max_tokens else 0]
-        return min((bound for bound in bounds if bound), default=0)

@@ -30,7 +30,7 @@ from forge.parallel.ranks import Ranks, join
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer
 from forge.training.device import Autocast, check_dtypes, set_up
-from forge.training.evaluation import Evaluation, evaluate, unless
+from forge.training.evaluation import Evaluation, evaluate, most_sequences, unless
 from forge.training.flops import peak_flops
 from forge.training.guard import BadSteps
 from forge.training.logging import Logger
@@ -299,7 +299,7 @@ def _evaluation(
 
     def run(interrupted: Callable[[], bool]) -> dict[str, float]:
         train = config.train
-        sequences = config.eval.sequences(train.global_batch_size or 1, train.seq_len)  # whatever the layout and the micro-batch
+        sequences = most_sequences(config.eval, train)  # whatever the layout and the micro-batch
         batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, sequences=sequences, part=ranks.batch)
         return evaluate(model, unless(interrupted, batches), token_bytes=sizes, autocast=autocast, ranks=ranks)
 

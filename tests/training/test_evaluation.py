@@ -17,6 +17,7 @@ from forge.data.loader import eval_batches
 from forge.models.modes import evaluating
 from forge.training import evaluation
 from forge.training.assemble import Parts, assemble
+from forge.training.evaluation import most_sequences
 
 
 def never() -> bool:
@@ -54,12 +55,10 @@ def test_a_bound_takes_sequences_from_all_over_the_split(assembled: Callable[...
 
 
 def test_evaluation_is_bounded_unless_it_is_asked_otherwise() -> None:
-    quick, long = (cli.resolved([f"train={name}", "model.max_seq_len=2048"])[1].config for name in ("quick", "long"))
-    assert [one.eval.sequences(one.train.global_batch_size or 0, one.train.seq_len) * one.train.seq_len for one in (quick, long)] == [
-        999_936,
-        999_424,
-    ]
-    assert Eval(steps=0, max_tokens=0).sequences(8, 256) == 0, "all of it"
+    for preset, tokens in (("quick", 999_936), ("long", 999_424)):
+        config = cli.resolved([f"train={preset}", "model.max_seq_len=2048"])[1].config
+        assert most_sequences(config.eval, config.train) * config.train.seq_len == tokens
+        assert most_sequences(Eval(steps=0, max_tokens=0), config.train) == 0, "all of it"
 
 
 @pytest.mark.parametrize("micro_batch", [8, 2])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -76,7 +77,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
     with ranks.main_first():
         prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
     check_vocabulary(config, prepared)
-    config = _fit(config, run_dir, prepared, ranks)
+    config, derived = _fit(config, run_dir, prepared)
     autocast = Autocast(config, device)
     model = build_model(config, device, ranks)
     check_dtypes(model)
@@ -159,6 +160,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
     )
     if ranks.main:
         directory.write_json(run_dir / "data.json", prepared.manifest)
+        directory.write_json(_derived(run_dir), derived)
         if not (run_dir / TOKENIZER).exists():
             prepared.tokenizer.save(run_dir / TOKENIZER)  # of the first start, whatever becomes of the text
     return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation, guard=guard, ranks=ranks)
@@ -240,10 +242,9 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
         raise ValueError(f"model.vocab_size={rows}: the tokenizer has {ids} ids; set model.vocab_size={ids}")
 
 
-def _fit(config: Config, run_dir: Path, prepared: Prepared, ranks: Ranks) -> Config:
-    """train.max_epochs becomes steps now that the corpus is counted, and a prompt that fits the text is found."""
-    file = run_dir / numbered("derived.json", number(newest(run_dir).name))
-    derived = {d["key"]: d for d in directory.read_json(file)}
+def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list[dict[str, Any]]]:
+    """What follows from the text: steps from train.max_epochs, and a prompt; with all values that were ever worked out."""
+    derived = {one["key"]: one for one in directory.read_json(_derived(run_dir))}
     open_config = copy.deepcopy(config)
     open_config.thaw()
     found = fit_epochs(open_config, count_windows(prepared.train, config.train.seq_len), derived)
@@ -255,12 +256,12 @@ def _fit(config: Config, run_dir: Path, prepared: Prepared, ranks: Ranks) -> Con
             prompt, why = opening(prepared.val, prepared.tokenizer, config.model.max_seq_len // 2), "the validation split begins with it"
         open_config.eval.sample_prompts = [prompt]
         found.append(Derived(key="eval.sample_prompts", value=[prompt], why=why))
-    if not found:
-        return config
     open_config.freeze()
-    if ranks.main:
-        directory.write_json(file, list((derived | {step.key: asdict(step) for step in found}).values()))
-    return open_config
+    return open_config, list((derived | {step.key: asdict(step) for step in found}).values())
+
+
+def _derived(run_dir: Path) -> Path:
+    return run_dir / numbered("derived.json", number(newest(run_dir).name))
 
 
 def _logger(config: Config, run_dir: Path, device: torch.device, ranks: Ranks, *, resumed_at: int) -> Logger:

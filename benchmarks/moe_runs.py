@@ -90,7 +90,7 @@ def command(name: str, rate: float, seed: int, steps: int, shared: Sequence[str]
 def train(folder: Path, words: Sequence[str]) -> None:
     """Run forge.train into a directory; does nothing where it has ended before."""
     print(f"{folder.name} ...", file=sys.stderr, flush=True)
-    quiet = ["metrics.enable_console=false", "eval.sample_prompts=[]", "checkpoint.interval=1000000"]
+    quiet = ["metrics.enable_console=false", "eval.sample_tokens=0", "checkpoint.interval=1000000"]
     subprocess.run([sys.executable, *words, *quiet, f"run.dir={folder}"], check=True, stdout=sys.stderr)
 
 

@@ -33,7 +33,7 @@ FIXED = [
     "train=quick",
     "metrics.enable_console=false",
     "checkpoint.interval=1000000",
-    "eval.sample_prompts=[]",
+    "eval.sample_tokens=0",
     "eval.steps=0",
 ]
 BASE = (

@@ -48,7 +48,7 @@ def _main(options, meeting: Meeting | None) -> int:
         raise ConfigError([Problem(key=moved[0], what=what, fix="leave it out", where=cli.COMMAND_LINE)])
     overrides = overrides_of(Path(place), typed)
     composition, resolution = cli.resolved(overrides, options.config_dir)
-    return launch(resolution, composition.overrides, options.config_dir, meeting=meeting)[1]
+    return launch(resolution, composition.overrides, options.config_dir, meeting=meeting).code
 
 
 def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:

@@ -9,7 +9,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from forge.config.root import Config
 from forge.config.rules_layout import HOST_MEMORY
 from forge.config.started import Started, ranks_said, started
 from forge.config.stored import newest
-from forge.launch import directory, local
+from forge.launch import directory, failure, local
 from forge.launch.directory import Result
 from forge.launch.local import FAILED, REFUSED
 
@@ -90,29 +90,36 @@ def train(config: Config) -> Result:
         raise TypeError(f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}")
     found = started()
     if found is not None and found.size > 1:
-        run_dir, code = _train_together(found, config)
+        ended = _train_together(found, config)
     else:
         if is_job(config) and not (isinstance(config.launch, Submitit) and config.launch.wait):
             what = "forge.train gives back how the run has ended, so it waits for its job."
             raise ConfigError([Problem(key="launch.wait=false", what=what, fix="launch.wait=true")])
-        run_dir, code = launch(resolve(config), config.overrides)
-    result = directory.read_result(run_dir)
-    if code == cli.INTERRUPTED and (result is None or result.status != "stopped"):
+        ended = launch(resolve(config), config.overrides)
+    if ended.refused is not None:
+        raise RuntimeError(f"the run failed: {ended.refused}")
+    result = directory.read_result(ended.run_dir)
+    if ended.code == cli.INTERRUPTED and (result is None or result.status != "stopped"):
         raise KeyboardInterrupt
-    if result is None or result.status == "failed" or code in (FAILED, REFUSED):
-        said = directory.read_error(run_dir) or f"its worker ended with exit code {code}"
-        raise RuntimeError(f"the run in {run_dir} failed: {said}")
+    if result is None or result.status == "failed" or ended.code in (FAILED, REFUSED):
+        said = directory.read_error(ended.run_dir) or f"its worker ended with exit code {ended.code}"
+        raise RuntimeError(f"the run in {ended.run_dir} failed: {said}")
     return result
 
 
-def _train_together(found: Started, config: Config) -> tuple[Path, int]:
+def _train_together(found: Started, config: Config) -> Ended:
     from forge import worker
 
-    meeting = worker.Meeting()
-    code = worker.together(found, lambda _: launch(resolve(config), config.overrides, meeting=meeting)[1], meeting)
+    meeting, own = worker.Meeting(), list[Ended]()
+
+    def lead(meeting: Meeting) -> int:
+        own.append(launch(resolve(config), config.overrides, meeting=meeting))
+        return own[0].code
+
+    code = worker.together(found, lead, meeting)
     if not meeting.word.run_dir:
         raise RuntimeError(f"rank 0 did not begin the run; it ended with exit code {code}")
-    return Path(meeting.word.run_dir), code
+    return own[0] if own else Ended(run_dir=Path(meeting.word.run_dir), code=code)
 
 
 def _main(options, meeting: Meeting | None) -> int:
@@ -121,7 +128,7 @@ def _main(options, meeting: Meeting | None) -> int:
     if options.multirun:
         return _sweep(options, meeting)
     composition, resolution = cli.resolved(options.overrides, options.config_dir)
-    return launch(resolution, composition.overrides, options.config_dir, meeting=meeting)[1]
+    return launch(resolution, composition.overrides, options.config_dir, meeting=meeting).code
 
 
 def _sweep(options, meeting: Meeting | None) -> int:
@@ -134,12 +141,20 @@ def _sweep(options, meeting: Meeting | None) -> int:
     return sweep.run(options.overrides, options.config_dir)
 
 
-def launch(
-    resolution: Resolution, overrides: Sequence[str], config_dirs: Sequence[str] = (), *, meeting: Meeting | None = None
-) -> tuple[Path, int]:
-    """Make the run directory, or take up the one there is, and train in it; returns it with the worker's exit code.
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A run directory, the worker's exit code, and, where the directory was removed again, what the run was refused for."""
 
-    meeting: of the ranks that another launcher has started, of which this is the main one.
+    run_dir: Path
+    code: int
+    refused: str | None = None
+
+
+def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequence[str] = (), *, meeting: Meeting | None = None) -> Ended:
+    """Make the run directory, or take up the one there is, and train in it.
+
+    A fresh one is removed when the run is refused before its first step, as for data that cannot be read. meeting: of the ranks
+    that another launcher has started, of which this is the main one.
     """
     hopeless = [replace(warning, warning=False) for warning in resolution.warnings if warning.rule == HOST_MEMORY]
     if hopeless:
@@ -151,21 +166,32 @@ def launch(
         from forge.launch import single_job
 
         if (printed := single_job.scripts(resolution)) is not None:
-            return Path(), cli.show(printed)
+            return Ended(run_dir=Path(), code=cli.show(printed))
+    before = directory.before(resolution.config)
     run_dir, changes = directory.prepare(resolution, overrides=overrides, config_dirs=config_dirs)
-    print(f"run directory: {directory.short(run_dir)}   (goes on with: {directory.resume_command(run_dir)})")
+    again = f"   (goes on with: {directory.resume_command(run_dir)})" if job or not before.fresh else ""  # else said once it has begun
+    print(f"run directory: {directory.short(run_dir)}{again}")
     for change in changes:
         print(f"  changed: {change.key}={shown(change.after)}   (was {shown(change.before)}; kept in {newest(run_dir).name})")
     sys.stdout.flush()
     if job:
         from forge.launch import single_job
 
-        return run_dir, single_job.start(run_dir, resolution)
+        return Ended(run_dir=run_dir, code=single_job.start(run_dir, resolution))
     if resolution.config.run.inline or meeting is not None:
         from forge import worker
 
-        return run_dir, worker.main([str(run_dir)], meeting)
-    return run_dir, local.start(run_dir, resolution.world.size)
+        code = worker.main([str(run_dir)], meeting)
+    else:
+        code = local.start(run_dir, resolution.world.size)
+    refused = failure.refused(run_dir) if code == REFUSED else None
+    if refused is not None and meeting is not None:
+        meeting.alone()
+    if refused is None or not before.fresh:
+        return Ended(run_dir=run_dir, code=code)
+    before.restore(run_dir)
+    print("(nothing was trained, and the run directory is removed again)", file=sys.stderr)
+    return Ended(run_dir=run_dir, code=code, refused=refused)
 
 
 def is_job(config: Config) -> bool:

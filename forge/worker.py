@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from forge.config.started import Started
 from forge.config.stored import CONFIG, is_run, newest
@@ -23,6 +23,9 @@ from forge.launch.directory import ERROR, RESULT, Result, write_json
 from forge.launch.local import FAILED, PARENT, REFUSED
 from forge.launch.lock import Held, Lock
 from forge.parallel.meeting import Meeting, Word
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
 
 REASONS = {"end": "all steps are done", "max_time": "train.max_time is used up", "target": "eval.target is reached"}
 REASONS["patience"] = "there was no improvement for eval.patience evaluations"
@@ -50,7 +53,10 @@ def together(found: Started, lead: Callable[[Meeting], int], meeting: Meeting) -
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()  # torchrun itself asks for no such thing
     if not is_main():
-        return _follow(meeting)
+        code = _follow(meeting)
+        if meeting.word.run_dir and failure.refused(Path(meeting.word.run_dir)):
+            meeting.leave()  # the main rank waits for it
+        return code
     code = REFUSED
     try:
         code = lead(meeting)
@@ -137,6 +143,7 @@ def _train(run_dir: Path, meeting: Meeting | None, report: Report) -> int:
         (run_dir / RESULT).unlink(missing_ok=True)  # of an earlier start, now that this one goes on
     loop, config = parts.loop, parts.config
     loop.on_failure = report
+    report.starts(loop)
     reason = loop.run()
     code = 128 + signal.Signals.__members__.get(reason, signal.SIGTERM) if loop.interrupted else 0
     if not parts.ranks.main:
@@ -169,6 +176,12 @@ class Report:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.code: int | None = None
+        self._loop: Loop | None = None
+        self._first = 0
+
+    def starts(self, loop: Loop) -> None:
+        """The run is put together, and begins at the step that the loop is at."""
+        self._loop, self._first = loop, loop.state.step
 
     def __call__(self, error: BaseException, step: int | None = None) -> int:
         """The exit code. step: where the run ended, when the reason is known but nothing was raised."""
@@ -182,16 +195,31 @@ class Report:
         if others is not None:
             return int(others.get("code", FAILED))  # another rank has said why; this one only lost its peer
         trace = "".join(traceback.format_exception(error))
-        rank, place, code = int(os.environ.get("RANK", 0)), "", REFUSED if isinstance(error, ValueError) else FAILED
+        rank, code = int(os.environ.get("RANK", 0)), REFUSED if isinstance(error, ValueError) else FAILED
         said = _words(error, trace, step, f"rank {rank} of {ranks()}" if rank else "")
         with suppress(OSError):  # the directory may be why it failed
-            place = failure.place(self.run_dir)
-            kind, said = type(error).__name__, f"{said}{place}"
-            if not failure.record(self.run_dir, rank=rank, kind=kind, message=str(error), said=said, code=code, trace=trace):
+            goes_on = self._has_begun()
+            refused = code == REFUSED and not goes_on and _raised_by_forge(error)
+            kind, said = type(error).__name__, said if refused else f"{said}{failure.place(self.run_dir, goes_on=goes_on)}"
+            if not failure.record(
+                self.run_dir, rank=rank, kind=kind, message=str(error), said=said, code=code, trace=trace, refused=refused
+            ):
                 return FAILED
             attempts.ended(self.run_dir, status="failed", reason=f"{kind}: {error}", step=step)
         print(said, file=sys.stderr, flush=True)
         return code
+
+    def _has_begun(self) -> bool:
+        """Whether there is something to go on with: this start has made a step, or there was one before it."""
+        if self._loop is not None and self._loop.state.step > self._first:
+            return True
+        return sum(line.get("event") == "start" for line in attempts.read(self.run_dir)) > (self._loop is not None)
+
+
+def _raised_by_forge(error: BaseException) -> bool:
+    """Whether forge itself says what is wrong; an error of torch or of a user's code may need its traceback."""
+    last = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
+    return Path(*last).is_relative_to(Path(__file__).parent)
 
 
 def _words(error: Exception, trace: str, step: int | None, who: str) -> str:

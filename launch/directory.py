@@ -54,6 +54,36 @@ def made_now() -> Made:
     return Made(provenance=provenance(), diff=diff())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What there was where a run directory is to be made. fresh: no run. names: in the directory, when it was there.
+
+    absent: folders that were not there, the deepest first.
+    """
+
+    fresh: bool
+    names: frozenset[str] | None
+    absent: tuple[Path, ...]
+
+    def restore(self, run_dir: Path) -> None:
+        """Take back a fresh run directory of which nothing is worth keeping, unless another process has just begun to work in it."""
+        with suppress(OSError, Held), Lock(run_dir).acquire():
+            for path in [path for path in run_dir.iterdir() if path.name not in (self.names or ())]:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        for folder in dict.fromkeys((run_dir, *self.absent)) if self.names is None else ():
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def before(config: Config) -> Before:
+    """To be asked before `prepare`."""
+    given = config.run.dir
+    path = Path(given or config.run.root).absolute()
+    names = frozenset(os.listdir(path)) if given and path.is_dir() else None
+    absent = tuple(folder for folder in (path, *path.parents) if not os.path.lexists(folder))
+    return Before(fresh=given is None or not is_run(path), names=names, absent=absent)
+
+
 def prepare(
     resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = (), made: Made | None = None
 ) -> tuple[Path, list[Change]]:

@@ -12,12 +12,12 @@ from forge.launch.directory import ERROR, read_json, resume_command, short, writ
 PATIENCE = 3.0  # seconds that a rank which has lost another waits for that one, or its launcher, to say why
 
 
-def record(run_dir: Path, *, rank: int, kind: str, message: str, said: str, code: int, trace: str = "") -> bool:
+def record(run_dir: Path, *, rank: int, kind: str, message: str, said: str, code: int, trace: str = "", refused: bool = False) -> bool:
     """Keep the reason unless there is one; whether it was kept. said: what the terminal is told. code: for the process to exit with.
 
-    Raises OSError.
+    refused: it is a mistake that forge has found before the first step. Raises OSError.
     """
-    content = {"rank": rank, "type": kind, "message": message, "traceback": trace, "said": said, "code": code}
+    content = {"rank": rank, "type": kind, "message": message, "traceback": trace, "said": said, "code": code, "refused": refused}
     return write_first(run_dir / ERROR, content)
 
 
@@ -33,6 +33,12 @@ def recorded(run_dir: Path, patience: float = 0.0) -> dict[str, Any] | None:
             time.sleep(0.05)
 
 
+def refused(run_dir: Path) -> str | None:
+    """The mistake that a run was refused for before its first step, if it was."""
+    reason = recorded(run_dir) or {}
+    return reason["message"] if reason.get("refused") else None
+
+
 def ended_by(run_dir: Path, number: int, *, rank: int, ranks: int) -> str:
     """The words for a rank that a signal has ended."""
     name = signal.Signals(number).name
@@ -41,6 +47,7 @@ def ended_by(run_dir: Path, number: int, *, rank: int, ranks: int) -> str:
     return f"{which} was ended by {name}{hint}; the run goes on with: {resume_command(run_dir)}"
 
 
-def place(run_dir: Path) -> str:
-    """Where the traceback is, and how the run goes on."""
-    return f"\n(the traceback is in {short(run_dir / ERROR)}; the run goes on with: {resume_command(run_dir)})"
+def place(run_dir: Path, *, goes_on: bool) -> str:
+    """Where the traceback is, and how the run goes on when it has begun."""
+    again = f"; the run goes on with: {resume_command(run_dir)}" if goes_on else ""
+    return f"\n(the traceback is in {short(run_dir / ERROR)}{again})"

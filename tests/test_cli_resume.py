@@ -48,7 +48,8 @@ def test_from_the_first_command_to_a_longer_run_elsewhere(tmp_path: Path) -> Non
     (tmp_path / "my.txt").write_text("".join(f"{i} the sea and the ship\n" for i in range(200)))
     first = verb("forge.train", "data=text", "data.path=my.txt", "run.dir=run", "train.max_steps=3", *TINY)
     assert (first.returncode, first.stderr) == (0, "")
-    assert first.stdout.splitlines()[0] == "run directory: run   (goes on with: python -m forge.resume run)"
+    assert first.stdout.splitlines()[0] == "run directory: run"
+    assert "\ngoes on with: python -m forge.resume run\n" in first.stdout
     (tmp_path / "elsewhere").mkdir()
     os.chdir(tmp_path / "elsewhere")
     run = tmp_path / "run"

@@ -173,7 +173,7 @@ def test_the_config_is_shown_with_flags_and_overrides_in_any_order(order: list[s
 def test_one_section_of_the_config(capsys: pytest.CaptureFixture[str]):
     assert forge.train.main(["--cfg", "job", "--package", "model", "model=llama7b"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("_target_: forge.models.decoder.Decoder\nvocab_size: 32000\nmax_seq_len: 4096\ndim: 4096\n")
+    assert text.startswith("_target_: forge.models.decoder.Decoder\nvocab_size: 32000\npad_vocab_to: 1\nmax_seq_len: 4096\n")
     assert set(yaml.safe_load(text)) == {key.split(".")[1] for key, *_ in schemas.walk_options() if key.startswith("model.")}
 
 

@@ -44,7 +44,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("my.txt", "books/one.txt"):
         (tmp_path / name).write_text("text\n")
     (tmp_path / "corpus.jsonl").write_text('{"body": "text"}\n')
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": []}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}))
     return tmp_path
 
 

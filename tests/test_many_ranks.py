@@ -129,7 +129,8 @@ def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(train: C
     code, out, err = end(spawn(*command))
     assert (code, err) == (0, "")  # no rank speaks twice, torch has nothing to complain of
     assert [line for line in out.splitlines() if not line.startswith("data: ")] == [
-        f"run directory: {tmp_path}/run   (goes on with: python -m forge.resume {tmp_path}/run)"
+        f"run directory: {tmp_path}/run",
+        f"goes on with: python -m forge.resume {tmp_path}/run",
     ]
     assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
     assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
@@ -314,6 +315,20 @@ def test_ranks_that_someone_else_starts_are_refused_once(train: Command, spawn: 
         "     -> did you mean model.dim=8?",
     ]
     assert outcomes[1][2] == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ranks_that_someone_else_starts_leave_nothing_of_a_run_that_is_refused(train: Command, spawn: Any, tmp_path: Path) -> None:
+    """The main rank removes the directory once the others have left it."""
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    outcomes = started_by_srun(spawn, [*train, f"run.root={tmp_path / 'runs'}", f"data.path={tmp_path / 'bad.txt'}"])
+    assert [code for code, *_ in outcomes] == [2, 2]
+    assert outcomes[0][2].splitlines()[1:] == [
+        f"data.path: {tmp_path}/bad.txt is not UTF-8 text (invalid start byte near byte 0). Convert it (iconv -t utf-8), "
+        "or leave it out with a narrower glob such as '**/*.txt'.",
+        "(nothing was trained, and the run directory is removed again)",
+    ]
+    assert outcomes[1][1:] == ("", "")
     assert not (tmp_path / "runs").exists()
 
 

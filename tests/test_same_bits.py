@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tiny import TINY
 
-OPTIONS = [*TINY, "train.batch_size=-1", "eval.enabled=true", "eval.interval=3", "eval.steps=2", "eval.sample_prompts=[]"]
+OPTIONS = [*TINY, "train.batch_size=-1", "eval.enabled=true", "eval.interval=3", "eval.steps=2", "eval.sample_tokens=0"]
 
 
 def metrics(folder: Path, name: str, *layout: str) -> str:

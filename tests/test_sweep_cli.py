@@ -57,7 +57,7 @@ def test_what_all_points_would_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert [document["lr"] for document in yaml.safe_load_all(out)] == [0.001, 0.003]
     assert "---\n# #001 optimizer.lr=0.003\n" in out
     assert forge.train.main(["--cfg", "job", "optimizer.lr=1e-3,3e-3"]) == 2
-    assert "optimizer.lr has several values, and this is not a sweep.\n     -> one value, or -m for a sweep;" in capsys.readouterr().err
+    assert "optimizer.lr has several values, and this is not a sweep.\n     -> one value, or -m for a sweep\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

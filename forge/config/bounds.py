@@ -29,7 +29,8 @@ def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
     for name, hint, metadata in _options(type(section)):
         key, value = f"{prefix}{name}", getattr(section, name)
         if not fits(value, hint):
-            yield Problem(key=f"{key}={value}", what=f"{key} must be {kind(hint)}.", rule="type")
+            described = f"an integer or {', '.join(metadata['choices'])}" if hint == int | str else kind(hint)
+            yield Problem(key=f"{key}={value}", what=f"{key} must be {described}.", rule="type")
         elif isinstance(value, Section):
             yield from check_bounds(value, f"{key}.")
         elif isinstance(value, list | tuple):
@@ -76,18 +77,19 @@ def kind(hint: Any) -> str:
 
 def describe_bounds(metadata: typing.Mapping[str, Any]) -> str:
     """What an option admits, in words: 'greater than 0 and at most 1', or its choices."""
-    if metadata.get("choices"):
-        return ", ".join(metadata["choices"])
-    return " and ".join(f"{COMPARE[name][1]} {_number(limit)}" for name, limit in metadata.get("bounds", {}).items())
+    choices = ", ".join(metadata.get("choices") or ())
+    bounds = " and ".join(f"{COMPARE[name][1]} {_number(limit)}" for name, limit in metadata.get("bounds", {}).items())
+    return f"{bounds}, or {choices}" if bounds and choices else bounds or choices
 
 
 def _element(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> Iterator[Problem]:
     choices, bounds = metadata.get("choices"), metadata.get("bounds", {})
     if value is None or isinstance(value, bool):
         return
-    if choices and value not in choices:
-        meant = did_you_mean([f"{key}={c}" for c in closest(str(value), choices)])
-        yield Problem(key=f"{key}={value}", what=f"{key} is one of {', '.join(choices)}.", fix=meant, rule="choices")
+    if choices and isinstance(value, str) and value not in choices:
+        meant = did_you_mean([f"{key}={c}" for c in closest(value, choices)])
+        what = f"{key} must be an integer or {', '.join(choices)}." if bounds else f"{key} is one of {', '.join(choices)}."
+        yield Problem(key=f"{key}={value}", what=what, fix=meant, rule="choices")
     if isinstance(value, int | float):
         broken = [name for name, limit in bounds.items() if not COMPARE[name][0](value, limit)]
         if isinstance(value, float) and not math.isfinite(value):

@@ -13,6 +13,7 @@ from forge.config.field import Section, opt
 class Data(Section):
     """What every corpus has: a validation split, a cache and a loader."""
 
+    prompt = ""  # a text to continue that fits the corpus; empty = the beginning of a validation document
     _target_: str = MISSING
     val_fraction: float = opt(0.05, "share of the documents held out for validation, chosen by a hash of their content", gt=0, lt=1)
     cache_dir: str | None = opt(None, "where tokenizers and shards are kept; null = $FORGE_CACHE, else ~/.cache/forge", free=True)
@@ -26,13 +27,18 @@ class Data(Section):
 class PythonSource(Data):
     """The source files of the Python standard library on this machine."""
 
+    prompt = "def"
     _target_: str = "forge.data.corpus.python_source"
 
 
 @dataclass(kw_only=True)
 class Text(Data):
-    """Your own text: a file, a directory, a glob, or JSON lines."""
+    """Your own text: files as they are, or rows of JSON, CSV or Parquet with a field that holds it."""
 
     _target_: str = "forge.data.corpus.text_files"
-    path: str = opt("", "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, ... files")
-    text_field: str = opt("text", "the field that holds the text in a .jsonl file")
+    path: str = opt(
+        "",
+        "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ... files",
+        several="for one run over several files a directory that holds them, or a glob such as 'data.path=texts/*.txt'",
+    )
+    text_field: str = opt("text", "the field, or column, that holds the text in a file of rows: .jsonl, .json, .csv, .tsv, .parquet")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from forge.config.errors import Problem
 from forge.config.root import Config
 from forge.config.world import World
 
@@ -19,12 +20,12 @@ class Derived:
     why: str
 
 
-Body = Callable[[Config, World], Iterator[Derived]]
+Body = Callable[[Config, World], Iterator[Derived | Problem]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Derivation:
-    """A pure function from what it reads to what it works out."""
+    """A pure function from what it reads to what it works out, or why it cannot."""
 
     function: Body
     reads: tuple[str, ...]

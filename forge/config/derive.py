@@ -9,14 +9,17 @@ from collections.abc import Collection, Iterator
 from forge.config.derivation import Derived, derivation
 from forge.config.derive_auto import auto, memory_for_time
 from forge.config.derive_layout import batch, layout, pipeline
+from forge.config.errors import Problem
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
 from forge.config.root import Config
 from forge.config.scheduler import WSD, Constant, Decay
+from forge.config.tokenizer import BPE, FILE_NAME, TokenizerFile
 from forge.config.world import World
 
 PATHS = ("data.path", "data.cache_dir", "tokenizer.path", "checkpoint.init_from", "checkpoint.resume_from")
 SCHEDULE = ("scheduler.decay_steps", "scheduler.stable_steps")
+UNKNOWN_ROWS = 32000  # of a table for a tokenizer that cannot be read, so that the rest can be checked
 DECAY_SHARE = 0.2  # arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine
 
 
@@ -81,9 +84,33 @@ def paths(config: Config, world: World) -> Iterator[Derived]:
         group, name = key.split(".")
         path = getattr(getattr(config, group), name, None)
         if path and not (key == "checkpoint.resume_from" and path.isdecimal()):
-            absolute = os.path.abspath(os.path.expanduser(path))
+            absolute, why = os.path.abspath(os.path.expanduser(path)), "from where the command was typed"
+            if key == "tokenizer.path" and os.path.isfile(inside := os.path.join(absolute, FILE_NAME)):
+                absolute, why = inside, "the file of that name in the directory"
             if absolute != path:
-                yield Derived(key=key, value=absolute, why="from where the command was typed")
+                yield Derived(key=key, value=absolute, why=why)
+
+
+@derivation(
+    reads=("model.vocab_size", "model.pad_vocab_to", "tokenizer.vocab_size", "tokenizer.path"),
+    writes=("model.vocab_size",),
+)
+def vocabulary(config: Config, world: World) -> Iterator[Derived | Problem]:
+    """Rows of the embedding table: the ids of the tokenizer with auto, and in any case a multiple of model.pad_vocab_to."""
+    model, tokenizer = config.model, config.tokenizer
+    rows, why = model.vocab_size, f"{model.vocab_size} rounded up"
+    if rows == "auto":
+        if tokenizer.n_ids is None and not isinstance(tokenizer, TokenizerFile):  # of a file a rule says why
+            what = f"how many ids the tokenizer has is not known before it is built: {type(tokenizer).__name__} has no n_ids."
+            yield Problem(
+                key="model.vocab_size=auto", what=what, fix="model.vocab_size=32000, or n_ids in its section", rule="model.vocab_size"
+            )
+        rows = tokenizer.n_ids or UNKNOWN_ROWS
+        why = f"tokenizer.vocab_size={rows}" if isinstance(tokenizer, BPE) else f"the tokenizer has {rows} ids"
+    padded = -(-rows // model.pad_vocab_to) * model.pad_vocab_to
+    if padded != model.vocab_size:
+        multiple = f", a multiple of model.pad_vocab_to={model.pad_vocab_to}" if padded != rows else ""
+        yield Derived(key="model.vocab_size", value=padded, why=f"{why}{multiple}")
 
 
 @derivation(reads=("run.dir", "run.root"), writes=("run.dir", "run.root"))
@@ -101,7 +128,7 @@ def schedule(config: Config, world: World) -> Iterator[Derived]:
     yield from decay(config)
 
 
-DERIVATIONS = (model_shape, device, job, objective, paths, home, auto, layout, batch, pipeline, memory_for_time, schedule)
+DERIVATIONS = (model_shape, device, job, objective, paths, vocabulary, home, auto, layout, batch, pipeline, memory_for_time, schedule)
 """In the order in which they run."""
 
 

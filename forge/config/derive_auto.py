@@ -155,6 +155,7 @@ def laid_out(config: Config, degrees: dict[str, int], world: World) -> Config:
         setattr(tried.parallel, axis, degree)
     for following in (batch, pipeline):
         for step in following.function(tried, world):
+            assert isinstance(step, Derived)
             section, _, name = step.key.partition(".")
             setattr(getattr(tried, section), name, step.value)
     return tried

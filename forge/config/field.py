@@ -8,10 +8,17 @@ import functools
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from forge.config.errors import closest, did_you_mean
 from forge.config.frozen import freeze_value, thaw_value
+
+if TYPE_CHECKING:
+    AutoInt = int
+else:
+    # A number, or "auto", which resolve() replaces by one: all other code sees the number. For OmegaConf it is anything, since
+    # Hydra cannot compose unions (AssertionError in OmegaConf 2.3: the root of a UnionNode without a parent); `check_bounds` checks it.
+    AutoInt = Annotated[Any, int | str]
 
 
 def opt(
@@ -24,14 +31,18 @@ def opt(
     le: float | None = None,
     choices: Sequence[str] | None = None,
     free: bool = False,
+    verbatim: bool = False,
+    several: str = "",
 ) -> Any:
     """A dataclass field that knows its help text and the values it admits.
 
     Bounds apply to a number, to each element of a list, and to nothing when the value is null.
     `choices` names the legal strings (OmegaConf 2.3 has no Literal). `free`: the value may be another one when a run goes on.
+    `verbatim`: brackets around a text belong to it. `several`: what to give instead of several values.
     """
     bounds = {name: limit for name, limit in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)) if limit is not None}
     metadata = {"help": help, "bounds": bounds, "choices": tuple(choices) if choices else None, "free": free}
+    metadata |= {"verbatim": verbatim, "several": several}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -93,7 +104,8 @@ def _cloned(value: Any) -> Any:
 @functools.cache
 def types_of(schema: type[Section]) -> dict[str, Any]:
     """The declared type of each option of a section; to work them out takes a millisecond."""
-    return typing.get_type_hints(schema)
+    hints = typing.get_type_hints(schema, include_extras=True)
+    return {name: typing.get_args(hint)[1] if typing.get_origin(hint) is Annotated else hint for name, hint in hints.items()}
 
 
 def default_of(field: Field[Any]) -> Any:

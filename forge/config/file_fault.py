@@ -175,6 +175,8 @@ def _instead(key: str, name: str, value: Any, meant: Any, hint: Any) -> str:
     """How a file has what was probably meant by a value of another type."""
     if meant is not None:
         return expected.in_file(name, meant)
+    if isinstance(value, list) and len(value) == 1 and schemas.said(key, "verbatim"):
+        return expected.in_file(name, f"[{value[0]}]")
     if several := expected.several(value, hint):
         of_sweep = f"one value; a sweep over these is sweeper.params: {{{key}: '{several}'}}"
         return expected.in_file(name, value[0]) if isinstance(value, list) and len(value) == 1 else of_sweep

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from forge.config.field import Section, opt
+from forge.config.field import AutoInt, Section, opt
 from forge.config.moe import MoE, is_moe_layer, n_moe_layers
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
@@ -17,7 +17,10 @@ class Model(Section):
     """What every model has: a vocabulary and a longest sequence."""
 
     _target_: str = MISSING
-    vocab_size: int = opt(32000, "rows of the embedding table; at least the tokenizer's vocabulary", gt=0)
+    vocab_size: AutoInt = opt(
+        32000, "rows of the embedding table, one for each id of the tokenizer; auto = as many", gt=0, choices=("auto",)
+    )
+    pad_vocab_to: int = opt(1, "vocab_size is rounded up to a multiple of this; 128 suits matrix units and tensor parallelism", gt=0)
     max_seq_len: int = opt(2048, "longest sequence in tokens; train.seq_len must not exceed it", gt=0)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from textwrap import shorten
 from typing import Any
@@ -16,6 +17,8 @@ from forge.config.entries import meant
 from forge.config.errors import Problem, closest, did_you_mean
 from forge.config.field import Section, default_of, types_of
 from forge.config.grammar import COMMAND_LINE
+from forge.config.literal import quoted
+from forge.config.unreadable import typed
 
 KINDS = {IntegerNode: "an integer", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
 
@@ -35,8 +38,8 @@ def apply(tree: DictConfig, override: Override, groups: Iterable[str]) -> Proble
     if override.is_delete():
         return _problem(text, "an option cannot be removed.", f"give it a value: {key}=...")
     if override.is_sweep_override():
-        fix = f"one value, or -m for a sweep; {key}=[{value}] for a list; quotes for a text"
-        return _problem(text, f"{key} has several values, and this is not a sweep.", fix)
+        fixes = ["one value, or -m for a sweep", *_instead(tree, key, value)]
+        return _problem(text, f"{key} has several values, and this is not a sweep.", "; ".join(fixes))
     if override.package is not None:
         return _problem(text, "only a group takes @.", f"write {key}={value}")
     if override.is_add():
@@ -47,12 +50,17 @@ def apply(tree: DictConfig, override: Override, groups: Iterable[str]) -> Proble
 def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None:
     parent, _, name = key.rpartition(".")
     node = _section(tree, parent)._get_node(name)
-    if isinstance(node, IntegerNode) and isinstance(value, float) and value.is_integer():
+    whole = isinstance(value, float) and value.is_integer()
+    if whole and (isinstance(node, IntegerNode) or int in typing.get_args(declaration(tree, key)[0])):
         value = int(value)
     elif isinstance(node, BooleanNode) and isinstance(value, int) and value not in (0, 1):
         return _problem(text, f"{key} is true or false; '{value}' is not.", "")  # OmegaConf takes 2 for true
-    elif isinstance(node, StringNode) and isinstance(value, int | float):
-        value = text.partition("=")[2]  # a name such as 1.50 or 12e4 is what was typed, not the number
+    elif (
+        isinstance(node, StringNode)
+        and isinstance(value, int | float | list)
+        and (not isinstance(value, list) or schemas.said(key, "verbatim"))
+    ):
+        value = text.partition("=")[2]  # a name such as 1.50 or 12e4 is what was typed, not the number; so is a token's, [SEP]
     try:
         OmegaConf.update(tree, key, value, merge=True)
     except (OmegaConfBaseException, OverflowError) as error:
@@ -71,6 +79,7 @@ def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None
             return _problem(text, f"'{shown}' does not fit {key}: {str(error).splitlines()[0]}", fix)
         if isinstance(value, list) and (several := expected.several(value, hint)):
             fix = f"{key}={several} with -m, for a sweep over these" if len(value) > 1 else f"{key}={several}"
+            fix += f"; {instead}" if len(value) > 1 and (instead := schemas.said(key, "several")) else ""
         return _problem(text, f"{key} is {kind}; '{shown}' is not.", meant(key, shown, value, hint) or fix)
     return None
 
@@ -82,6 +91,17 @@ def declaration(tree: DictConfig, key: str) -> tuple[Any, Any]:
     if not isinstance(schema, type) or not issubclass(schema, Section) or name not in schema.__dataclass_fields__:
         return None, None
     return types_of(schema)[name], default_of(schema.__dataclass_fields__[name])
+
+
+def _instead(tree: DictConfig, key: str, value: str) -> Iterator[str]:
+    """What several values could be for an option, other than a sweep."""
+    hint = declaration(tree, key)[0]
+    if typing.get_origin(hint) in (list, tuple) or hint is None:
+        yield f"{key}=[{value}] for a list"
+    elif str in (hint, *typing.get_args(hint)) and "," in value:
+        yield f"{typed(key, quoted(value))} for a text"
+    if other := schemas.said(key, "several"):
+        yield other
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,10 @@ def resolve(
             broken |= set(derivation.writes)
             continue
         for step in derivation.function(config, world):
+            if isinstance(step, Problem):
+                problems.append(step)
+                broken |= set(derivation.writes)
+                continue
             put(config, step.key, step.value)
             derived.append(step)
     for rule in RULES:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
+from forge.config.literal import shown
 from forge.config.model import Decoder
 from forge.config.objective import Pretrain
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
-from forge.config.tokenizer import BPE, TokenizerFile
+from forge.config.tokenizer import BPE, FILE_NAME, Facts, TokenizerFile
 from forge.config.world import World
 
 
@@ -79,7 +78,7 @@ def rope_head_dim(config: Config, world: World) -> Iterator[Finding]:
 @rule("model.vocab_size", reads=("model.vocab_size", "tokenizer.vocab_size"))
 def vocab_size(config: Config, world: World) -> Iterator[Finding]:
     """model.vocab_size must cover every id of the tokenizer."""
-    ids, rows = tokenizer_size(config), config.model.vocab_size
+    ids, rows = config.tokenizer.n_ids, config.model.vocab_size
     if ids is not None and rows < ids:
         yield f"model.vocab_size={rows}", f"the tokenizer has {ids} ids, the model only {rows} rows for them.", f"model.vocab_size={ids}"
 
@@ -87,7 +86,7 @@ def vocab_size(config: Config, world: World) -> Iterator[Finding]:
 @rule("model.vocab_unused", reads=("model.vocab_size", "tokenizer.vocab_size"), warning=True)
 def vocab_unused(config: Config, world: World) -> Iterator[Finding]:
     """More than half of the embedding rows should belong to some token."""
-    ids, rows = tokenizer_size(config), config.model.vocab_size
+    ids, rows = config.tokenizer.n_ids, config.model.vocab_size
     if ids is not None and rows > 2 * ids:
         what = f"the tokenizer has {ids} ids, so {rows - ids} of the {rows} embedding rows are never trained."
         fix = f"model.vocab_size={ids}" + (f", or tokenizer.vocab_size={rows}" if isinstance(config.tokenizer, BPE) else "")
@@ -99,12 +98,23 @@ def tokenizer_path(config: Config, world: World) -> Iterator[Finding]:
     """tokenizer=file needs the path of an existing tokenizer.json."""
     section = config.tokenizer
     if isinstance(section, TokenizerFile):
+        key, fault = f"tokenizer.path={section.path}", section.facts()
         if not section.path:
             yield "tokenizer.path", "tokenizer=file needs the path of a tokenizer.json.", "tokenizer.path=my/tokenizer.json"
-        elif not os.path.isfile(section.path):
-            yield f"tokenizer.path={section.path}", f"there is no file {section.path}.", "check the path; it is relative to where you are"
-        elif tokenizer_size(config) is None:
-            yield f"tokenizer.path={section.path}", f"{section.path} is not a tokenizer.json of the tokenizers library.", "give such a file"
+        elif os.path.isdir(section.path):
+            yield key, f"the directory {section.path} has no {FILE_NAME}.", "the path of a directory that has one, or of the file"
+        elif not os.path.exists(section.path):
+            yield key, f"there is no file {section.path}.", "check the path; it is relative to where you are"
+        elif isinstance(fault, str):
+            yield key, f"{section.path} cannot be used: {fault}.", "one that tokenizer.save() wrote, or that of a transformers model"
+
+
+@rule("tokenizer.eos_token", reads=("tokenizer.path", "tokenizer.eos_token"))
+def eos_token(config: Config, world: World) -> Iterator[Finding]:
+    """tokenizer.eos_token is a token of the file; null finds one of the usual names."""
+    section = config.tokenizer
+    if isinstance(section, TokenizerFile) and isinstance(known := section.facts(), Facts) and section.end_token(known.tokens) is None:
+        yield f"tokenizer.eos_token={shown(section.eos_token)}", *section.no_end_token(known.added)
 
 
 @rule("objective.chunk_size_unused", reads=("objective.ce_chunk_size",), warning=True)
@@ -114,22 +124,6 @@ def chunk_size_unused(config: Config, world: World) -> Iterator[Finding]:
     if isinstance(objective, Pretrain) and objective.ce_chunk_size and objective.loss_fn != "chunked_cross_entropy":
         what = f"objective.ce_chunk_size has no effect with objective.loss_fn={objective.loss_fn}."
         yield f"objective.ce_chunk_size={objective.ce_chunk_size}", what, "objective.loss_fn=chunked_cross_entropy"
-
-
-def tokenizer_size(config: Config) -> int | None:
-    """Number of token ids, as far as it is known without building the tokenizer."""
-    section = config.tokenizer
-    if isinstance(section, BPE):
-        return section.vocab_size
-    if isinstance(section, TokenizerFile) and os.path.isfile(section.path):
-        try:
-            content = json.loads(Path(section.path).read_text(encoding="utf-8"))
-            vocab = content["model"]["vocab"]
-            ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
-            return max([*ids, *(token["id"] for token in content.get("added_tokens", []))]) + 1
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-    return None
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

@@ -21,7 +21,7 @@ from forge.config.world import World
 
 @rule("data.path", reads=("data.path",))
 def data_path(config: Config, world: World) -> Iterator[Finding]:
-    """data=text needs a path that exists, or a glob that matches."""
+    """data=text needs a path that exists and may be read, or a glob that matches."""
     section = config.data
     if not isinstance(section, Text):
         return
@@ -30,6 +30,8 @@ def data_path(config: Config, world: World) -> Iterator[Finding]:
     elif not os.path.exists(section.path) and next(glob.iglob(section.path, recursive=True), None) is None:
         what = f"there is no file or directory {section.path}, and as a glob it matches nothing."
         yield f"data.path={section.path}", what, "check the path; it is relative to where you are"
+    elif os.path.exists(section.path) and not os.access(section.path, os.R_OK):
+        yield f"data.path={section.path}", f"you may not read {section.path}.", "permission to read it (chmod u+r), or another path"
 
 
 @rule("run.device", reads=("run.device",))

@@ -125,3 +125,8 @@ def declared(key: str) -> Any:
                 return hint
             return typing.get_args(hint)[1] if typing.get_origin(hint) is dict else None
     return None
+
+
+def said(key: str, what: str) -> Any:
+    """What the declaration of an option says of it beyond its type (see `opt`); None where it says nothing."""
+    return next((field.metadata.get(what) for name, _, _, field in walk_options() if name == key), None)

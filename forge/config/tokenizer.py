@@ -1,12 +1,22 @@
-"""The `tokenizer` group: text to token ids."""
+"""The `tokenizer` group: text to token ids, and what is known of a tokenizer before it is built."""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt
+from forge.config.literal import quoted
+
+FILE_NAME = "tokenizer.json"
+LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
+USUAL_EOS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|eos|>", "<｜end▁of▁sentence｜>")
 
 
 @dataclass(kw_only=True)
@@ -14,6 +24,11 @@ class Tokenizer(Section):
     """Base of every tokenizer section."""
 
     _target_: str = MISSING
+
+    @property
+    def n_ids(self) -> int | None:
+        """Token ids that it has, or may have; None where that is not known before it is built."""
+        return None
 
 
 @dataclass(kw_only=True)
@@ -24,11 +39,65 @@ class BPE(Tokenizer):
     vocab_size: int = opt(4096, "entries, the 256 bytes and the end-of-text token included", ge=257, le=1 << 24)
     train_bytes: int = opt(64_000_000, "train on at most this many bytes of the training split", gt=0)
 
+    @property
+    def n_ids(self) -> int | None:
+        return self.vocab_size
+
 
 @dataclass(kw_only=True)
 class TokenizerFile(Tokenizer):
     """Any tokenizer.json of the Hugging Face `tokenizers` library."""
 
     _target_: str = "forge.data.tokenizer.load_file"
-    path: str = opt("", "path of the tokenizer.json")
-    eos_token: str | None = opt(None, "token that ends a document; null = the usual names are tried")
+    path: str = opt("", "path of the tokenizer.json, or of a directory that has one")
+    eos_token: str | None = opt(None, "token that ends a document; null = the usual names are tried", verbatim=True)
+
+    @property
+    def n_ids(self) -> int | None:
+        known = self.facts()
+        return known.n_ids if isinstance(known, Facts) else None
+
+    def facts(self) -> Facts | str:
+        """What the file says of itself, or why it cannot be used."""
+        try:
+            stat = os.stat(self.path)
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+        return _facts(self.path, stat.st_mtime_ns, stat.st_size)
+
+    def end_token(self, known: Collection[str]) -> str | None:
+        """The token that ends a document, if it is one of the known."""
+        return next((token for token in (USUAL_EOS if self.eos_token is None else (self.eos_token,)) if token in known), None)
+
+    def no_end_token(self, added: Sequence[str]) -> tuple[str, str]:
+        """What is wrong when `end_token` finds none, and what to do. added: the special tokens of the file."""
+        what = f"there is no token {self.eos_token} in {self.path}."
+        if self.eos_token is None:
+            what = f"{self.path} has none of the usual tokens that end a document ({', '.join(USUAL_EOS[:5])}, ...)."
+        if not added:
+            return what, "tokenizer.eos_token=... with one of its tokens"
+        others = f"; its added tokens: {', '.join(added[:12])}" if len(added) > 1 else ""
+        return what, f'"tokenizer.eos_token={quoted(added[0])}", if that ends a document{others}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a tokenizer.json says: the number of its ids, up to the last one, its tokens, and those that were added to the model's."""
+
+    n_ids: int
+    tokens: frozenset[str]
+    added: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=8)  # the points of a sweep ask for the same file
+def _facts(path: str, changed: int, size: int) -> Facts | str:
+    if size > LARGEST_FILE:
+        return f"it has {size:,} bytes, and no tokenizer has more than {LARGEST_FILE:,}"
+    try:
+        content = json.loads(Path(path).read_bytes())
+        vocab = content["model"]["vocab"]  # a dict, or of Unigram a list of pairs
+        ids = dict(vocab) if isinstance(vocab, dict) else {piece: index for index, (piece, _) in enumerate(vocab)}
+        added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
+        return Facts(n_ids=max({**ids, **added}.values()) + 1, tokens=frozenset({*ids, *added}), added=tuple(added))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "it is not a tokenizer.json of the tokenizers library"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from forge.config.data import PythonSource, Text
 from forge.data.fingerprint import fingerprint
-from forge.data.reading import Document, kind, read_jsonl, read_python, read_text
+from forge.data.reading import Document, kind, read_python, read_text
+from forge.data.rows import read_csv, read_json, read_jsonl, read_parquet
 
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 
@@ -62,8 +63,8 @@ def python_source(section: PythonSource) -> Corpus:
 def text_files(section: Text) -> Corpus:
     """A file, all files of a directory (hidden ones left out), or what a glob matches.
 
-    A .jsonl file holds one document a line, any other file is one document; both may be packed (.gz).
-    ValueError, naming data.path: it is empty, or nothing is there.
+    JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row, any other file is one document; all but Parquet may be
+    packed (.gz). ValueError, naming data.path: it is empty, or nothing is there.
     """
     files = tuple(_matches(section.path))
     read = partial(_read_by_kind, text_field=section.text_field)
@@ -71,7 +72,17 @@ def text_files(section: Text) -> Corpus:
 
 
 def _read_by_kind(path: Path, *, text_field: str) -> Iterator[Document]:
-    return read_jsonl(path, text_field) if kind(path) == "jsonl" else read_text(path)
+    match kind(path):
+        case "jsonl":
+            return read_jsonl(path, text_field)
+        case "json":
+            return read_json(path, text_field)
+        case "csv" | "tsv" as separated:
+            return read_csv(path, text_field, "," if separated == "csv" else "\t")
+        case "parquet":
+            return read_parquet(path, text_field)
+        case _:
+            return read_text(path)
 
 
 def _matches(pattern: str) -> list[Path]:

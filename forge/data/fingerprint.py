@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from forge.data.reading import kind, unreadable
+from forge.data.reading import kind, readable
 
 MEMO_FROM_BYTES = 64 << 20
 SETTLED_SECONDS = 2.0
@@ -57,7 +57,5 @@ def _hash_contents(files: Sequence[Path], reader: str) -> str:
 
 
 def _hash_readable(path: Path) -> str:
-    try:
+    with readable(path):
         return hash_file(path)
-    except OSError as error:
-        raise unreadable(path, error) from error

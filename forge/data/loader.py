@@ -200,21 +200,24 @@ def eval_batches(
     *,
     seq_len: int,
     batch_size: int,
-    steps: int = 0,
+    sequences: int = 0,
     token_bytes: np.ndarray | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[EvalBatch]:
-    """The first `steps` batches of a split in order, the same ones every time; 0 = all, each target once.
+    """At most `sequences` sequences of a split, spread evenly over it, in order and the same ones every time; 0 = all, each target once.
 
-    token_bytes: bytes of each token, int [vocab]; fills n_bytes. The last batch may have fewer rows, and
-    its last row ends in padding: token 0 with target IGNORE_INDEX. part: (i, n), the i-th of n shares of the same rows;
-    every share has as many batches as every other, of as many rows, with padding for rows that there are not.
+    Its beginning alone would be the first of many folders, as a split has the order of its corpus. token_bytes: bytes of each
+    token, int [vocab]; fills n_bytes. The last batch may have fewer rows, and the last row of the split ends in padding: token 0
+    with target IGNORE_INDEX. part: (i, n), the i-th of n shares of the same rows; every share has as many batches as every other,
+    of as many rows, with padding for rows that there are not.
     """
     last, (index, shares) = len(store) - 1, part
-    starts = range(0, last, seq_len)[: steps * batch_size if steps else None]
-    for first in range(0, len(starts), batch_size * shares):
-        held = -(-len(starts[first : first + batch_size * shares]) // shares)
-        rows = starts[first + index * held : min(first + (index + 1) * held, first + batch_size * shares)]
+    windows = -(-last // seq_len)
+    count = min(sequences or windows, windows)
+    for first in range(0, count, batch_size * shares):
+        held = -(-min(batch_size * shares, count - first) // shares)
+        mine = range(first + index * held, min(first + (index + 1) * held, first + batch_size * shares, count))
+        rows = [row * windows // count * seq_len for row in mine]
         tokens = np.zeros((held, seq_len), dtype=np.int64)
         targets = np.full((held, seq_len), IGNORE_INDEX, dtype=np.int64)
         for row, start in enumerate(rows):
@@ -222,5 +225,5 @@ def eval_batches(
             tokens[row, : len(window) - 1] = window[:-1]
             targets[row, : len(window) - 1] = window[1:]
         n_bytes = None if token_bytes is None else int(token_bytes[targets[targets != IGNORE_INDEX]].sum())
-        n_targets = min(rows[-1] + seq_len, last) - rows[0] if rows else 0
+        n_targets = int((targets != IGNORE_INDEX).sum())
         yield EvalBatch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets), n_targets=n_targets, n_bytes=n_bytes)

@@ -18,6 +18,7 @@ from forge.data.cache import cache_root, explained, one_builder, replacing
 from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
 from forge.data.fingerprint import hash_file, hash_json
+from forge.data.reading import BadFile
 from forge.data.shards import FORMAT, INDEX_FILE, BrokenStore, TokenStore
 from forge.data.split import TrainingText, split_corpus
 from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
@@ -52,7 +53,7 @@ def prepare(data: Data, tokenizer: TokenizerSection, *, build: Build, progress: 
     with explained(root):
         identity = {
             "format": FORMAT,
-            "corpus": corpus.fingerprint(memo=root / "fingerprints"),
+            "corpus": _fingerprint(corpus, root / "fingerprints", data.val_fraction),
             "val_fraction": data.val_fraction,
             "tokenizer": _identity(tokenizer),
         }
@@ -68,6 +69,14 @@ def prepare(data: Data, tokenizer: TokenizerSection, *, build: Build, progress: 
         prepared = _open(entry, corpus, on_broken=log.warning)
     assert prepared is not None, f"{entry} is broken right after it was written"
     return prepared
+
+
+def _fingerprint(corpus: Corpus, memo: Path, val_fraction: float) -> str:
+    try:
+        return corpus.fingerprint(memo=memo)
+    except BadFile:
+        split_corpus(corpus, val_fraction)  # which names the other bad files too
+        raise
 
 
 def _identity(section: TokenizerSection) -> dict[str, Any]:

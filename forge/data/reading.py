@@ -1,19 +1,23 @@
-"""Files to documents, a block of text at a time."""
+"""Files to documents, a block of text or a row at a time: what each kind of file is and how it is opened; rows are in forge.data.rows."""
 
 from __future__ import annotations
 
 import codecs
 import gzip
 import io
-import json
 import tokenize
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK_BYTES = 1 << 20
-JSON_LINES = (".jsonl", ".ndjson")
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+SHOWN = 20  # of many bad files
+PACKED = (".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".tar", ".tgz")
+LOOKED_AT = 1 << 13  # bytes of a file in which a NUL shows that it is no text, as git has it
+NARROWER = "leave it out with a narrower glob such as '**/*.txt'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +28,47 @@ class Document:
     blocks: Iterator[str]
 
 
+class BadFile(ValueError):
+    """A file of the corpus that cannot be trained on: what is wrong with it, and what to do."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"data.path: {what}. {fix}.")
+        self.what, self.fix = what, fix
+
+
+def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
+    """What a person is told of all bad files of a corpus at once; each advice once. files: how many the corpus has."""
+    if len(bad) == 1:
+        return bad[0]
+    more = [f"... and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
+    advice = dict.fromkeys(f"{one.fix}." for one in bad)
+    return ValueError(
+        "\n  ".join([f"data.path: {len(bad)} of {files} files cannot be read:", *(one.what for one in bad[:SHOWN]), *more, *advice])
+    )
+
+
 def kind(path: Path) -> str:
-    """`jsonl` or `text`, by the suffix in front of a `.gz`."""
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    return "jsonl" if suffixes and suffixes[-1].lower() in JSON_LINES else "text"
+    """`jsonl`, `json` (an array), `csv`, `tsv`, `parquet` or `text`, by the suffix in front of a `.gz`, of `.json` by its beginning."""
+    suffix = next((suffix.lower() for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
+    return _kind_of_json(path) if suffix == ".json" else KINDS.get(suffix, "text")
 
 
-def open_bytes(path: Path) -> io.BufferedIOBase:
+def _kind_of_json(path: Path) -> str:
+    """An array of rows, rows line by line, or else a text like any other, as a settings file is."""
+    try:
+        with open_bytes(path) as file:
+            lines = (line.strip() for line in iter(lambda: file.readline(BLOCK_BYTES << 6), b""))
+            filled = (line for line in lines if line)
+            first = next(filled, b"").removeprefix(codecs.BOM_UTF8).lstrip()
+            if first.startswith(b"["):
+                return "json"
+            one_a_line = first.startswith(b"{") and first.endswith(b"}") and next(filled, b"").startswith(b"{")
+            return "jsonl" if one_a_line else "text"
+    except (OSError, EOFError, zlib.error):
+        return "text"  # whoever reads it is told
+
+
+def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
     """The bytes of a file, unpacked when its name ends in .gz."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
 
@@ -44,74 +82,38 @@ def _text_blocks(path: Path) -> Iterator[str]:
     # utf-8-sig drops the byte order mark that some editors put first.
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     position = 0
-    try:
-        with open_bytes(path) as file:
+    if path.suffix.lower() in PACKED:
+        raise BadFile(f"{path} is packed in a way that is not read here", "Unpack it, or pack it with gzip")
+    with readable(path), open_bytes(path) as file:
+        try:
             while block := file.read(BLOCK_BYTES):
+                if position == 0 and b"\0" in block[:LOOKED_AT] and not block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    raise BadFile(f"{path} is not text (it has NUL bytes)", NARROWER.capitalize())
                 yield decoder.decode(block)
                 position += len(block)
             decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"data.path: {path} is not UTF-8 text ({error.reason} near byte {position + error.start}). "
-            f"Convert it (iconv -t utf-8), or leave it out with a narrower glob such as '**/*.txt'."
-        ) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(path, error) from error
-
-
-def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
-    """One document a line, from a field of a JSON object; empty lines are skipped."""
-    try:
-        with open_bytes(path) as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    text = _text_of_line(path, number, line, text_field)
-                    yield Document(name=f"{path}:{number}", blocks=iter((text,)))
-    except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(path, error) from error
-
-
-def _text_of_line(path: Path, number: int, line: bytes, text_field: str) -> str:
-    where = f"data.path: {path} line {number}"
-    try:
-        row = json.loads(line.decode("utf-8-sig").rstrip())
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text ({error.reason} at byte {error.start}). Convert the file (iconv -t utf-8).") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON ({error.msg} at column {error.colno}). Every line must be one JSON object.") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where} is not a JSON object. Every line must look like {{{json.dumps(text_field)}: ...}}.")
-    if text_field not in row:
-        fields = ", ".join(map(str, row)) or "none"
-        raise ValueError(
-            f"{where} has no field {text_field!r} (its fields: {fields}). Name the one that holds the text with data.text_field."
-        )
-    text = row[text_field]
-    if not isinstance(text, str):
-        raise ValueError(f"{where}: field {text_field!r} is {type(text).__name__}, not text. Choose another with data.text_field.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{where} has half of a surrogate pair at character {error.start}, which is not text. Fix or drop the line."
-        ) from error
-    return text
+        except UnicodeDecodeError as error:
+            what = f"{path} is not UTF-8 text ({error.reason} near byte {position + error.start})"
+            raise BadFile(what, f"Convert it (iconv -t utf-8), or {NARROWER}") from error
 
 
 def read_python(path: Path) -> Iterator[Document]:
     """A Python file in the encoding it declares (PEP 263); one that cannot be decoded is left out."""
-    try:
+    with readable(path):
         content = path.read_bytes()
+    try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         text = content.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError):
         return
-    except OSError as error:
-        raise unreadable(path, error) from error
     yield Document(name=str(path), blocks=iter((text,)))
 
 
-def unreadable(path: Path, error: Exception) -> ValueError:
-    """What a person is told when a file of the corpus cannot be read to its end."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return ValueError(f"data.path: cannot read {path} ({reason}). Check that it is complete and that you may read it.")
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """A file that cannot be read to its end becomes a BadFile."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadFile(f"cannot read {path} ({reason})", "Check that it is complete and that you may read it") from error

@@ -11,10 +11,11 @@ whose hash is nearest.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from forge.data.corpus import Corpus
+from forge.data.reading import BadFile, Document, all_of
 
 MAX_UNIT = 1 << 16
 MIN_UNIT = 1 << 8
@@ -43,7 +44,7 @@ class Split:
 
     def pieces(self) -> Iterator[tuple[Piece, bool]]:
         """Every piece in the order of the corpus, with whether it is validation."""
-        for piece in pieces(self.corpus, self.unit):
+        for piece in pieces(self.corpus.documents(), self.unit):
             yield piece, piece.digest < self.threshold
 
 
@@ -65,12 +66,19 @@ class TrainingText:
 
 
 def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
-    """Read the corpus once and divide it. ValueError: it is empty, or too small to divide."""
+    """Read the corpus once and divide it. ValueError: it is empty, too small to divide, or files cannot be read, all of which are named."""
     unit = unit_of(corpus.n_bytes)
     n_bytes, least, greatest = 0, HASH_RANGE, -1
-    for piece in pieces(corpus, unit):
-        n_bytes += piece.n_bytes
-        least, greatest = min(least, piece.digest), max(greatest, piece.digest)
+    bad: list[BadFile] = []
+    for path in corpus.files:
+        try:
+            for piece in pieces(corpus.read(path), unit):
+                n_bytes += piece.n_bytes
+                least, greatest = min(least, piece.digest), max(greatest, piece.digest)
+        except BadFile as error:
+            bad.append(error)
+    if bad:
+        raise all_of(bad, len(corpus.files))
     if n_bytes == 0:
         raise ValueError(
             f"data.path = {corpus.source}: no text in it ({len(corpus.files)} file(s), all empty). Give some text to train on."
@@ -93,9 +101,9 @@ def unit_of(corpus_bytes: int) -> int:
     return min(max(1 << (share.bit_length() - 1), MIN_UNIT), MAX_UNIT)
 
 
-def pieces(corpus: Corpus, unit: int) -> Iterator[Piece]:
-    """Every document of the corpus, cut to at most `unit` characters; empty documents are left out."""
-    for document in corpus.documents():
+def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
+    """Every document, cut to at most `unit` characters; empty documents are left out."""
+    for document in documents:
         for text, last in cut(document.blocks, unit):
             encoded = text.encode()
             digest = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")

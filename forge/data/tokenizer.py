@@ -13,13 +13,12 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from forge.config.tokenizer import BPE, TokenizerFile
+from forge.config.tokenizer import BPE, FILE_NAME, TokenizerFile
 from forge.data.split import TrainingText
 from forge.data.token_bytes import token_bytes
 
 END_OF_TEXT = "<|endoftext|>"
-USUAL_EOS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|eos|>", "<｜end▁of▁sentence｜>")
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE = FILE_NAME
 CONFIG_FILE = "tokenizer_config.json"
 log = logging.getLogger(__name__)
 
@@ -115,17 +114,8 @@ def load_file(section: TokenizerFile, *, text: TrainingText) -> Tokenizer:
             f"tokenizer.path = {section.path}: not a tokenizer.json of the tokenizers library ({error}). "
             f"Save one with tokenizer.save(), or take the tokenizer.json of a transformers model."
         ) from error
-    return Tokenizer(raw, eos_token=_eos_token(raw, section))
-
-
-def _eos_token(raw: tokenizers.Tokenizer, section: TokenizerFile) -> str:
-    candidates = USUAL_EOS if section.eos_token is None else (section.eos_token,)
-    for token in candidates:
-        if raw.token_to_id(token) is not None:
-            return token
-    added = ", ".join(token.content for token in list(raw.get_added_tokens_decoder().values())[:12]) or "none"
-    if section.eos_token is None:
-        problem = f"tokenizer.eos_token is null, and {section.path} has none of the usual ones ({', '.join(USUAL_EOS[:5])}, ...)."
-    else:
-        problem = f"tokenizer.eos_token = {section.eos_token}: no such token in {section.path}."
-    raise ValueError(f"{problem} Set tokenizer.eos_token to one that it has; its added tokens: {added}.")
+    eos_token = section.end_token(raw.get_vocab())
+    if eos_token is None:
+        what, fix = section.no_end_token([token.content for token in raw.get_added_tokens_decoder().values()])
+        raise ValueError(f"tokenizer.eos_token: {what} Set {fix}.")
+    return Tokenizer(raw, eos_token=eos_token)

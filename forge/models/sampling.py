@@ -27,13 +27,15 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     eos_id: int | None = None,
+    n_ids: int | None = None,
     use_cache: bool = True,
     agree: Callable[[Tensor], Tensor] = lambda drawn: drawn,
 ) -> Tensor:
     """Continue tokens: [batch, prompt] -> [batch, prompt + new], with new <= max_new_tokens.
 
     Stops early at the model's max_seq_len (nothing slides out of sight), and once every row has produced eos_id;
-    a row that ended sooner is filled up with eos_id. Temperature 0 is greedy. The same seed gives the same text,
+    a row that ended sooner is filled up with eos_id. n_ids: of the tokenizer; rows of the table beyond them, which no text has
+    trained, are never drawn. Temperature 0 is greedy. The same seed gives the same text,
     and no global generator is touched. Without a cache every token reads the whole text again. The model comes back in the
     mode, train or eval, it was in.
 
@@ -54,7 +56,8 @@ def generate(
     with evaluating(model):  # type: ignore[arg-type]
         while tokens.shape[1] < total:
             hidden = cached.hidden(unread, cache=cache) if cached is not None else model.hidden(tokens)
-            unread = agree(_draw(head_of(model).logits(hidden[:, -1]), temperature, top_k, top_p, generator))
+            logits = head_of(model).logits(hidden[:, -1])[:, :n_ids]
+            unread = agree(_draw(logits, temperature, top_k, top_p, generator))
             if bool((unread == NONE).any()):
                 raise FloatingPointError(NOT_FINITE)
             if eos_id is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -94,12 +94,9 @@ class Ranks:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main rank goes through before the others, which find what it has made."""
-        if not self.main:
-            self.barrier()
-        yield
-        if self.main:
-            self.barrier()
+        """The main rank goes through before the others, which find what it has made; it may take hours, beyond any timeout."""
+        with self.meeting.main_first(self.timeout) if self.meeting is not None else nullcontext():
+            yield
 
     def check_alive(self, step: int) -> None:
         """Raises ConnectionError naming the ranks that are not here within the timeout of a collective; waits for the device too."""

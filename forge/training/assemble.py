@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from forge.config import serialize
 from forge.config.build import build
+from forge.config.derivation import Derived
 from forge.config.derive import fit_epochs
 from forge.config.root import Config
 from forge.config.stored import newest, number, numbered
@@ -29,13 +31,13 @@ from forge.training.agreement import Agreement, StopVote, Wish
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer
 from forge.training.device import Autocast, check_dtypes, set_up
-from forge.training.evaluation import BETWEEN_VOTES, Evaluation, evaluate, unless
+from forge.training.evaluation import BETWEEN_VOTES, Evaluation, evaluate, most_sequences, unless
 from forge.training.flops import peak_flops
 from forge.training.guard import BadSteps
 from forge.training.logging import Logger
 from forge.training.loop import Loop
 from forge.training.profiling import Profiler
-from forge.training.samples import Samples
+from forge.training.samples import Samples, opening
 from forge.training.saving import Saving
 from forge.training.sign_of_life import SignOfLife
 from forge.training.starting import Start, begin, choose
@@ -75,7 +77,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
     with ranks.main_first():
         prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
     check_vocabulary(config, prepared)
-    config = _fit(config, run_dir, count_windows(prepared.train, config.train.seq_len))
+    config, derived = _fit(config, run_dir, prepared)
     autocast = Autocast(config, device)
     model = build_model(config, device, ranks)
     check_dtypes(model)
@@ -125,7 +127,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
         callbacks.append(Profiler(config.profiling, run_dir, device, ranks.rank))
     if evaluation is not None:
         callbacks += [evaluation, EarlyStopping(config.eval)]
-        if config.eval.sample_prompts:
+        if config.eval.sample_tokens:
             show = config.metrics.enable_console and ranks.main
             callbacks.append(
                 Samples(
@@ -166,6 +168,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
     )
     if ranks.main:
         directory.write_json(run_dir / "data.json", prepared.manifest)
+        directory.write_json(_derived(run_dir), derived)
         if not (run_dir / TOKENIZER).exists():
             prepared.tokenizer.save(run_dir / TOKENIZER)  # of the first start, whatever becomes of the text
     return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation, guard=guard, ranks=ranks)
@@ -241,20 +244,26 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
         raise ValueError(f"model.vocab_size={rows}: the tokenizer has {ids} ids; set model.vocab_size={ids}")
 
 
-def _fit(config: Config, run_dir: Path, samples: int) -> Config:
-    """train.max_epochs becomes steps now that the corpus is counted."""
-    file = run_dir / numbered("derived.json", number(newest(run_dir).name))
-    derived = {d["key"]: d for d in directory.read_json(file)}
+def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list[dict[str, Any]]]:
+    """What follows from the text: steps from train.max_epochs, and a prompt; with all values that were ever worked out."""
+    derived = {one["key"]: one for one in directory.read_json(_derived(run_dir))}
     open_config = copy.deepcopy(config)
     open_config.thaw()
-    found = fit_epochs(open_config, samples, derived)
-    if not found:
-        return config
+    found = fit_epochs(open_config, count_windows(prepared.train, config.train.seq_len), derived)
     for step in found:
         say(f"{step.key} = {step.value}   ({step.why})")
+    if not config.eval.sample_prompts:
+        prompt, why = config.data.prompt, "it fits the data"
+        if not prompt:
+            prompt, why = opening(prepared.val, prepared.tokenizer, config.model.max_seq_len // 2), "the validation split begins with it"
+        open_config.eval.sample_prompts = [prompt]
+        found.append(Derived(key="eval.sample_prompts", value=[prompt], why=why))
     open_config.freeze()
-    directory.write_json(file, list((derived | {step.key: asdict(step) for step in found}).values()))
-    return open_config
+    return open_config, list((derived | {step.key: asdict(step) for step in found}).values())
+
+
+def _derived(run_dir: Path) -> Path:
+    return run_dir / numbered("derived.json", number(newest(run_dir).name))
 
 
 def _logger(config: Config, run_dir: Path, device: torch.device, ranks: Ranks, *, resumed_at: int) -> Logger:
@@ -293,8 +302,8 @@ def _evaluation(
 
     def run(interrupted: Callable[[], bool]) -> dict[str, float]:
         train = config.train
-        steps = config.eval.steps * train.grad_accum_steps * ranks.batch[1]  # the same text whatever the layout and the micro-batch
-        batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, steps=steps, part=ranks.batch)
+        sequences = most_sequences(config.eval, train)  # whatever the layout and the micro-batch
+        batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, sequences=sequences, part=ranks.batch)
         every = 1 if ranks.size == 1 else BETWEEN_VOTES
         return evaluate(model, unless(interrupted, batches, every=every), token_bytes=sizes, autocast=autocast, ranks=ranks)
 

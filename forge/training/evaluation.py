@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forge.config.eval import Eval
+from forge.config.train import Train
 from forge.data import IGNORE_INDEX
 from forge.data.loader import EvalBatch
 from forge.models.head import Head, head_of
@@ -69,6 +71,13 @@ def _sums(head: Head, hidden: Tensor, targets: Tensor, token_bytes: Tensor) -> T
         correct = logits.argmax(-1) == wanted
         sums += torch.stack([nats.sum(), kept.sum().double(), correct.sum().double(), (nats * (sizes > 0)).sum(), sizes.sum()])
     return sums
+
+
+def most_sequences(section: Eval, train: Train) -> int:
+    """How many sequences are evaluated at most; 0 = any number."""
+    of_steps = section.steps * (train.global_batch_size or 0)
+    of_tokens = max(section.max_tokens // train.seq_len, 1) if section.max_tokens else 0
+    return min((most for most in (of_steps, of_tokens) if most), default=0)
 
 
 class Interrupted(Exception):

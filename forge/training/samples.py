@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from forge.config.eval import Eval
+from forge.data.shards import TokenStore
 from forge.data.tokenizer import Tokenizer
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
@@ -17,6 +19,20 @@ from forge.training.loop import Loop
 from forge.training.rows import SAMPLES, Rows
 from forge.training.step import StepOutput
 from forge.training.writing import continue_text, encode_prompt, say
+
+WORDS = re.compile(r"(?:\S+\s*){1,5}")
+LONGEST = 40  # characters of a prompt that is found
+
+
+def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
+    """The first words of a split, as a prompt of at most `longest` tokens; empty, which begins a new document, where none fit."""
+    ids = store.read(0, min(len(store), 256)).tolist()
+    lines = tokenizer.decode([token for token in ids if token != tokenizer.eos_id]).splitlines()
+    words = WORDS.match(next((line.strip() for line in lines if line.strip()), "").partition("\ufffd")[0])
+    text = words[0][:LONGEST].strip() if words else ""
+    while len(tokenizer.encode(text)) > longest:
+        text = text[:-1].strip()
+    return text
 
 
 class Samples(Callback):

@@ -14,7 +14,7 @@ from torch import nn
 
 from forge.config.changes import changes, permitted
 from forge.config.root import Config
-from forge.launch import attempts, saved
+from forge.launch import attempts, directory, saved
 from forge.launch.saved import TOKENIZER, CheckpointError, Saved
 from forge.parallel.ranks import Ranks
 from forge.training import restore, rows
@@ -121,6 +121,8 @@ def begin(
     moved = [] if start.undo_after is None else checkpointer.set_aside(start.undo_after)
     if moved:
         say(f"set aside: {', '.join(path.name for path in moved)}")
+    if start.checkpoint is None:
+        say(f"goes on with: {directory.resume_command(run_dir)}")  # what is refused before leaves nothing to go on with
     rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
     attempts.started(run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from)
 

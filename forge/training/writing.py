@@ -37,5 +37,6 @@ def continue_text(model: nn.Module, tokenizer: Tokenizer, prompt: str, autocast:
     """What the model writes after a prompt, at most `tokens` tokens; `sampling` are the options of forge.models.sampling.generate."""
     ids = encode_prompt(tokenizer, prompt)
     with autocast():
-        out = generate(model, torch.tensor([ids], device=autocast.device), tokens, eos_id=tokenizer.eos_id, **sampling)  # type: ignore[arg-type]
+        start, of = torch.tensor([ids], device=autocast.device), {"eos_id": tokenizer.eos_id, "n_ids": tokenizer.vocab_size}
+        out = generate(model, start, tokens, **of, **sampling)  # type: ignore[arg-type]
     return tokenizer.decode([token for token in out[0, len(ids) :].tolist() if token != tokenizer.eos_id])

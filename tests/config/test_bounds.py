@@ -13,7 +13,7 @@ from refusing import problems
 
 from forge.config import compose
 from forge.config.bounds import check_bounds
-from forge.config.field import Section, default_of
+from forge.config.field import Section, default_of, types_of
 from forge.config.resolve import get
 from forge.config.root import Config
 from forge.config.schemas import walk_options
@@ -24,7 +24,7 @@ OPTIONS = [(key, schema, field) for key, _, schema, field in walk_options() if n
 def limits() -> Iterator[tuple[str, type[Section], dataclasses.Field, str, float, bool]]:
     """(key, schema, field, bound, value, legal): both sides of every bound."""
     for key, schema, field in OPTIONS:
-        whole = "int" in str(field.type)
+        whole = "int" in str(field.type).lower()
         for name, limit in field.metadata["bounds"].items():
             step = 1 if whole else 1e-9
             inward = step if name in ("gt", "ge") else -step
@@ -67,11 +67,11 @@ def test_there_are_bounds_to_test():
 
 @pytest.mark.parametrize(("key", "schema", "field"), [o for o in OPTIONS if o[2].metadata["choices"]], ids=lambda value: str(value)[:40])
 def test_every_choice_and_no_other(key: str, schema: type[Section], field: dataclasses.Field):
-    choices = field.metadata["choices"]
-    assert default_of(field) in choices or (default_of(field) is None and str(field.type).endswith("| None"))
+    choices, or_number = field.metadata["choices"], field.type == "AutoInt"
+    assert default_of(field) in choices or or_number or (default_of(field) is None and str(field.type).endswith("| None"))
     assert all(faults(key, schema, field, choice) == [] for choice in choices)
     (found,) = faults(key, schema, field, f"{choices[0]}x")
-    assert found.what == f"{key} is one of {', '.join(choices)}."
+    assert found.what == f"{key} {'must be an integer or' if or_number else 'is one of'} {', '.join(choices)}."
     assert f"{key}={choices[0]}" in found.fix
 
 
@@ -167,7 +167,7 @@ def test_the_example_is_the_bound_that_was_passed():
 def test_annotations_are_what_the_check_understands():
     understood = (int, float, bool, str, type(None))
     for key, schema, field in OPTIONS:
-        hint = typing.get_type_hints(schema)[field.name]
+        hint = types_of(schema)[field.name]
         if typing.get_origin(hint) is dict:
             assert typing.get_args(hint) in ((str, typing.Any), (str, str), (str, list[str])), key
             continue

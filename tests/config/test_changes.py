@@ -139,7 +139,7 @@ def test_where_a_run_lies_is_no_change(before: Config) -> None:
     ],
 )
 def test_another_variant_is_one_change(before: Config, option: str, group: str, was: str, becomes: str | None, tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}')
+    (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
     more = [f"tokenizer.path={tmp_path}/t.json"] if group == "tokenizer" else []
     small = [text for text in SMALL if group != "tokenizer" or not text.startswith("tokenizer.")]
     after = resolved([*small, "scheduler=cosine", option, *more, "+callbacks.a={_target_:torch.nn.Module,of:[1,{b:[2,null]}]}"]).config

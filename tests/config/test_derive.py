@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
 from pathlib import Path
 
 import pytest
-from refusing import SMALL, problems, resolved
+from refusing import SMALL, only, problems, resolved
 
 from forge.config import compose
 from forge.config.derive import DERIVATIONS, Derived, fit_epochs
 from forge.config.errors import ConfigError
+from forge.config.estimate import memory_by_part
+from forge.config.resolve import resolve
+from forge.config.tokenizer import Tokenizer
 
 LOOPED = "parallel.pp=2 model.n_layers=4 train.compile_model=false model.tie_embeddings=false"
 
@@ -165,6 +169,58 @@ def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = derived(["data=text", "data.path=my.txt", "data.cache_dir='~/cache'"])
     assert found["data.path"] == (str(tmp_path / "my.txt"), "from where the command was typed")
     assert found["data.cache_dir"][0] == os.path.expanduser("~/cache")
+
+
+def test_a_directory_with_a_tokenizer_is_a_path_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 7}}}')
+    monkeypatch.chdir(tmp_path)
+    found = {one.key: (one.value, one.why) for one in resolved(["tokenizer=file", "tokenizer.path=mine"]).derived}
+    assert found["tokenizer.path"] == (str(tmp_path / "mine" / "tokenizer.json"), "the file of that name in the directory")
+    assert found["model.vocab_size"] == (8, "the tokenizer has 8 ids")
+
+
+@pytest.mark.parametrize(
+    ("given", "rows", "why"),
+    [
+        ("auto", 300, "tokenizer.vocab_size=300"),
+        ("auto model.pad_vocab_to=128", 384, "tokenizer.vocab_size=300, a multiple of model.pad_vocab_to=128"),
+        ("3e3 model.pad_vocab_to=128", 3072, "3000 rounded up, a multiple of model.pad_vocab_to=128"),
+        ("384 model.pad_vocab_to=128", 384, None),
+        ("384", 384, None),
+    ],
+)
+def test_rows_follow_from_the_tokenizer(given: str, rows: int, why: str | None):
+    overrides = [*SMALL, *f"model.vocab_size={given}".split()]
+    resolution = resolved(overrides)
+    assert resolution.config.model.vocab_size == rows
+    assert {one.key: one.why for one in resolution.derived}.get("model.vocab_size") == why
+    plain = resolved([*SMALL, f"model.vocab_size={rows}"]).config
+    assert resolution.config.model.params_by_part() == plain.model.params_by_part()  # type: ignore[attr-defined]
+    assert sum(memory_by_part(resolution.config).values()) == sum(memory_by_part(plain).values())
+
+
+def test_rows_of_a_tokenizer_that_says_nothing_of_itself():
+    """A user's own, whose section has no n_ids; a file that cannot be read is one problem, not two."""
+
+    @dataclasses.dataclass(kw_only=True)
+    class Mine(Tokenizer):
+        _target_: str = "forge.data.tokenizer.train_bpe"
+
+    config = compose.config([*SMALL, "model.vocab_size=auto"])
+    config.tokenizer = Mine()
+    with pytest.raises(ConfigError) as refused:
+        resolve(config)
+    assert [(p.key, p.what) for p in refused.value.problems] == [
+        ("model.vocab_size=auto", "how many ids the tokenizer has is not known before it is built: Mine has no n_ids.")
+    ]
+    (found,) = problems(["tokenizer=file", "tokenizer.path=nowhere", "model=tiny"])
+    assert found.rule == "tokenizer.path"
+
+
+@pytest.mark.parametrize("value", ["true", "abc", "300.5", "null", "[1]", "{a: 1}"])
+def test_rows_are_an_integer_or_auto(value: str):
+    assert only([f"model.vocab_size={value}"]).what == "model.vocab_size must be an integer or auto."
 
 
 def epochs(overrides: list[str], samples: int):

@@ -182,8 +182,10 @@ SAID = [
         "for example optimizer.betas=[0.9,0.95]",
     ),
     ("eval.sample_prompts=[[a]]", "eval.sample_prompts must be a list of texts.", ""),
-    ("optimizer.lr=1,2", f"optimizer.lr {NO_SWEEP}", "one value, or -m for a sweep; optimizer.lr=[1,2] for a list; quotes for a text"),
-    ("seed=range(1,5)", f"seed {NO_SWEEP}", "one value, or -m for a sweep; seed=[range(1,5)] for a list; quotes for a text"),
+    ("optimizer.lr=1,2", f"optimizer.lr {NO_SWEEP}", "one value, or -m for a sweep"),
+    ("seed=range(1,5)", f"seed {NO_SWEEP}", "one value, or -m for a sweep"),
+    ("optimizer.betas=0.9,0.95", f"optimizer.betas {NO_SWEEP}", "one value, or -m for a sweep; optimizer.betas=[0.9,0.95] for a list"),
+    ("run.name=a,b", f"run.name {NO_SWEEP}", "one value, or -m for a sweep; \"run.name='a,b'\" for a text"),
     ("run.name=???", "a value is missing.", "give one: run.name=..."),
     ("optimizer.betas=[???,0.9]", "a value is missing.", "give one: optimizer.betas=..."),
     ("optimizer.lr=${nokey.x}", "its interpolation fails: Interpolation key 'nokey.x' not found.", INTERPOLATION),
@@ -281,6 +283,21 @@ def test_an_optional_group_can_be_switched_off_again():
     plain, both = resolved().config, resolved(["experiment=wsd", "debug=fast", "debug=null", "experiment=null"]).config
     assert both == plain
     assert resolved(["experiment=null", "experiment=wsd"]).config.scheduler != plain.scheduler
+
+
+def test_no_two_spellings_of_several_paths_point_at_each_other():
+    over_all = "for one run over several files a directory that holds them, or a glob such as 'data.path=texts/*.txt'"
+    found = only(["data=text", "data.path=a.txt,b.txt"])
+    assert found.fix == f"one value, or -m for a sweep; \"data.path='a.txt,b.txt'\" for a text; {over_all}"
+    found = only(["data=text", "data.path=[a.txt,b.txt]"])
+    assert found.fix == f"data.path=a.txt,b.txt with -m, for a sweep over these; {over_all}"
+
+
+@pytest.mark.parametrize("token", ["[SEP]", "[1]", "'[SEP]'"])
+def test_brackets_belong_to_the_name_of_a_token(token: str):
+    composition = compose.compose(["tokenizer=file", f"tokenizer.eos_token={token}"])
+    assert composition.problems == []
+    assert composition.tree.tokenizer.eos_token == token.strip("'")
 
 
 @pytest.mark.parametrize("typed", ["run.name=ü", "run.name=a b(", 'run.name=a"b\\', "data.path=~/my text.txt", "run.name=a,b"])

@@ -33,7 +33,7 @@ PARAMETERS = {
 def needs(tmp_path: Path) -> dict[str, list[str]]:
     """What a file asks of the user: its further overrides."""
     (tmp_path / "my.txt").write_text("some text")
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": []}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}))
     return {
         "data/text": [f"data.path={tmp_path / 'my.txt'}"],
         "tokenizer/file": [f"tokenizer.path={tmp_path / 'tokenizer.json'}"],

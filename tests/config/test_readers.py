@@ -104,7 +104,7 @@ WITH = {
 @pytest.mark.parametrize(("key", "variant", "field"), FIELDS, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasses.Field, tmp_path: Path):
     (tmp_path / "a.txt").write_text("a")
-    (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    (tmp_path / "t.json").write_text('{"model": {"vocab": {"another": 0, "</s>": 1}}}')
     group = key.rpartition(".")[0]
     needs = {
         "text": ["data=text", f"data.path={tmp_path / 'a.txt'}"],
@@ -133,7 +133,7 @@ def choices(group: str) -> dict:
 def paths(folder: Path) -> dict[str, str]:
     """Second values of options that must exist on disk."""
     (folder / "b.txt").write_text("b")
-    (folder / "u.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    (folder / "u.json").write_text('{"model": {"vocab": {"another": 0, "</s>": 1}}}')
     return (
         {"data.path": str(folder / "b.txt"), "tokenizer.path": str(folder / "u.json"), "checkpoint.resume_from": str(folder)}
         | {"checkpoint.init_from": str(folder)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ CASES += [*PLACE_CASES, *GOING_ON_CASES, *LAUNCH_CASES]
 def place(tmp_path: Path) -> Path:
     (tmp_path / "my.txt").write_text("some text")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "small.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 8}}}))
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 9}}, "added_tokens": [{"id": 11}]}))
+    (tmp_path / "small.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 8}}}))
+    added = [{"id": 10, "content": "<pad>"}, {"id": 11, "content": "<end>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 9}}, "added_tokens": added}))
+    (tmp_path / "no_end.json").write_text(json.dumps({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": added}))
     for step in (2, 10):
         (tmp_path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
     serialize.save(resolved(SMALL, as_point=True).config, tmp_path / "run" / "config.yaml")
@@ -74,6 +77,13 @@ def test_a_rule_is_silent_where_it_is_kept(case: Case, place: Path):
 def test_what_it_advises_helps(case: Case, place: Path):
     told = [*overrides(case.breaks, place), *case.heals.split()]
     assert case.rule not in [p.rule for p in problems(told, **machine(case))]
+
+
+def test_a_text_that_may_not_be_read(place: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not by a file, since whoever runs the tests may read all."""
+    monkeypatch.setattr("forge.config.rules_run.os.access", lambda path, mode: mode != os.R_OK)
+    (found,) = [p for p in problems([*SMALL, "data=text", f"data.path={place / 'my.txt'}"]) if p.rule == "data.path"]
+    assert (found.what, found.fix) == (f"you may not read {place / 'my.txt'}.", "permission to read it (chmod u+r), or another path")
 
 
 def test_every_rule_has_such_a_case():

@@ -21,7 +21,7 @@ NEEDS |= {f"parallel={name}": ["model=moe_tiny"] for name in Library().options("
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice[0])
 def test_every_preset_is_read_back_equal(choice: list[str], tmp_path: Path):
-    (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
     config = resolved([*choice, *(text.replace("{tmp}", str(tmp_path)) for text in NEEDS.get(choice[0], []))]).config
     serialize.save(config, tmp_path / "config.yaml")
     again = serialize.load(tmp_path / "config.yaml", trust=())

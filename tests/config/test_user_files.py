@@ -95,6 +95,12 @@ BROKEN = {
         "eval.sample_prompts is a list of texts; 'Hello, you' is not.",
         "sample_prompts: ['Hello, you']",
     ),
+    "a token without quotes": (
+        "defaults:\n  - override /tokenizer: file\ntokenizer:\n  eos_token: [SEP]\n",
+        ":5",
+        "tokenizer.eos_token is a text or null; ['SEP'] is not.",
+        "eos_token: '[SEP]'",
+    ),
     "a time": (
         "defaults:\n  - override /launch: slurm\nlaunch:\n  time: 1-00:00:00\n",
         ":5",

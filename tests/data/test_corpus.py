@@ -7,12 +7,15 @@ import json
 import re
 import sysconfig
 from pathlib import Path
+from typing import Any
 
+import pandas
 import pytest
 
 from forge.config.data import PythonSource, Text
 from forge.data import fingerprint as fingerprinting
 from forge.data.corpus import Corpus, python_source, text_files
+from forge.data.split import split_corpus
 
 
 def texts(corpus: Corpus) -> list[str]:
@@ -86,6 +89,108 @@ def test_json_lines_plain_and_packed(tmp_path: Path) -> None:
         file.write(lines)
     for name in ("x.jsonl", "y.jsonl.gz"):
         assert texts(text_files(Text(path=str(tmp_path / name), text_field="body"))) == ["first\nline", "zweite ü"]
+
+
+ROWS = [{"id": 1, "body": 'first\nline, with "quotes"'}, {"id": 2, "body": "zweite ü 𝄞 [1]\t}"}, {"id": 3, "body": "x" * 200_000}]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A file of the kind that its name says, by the libraries that people write such files with."""
+    frame, name = pandas.DataFrame(rows), path.name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        frame.to_parquet(path, row_group_size=2)
+    elif name.endswith((".csv", ".tsv")):
+        frame.to_csv(path, index=False, sep="\t" if ".tsv" in name else ",")
+    else:
+        text = json.dumps(rows, indent=1) if name.startswith("array") else "".join(json.dumps(row) + "\n" for row in rows)
+        (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8-sig").write(text)
+
+
+@pytest.mark.parametrize("block", [7, 1 << 20])
+@pytest.mark.parametrize(
+    "name",
+    ["x.csv", "x.tsv", "x.csv.gz", "x.parquet", "array.json", "array.json.gz", "lines.json", "lines.json.gz", "x.ndjson", "x.jsonl.gz"],
+)
+def test_files_of_rows(tmp_path: Path, name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge.data.reading.BLOCK_BYTES", block)
+    monkeypatch.setattr("forge.data.rows.ROWS_AT_ONCE", 2)
+    rows = ROWS if block > 7 else ROWS[:2]
+    write_rows(tmp_path / name, rows)
+    corpus = text_files(Text(path=str(tmp_path / name), text_field="body"))
+    assert texts(corpus) == [row["body"] for row in rows]
+    assert refusal(tmp_path / name).endswith(
+        " has no field 'text' (its fields: id, body). Name the one that holds the text with data.text_field."
+    )
+
+
+def test_a_json_array_of_texts_and_other_json(tmp_path: Path) -> None:
+    """Settings in JSON are a text like any other, as they have been: neither an array nor a line for each object."""
+    (tmp_path / "a.json").write_text('\n[ "one", "two\\u00fc" ,\n"three"]\n')
+    (tmp_path / "b.json").write_text('{"name": "x",\n "list": [1]}\n')
+    (tmp_path / "c.json").write_text('{"name": "x"}\n')
+    assert texts(text_files(Text(path=str(tmp_path / "a.json")))) == ["one", "twoü", "three"]
+    for name in ("b.json", "c.json"):
+        assert texts(text_files(Text(path=str(tmp_path / name)))) == [(tmp_path / name).read_text()]
+        assert fingerprinting.kind(tmp_path / name) == "text"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.json", b'["a", 3]', "{} element 2 is int, not text. An element is a text, or an object with a field that holds it."),
+        (
+            "x.json",
+            b'[{"text": "a"}, {"text": null}]',
+            "{} element 2: field 'text' is null, not text. Choose another with data.text_field.",
+        ),
+        ("x.json", b'["a", nope, "' + b"b" * 50 + b'"]', "{} element 2 is not JSON (Expecting value). Mend the file."),
+        ("x.json", b'["a", "b', "{} element 2 is not JSON (Unterminated string starting at). Check that the file is complete."),
+        ("x.json", b'["a", "b"', "{} element 2 is not JSON (it ends before the array does). Check that the file is complete."),
+        ("x.json", b'["\xff"]', "{} is not UTF-8 text (invalid start byte). Convert the file (iconv -t utf-8)."),
+        ("x.csv", b"text,n\na,1\n\xff,2\n", "{} is not UTF-8 text (invalid start byte). Convert the file (iconv -t utf-8)."),
+        ("x.csv", b"n,text\n1,a\n2\n", "{} line 3 ends before its field 'text'. Mend the file."),
+        (
+            "x.csv",
+            b'text\n"a\n',
+            "{} line 2 is not CSV (unexpected end of data). Mend the file; a text with quotes or line ends is in quotes, and its own "
+            "are doubled.",
+        ),
+        ("x.parquet.gz", b"", "{} is Parquet inside of gzip. Unpack it (gunzip); Parquet is packed by itself."),
+        ("x.jsonl.zst", b"\x28\xb5", "{} is packed in a way that is not read here. Unpack it, or pack it with gzip."),
+        ("x.png", b"\x89PNG\0", "{} is not text (it has NUL bytes). Leave it out with a narrower glob such as '**/*.txt'."),
+    ],
+)
+def test_messages_about_other_kinds_of_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert refusal(tmp_path / name) == f"data.path: {message.format(tmp_path / name)}"
+
+
+def test_message_about_broken_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"PAR1 and no more")
+    assert re.fullmatch(rf"data.path: cannot read {path} \(Parquet magic bytes.*\)\. Check that it is complete\.", refusal(path), re.DOTALL)
+    pandas.DataFrame({"text": [1, 2]}).to_parquet(path)
+    assert refusal(path) == f"data.path: {path} row 1: field 'text' is int, not text. Choose another with data.text_field."
+
+
+def test_all_bad_files_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge.data.reading.SHOWN", 4)
+    (tmp_path / "fine.txt").write_text("fine")
+    for name, content in {"a.txt": b"\xff", "b.txt": b"\xff", "c.jsonl": b"[]", "d.txt.gz": b"no", "e.txt": b"\xff"}.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        split_corpus(text_files(Text(path=str(tmp_path))), 0.1)
+    assert str(caught.value) == (
+        "data.path: 5 of 6 files cannot be read:\n"
+        f"  {tmp_path}/a.txt is not UTF-8 text (invalid start byte near byte 0)\n"
+        f"  {tmp_path}/b.txt is not UTF-8 text (invalid start byte near byte 0)\n"
+        f"  {tmp_path}/c.jsonl line 1 is not a JSON object\n"
+        f"  cannot read {tmp_path}/d.txt.gz (Not a gzipped file (b'no'))\n"
+        "  ... and 1 more\n"
+        "  Convert it (iconv -t utf-8), or leave it out with a narrower glob such as '**/*.txt'.\n"
+        '  Every line must look like {"text": ...}.\n'
+        "  Check that it is complete and that you may read it."
+    )
 
 
 def test_text_is_read_in_blocks_and_comes_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +276,7 @@ def test_message_about_a_torn_archive(tmp_path: Path) -> None:
         (b'{"body": 1, "id": 2}', "has no field 'text' (its fields: body, id). Name the one that holds the text with data.text_field."),
         (b'{"text": 3}', "field 'text' is int, not text. Choose another with data.text_field."),
         (b'{"text": "\xff"}', "is not UTF-8 text (invalid start byte at byte 10). Convert the file (iconv -t utf-8)."),
-        (b'{"text": "a\\ud800"}', "has half of a surrogate pair at character 1, which is not text. Fix or drop the line."),
+        (b'{"text": "a\\ud800"}', "has half of a surrogate pair at character 1, which is not text. Fix or drop it."),
     ],
 )
 def test_messages_about_a_line_of_json(tmp_path: Path, line: bytes, message: str) -> None:

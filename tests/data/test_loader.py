@@ -190,12 +190,29 @@ def test_evaluation_counts_every_target_once(store: Callable[..., TokenStore], n
     assert batches[-1].tokens.shape[0] == -(-(n_tokens - 1) // SEQ) - 4 * (len(batches) - 1)
 
 
-def test_evaluation_of_a_few_batches_is_the_beginning(counting: TokenStore) -> None:
-    whole = list(eval_batches(counting, seq_len=SEQ, batch_size=4))
-    few = list(eval_batches(counting, seq_len=SEQ, batch_size=4, steps=3))
-    assert len(few) == 3 < len(whole) == len(list(eval_batches(counting, seq_len=SEQ, batch_size=4, steps=999)))
-    assert all(torch.equal(a.targets, b.targets) for a, b in zip(few, whole, strict=False))
-    assert few[0].n_bytes is None
+@pytest.mark.parametrize("sequences", [1, 7, 40, 99999])
+def test_evaluation_of_a_few_sequences_is_spread_over_the_split(counting: TokenStore, sequences: int) -> None:
+    """Whatever the batch and the shares: the same sequences, of the whole split, none twice."""
+    whole = torch.cat([batch.tokens for batch in eval_batches(counting, seq_len=SEQ, batch_size=4)])
+    wanted = min(sequences, len(whole))
+
+    def sequences_of(batch_size: int, shares: int) -> list[list[int]]:
+        rows: list[list[int]] = []
+        for part in range(shares):
+            for batch in eval_batches(counting, seq_len=SEQ, batch_size=batch_size, sequences=sequences, part=(part, shares)):
+                assert batch.n_targets == int((batch.targets != IGNORE_INDEX).sum())
+                assert batch.n_bytes is None
+                rows += batch.tokens[(batch.targets != IGNORE_INDEX).any(1)].tolist()
+        return sorted(rows)
+
+    found = sequences_of(4, 1)
+    assert len(found) == wanted
+    assert all(sequences_of(batch_size, shares) == found for batch_size, shares in ((1, 1), (3, 1), (2, 2), (1, 3)))
+    places = sorted(next(index for index, row in enumerate(whole.tolist()) if row == one) for one in found)
+    gaps = np.diff([*places, len(whole)])
+    assert places[0] == 0
+    assert gaps.min() >= len(whole) // wanted
+    assert gaps.max() <= -(-len(whole) // wanted)
 
 
 def test_a_step_costs_less_than_60_microseconds(store: Callable[..., TokenStore]) -> None:

@@ -21,6 +21,7 @@ from data_helpers import build_section
 from forge.config.data import Text
 from forge.config.tokenizer import BPE, TokenizerFile
 from forge.data import prepare as preparing
+from forge.data import reading
 from forge.data.prepare import Prepared, prepare
 
 DOCUMENTS = 60
@@ -272,6 +273,28 @@ def test_an_error_elsewhere_is_not_blamed_on_the_cache(data: Text, tmp_path: Pat
 
     with pytest.raises(FileNotFoundError):
         prepare(data, SECTION, build=failing)
+
+
+def test_a_file_that_may_not_be_read_does_not_hide_the_other_bad_ones(
+    tmp_path: Path, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> Any:
+        if path.name == "a.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path)
+
+    opened = reading.open_bytes
+    monkeypatch.setattr(reading, "open_bytes", denied)
+    monkeypatch.setattr("forge.data.fingerprint.hash_file", denied)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_bytes(b"\xff")
+    with pytest.raises(ValueError) as caught:
+        prepare(Text(path=str(tmp_path), cache_dir=str(tmp_path / "cache")), SECTION, build=build)
+    assert str(caught.value).splitlines()[:3] == [
+        "data.path: 2 of 2 files cannot be read:",
+        f"  cannot read {tmp_path}/a.txt (Permission denied)",
+        f"  {tmp_path}/b.txt is not UTF-8 text (invalid start byte near byte 0)",
+    ]
 
 
 def test_where_the_cache_is(data: Text, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from forge.config.data import Text
-from forge.config.tokenizer import BPE, TokenizerFile
+from forge.config.tokenizer import BPE, Facts, TokenizerFile
 from forge.data.corpus import text_files
 from forge.data.split import TrainingText, split_corpus
 from forge.data.tokenizer import Tokenizer, load_file, train_bpe
@@ -187,9 +187,32 @@ def test_messages_about_a_file(tmp_path: Path, text: TrainingText, monkeypatch: 
     assert refusal(path="no.json") == f"tokenizer.path = no.json: no such file, seen from {tmp_path}. Give the path of a tokenizer.json."
     assert refusal(path="bad.json").startswith("tokenizer.path = bad.json: not a tokenizer.json of the tokenizers library (")
     assert refusal(path="t.json") == (
-        "tokenizer.eos_token is null, and t.json has none of the usual ones (<|endoftext|>, </s>, <|end_of_text|>, <eos>, [EOS], ...). "
-        "Set tokenizer.eos_token to one that it has; its added tokens: <pad>, <cls>."
+        "tokenizer.eos_token: t.json has none of the usual tokens that end a document "
+        "(<|endoftext|>, </s>, <|end_of_text|>, <eos>, [EOS], ...). "
+        "Set \"tokenizer.eos_token='<pad>'\", if that ends a document; its added tokens: <pad>, <cls>."
     )
     assert refusal(path="t.json", eos_token="</s>") == (
-        "tokenizer.eos_token = </s>: no such token in t.json. Set tokenizer.eos_token to one that it has; its added tokens: <pad>, <cls>."
+        "tokenizer.eos_token: there is no token </s> in t.json. "
+        "Set \"tokenizer.eos_token='<pad>'\", if that ends a document; its added tokens: <pad>, <cls>."
     )
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word_level", "word_piece", "unigram"])
+def test_what_is_known_before_it_is_built_is_what_it_is(tmp_path: Path, bpe: Tokenizer, text: TrainingText, kind: str) -> None:
+    """The file is read as JSON, without the library."""
+    vocab = {"[UNK]": 0, "the": 7, "</s>": 3}
+    raw = {
+        "bpe": lambda: bpe._raw,
+        "word_level": lambda: tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]")),
+        "word_piece": lambda: tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]")),
+        "unigram": lambda: tokenizers.Tokenizer(models.Unigram([("[UNK]", 0.0), ("the", -1.0), ("</s>", -2.0)], 0)),
+    }[kind]()
+    for added in ([], ["<pad>", "<end>"]):
+        raw.add_special_tokens(added)
+        section = TokenizerFile(path=saved(raw, tmp_path / f"{len(added)}.json"))
+        known, built = section.facts(), load_file(section, text=text)
+        assert isinstance(known, Facts)
+        assert known.n_ids == section.n_ids == built.vocab_size
+        assert known.tokens == raw.get_vocab().keys()
+        assert section.end_token(known.tokens) == built.eos_token
+        assert set(added) <= set(known.added)

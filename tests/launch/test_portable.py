@@ -119,7 +119,7 @@ def test_a_comma_in_a_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_tokenizer_of_its_own_goes_on_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text("words.txt")
-    Path("tok.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}')
+    Path("tok.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
     options = ["tokenizer=file", "tokenizer.path=tok.json", "data=text", "data.path=words.txt"]
     path, _ = take(*options, "run.dir=run")
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -121,3 +121,12 @@ def test_mode_is_restored_and_no_graph_kept(small_decoder, training) -> None:
 def test_impossible_options_are_refused(small_decoder, options) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}="):
         generate(small_decoder(), torch.tensor([[1]]), 1, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_that_no_token_has_are_never_drawn(temperature: float) -> None:
+    """The second is the likeliest by far; a tokenizer of one id has no such token."""
+    model = FixedLogits(torch.tensor([0.01, 0.99]))
+    drawn = [generate(model, torch.zeros(1, 1, dtype=torch.int64), 50, temperature=temperature, n_ids=n) for n in (1, 2)]
+    assert (drawn[0] == 0).all()
+    assert (drawn[1] == 1).sum() > 40

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as futures_wait
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -122,6 +123,52 @@ def test_ranks_that_are_not_there_are_named() -> None:
             )
             with pytest.raises(ConnectionError, match=said):
                 ranks.check_alive(3)
+        dist.barrier()  # until then the main rank has the store
+
+    on_ranks(3, work)
+
+
+def test_the_main_rank_may_take_longer_than_a_collective_and_so_may_another() -> None:
+    """As when it prepares data; a rank of another host may have to do so, too. Nobody goes on before all are through."""
+    port = free_port()
+
+    def work(rank: int) -> None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        ranks = Ranks(rank=rank, size=3, meeting=Meeting(), timeout=timedelta(seconds=2))
+        for slow in (0, 2):
+            dist.barrier()
+            began = time.monotonic()
+            with ranks.main_first():
+                time.sleep(4 if rank == slow else 0)
+            assert time.monotonic() - began > 3
+        dist.barrier()  # until then the main rank has the store
+
+    on_ranks(3, work)
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_who_waits_for_a_rank_that_fails_or_hangs_hears_of_it(guilty: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+
+    def work(rank: int) -> None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        meeting = Meeting()
+
+        def take_turn(act: Callable[[], object], patience: float) -> None:
+            with meeting.main_first(timedelta(seconds=patience)):
+                act() if rank == guilty else None
+
+        with pytest.raises(dist.DistError if rank != guilty else ZeroDivisionError, match=f"rank {guilty} has failed|division"):
+            take_turn(lambda: 1 / 0, 60)
+        dist.barrier()
+        if rank == guilty:
+            monkeypatch.setattr(meeting, "_signs_of_life", lambda *_: nullcontext())
+            with suppress(ConnectionError):
+                take_turn(lambda: time.sleep(3), 1)
+        else:
+            said = f"^no sign of life from rank {guilty} before the first step within parallel.nccl_timeout_sec=1; see logs/rank_{guilty}"
+            with pytest.raises(ConnectionError, match=said):
+                take_turn(lambda: None, 1)
         dist.barrier()  # until then the main rank has the store
 
     on_ranks(3, work)

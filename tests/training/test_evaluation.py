@@ -10,11 +10,14 @@ import pytest
 import torch
 from run_helpers import assert_bit_equal, logged, weights
 
+from forge.config import cli
+from forge.config.eval import Eval
 from forge.data import IGNORE_INDEX
 from forge.data.loader import eval_batches
 from forge.models.modes import evaluating
 from forge.training import evaluation
 from forge.training.assemble import Parts, assemble
+from forge.training.evaluation import most_sequences
 
 
 def never() -> bool:
@@ -32,14 +35,30 @@ def test_each_target_of_the_split_is_scored_once(assembled: Callable[..., Parts]
     assert scored.tolist() == store.read(1, len(store)).tolist()
 
 
-def test_eval_steps_takes_the_first_batches(assembled: Callable[..., Parts]) -> None:
-    parts = assembled(*EVALUATE, "eval.steps=2")
+@pytest.mark.parametrize(
+    ("bound", "sequences"),
+    [(("eval.steps=2",), 8), (("eval.max_tokens=80",), 5), (("eval.steps=1", "eval.max_tokens=80"), 4), (("eval.max_tokens=1",), 1)],
+)
+def test_a_bound_takes_sequences_from_all_over_the_split(assembled: Callable[..., Parts], bound: tuple[str, ...], sequences: int) -> None:
+    """By steps, which have four sequences of 16 tokens, by tokens, and by the lesser of both."""
+    parts = assembled(*EVALUATE, *bound)
     assert parts.evaluation is not None
-    tokens = parts.prepared.val.read(0, 2 * 4 * 16 + 1).astype(np.int64)
-    x, y = torch.from_numpy(tokens[:-1]).view(8, 16), torch.from_numpy(tokens[1:])
+    store = parts.prepared.val
+    windows = -(-(len(store) - 1) // 16)
+    assert windows > 3 * sequences
+    starts = [16 * (index * windows // sequences) for index in range(sequences)]
+    tokens = torch.from_numpy(np.stack([store.read(start, start + 17) for start in starts]).astype(np.int64))
     with torch.no_grad():
-        expected = torch.nn.functional.cross_entropy(parts.model(x).flatten(0, 1), y).item()
-    assert parts.evaluation.run(never)["loss"] == pytest.approx(expected, rel=1e-6)
+        expected = torch.nn.functional.cross_entropy(parts.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
+    for _ in range(2):
+        assert parts.evaluation.run(never)["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_evaluation_is_bounded_unless_it_is_asked_otherwise() -> None:
+    for preset, tokens in (("quick", 999_936), ("long", 999_424)):
+        config = cli.resolved([f"train={preset}", "model.max_seq_len=2048"])[1].config
+        assert most_sequences(config.eval, config.train) * config.train.seq_len == tokens
+        assert most_sequences(Eval(steps=0, max_tokens=0), config.train) == 0, "all of it"
 
 
 @pytest.mark.parametrize("micro_batch", [8, 2])

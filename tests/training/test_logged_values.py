@@ -32,7 +32,7 @@ RUN = (
     "eval.enabled=true",
     "eval.interval=3",
     "eval.steps=0",
-    "eval.sample_prompts=[]",
+    "eval.sample_tokens=0",
 )
 
 

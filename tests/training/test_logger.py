@@ -139,7 +139,7 @@ def test_the_two_files_of_a_run(trained: Callable[..., Path]) -> None:
 
 
 def test_the_whole_metrics_file_is_a_function_of_the_config(trained: Callable[..., Path]) -> None:
-    options = ("eval.enabled=true", "eval.interval=2", "eval.steps=1", "eval.sample_prompts=[]")
+    options = ("eval.enabled=true", "eval.interval=2", "eval.steps=1", "eval.sample_tokens=0")
     first, second = trained(*options), trained(*options)
     assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes() != b""
     assert set(logged(first, "eval/loss")) == {2, 4, 6}

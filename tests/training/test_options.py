@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from run_helpers import assert_bit_equal, logged, weights
 
+from forge.config.data import PythonSource, Text
+from forge.generate import main as generate
 from forge.training import writing
-from forge.training.assemble import Parts
+from forge.training.assemble import Parts, assemble
+from forge.training.samples import opening
 
 SAMPLES = ("eval.enabled=true", "eval.interval=100", "eval.steps=1", "eval.sample_prompts=[the sea,ship]")
 
@@ -92,7 +98,7 @@ def test_sampling_options_reach_the_sampler(trained: Callable[..., Path], monkey
     eos, agree = asked[0].pop("eos_id"), asked[0].pop("agree")
     assert isinstance(eos, int)
     assert agree.__name__ == "copy_from_main"
-    assert asked[0] == {"tokens": 5, "temperature": 0.3, "top_k": 9, "seed": 7}
+    assert asked[0] == {"n_ids": 300, "tokens": 5, "temperature": 0.3, "top_k": 9, "seed": 7}
     assert len(asked) == 2
 
 
@@ -142,3 +148,61 @@ def test_no_run_evaluates_or_samples_when_evaluation_is_off(trained: Callable[..
 def test_a_prompt_that_cannot_fit_is_refused_before_training(assembled: Callable[..., Parts]) -> None:
     with pytest.raises(ValueError, match=r"eval\.sample_prompts: a prompt has \d+ tokens, more than model\.max_seq_len=\d+; shorten it"):
         assembled("eval.enabled=true", f"eval.sample_prompts=[{'x' * 400}]")
+
+
+def test_without_a_prompt_the_text_gives_one(trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """The same in each run; the command that the summary advises continues it."""
+    said = []
+    for _ in range(2):
+        path = trained("eval.enabled=true", "eval.steps=1", "eval.sample_tokens=3", "metrics.enable_console=true")
+        (sample,) = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
+        said.append(sample["prompt"])
+        prepared = assemble(path).prepared
+        document = prepared.tokenizer.decode(prepared.val.read(0, 50).tolist())
+        assert re.fullmatch(r"\d+( [a-z]+){4}", sample["prompt"])
+        assert document.startswith(sample["prompt"])
+        derived = {one["key"]: one["value"] for one in json.loads((path / "derived.json").read_text())}
+        assert derived["eval.sample_prompts"] == [sample["prompt"]]
+        advised = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  next "))
+        assert shlex.split(advised)[1:] == ["python", "-m", "forge.generate", str(path), "--prompt", sample["prompt"]]
+        assert generate(shlex.split(advised)[4:]) == 0
+        assert capsys.readouterr().out.startswith(sample["prompt"])
+    assert said[0] == said[1]
+
+
+def test_python_is_continued_as_python_and_no_tokens_are_no_samples(trained: Callable[..., Path]) -> None:
+    path = trained("eval.enabled=true", "eval.steps=1", "eval.sample_tokens=0")
+    assert not (path / "samples.jsonl").exists()
+    assert (PythonSource().prompt, Text().prompt) == ("def", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "longest", "prompt"),
+    [
+        ("\n\n  \tTo be, or not  to be, that is\nthe question", 50, "To be, or not  to"),
+        ("Αρχή\n", 50, "Αρχή"),
+        ("Αρχή\n", 3, "Α"),
+        ("word " + "x" * 99, 50, "word " + "x" * 35),
+        ("中" * 60, 200, "中" * 40),
+        ("cut 中\ufffd", 50, "cut 中"),
+        (" \n\n", 50, ""),
+        ("To be", 0, ""),
+    ],
+)
+def test_the_opening_of_a_split(text: str, longest: int, prompt: str) -> None:
+    """At most five words and 40 characters of one line, and no more tokens than may be: here its bytes are the tokens."""
+
+    class Bytes:
+        eos_id = 256
+
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+        def decode(self, ids: list[int]) -> str:
+            return bytes(ids).decode(errors="replace")
+
+    class Store(list[int]):
+        def read(self, start: int, stop: int) -> np.ndarray:
+            return np.array(self[start:stop])
+
+    assert opening(Store([*text.encode(), 256]), Bytes(), longest) == prompt  # type: ignore[arg-type]

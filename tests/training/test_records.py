@@ -23,7 +23,7 @@ from forge.training import assemble as assembling
 from forge.training import step as stepping
 from forge.training.assemble import assemble
 
-EVALUATE = ("eval.enabled=true", "eval.interval=4", "eval.steps=1", "eval.sample_prompts=[]")
+EVALUATE = ("eval.enabled=true", "eval.interval=4", "eval.steps=1", "eval.sample_tokens=0")
 
 
 def strict(path: Path) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from run_helpers import assert_bit_equal, meta, stored
 
 MID_EPOCH = ("train.batch_size=40", "train.max_steps=12", "checkpoint.interval=5", "checkpoint.keep_last_n=0")
-EVALUATE = ("eval.enabled=true", "eval.interval=2", "eval.steps=3", "eval.patience=5", "eval.min_delta=9", "eval.sample_prompts=[]")
+EVALUATE = ("eval.enabled=true", "eval.interval=2", "eval.steps=3", "eval.patience=5", "eval.min_delta=9", "eval.sample_tokens=0")
 
 
 def metrics(run_dir: Path, *, after: int) -> list[dict[str, float]]:

@@ -36,7 +36,7 @@ EVERY = (
     "checkpoint.keep_best=2",
     "eval.enabled=true",
     "eval.interval=1",
-    "eval.sample_prompts=[]",
+    "eval.sample_tokens=0",
 )
 
 

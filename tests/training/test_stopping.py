@@ -222,7 +222,7 @@ def test_the_evaluation_of_the_end_is_no_part_of_patience() -> None:
 
 
 def test_target_and_patience_end_a_real_run(trained: Callable[..., Path]) -> None:
-    evaluate = ("eval.enabled=true", "eval.interval=2", "eval.steps=2", "eval.sample_prompts=[]", "train.max_steps=40")
+    evaluate = ("eval.enabled=true", "eval.interval=2", "eval.steps=2", "eval.sample_tokens=0", "train.max_steps=40")
     path = trained(*evaluate, "eval.target=5.6")
     losses, result = logged(path, "eval/loss"), json.loads((path / "result.json").read_text())
     assert result["reason"] == "target"

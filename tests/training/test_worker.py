@@ -42,6 +42,24 @@ def test_a_mistake_of_the_user_is_said_without_a_traceback(failing: Callable[...
     assert not (path / "result.json").exists()
 
 
+@pytest.mark.parametrize("error", [KeyError("wk"), ValueError("not enough values to unpack")])
+def test_what_fails_before_the_first_step_is_no_run_to_go_on_with(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """Its traceback is worth keeping, as an error that is not forge's own."""
+
+    class Failing(Callback):
+        def on_start(self, loop: Any) -> None:
+            raise error
+
+    monkeypatch.setattr(assembling, "Signals", lambda timeout, ranks: Failing())
+    path = new_run()
+    for again in ("", f"; the run goes on with: python -m forge.resume {path}"):
+        worker.main([str(path)])
+        assert capsys.readouterr().err.endswith(f"\n(the traceback is in {path}/error.json{again})\n")
+        assert json.loads((path / "error.json").read_text())["refused"] is False
+
+
 def test_an_unexpected_error_shows_its_traceback_once(failing: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     path = failing(KeyError("wk"))
     assert worker.main([str(path)]) == 1

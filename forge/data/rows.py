@@ -1,0 +1,153 @@
+"""Files of rows to documents: JSON lines, JSON arrays, CSV and Parquet, each row with a field that holds the text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from forge.data import reading
+from forge.data.reading import BadFile, Document, open_bytes, readable
+
+ROWS_AT_ONCE = 1024
+BETWEEN = re.compile(r"[\s,]*")
+UTF_8 = "Convert the file (iconv -t utf-8)"
+FIELD = "Name the one that holds the text with data.text_field"
+
+
+def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
+    """One document a line, from a field of a JSON object; empty lines are skipped."""
+    with readable(path), open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _document(path, f"line {number}", _row_of_line(f"{path} line {number}", line, text_field), text_field)
+
+
+def _row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8-sig").rstrip())
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{where} is not UTF-8 text ({error.reason} at byte {error.start})", UTF_8) from error
+    except json.JSONDecodeError as error:
+        raise BadFile(f"{where} is not JSON ({error.msg} at column {error.colno})", "Every line must be one JSON object") from error
+    if not isinstance(row, dict):
+        raise BadFile(f"{where} is not a JSON object", f"Every line must look like {{{json.dumps(text_field)}: ...}}")
+    return row
+
+
+def read_json(path: Path, text_field: str) -> Iterator[Document]:
+    """One document an element of a JSON array, which is a text or an object with a field that holds it."""
+    with readable(path), open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
+        for number, element in enumerate(_elements(path, text), start=1):
+            yield _document(path, f"element {number}", element, text_field)
+
+
+def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
+    """The elements of an array, with a few blocks of it in memory."""
+    decode, number = json.JSONDecoder().raw_decode, 0
+    text, at = _more(path, file).lstrip()[1:], 0
+    while True:
+        at = _end(BETWEEN.match(text, at))
+        if text.startswith("]", at):
+            return
+        try:
+            element, end = decode(text, at)
+            fault = None if end < len(text) else "it ends before the array does"
+        except json.JSONDecodeError as error:
+            # What an element lacks may be in the next block; what is wrong before the end of this one stays wrong.
+            fault, element, end = error.msg, None, at
+            if not error.msg.startswith("Unterminated string") and error.pos < len(text) - len('"\\ud83d\\ude00'):
+                raise BadFile(f"{path} element {number + 1} is not JSON ({fault})", "Mend the file") from error
+        if fault is None:
+            yield element
+            number, at = number + 1, end
+        elif more := _more(path, file, len(text) - at):
+            text, at = text[at:] + more, 0
+        else:
+            raise BadFile(f"{path} element {number + 1} is not JSON ({fault})", "Check that the file is complete")
+
+
+def _end(match: re.Match[str] | None) -> int:
+    assert match is not None
+    return match.end()
+
+
+def _more(path: Path, file: IO[str], held: int = 0) -> str:
+    """The next block, larger the longer an element is, so that it is not looked through too often."""
+    try:
+        return file.read(max(reading.BLOCK_BYTES, held))
+    except UnicodeDecodeError as error:
+        raise _not_utf_8(path, error) from error
+
+
+def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
+    """One document a row, from a column that the first row names."""
+    csv.field_size_limit(sys.maxsize)  # the library's own, 128 KiB, is less than many a document
+    with readable(path), open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        rows = csv.DictReader(text, delimiter=delimiter, strict=True)
+        try:
+            _need(str(path), rows.fieldnames or (), text_field)
+            for row in rows:
+                if row[text_field] is None:
+                    raise BadFile(f"{path} line {rows.reader.line_num} ends before its field {text_field!r}", "Mend the file")
+                yield _document(path, f"line {rows.reader.line_num}", row, text_field)
+        except csv.Error as error:
+            what = f"{path} line {rows.reader.line_num} is not {'CSV' if delimiter == ',' else 'TSV'} ({error})"
+            raise BadFile(what, "Mend the file; a text with quotes or line ends is in quotes, and its own are doubled") from error
+        except UnicodeDecodeError as error:
+            raise _not_utf_8(path, error) from error
+
+
+def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
+    """One document a row, from a column; some rows at a time are in memory."""
+    if path.suffix == ".gz":
+        raise BadFile(f"{path} is Parquet inside of gzip", "Unpack it (gunzip); Parquet is packed by itself")
+    import pyarrow
+    from pyarrow import parquet
+
+    with readable(path):
+        try:
+            file = parquet.ParquetFile(path)
+            _need(str(path), file.schema_arrow.names, text_field)
+            number = 0
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=[text_field]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    yield _document(path, f"row {number}", {text_field: text}, text_field)
+        except pyarrow.ArrowException as error:
+            raise BadFile(f"cannot read {path} ({error})", "Check that it is complete") from error
+        except UnicodeDecodeError as error:
+            raise _not_utf_8(path, error) from error
+
+
+def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
+    """The document of a row; place: where in the file it is."""
+    where, whose = f"{path} {place}", ""
+    if isinstance(row, dict):
+        _need(where, row, text_field)
+        row, whose = row[text_field], f": field {text_field!r}"
+    if not isinstance(row, str):
+        kind = "null" if row is None else type(row).__name__
+        fix = "Choose another with data.text_field" if whose else "An element is a text, or an object with a field that holds it"
+        raise BadFile(f"{where}{whose} is {kind}, not text", fix)
+    try:
+        row.encode()
+    except UnicodeEncodeError as error:
+        what = f"{where} has half of a surrogate pair at character {error.start}, which is not text"
+        raise BadFile(what, "Fix or drop it") from error
+    return Document(name=f"{path}:{place.rpartition(' ')[2]}", blocks=iter((row,)))
+
+
+def _need(where: str, fields: Iterable[Any], text_field: str) -> None:
+    if text_field not in (names := [str(name) for name in fields]):
+        listed = ", ".join(name if len(name) <= 40 else f"{name[:40]}..." for name in names[:20]) + (", ..." if len(names) > 20 else "")
+        raise BadFile(f"{where} has no field {text_field!r} (its fields: {listed or 'none'})", FIELD)
+
+
+def _not_utf_8(path: Path, error: UnicodeDecodeError) -> BadFile:
+    return BadFile(f"{path} is not UTF-8 text ({error.reason})", UTF_8)

@@ -115,6 +115,7 @@ def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasse
     small = [text for text in small if variant != "file" or not text.startswith(("tokenizer.", "model.vocab_size"))]
     value = paths(tmp_path).get(key) or WITH.get(key) or as_text(second(key))
     more = {"parallel.ep": ["model.moe.num_experts=4"], "launch.gpu_type": ["launch.gpus_per_node=1"]}.get(key, [])
+    more += ["run.trust=[mypkg.]"] if key in schemas.free_dicts() else []
     config = resolved([*small, *choice, *more, f"{key}={value}"], as_point=True).config
     section = get(config, group) if group else config
     wanted = yaml.safe_load(value)
@@ -149,7 +150,7 @@ def second(key: str) -> object:
     if "list[int]" in kind:
         return [1]
     if "dict" in kind:
-        return {"another": {"_target_": "torch.nn.Module"}}
+        return {"another": {"_target_": "mypkg.Mine"}}
     if "str" in kind:
         return "another"
     bounds = field.metadata["bounds"]

@@ -207,7 +207,7 @@ def test_one_that_cannot_take_its_state_back_names_itself(trained: Callable[...,
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (callback("x", "NoCallback"), "it builds a NoCallback, which is no callback."),
+        (callback("x", "NoCallback"), "mypkg.NoCallback is no subclass of forge.training.callback.Callback."),
         (callback("x", "Missing"), "mypkg.Missing cannot be imported: module 'mypkg' has no attribute 'Missing'."),
         (callback("x", "Broken"), "Broken also needs moment."),
         (callback("x", "Broken", momment="a"), "-> did you mean callbacks.x.moment?"),

@@ -58,7 +58,7 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
         raise ConfigError([Problem(key=str(run_dir), what=what, fix="give the directory of a run", where=cli.COMMAND_LINE)])
     file = directory.newest_overrides(run_dir)
     try:
-        own = [str(text) for text in directory.read_json(file)]
+        own = [str(text) for text in stored.read_json(file)]
     except (OSError, ValueError, TypeError) as error:
         what, fix = f"{file} cannot be read: {error}.", f"type the overrides of the run again, with run.dir={run_dir}"
         raise ConfigError([Problem(key=str(run_dir), what=what, fix=fix, where=cli.COMMAND_LINE)]) from None

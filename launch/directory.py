@@ -19,7 +19,7 @@ from forge.config.changes import Change, changes, permitted
 from forge.config.errors import ConfigError, Problem
 from forge.config.resolve import Resolution
 from forge.config.root import Config
-from forge.config.stored import CONFIG, is_run, newest, numbered
+from forge.config.stored import CONFIG, is_run, newest, numbered, read_json
 from forge.launch.lock import Held, Lock
 from forge.launch.portable import consent, portable
 from forge.launch.provenance import diff, provenance
@@ -212,11 +212,6 @@ def read_error(path: Path) -> str | None:
 def short(path: Path) -> str:
     """Relative to where the command was typed, when it lies below."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, content: Any) -> None:

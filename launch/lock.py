@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from forge.config.stored import read_json
+
 log = logging.getLogger(__name__)
 
 LOCK = "run.lock"
@@ -77,7 +79,7 @@ def holder(path: Path) -> str:
 def held_by(path: Path) -> dict[str, Any]:
     """host, pid and since, as a lock file says them, whether or not they still are; empty when it says nothing."""
     try:
-        who = json.loads(path.read_text(encoding="utf-8"))
+        who = read_json(path)
     except (OSError, ValueError):
         return {}
     return who if isinstance(who, dict) else {}

@@ -14,7 +14,8 @@ from pathlib import Path
 from forge.config.errors import ConfigError, Problem
 from forge.config.launch import Slurm
 from forge.config.sbatch import OURS, given
-from forge.launch.directory import read_json, short, write_json
+from forge.config.stored import read_json
+from forge.launch.directory import short, write_json
 from forge.launch.provenance import now
 from forge.launch.slurm_queue import SECONDS, NoAnswer, cancel, has_ended, largest_array, reasons, states, wait
 from forge.launch.slurm_script import Group, grouped, parameters, text

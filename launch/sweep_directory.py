@@ -19,9 +19,10 @@ from typing import Any
 
 from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE
+from forge.config.stored import read_json
 from forge.config.sweep import Sweep
 from forge.launch import json_lines
-from forge.launch.directory import read_json, write_json
+from forge.launch.directory import write_json
 from forge.launch.provenance import now
 
 SWEEP, LEDGER, POINTS, LOCK = "sweep.json", "ledger.jsonl", "points", "sweep.lock"

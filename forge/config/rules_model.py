@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from forge.config.model import Decoder
 from forge.config.objective import Pretrain
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
+from forge.config.stored import read_json
 from forge.config.tokenizer import BPE, TokenizerFile
 from forge.config.world import World
 
@@ -103,7 +103,7 @@ def tokenizer_size(config: Config) -> int | None:
         return section.vocab_size
     if isinstance(section, TokenizerFile) and os.path.isfile(section.path):
         try:
-            content = json.loads(Path(section.path).read_text(encoding="utf-8"))
+            content = read_json(Path(section.path))
             vocab = content["model"]["vocab"]
             ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
             return max([*ids, *(token["id"] for token in content.get("added_tokens", []))]) + 1

@@ -16,7 +16,7 @@ from forge.config import packages
 from forge.config.field import Section, types_of
 from forge.config.frozen import thaw_value
 from forge.config.root import Config
-from forge.config.stored import newest
+from forge.config.stored import newest, read_yaml
 from forge.config.target import trusted
 
 TYPE = "_type_"
@@ -68,7 +68,7 @@ def load(path: Path, *, trust: Sequence[str]) -> Config:
 
     Raises ValueError for a class that a section may not be of, and TypeError for what is no config.
     """
-    plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+    plain = read_yaml(path)
     if not isinstance(plain, dict) or not isinstance(plain.get("run"), dict):
         raise TypeError("it is empty or damaged")
     plain["run"]["trust"] = list(trust)
@@ -85,7 +85,7 @@ def load_own(run_dir: Path) -> Config:
 
 def stored_trust(file: Path) -> tuple[str, ...]:
     """The run.trust in a file that `save` wrote, whoever wrote it: nothing to build by, unless this process was started to."""
-    return tuple(yaml.safe_load(file.read_text(encoding="utf-8"))["run"]["trust"])
+    return tuple(read_yaml(file)["run"]["trust"])
 
 
 def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Section]:

@@ -15,7 +15,7 @@ from forge.config import serialize
 from forge.config.build import build
 from forge.config.derive import fit_epochs
 from forge.config.root import Config
-from forge.config.stored import newest, number, numbered
+from forge.config.stored import newest, number, numbered, read_json
 from forge.data.loader import TrainLoader, count_windows, eval_batches
 from forge.data.prepare import Prepared, prepare
 from forge.data.shards import TokenStore
@@ -242,7 +242,7 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
 def _fit(config: Config, run_dir: Path, samples: int) -> Config:
     """train.max_epochs becomes steps now that the corpus is counted."""
     file = run_dir / numbered("derived.json", number(newest(run_dir).name))
-    derived = {d["key"]: d for d in directory.read_json(file)}
+    derived = {d["key"]: d for d in read_json(file)}
     open_config = copy.deepcopy(config)
     open_config.thaw()
     found = fit_epochs(open_config, samples, derived)

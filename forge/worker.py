@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from forge.config.errors import ConfigError
 from forge.config.started import Started
 from forge.config.stored import CONFIG, is_run, newest
 from forge.launch import attempts, directory, failure, threads
@@ -82,7 +83,7 @@ def _lead(run_dir: Path, meeting: Meeting | None) -> int:
 
     try:
         lock = Lock(run_dir).acquire()
-    except Held as error:
+    except (Held, ConfigError) as error:
         print(error, file=sys.stderr)
         return end(REFUSED)
     with lock, log_file(run_dir):

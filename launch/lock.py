@@ -9,10 +9,12 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from forge.config.stored import read_json
+from forge.launch import links
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +32,19 @@ class Lock:
     """An flock on `run.lock`, which says who holds it: host, process, since when. The kernel releases it when its process ends.
 
     Children do not inherit it, or a loader process that outlives its rank by a moment would keep the directory shut.
+    Who holds it writes in the directory, so none is held that has links out of it.
     """
 
-    def __init__(self, run_dir: Path, name: str = LOCK, *, advice: str = "Wait for it, end it, or give another run.dir") -> None:
-        """name: of the file. advice: what is said to who comes second."""
-        self.path, self.advice = run_dir / name, advice
+    def __init__(
+        self, run_dir: Path, name: str = LOCK, *, advice: str = "Wait for it, end it, or give another run.dir", apart: Collection[str] = ()
+    ) -> None:
+        """name: of the file. advice: what is said to who comes second. apart: directories in it that have locks of their own."""
+        self.path, self.advice, self.apart = run_dir / name, advice, apart
         self._descriptor: int | None = None
 
     def acquire(self, *, patience: float = PATIENCE) -> Lock:
-        """Take the lock, waiting at most `patience` seconds. Raises Held."""
+        """Take the lock, waiting at most `patience` seconds. Raises Held, and ConfigError where links lead out of the directory."""
+        links.check(self.path.parent, self.apart)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + patience
         while not _lock(descriptor):

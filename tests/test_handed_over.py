@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from going_on_helpers import take
 
-from forge import checkpoints, export, generate, report, resume, status
+from forge import cancel, checkpoints, export, generate, report, resume, status, train, worker
+from forge.config.errors import ConfigError
 from forge.config.stored import DEEPEST, from_json
 from forge.launch import local
+from forge.launch.sweep_directory import SweepDirectory
 
 RUN = ("run.dir=run", "model.dim=64", "model.n_heads=4", "train.max_steps=40", "scheduler.warmup_steps=4")
 
@@ -65,3 +70,72 @@ def test_how_deep_a_file_may_be(left: str, right: str) -> None:
     assert from_json(left * DEEPEST + "1" + right * DEEPEST)
     with pytest.raises(ValueError, match=TOO_DEEP):
         from_json(left * (DEEPEST + 1) + "1" + right * (DEEPEST + 1))
+
+
+ELSEWHERE = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, for this run with run.allow_change=[checkpoint.dir]"
+
+
+def links_of(folder: Path, tmp_path: Path) -> tuple[list[Path], str]:
+    """Links out of a directory, to a file, a folder and to nothing, and what is said of them; also harmless ones."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letters.txt").write_text("precious\n")
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "harmless").symlink_to("logs")
+    wandb = folder / "wandb" / "offline-run-1" / "logs"
+    wandb.mkdir(parents=True)
+    (wandb / "debug-core.log").symlink_to(tmp_path / "mine" / "core.log")
+    found = {
+        folder / "metrics.jsonl": tmp_path / "mine" / "letters.txt",
+        folder / "report": tmp_path / "mine",
+        folder / "logs" / "rank_0.log": tmp_path / "mine" / "absent",
+    }
+    for link, target in found.items():
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    shown = ", ".join(f"{link} -> {target}" for link, target in sorted(found.items(), key=str))
+    return list(found), f"     these links lead out of it, and nothing is written through one: {shown}."
+
+
+def kept(tmp_path: Path) -> bool:
+    """Whether what links lead to is as it was."""
+    return {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {"letters.txt": "precious\n"}
+
+
+def test_links_out_of_a_run_are_named_and_nothing_is_written(
+    run: Path, started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By no command that works in it; the directory itself may be reached by a link."""
+    links, said = links_of(run, tmp_path)
+    (tmp_path / "reached").symlink_to(run)
+    assert resume.main(["run"]) == resume.main(["reached"]) == train.main([*RUN, "run.dir=reached"]) == worker.main(["reached"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert {line for line in lines if "lead out" in line} == {said}
+    assert kept(tmp_path)
+    (fix,) = {line.removeprefix("     -> ") for line in lines if line.startswith("     -> ")}
+    remove, _, other = fix.partition("; ")
+    assert other == ELSEWHERE
+    subprocess.run(shlex.split(remove), check=True)
+    assert not any(link.is_symlink() for link in links)
+    assert resume.main(["reached"]) == 0
+    assert started == [run]
+    assert kept(tmp_path)
+
+
+def test_links_out_of_a_sweep_are_named_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["-m", "seed=1,2", "sweep.name=s", "sweep.root=sweeps", *RUN[1:]]
+    sweep = SweepDirectory(tmp_path / "sweeps" / "s")
+    sweep.begin(command)
+    sweep.add(hash="0", overrides=["seed=1"], varied={"seed": "1"})
+    links_of(sweep.path, tmp_path)
+    ledger = (sweep.path / "ledger.jsonl").read_bytes()
+    assert train.main(command) == cancel.main(["sweeps/s"]) == 2
+    assert capsys.readouterr().err.count("these links lead out of it") == 2
+    assert (sweep.path / "ledger.jsonl").read_bytes() == ledger
+    assert kept(tmp_path)
+
+
+def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    links_of(tmp_path / "sweep", tmp_path)
+    with pytest.raises(ConfigError, match="these links lead out of it"):
+        report._files(Namespace(**dict.fromkeys(report.NAMES)), tmp_path / "sweep")

@@ -86,7 +86,7 @@ def create(
             if is_run(path):
                 raise Held(f"another process has just made a run in {path}. Type the command again, or give another run.dir")
             write_json(path / "provenance.json", {"run_id": secrets.token_hex(8), **made.provenance})
-            if made.diff:
+            if made.diff and config.run.record_diff:
                 (path / "git.diff").write_text(made.diff, encoding="utf-8")
             _write_version(path, 1, config, resolution, portable(overrides, config_dirs, config))
     except Held as error:

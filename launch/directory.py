@@ -14,14 +14,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from forge.config import serialize, stored
 from forge.config.changes import Change, changes, permitted
 from forge.config.errors import ConfigError, Problem
 from forge.config.resolve import Resolution
 from forge.config.root import Config
-from forge.config.stored import CONFIG, is_run, newest, numbered, read_json
+from forge.config.stored import CONFIG, is_run, newest, numbered, read_json, read_yaml
+from forge.launch.consent import behind, consent, reaching, without_consent
 from forge.launch.lock import Held, Lock
-from forge.launch.portable import consent, portable
+from forge.launch.portable import portable
 from forge.launch.provenance import diff, provenance
 from forge.launch.saved import listed, saved_folder
 
@@ -167,10 +170,11 @@ def run_id(run_dir: Path) -> str:
 def resume_command(run_dir: Path) -> str:
     """What to type for the run to go on; what it needs trust for is typed again."""
     try:
-        asked = consent([str(text) for text in read_json(newest_overrides(run_dir))])
-    except (OSError, ValueError, TypeError):
+        own = [str(text) for text in read_json(newest_overrides(run_dir))]
+        asked = [*consent(own), *behind(reaching(read_yaml(newest(run_dir))), without_consent(own))]
+    except (OSError, ValueError, TypeError, AttributeError, YAMLError):
         asked = []  # whoever types the command is told what is wrong with them
-    return shlex.join(["python", "-m", "forge.resume", short(run_dir), *asked])
+    return shlex.join(["python", "-m", "forge.resume", short(run_dir), *dict.fromkeys(asked)])
 
 
 def longer(run_dir: Path, reason: str, step: int) -> str:

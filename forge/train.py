@@ -158,8 +158,8 @@ def launch(
     if resolution.config.run.inline or meeting is not None:
         from forge import worker
 
-        return run_dir, worker.main([str(run_dir)], meeting)
-    return run_dir, local.start(run_dir, resolution.world.size)
+        return run_dir, worker.main([str(run_dir), *resolution.config.run.trust], meeting)
+    return run_dir, local.start(run_dir, resolution.world.size, trust=resolution.config.run.trust)
 
 
 def is_job(config: Config) -> bool:

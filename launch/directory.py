@@ -179,10 +179,10 @@ def resume_command(run_dir: Path) -> str:
 
 def longer(run_dir: Path, reason: str, step: int) -> str:
     """What to add to the command of a run that has finished, for it to go on twice as long."""
-    train = serialize.load_own(run_dir).train
     if reason != "end":
         return "..."
-    return f"train.max_epochs={2 * train.max_epochs:g}" if train.max_epochs and step < train.max_steps else f"train.max_steps={2 * step}"
+    epochs, steps = (read_yaml(newest(run_dir))["train"][name] for name in ("max_epochs", "max_steps"))
+    return f"train.max_epochs={2 * epochs:g}" if epochs and step < steps else f"train.max_steps={2 * step}"
 
 
 def newest_overrides(run_dir: Path) -> Path:

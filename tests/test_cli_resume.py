@@ -35,7 +35,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The run directories that a worker would be started in."""
     paths: list[Path] = []
-    monkeypatch.setattr(local, "start", lambda path, ranks: paths.append(path) or 0)
+    monkeypatch.setattr(local, "start", lambda path, ranks, **_: paths.append(path) or 0)
     return paths
 
 

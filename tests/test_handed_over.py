@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The run directories that a worker would be started in."""
     paths: list[Path] = []
-    monkeypatch.setattr(local, "start", lambda path, ranks: paths.append(path) or 0)
+    monkeypatch.setattr(local, "start", lambda path, ranks, **_: paths.append(path) or 0)
     return paths
 
 
@@ -210,3 +212,18 @@ def test_a_line_break_begins_no_line_of_a_script(run: Path, capsys: pytest.Captu
     assert not any(line.startswith("touch") for line in lines)
     assert train.main(["run.dir='a\nb'"]) == 2
     assert "cannot be made or written: a name in it has a line break." in capsys.readouterr().err
+
+
+def test_the_trust_of_a_worker_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a directory says of trust is no reason to import anything, whoever is given it."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "theirs.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'imported')!r}).touch()\nC = 3\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "lib"), os.environ.get("PYTHONPATH", "")]))
+    run = take(*RUN, "run.trust=[theirs.]", "+callbacks.c._target_=theirs.C")[0]
+    done = subprocess.run([sys.executable, "-m", "forge.worker", str(run)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "theirs.C may not be built for callbacks: it is under no trusted prefix." in done.stderr
+    assert not (tmp_path / "imported").exists()
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    assert local.start(run, trust=["theirs."]) == 2
+    assert (tmp_path / "imported").exists()

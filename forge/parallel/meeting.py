@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,10 @@ WORD, HEARD, ALL, ALIVE = "forge/word", "forge/heard", "forge/all_have_heard", "
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """What the others are to do: take part in the run of a directory, or end with an exit code."""
+    """What the others are to do: take part in the run of a directory, building what is trusted, or end with an exit code."""
 
     run_dir: str = ""
+    trust: list[str] = field(default_factory=list)
     code: int | None = None
 
 

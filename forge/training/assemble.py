@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -61,31 +61,32 @@ class Parts:
     ranks: Ranks
 
 
-def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
+def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[str] | None = None) -> Parts:
     """Build all that the config of a run directory names. Raises ValueError for what the user can put right.
 
-    meeting: where the ranks already met, if they did.
+    meeting: where the ranks already met, if they did. trust: prefixes of what may be built besides forge's own; where none are given,
+    those of the directory, which is then one that this process made.
     """
-    config = serialize.load_own(run_dir)
-    trust = config.run.trust
+    config = serialize.load_own(run_dir) if trust is None else serialize.load(newest(run_dir), trust=trust)
+    trusted = config.run.trust
     device = set_up(config)
     torch.manual_seed(config.seed)
     users = user_callbacks(config)
     ranks = join(config.parallel, device, meeting)
     with ranks.main_first():
-        prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
+        prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trusted), progress=_announce())
     check_vocabulary(config, prepared)
     config = _fit(config, run_dir, count_windows(prepared.train, config.train.seq_len))
     autocast = Autocast(config, device)
     model = build_model(config, device, ranks)
     check_dtypes(model)
-    optimizer = build(config.optimizer, path="optimizer", trust=trust, model=model)
+    optimizer = build(config.optimizer, path="optimizer", trust=trusted, model=model)
     state = TrainState()
     update = Update(
         model=model,
-        objective=build(config.objective, path="objective", trust=trust),
+        objective=build(config.objective, path="objective", trust=trusted),
         optimizer=optimizer,
-        schedule=build(config.scheduler, path="scheduler", trust=trust),
+        schedule=build(config.scheduler, path="scheduler", trust=trusted),
         autocast=autocast,
         clip_norm=config.train.grad_clip_norm,
         ranks=ranks,

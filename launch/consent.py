@@ -26,7 +26,7 @@ def without_consent(overrides: Sequence[str]) -> list[str]:
 def reaching(config: Mapping[str, Any]) -> list[str]:
     """The options of a config, given as plain data, that are commands for its job, or folders outside of the run directory."""
     commands = [key for key in COMMANDS if _at(config, key)]
-    return commands + [key for key in FOLDERS if _leads_out(str(_at(config, key) or ""))]
+    return commands + [key for key in FOLDERS if leads_out(str(_at(config, key) or ""))]
 
 
 def behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -62,12 +62,13 @@ def key_of(text: str) -> str:
     return ours(text).lstrip("+~").partition("=")[0]
 
 
+def leads_out(folder: str) -> bool:
+    """Whether a folder, said from a directory, is not in it."""
+    return os.path.isabs(folder) or ".." in folder.split("/")
+
+
 def _lets_code_run(text: str) -> bool:
     return key_of(text) == TRUST or any("://" in entry for entry in searched(text))
-
-
-def _leads_out(folder: str) -> bool:
-    return os.path.isabs(folder) or ".." in folder.split("/")
 
 
 def _at(config: Mapping[str, Any], key: str) -> Any:

@@ -14,9 +14,9 @@ OTHER_DISK = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, fo
 
 
 def check(folder: Path, apart: Collection[str] = ()) -> None:
-    """Raise ConfigError with every link below a directory that leads out of it. apart: directories that are looked at by themselves.
+    """Raise ConfigError with every link below a directory that leads out of it, which may itself be reached by one.
 
-    The directory itself may be reached by a link.
+    apart: its folders of directories that are looked at by themselves.
     """
     found = sorted(str(path) for path in _leading_out(folder, apart))
     if found:
@@ -36,4 +36,4 @@ def _leading_out(folder: Path, apart: Collection[str]) -> Iterator[Path]:
                 continue
             if not Path(os.path.realpath(path)).is_relative_to(root):
                 yield folder / path.relative_to(root)
-        directories[:] = [name for name in directories if inside != "." or name not in apart]
+        directories[:] = directories if inside not in apart else []

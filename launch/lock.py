@@ -38,7 +38,7 @@ class Lock:
     def __init__(
         self, run_dir: Path, name: str = LOCK, *, advice: str = "Wait for it, end it, or give another run.dir", apart: Collection[str] = ()
     ) -> None:
-        """name: of the file. advice: what is said to who comes second. apart: directories in it that have locks of their own."""
+        """name: of the file. advice: what is said to who comes second. apart: folders in it, of directories with locks of their own."""
         self.path, self.advice, self.apart = run_dir / name, advice, apart
         self._descriptor: int | None = None
 

@@ -128,13 +128,26 @@ def test_links_out_of_a_sweep_are_named_and_nothing_is_written(tmp_path: Path, c
     command = ["-m", "seed=1,2", "sweep.name=s", "sweep.root=sweeps", *RUN[1:]]
     sweep = SweepDirectory(tmp_path / "sweeps" / "s")
     sweep.begin(command)
-    sweep.add(hash="0", overrides=["seed=1"], varied={"seed": "1"})
+    point = sweep.add(hash="0", overrides=["seed=1"], varied={"seed": "1"})
     links_of(sweep.path, tmp_path)
+    point.path.symlink_to(tmp_path / "mine")
     ledger = (sweep.path / "ledger.jsonl").read_bytes()
     assert train.main(command) == cancel.main(["sweeps/s"]) == 2
-    assert capsys.readouterr().err.count("these links lead out of it") == 2
+    said = capsys.readouterr().err
+    assert said.count("these links lead out of it") == said.count(f"{point.path} -> {tmp_path / 'mine'}") == 2
     assert (sweep.path / "ledger.jsonl").read_bytes() == ledger
     assert kept(tmp_path)
+
+
+@pytest.mark.parametrize("outside", ["/tmp", "points/../../mine"])
+def test_a_point_that_is_outside_of_its_sweep_is_refused(outside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["-m", "seed=1,2", "sweep.name=s", "sweep.root=sweeps", *RUN[1:]]
+    sweep = SweepDirectory(tmp_path / "sweeps" / "s")
+    sweep.begin(command)
+    sweep.note("point", 0, hash="0", slug="x", dir=outside, overrides=[], varied={})
+    assert train.main(command) == cancel.main(["sweeps/s"]) == status.main(["sweeps/s"]) == report.main(["sweeps/s"]) == 2
+    said = f"     {sweep.path}/ledger.jsonl has point 0 in {outside}, which is outside of the sweep."
+    assert capsys.readouterr().err.splitlines().count(said) == 4
 
 
 def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:

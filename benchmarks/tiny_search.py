@@ -83,7 +83,7 @@ def steps_for(overrides: str, flops: float) -> int:
 def xz_bits_per_byte() -> float:
     """Bits per byte of `xz -9` on the text of the same validation split."""
     config = forge.compose(FIXED)
-    corpus: Corpus = build(config.data)
+    corpus: Corpus = build(config.data, path="data")
     split = split_corpus(corpus, config.data.val_fraction)
     text = "".join(piece.text for piece, is_val in split.pieces() if is_val).encode()
     return 8 * len(lzma.compress(text, preset=9)) / len(text)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from forge.config import cli
 from forge.config.errors import ConfigError, Problem
-from forge.launch import told
+from forge.launch import links, told
 from forge.launch.lock import held_by, in_use
 from forge.launch.point_state import CANCELLED, DONE, FAILED, QUEUED, RUNNING, process_of
 from forge.launch.survey import Survey, job_of, survey
-from forge.launch.sweep_directory import LOCK, Point, SweepDirectory
+from forge.launch.sweep_directory import LOCK, POINTS, Point, SweepDirectory
 from forge.status import named, parser, points_of
 
 
@@ -37,8 +37,9 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
     if not open_points:
         print("there is nothing left to cancel: " + told.counted([found.states[point.number] for point in points]))
         return 0
-    for point in open_points:
-        if sweep is not None:
+    if sweep is not None:
+        links.check(sweep.path, apart=(POINTS,))
+        for point in open_points:
             sweep.note("cancelled", point.number)
     unreached = _end_starter(sweep) if sweep is not None and not numbers else []
     _end_jobs([point for point in open_points if point.number in found.jobs])

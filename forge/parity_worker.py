@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from forge.config.stored import read_json
 from forge.launch import failure
-from forge.launch.directory import read_json
 from forge.launch.local import FAILED, REFUSED
 from forge.worker import die_with_parent, end_on_interrupt, is_lost_peer
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from forge.config import cli
 from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE
+from forge.launch import links
+from forge.launch.sweep_directory import POINTS
 
 if TYPE_CHECKING:
     from forge.analysis.comparison import Report
@@ -87,8 +89,11 @@ def _named(options: argparse.Namespace) -> dict[str, Path]:
 
 
 def _files(options: argparse.Namespace, sweep: Path | None) -> dict[str, Path]:
-    """Where each format is to be written."""
-    return _named(options) or ({kind: sweep / "report" / name for kind, name in NAMES.items()} if sweep else {})
+    """Where each format is to be written. Raises ConfigError for a sweep that has links out of it."""
+    if (named := _named(options)) or sweep is None:
+        return named
+    links.check(sweep, apart=(POINTS,))
+    return {kind: sweep / "report" / name for kind, name in NAMES.items()}
 
 
 def _check_files(options: argparse.Namespace) -> None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from forge.config import cli, stored
 from forge.config.errors import ConfigError, Problem
 from forge.config.literal import quoted
+from forge.config.root import Config
+from forge.config.serialize import to_plain
 from forge.launch import directory
-from forge.launch.portable import consent, without_consent
+from forge.launch.consent import behind, consent, reaching, unsaid, without_consent
 
 if TYPE_CHECKING:
     from forge.parallel.meeting import Meeting
@@ -48,6 +50,7 @@ def _main(options, meeting: Meeting | None) -> int:
         raise ConfigError([Problem(key=moved[0], what=what, fix="leave it out", where=cli.COMMAND_LINE)])
     overrides = overrides_of(Path(place), typed)
     composition, resolution = cli.resolved(overrides, options.config_dir)
+    _check_reach(Path(place), typed, options.config_dir, resolution.config)
     return launch(resolution, composition.overrides, options.config_dir, meeting=meeting).code
 
 
@@ -56,18 +59,37 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
     if not stored.is_run(run_dir):
         what = f"{run_dir} is no run directory: " + ("it has no config.yaml." if os.path.exists(run_dir) else "there is no such directory.")
         raise ConfigError([Problem(key=str(run_dir), what=what, fix="give the directory of a run", where=cli.COMMAND_LINE)])
+    own = _own(run_dir)
+    missing = [text for text in consent(own) if text not in consent(typed)]
+    if missing and not consent(typed):
+        raise _asks(run_dir, missing, "was made with code outside of forge, which is only used by who asks for it.")
+    return [*_outdone(without_consent(own), typed), *typed, f"run.dir={quoted(str(run_dir.resolve()))}"]
+
+
+def _own(run_dir: Path) -> list[str]:
+    """The overrides that the run was last started with. Raises ConfigError."""
     file = directory.newest_overrides(run_dir)
     try:
-        own = [str(text) for text in directory.read_json(file)]
+        return [str(text) for text in stored.read_json(file)]
     except (OSError, ValueError, TypeError) as error:
         what, fix = f"{file} cannot be read: {error}.", f"type the overrides of the run again, with run.dir={run_dir}"
         raise ConfigError([Problem(key=str(run_dir), what=what, fix=fix, where=cli.COMMAND_LINE)]) from None
-    missing = [text for text in consent(own) if text not in consent(typed)]
-    if missing and not consent(typed):
-        what = "the run was made with code outside of forge, which is only used by who asks for it."
-        command = shlex.join(["python", "-m", "forge.resume", str(run_dir), *missing])
-        raise ConfigError([Problem(key=" ".join(missing), what=what, fix=f"if you trust it: {command}", where=cli.COMMAND_LINE)])
-    return [*_outdone(without_consent(own), typed), *typed, f"run.dir={quoted(str(run_dir.resolve()))}"]
+
+
+def _check_reach(run_dir: Path, typed: Sequence[str], config_dirs: Sequence[str], config: Config) -> None:
+    """Refuse commands of a job, and folders outside of the run, that nobody typed: those of a directory, or of files that it names."""
+    options = reaching(to_plain(config))
+    missing = unsaid(behind(options, without_consent(_own(run_dir))), typed, config_dirs)
+    if missing:
+        what = f"has {', '.join(options)}, which reaches beyond its directory and is only used by who asks for it."
+        raise _asks(run_dir, [*typed, *missing], what, key=missing)
+
+
+def _asks(run_dir: Path, words: Sequence[str], what: str, key: Sequence[str] = ()) -> ConfigError:
+    """What only who types it may decide, with the command that does. key: of its words, those that are the problem."""
+    command = shlex.join(["python", "-m", "forge.resume", str(run_dir), *dict.fromkeys(words)])
+    problem = Problem(key=" ".join(key or words), what=f"the run {what}", fix=f"if you trust it: {command}", where=cli.COMMAND_LINE)
+    return ConfigError([problem])
 
 
 def _outdone(own: Sequence[str], typed: Sequence[str]) -> list[str]:

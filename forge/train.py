@@ -181,9 +181,9 @@ def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequen
     if resolution.config.run.inline or meeting is not None:
         from forge import worker
 
-        code = worker.main([str(run_dir)], meeting)
+        code = worker.main([str(run_dir), *resolution.config.run.trust], meeting)
     else:
-        code = local.start(run_dir, resolution.world.size)
+        code = local.start(run_dir, resolution.world.size, trust=resolution.config.run.trust)
     refused = failure.refused(run_dir) if code == REFUSED else None
     if refused is not None and meeting is not None:
         meeting.alone()

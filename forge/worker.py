@@ -1,4 +1,4 @@
-"""`python -m forge.worker RUN_DIR`: one rank of a run. It reads the directory and composes nothing."""
+"""`python -m forge.worker RUN_DIR [TRUSTED ...]`: one rank of a run. It reads the directory and composes nothing."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from forge.config.errors import ConfigError
 from forge.config.started import Started
 from forge.config.stored import CONFIG, is_run, newest
 from forge.launch import attempts, directory, failure, threads
@@ -37,14 +38,18 @@ NO_REASON = "another rank is gone, or does not answer, and has not said why; wha
 
 
 def main(argv: Sequence[str] | None = None, meeting: Meeting | None = None) -> int:
-    """Train what the run directory says; the exit code is 0, 1 for a failure, 2 for the user's mistake, 128+n for a signal."""
-    run_dir = Path((sys.argv[1:] if argv is None else argv)[0]).resolve()
+    """Train what the run directory says; the exit code is 0, 1 for a failure, 2 for the user's mistake, 128+n for a signal.
+
+    What it may build comes from who starts it, never from the directory: the prefixes that the command trusts are its arguments.
+    """
+    place, *trust = sys.argv[1:] if argv is None else argv
+    run_dir = Path(place).resolve()
     if not is_run(run_dir):
         print(f"{run_dir} is no run directory: it has no {CONFIG}", file=sys.stderr)
         return REFUSED
     if ranks() > 1:
         meeting = meeting or Meeting()
-    return _lead(run_dir, meeting) if is_main() else _follow(meeting)
+    return _lead(run_dir, trust, meeting) if is_main() else _follow(meeting)
 
 
 def together(found: Started, lead: Callable[[Meeting], int], meeting: Meeting) -> int:
@@ -78,7 +83,7 @@ def ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _lead(run_dir: Path, meeting: Meeting | None) -> int:
+def _lead(run_dir: Path, trust: Sequence[str], meeting: Meeting | None) -> int:
     """The main rank: it takes the directory, and tells the others what to do."""
 
     def end(code: int) -> int:
@@ -88,7 +93,7 @@ def _lead(run_dir: Path, meeting: Meeting | None) -> int:
 
     try:
         lock = Lock(run_dir).acquire()
-    except Held as error:
+    except (Held, ConfigError) as error:
         print(error, file=sys.stderr)
         return end(REFUSED)
     with lock, log_file(run_dir):
@@ -96,7 +101,7 @@ def _lead(run_dir: Path, meeting: Meeting | None) -> int:
         if done is not None:
             print(f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}")
             return end(0)
-        return _guarded(run_dir, meeting)
+        return _guarded(run_dir, trust, meeting)
 
 
 def _follow(meeting: Meeting | None) -> int:
@@ -114,18 +119,18 @@ def _follow(meeting: Meeting | None) -> int:
         print(f"rank {os.environ['RANK']} on {platform.node()} does not see {run_dir}; all hosts need one file system", file=sys.stderr)
         return FAILED
     with log_file(run_dir):
-        return _guarded(run_dir, meeting)
+        return _guarded(run_dir, word.trust, meeting)
 
 
-def _guarded(run_dir: Path, meeting: Meeting | None) -> int:
+def _guarded(run_dir: Path, trust: Sequence[str], meeting: Meeting | None) -> int:
     """Train, and turn whatever goes wrong into one message, error.json and an exit code."""
     report = Report(run_dir)
     try:
         if is_main():
             (run_dir / ERROR).unlink(missing_ok=True)  # of an earlier start: who finds one from here on knows why this one fails
         if is_main() and meeting is not None:
-            meeting.tell(Word(run_dir=str(run_dir)))
-        return _train(run_dir, meeting, report)
+            meeting.tell(Word(run_dir=str(run_dir), trust=list(trust)))
+        return _train(run_dir, trust, meeting, report)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -133,12 +138,12 @@ def _guarded(run_dir: Path, meeting: Meeting | None) -> int:
         return report(error)
 
 
-def _train(run_dir: Path, meeting: Meeting | None, report: Report) -> int:
+def _train(run_dir: Path, trust: Sequence[str], meeting: Meeting | None, report: Report) -> int:
     from forge.training.assemble import assemble
     from forge.training.summary import summary
     from forge.training.writing import say
 
-    parts = assemble(run_dir, meeting)
+    parts = assemble(run_dir, meeting, trust=trust)
     if parts.ranks.main:
         (run_dir / RESULT).unlink(missing_ok=True)  # of an earlier start, now that this one goes on
     loop, config = parts.loop, parts.config

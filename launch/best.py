@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from forge.config.eval import HIGHER_IS_BETTER
-from forge.config.stored import newest
+from forge.config.stored import newest, read_json, read_yaml
 from forge.launch import directory
 from forge.launch.optuna_study import FILE as JOURNAL
 from forge.launch.sweep_directory import Point
@@ -40,13 +40,12 @@ def best(sweep: Path, done: Sequence[Point]) -> tuple[Point, str, float] | None:
 
 def _objective(run_dir: Path) -> tuple[str, float] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
-        objective = directory.read_json(run_dir / directory.RESULT)["objective"]
+        objective = read_json(run_dir / directory.RESULT)["objective"]
         return str(objective["name"]), float(objective["value"])
     return None
 
 
 def _sweeper(run_dir: Path) -> Mapping[str, Any]:
     with suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        return dict(yaml.load(newest(run_dir).read_text(encoding="utf-8"), Loader=loader)["sweeper"])
+        return dict(read_yaml(newest(run_dir))["sweeper"])
     return {}

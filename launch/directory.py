@@ -14,14 +14,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from forge.config import serialize, stored
 from forge.config.changes import Change, changes, permitted
 from forge.config.errors import ConfigError, Problem
 from forge.config.resolve import Resolution
 from forge.config.root import Config
-from forge.config.stored import CONFIG, is_run, newest, numbered
+from forge.config.stored import CONFIG, is_run, newest, numbered, read_json, read_yaml
+from forge.launch.consent import behind, consent, reaching, without_consent
 from forge.launch.lock import Held, Lock
-from forge.launch.portable import consent, portable
+from forge.launch.portable import portable
 from forge.launch.provenance import diff, provenance
 from forge.launch.saved import listed, saved_folder
 
@@ -116,7 +119,7 @@ def create(
             if is_run(path):
                 raise Held(f"another process has just made a run in {path}. Type the command again, or give another run.dir")
             write_json(path / "provenance.json", {"run_id": secrets.token_hex(8), **made.provenance})
-            if made.diff:
+            if made.diff and config.run.record_diff:
                 (path / "git.diff").write_text(made.diff, encoding="utf-8")
             _write_version(path, 1, config, resolution, portable(overrides, config_dirs, config))
     except Held as error:
@@ -197,18 +200,19 @@ def run_id(run_dir: Path) -> str:
 def resume_command(run_dir: Path) -> str:
     """What to type for the run to go on; what it needs trust for is typed again."""
     try:
-        asked = consent([str(text) for text in read_json(newest_overrides(run_dir))])
-    except (OSError, ValueError, TypeError):
+        own = [str(text) for text in read_json(newest_overrides(run_dir))]
+        asked = [*consent(own), *behind(reaching(read_yaml(newest(run_dir))), without_consent(own))]
+    except (OSError, ValueError, TypeError, AttributeError, YAMLError):
         asked = []  # whoever types the command is told what is wrong with them
-    return shlex.join(["python", "-m", "forge.resume", short(run_dir), *asked])
+    return shlex.join(["python", "-m", "forge.resume", short(run_dir), *dict.fromkeys(asked)])
 
 
 def longer(run_dir: Path, reason: str, step: int) -> str:
     """What to add to the command of a run that has finished, for it to go on twice as long."""
-    train = serialize.load_own(run_dir).train
     if reason != "end":
         return "..."
-    return f"train.max_epochs={2 * train.max_epochs:g}" if train.max_epochs and step < train.max_steps else f"train.max_steps={2 * step}"
+    epochs, steps = (read_yaml(newest(run_dir))["train"][name] for name in ("max_epochs", "max_steps"))
+    return f"train.max_epochs={2 * epochs:g}" if epochs and step < steps else f"train.max_steps={2 * step}"
 
 
 def newest_overrides(run_dir: Path) -> Path:
@@ -246,11 +250,6 @@ def read_error(path: Path) -> str | None:
 def short(path: Path) -> str:
     """Relative to where the command was typed, when it lies below."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forge.launch.directory import ERROR, read_json, resume_command, short, write_first
+from forge.config.stored import read_json
+from forge.launch.directory import ERROR, resume_command, short, write_first
 
 PATIENCE = 3.0  # seconds that a rank which has lost another waits for that one, or its launcher, to say why
 

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,12 @@ class Ranks:
         output: Path | None = None,
         environ: Mapping[str, str] | None = None,
         at_a_time: int = 1,
+        trust: Sequence[str] = (),
         say: Callable[[str], None] = lambda said: print(said, file=sys.stderr, flush=True),
     ) -> None:
-        """module: what a rank runs, with the run directory as its argument. environ: variables beside those of this process.
+        """module: what a rank runs, with the run directory and `trust` as its arguments. environ: variables beside those of this process.
 
-        at_a_time: runs like this one that share the cores of this machine.
+        at_a_time: runs like this one that share the cores of this machine. trust: prefixes of what the ranks may build.
         say: takes why the run failed, where the main rank has not said it itself.
         """
         self.run_dir, self.say = run_dir, say
@@ -74,7 +75,8 @@ class Ranks:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a rank takes it once Python has started
         try:
             for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
-                self._workers.append(_rank(run_dir, rank, own, module, output))
+                log = log_file(run_dir, rank) if rank else output
+                self._workers.append(_rank([module, str(run_dir), *trust], own, log))
         except BaseException:
             self.kill()
             raise
@@ -126,7 +128,7 @@ class Ranks:
             worker.wait()
 
 
-def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker") -> int:
+def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust: Sequence[str] = ()) -> int:
     """Run the ranks of a run directory and return the exit code of the one that failed first, or 0.
 
     The terminal is the main rank's: it shows progress and errors itself; what another says is shown when that one is why the run
@@ -134,7 +136,7 @@ def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker") -> int
     terminal, which reach the ranks directly too, count there as one.
     """
     previous: dict[int, Any] = {}
-    running = Ranks(run_dir, ranks, module=module)
+    running = Ranks(run_dir, ranks, module=module, trust=trust)
     try:
         if threading.current_thread() is threading.main_thread():
             previous = {number: signal.signal(number, lambda number, _: running.pass_on(number)) for number in heard()}
@@ -155,11 +157,11 @@ def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-def _rank(run_dir: Path, rank: int, environ: dict[str, str], module: str, output: Path | None) -> Worker:
-    command = [sys.executable, "-m", module, str(run_dir)]
-    if rank == 0 and output is None:
+def _rank(words: Sequence[str], environ: dict[str, str], file: Path | None) -> Worker:
+    """The process of a rank: a module with its arguments. file: what takes all that it says; None = the terminal."""
+    command = [sys.executable, "-m", *words]
+    if file is None:
         return subprocess.Popen(command, env=environ)
-    file = output if rank == 0 and output is not None else log_file(run_dir, rank)
     with ExitStack() as opened:
         try:
             file.parent.mkdir(exist_ok=True)

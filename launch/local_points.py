@@ -27,11 +27,12 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A point to run. prepare: makes its run directory, or takes up the one there is; raises ConfigError."""
+    """A point to run. prepare: makes its run directory, or takes up the one there is; raises ConfigError. trust: what it may build."""
 
     point: Point
     world: World
     prepare: Callable[[], object]
+    trust: Sequence[str] = ()
 
     @property
     def gpus(self) -> int:
@@ -123,6 +124,7 @@ class LocalPoints:
             output=point.path / told.OUTPUT,
             environ=environ,
             at_a_time=self.at_a_time,
+            trust=task.trust,
             say=said.append,
         )
         self.sweep.note("started", point.number, pid=ranks.pid, host=platform.node())

@@ -9,8 +9,12 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+from forge.config.stored import read_json
+from forge.launch import links
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +32,19 @@ class Lock:
     """An flock on `run.lock`, which says who holds it: host, process, since when. The kernel releases it when its process ends.
 
     Children do not inherit it, or a loader process that outlives its rank by a moment would keep the directory shut.
+    Who holds it writes in the directory, so none is held that has links out of it.
     """
 
-    def __init__(self, run_dir: Path, name: str = LOCK, *, advice: str = "Wait for it, end it, or give another run.dir") -> None:
-        """name: of the file. advice: what is said to who comes second."""
-        self.path, self.advice = run_dir / name, advice
+    def __init__(
+        self, run_dir: Path, name: str = LOCK, *, advice: str = "Wait for it, end it, or give another run.dir", apart: Collection[str] = ()
+    ) -> None:
+        """name: of the file. advice: what is said to who comes second. apart: folders in it, of directories with locks of their own."""
+        self.path, self.advice, self.apart = run_dir / name, advice, apart
         self._descriptor: int | None = None
 
     def acquire(self, *, patience: float = PATIENCE) -> Lock:
-        """Take the lock, waiting at most `patience` seconds. Raises Held."""
+        """Take the lock, waiting at most `patience` seconds. Raises Held, and ConfigError where links lead out of the directory."""
+        links.check(self.path.parent, self.apart)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + patience
         while not _lock(descriptor):
@@ -77,7 +85,7 @@ def holder(path: Path) -> str:
 def held_by(path: Path) -> dict[str, Any]:
     """host, pid and since, as a lock file says them, whether or not they still are; empty when it says nothing."""
     try:
-        who = json.loads(path.read_text(encoding="utf-8"))
+        who = read_json(path)
     except (OSError, ValueError):
         return {}
     return who if isinstance(who, dict) else {}

@@ -17,6 +17,7 @@ from forge.config.eval import HIGHER_IS_BETTER
 from forge.config.identity import identity
 from forge.config.launch import Local, Slurm
 from forge.config.spelling import ours
+from forge.config.stored import read_json
 from forge.config.sweeper import Optuna
 from forge.launch import directory, slurm, told
 from forge.launch.directory import short
@@ -234,7 +235,7 @@ def _refused(label: str) -> str:
 def _reason(point: Point, state: str, objective: str) -> str:
     """Why a trial has no objective, in one line."""
     if state == DONE:
-        known = directory.read_json(point.path / directory.RESULT)["metrics"]
+        known = read_json(point.path / directory.RESULT)["metrics"]
         return f"{objective} is not finite" if objective in known else f"{objective} was never logged"
     if state == CANCELLED:
         return "cancelled"

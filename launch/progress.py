@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from forge.config.stored import newest, parsed
+from forge.config.stored import newest, parsed, read_json, read_yaml
 from forge.launch import attempts
-from forge.launch.directory import read_json, read_result
+from forge.launch.directory import read_result
 
 TAIL = 16_384  # bytes that are read of the end of a file
 METRICS, PERFORMANCE, DERIVED = "metrics.jsonl", "performance.jsonl", "derived.json"
@@ -82,8 +82,7 @@ def last_step(run_dir: Path) -> int | None:
             if derived["key"] == "train.max_steps":
                 return int(derived["value"])
     try:
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        return int(yaml.load(newest(run_dir).read_text(encoding="utf-8"), Loader=loader)["train"]["max_steps"])
+        return int(read_yaml(newest(run_dir))["train"]["max_steps"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return None
 

@@ -10,14 +10,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from forge.launch.masking import masked
+
 PACKAGES = ("forge-lm", "torch", "hydra-core", "omegaconf", "numpy", "tokenizers", "torchao", "datasets")
 OURS = Path(__file__).resolve().parents[1]
+BETWEEN = "\x1f"  # words of a command line, where masking looks at two that belong together
 
 
 def provenance() -> dict[str, Any]:
-    """argv, host, Python, package versions, and the git revision of forge and of where the command was typed."""
+    """argv, host, Python, package versions, and the git revision of forge and of where the command was typed.
+
+    Nothing of the environment, which is where keys and passwords belong.
+    """
     return {
-        "argv": sys.argv,
+        "argv": masked(BETWEEN.join(sys.argv)).split(BETWEEN),
         "cwd": os.getcwd(),
         "time": now(),
         "host": platform.node(),
@@ -45,9 +51,10 @@ def revision(folder: Path) -> str | None:
 
 
 def diff() -> str:
-    """What differs from those commits, in forge and where the command was typed."""
+    """What differs from those commits, in forge and where the command was typed, as `git apply` takes it, but for what is masked."""
     folders = dict.fromkeys(git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd()))
-    return "".join(git(Path(folder), "diff", "HEAD") for folder in folders if folder)
+    plain = ("--no-ext-diff", "--no-textconv", "--no-color")
+    return masked("".join(git(Path(folder), "diff", *plain, "HEAD") for folder in folders if folder))
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any
 import yaml
 
 from forge.config.eval import HIGHER_IS_BETTER
-from forge.config.stored import is_run, newest
+from forge.config.stored import is_run, newest, read_json, read_yaml
 
 FORMAT = 2
 META, CONFIG, TOKENIZER, WEIGHTS = "meta.json", "config.yaml", "tokenizer", "weights"
@@ -40,7 +39,7 @@ class Saved:
     def meta(self) -> dict[str, Any]:
         """What it says of itself; empty when it cannot be read."""
         try:
-            content = json.loads((self.path / META).read_text(encoding="utf-8"))
+            content = read_json(self.path / META)
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}
@@ -81,8 +80,8 @@ class Saved:
 def saved_folder(run_dir: Path) -> Path:
     """Where a run keeps its checkpoints. Raises CheckpointError when its config cannot be read."""
     try:
-        return run_dir / yaml.safe_load(newest(run_dir).read_text(encoding="utf-8"))["checkpoint"]["dir"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        return run_dir / read_yaml(newest(run_dir))["checkpoint"]["dir"]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
         raise CheckpointError(f"{newest(run_dir)} cannot be read: {next(iter(str(error).splitlines()), 'no details')}") from error
 
 

@@ -31,14 +31,14 @@ def scripts(resolution: Resolution) -> str | None:
 
 def start(run_dir: Path, resolution: Resolution) -> int:
     """Submit the run in a directory; with launch.wait, until it has ended. The exit code is 0, or 1 when it has failed."""
-    section, folder = resolution.config.launch, run_dir / FOLDER
+    section, folder, trust = resolution.config.launch, run_dir / FOLDER, resolution.config.run.trust
     assert isinstance(section, Submitit)
     if isinstance(section, Slurm):
-        job, others = slurm.submit([(run_dir, resolution.world.size)], section, name=_name(resolution), folder=folder)[0], []
+        job, others = slurm.submit([(run_dir, resolution.world.size)], section, name=_name(resolution), folder=folder, trust=trust)[0], []
     else:
         from forge.launch import submitit_local
 
-        others = submitit_local.submit([(run_dir, resolution.world)], name=_name(resolution), folder=folder)
+        others = submitit_local.submit([(run_dir, resolution.world)], name=_name(resolution), folder=folder, trust=trust)
         job = str(others[0].job_id)
     print(f"submitted: job {job}   (python -m forge.status {short(run_dir)}; python -m forge.cancel {short(run_dir)})", flush=True)
     if not section.wait:

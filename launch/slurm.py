@@ -14,7 +14,8 @@ from pathlib import Path
 from forge.config.errors import ConfigError, Problem
 from forge.config.launch import Slurm
 from forge.config.sbatch import OURS, given
-from forge.launch.directory import read_json, short, write_json
+from forge.config.stored import read_json
+from forge.launch.directory import short, write_json
 from forge.launch.provenance import now
 from forge.launch.slurm_queue import SECONDS, NoAnswer, cancel, has_ended, largest_array, reasons, states, wait
 from forge.launch.slurm_script import Group, grouped, parameters, text
@@ -109,19 +110,19 @@ def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
         raise ConfigError(problems)
 
 
-def submit(points: Points, section: Slurm, *, name: str, folder: Path) -> list[str]:
+def submit(points: Points, section: Slurm, *, name: str, folder: Path, trust: Sequence[str] = ()) -> list[str]:
     """Give the runs to Slurm and return the job of each: 123, or 123_4 for an element of an array. Does not wait for them.
 
-    name: of the jobs. folder: for the scripts and the output of each rank, on a file system that all machines have. Each run
-    directory keeps its job in job.json, as soon as Slurm has it. Raises ConfigError, for a run too that is in the queue
-    already, and NotSubmitted.
+    name: of the jobs. folder: for the scripts and the output of each rank, on a file system that all machines have.
+    trust: prefixes of what the ranks may build. Each run directory keeps its job in job.json, as soon as Slurm has it.
+    Raises ConfigError, for a run too that is in the queue already, and NotSubmitted.
     """
     groups = _groups(points, section)
     _refuse_queued([path for path, _ in points])
     folder.mkdir(parents=True, exist_ok=True)
     jobs: dict[int, str] = {}
     for group in groups:
-        given = _submitted([Rank(points[place][0]) for place in group.members], section, group, name=name, folder=folder)
+        given = _submitted([Rank(points[place][0], trust) for place in group.members], section, group, name=name, folder=folder)
         for place, job in zip(group.members, given, strict=True):
             jobs[place] = job
             write_json(points[place][0] / JOB, {"job": job, "submitted": now(), "folder": str(folder.resolve())})

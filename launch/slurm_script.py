@@ -60,7 +60,7 @@ def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any
     """
     per_task = [f"--cpus-per-task={section.cpus_per_task}"] if section.cpus_per_task else []  # srun does not take sbatch's since 22.05
     return {
-        "job_name": name,
+        "job_name": " ".join(name.split()),  # a line break would begin a line of the script
         "partition": section.partition,
         "account": section.account,
         "qos": section.qos,

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 from forge.config import serialize
 from forge.config.launch import Slurm
 from forge.config.started import started
+from forge.config.stored import newest
 from forge.launch import requeue, threads
 
 MEETING = {"MASTER_ADDR", "MASTER_PORT"}
 
 
 class Rank:
-    """One rank of the run in a directory. All that is pickled is this class, by its name, and the path."""
+    """One rank of the run in a directory. All that is pickled is this class, by its name, the path and the trusted prefixes."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = str(run_dir)
+    def __init__(self, run_dir: Path, trust: Sequence[str] = ()) -> None:
+        self.run_dir, self.trust = str(run_dir), tuple(trust)
 
     def __call__(self) -> None:
         """Train; a process that fails, or was stopped, ends with the exit code that says so, and with it the state of the job."""
         requeue.listen()
         os.environ.update({**threads.of_task(os.environ), **placed(dict(os.environ))})
         worker = import_module("forge.worker")  # where training begins; what submits a job stands below it
-        code = worker.main([self.run_dir])
+        code = worker.main([self.run_dir, *self.trust])
         if code:
-            launch = serialize.load_own(Path(self.run_dir)).launch
+            launch = serialize.load(newest(Path(self.run_dir)), trust=self.trust).launch
             requeue.after(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
             worker.leave(code)
         requeue.leave_finished()

@@ -20,10 +20,10 @@ Points = Sequence[tuple[Path, World]]
 
 
 class Rank:
-    """One rank of the run in a directory. All that is pickled is this class, by its name, the path and a port."""
+    """One rank of the run in a directory. All that is pickled is this class, by its name, the path, a port and the trusted prefixes."""
 
-    def __init__(self, run_dir: Path, port: int) -> None:
-        self.run_dir, self.port = str(run_dir), port
+    def __init__(self, run_dir: Path, port: int, trust: Sequence[str] = ()) -> None:
+        self.run_dir, self.port, self.trust = str(run_dir), port, tuple(trust)
 
     def __call__(self) -> None:
         """Train; a process that fails ends with the exit code that says so."""
@@ -31,13 +31,16 @@ class Rank:
         os.environ.update(threads.shared(int(ranks)))
         os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port))
         worker = import_module("forge.worker")  # where training begins; what submits a job stands below it
-        code = worker.main([self.run_dir])
+        code = worker.main([self.run_dir, *self.trust])
         if code:
             worker.leave(code)
 
 
-def submit(points: Points, *, name: str, folder: Path) -> list[Any]:
-    """Start the jobs, all at once, and return them as submitit has them; they outlive this process."""
+def submit(points: Points, *, name: str, folder: Path, trust: Sequence[str] = ()) -> list[Any]:
+    """Start the jobs, all at once, and return them as submitit has them; they outlive this process.
+
+    trust: prefixes of what their ranks may build.
+    """
     import submitit
 
     before = os.environ.get("PYTHONPATH")
@@ -48,7 +51,7 @@ def submit(points: Points, *, name: str, folder: Path) -> list[Any]:
             executor = submitit.AutoExecutor(folder=folder.resolve(), cluster="local")
             gpus = world.size if world.device == "cuda" else 0
             executor.update_parameters(name=name, tasks_per_node=world.size, gpus_per_node=gpus, timeout_min=MINUTES, stderr_to_stdout=True)
-            jobs.append(executor.submit(Rank(run_dir, free_port())))
+            jobs.append(executor.submit(Rank(run_dir, free_port(), trust)))
         return jobs
     finally:
         os.environ.pop("PYTHONPATH", None)

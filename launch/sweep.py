@@ -59,4 +59,5 @@ def _is_local(entry: Entry) -> bool:
 
 
 def _task(sweep: Command, entry: Entry) -> Task:
-    return Task(point=entry.point, world=entry.planned.resolution.world, prepare=lambda: sweep.prepare(entry))
+    found = entry.planned.resolution
+    return Task(point=entry.point, world=found.world, prepare=lambda: sweep.prepare(entry), trust=found.config.run.trust)

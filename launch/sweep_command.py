@@ -16,7 +16,7 @@ from forge.launch.point_state import CANCELLED, DONE, FAILED, PARTIAL, QUEUED, R
 from forge.launch.points import Planned, Preflight
 from forge.launch.portable import portable
 from forge.launch.survey import survey
-from forge.launch.sweep_directory import LOCK, Point, SweepDirectory
+from forge.launch.sweep_directory import LOCK, POINTS, Point, SweepDirectory
 
 WORDS = {WAITING: "to start", PARTIAL: "to go on", QUEUED: "in the queue", RUNNING: "at work"}
 
@@ -46,7 +46,7 @@ class Command:
         advice = f"Wait for it, or end it: python -m forge.cancel {short(path)}"
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = Lock(path, LOCK, advice=advice).acquire()
+            lock = Lock(path, LOCK, advice=advice, apart=(POINTS,)).acquire()
             self.directory.begin(self.flight.overrides, config_dirs=self.flight.config_dirs)
             self.entries = self.enter(self.planned)
         except Held as error:

@@ -19,9 +19,11 @@ from typing import Any
 
 from forge.config.errors import ConfigError, Problem
 from forge.config.grammar import COMMAND_LINE
+from forge.config.stored import read_json
 from forge.config.sweep import Sweep
 from forge.launch import json_lines
-from forge.launch.directory import read_json, write_json
+from forge.launch.consent import leads_out
+from forge.launch.directory import write_json
 from forge.launch.provenance import now
 
 SWEEP, LEDGER, POINTS, LOCK = "sweep.json", "ledger.jsonl", "points", "sweep.lock"
@@ -116,6 +118,9 @@ class SweepDirectory:
         return [found[number] for number in sorted(found)]
 
     def _point(self, line: Mapping[str, Any]) -> Point:
+        if leads_out(line["dir"]):
+            what = f"{self.path / LEDGER} has point {line['number']} in {line['dir']}, which is outside of the sweep."
+            raise ConfigError([Problem(key=str(self.path), what=what, fix="give another sweep.name")])
         return Point(
             number=line["number"],
             hash=line["hash"],

@@ -44,16 +44,17 @@ def submit(sweep: Command, entries: Sequence[Entry], section: Submitit, ended: E
     """Make their run directories and submit them; what waits for them, and tells `ended` of each. Raises ConfigError."""
     name, folder = sweep.directory.path.name, sweep.directory.path / FOLDER
     due = [(entry.point, entry.planned.resolution.world) for entry in entries]
+    trust = list(dict.fromkeys(prefix for entry in entries for prefix in entry.planned.resolution.config.run.trust))
     for entry in entries:
         sweep.prepare(entry)
     if isinstance(section, Slurm):
         sizes = [(point.path, world.size) for point, world in due]
-        ids, cluster = slurm.submit(sizes, section, name=name, folder=folder) if due else [], "slurm"
+        ids, cluster = slurm.submit(sizes, section, name=name, folder=folder, trust=trust) if due else [], "slurm"
         wait = ended.slurm
     else:
         from forge.launch import submitit_local
 
-        jobs = submitit_local.submit([(point.path, world) for point, world in due], name=name, folder=folder)
+        jobs = submitit_local.submit([(point.path, world) for point, world in due], name=name, folder=folder, trust=trust)
         ids, cluster = [str(job.job_id) for job in jobs], "local"
         wait = ended.local(jobs, [point for point, _ in due])
     for (point, _), job in zip(due, ids, strict=True):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from forge.config.stored import is_run
+from forge.config.stored import is_run, read_json
 from forge.launch import directory, failure
 from forge.launch.directory import short
 from forge.launch.sweep_directory import Point
@@ -41,7 +41,7 @@ def reached(point: Point, seconds: float | None = None) -> str:
     result = directory.read_result(point.path)
     words = []
     if result is not None:
-        name = directory.read_json(point.path / directory.RESULT)["objective"].get("name")
+        name = read_json(point.path / directory.RESULT)["objective"].get("name")
         words += [f"{name} {result.objective:.4g}"] if result.objective is not None else []
         words += [f"{result.step} steps"]
     return ", ".join([*words, *([span(seconds)] if seconds is not None else [])])

@@ -35,7 +35,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The run directories that a worker would be started in."""
     paths: list[Path] = []
-    monkeypatch.setattr(local, "start", lambda path, ranks: paths.append(path) or 0)
+    monkeypatch.setattr(local, "start", lambda path, ranks, **_: paths.append(path) or 0)
     return paths
 
 
@@ -236,7 +236,7 @@ def test_trust_that_somebody_wrote_into_a_run_is_not_taken(started: list[Path], 
     assert "1. ++run.trust=[evil.]   [command line]\n     the run was made with code outside of forge" in capsys.readouterr().err
     (path / "overrides.json").write_text(json.dumps([*RUN[1:], "+callbacks.e={_target_:evil.Callback}"]))
     assert resume.main(["run"]) == 2
-    assert "evil.Callback is not under forge., torch.optim., torch.nn. or a trusted prefix." in capsys.readouterr().err
+    assert "evil.Callback may not be built for callbacks: it is under no trusted prefix." in capsys.readouterr().err
     (path / "overrides.json").write_text(json.dumps(RUN[1:]))
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(
@@ -246,3 +246,20 @@ def test_trust_that_somebody_wrote_into_a_run_is_not_taken(started: list[Path], 
     assert resume.main(["run"]) == 0
     config = serialize.load_own(path)
     assert (config.run.trust, config.callbacks) == ((), {})
+
+
+def test_a_command_that_somebody_wrote_into_a_run_is_not_run(
+    started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not by resume, nor by a worker that is given the directory."""
+    path, _ = take(*RUN)
+    mark = tmp_path / "ran"
+    entry = f"{{_target_: forge.diagnosis.ask.ask, command: [touch, {mark}], seconds: 5}}"
+    said = "forge.diagnosis.ask.ask may not be built for callbacks.\n     -> callbacks takes your own, with run.trust=[mypkg.]"
+    (path / "overrides.json").write_text(json.dumps([*RUN[1:], f"+callbacks.e={entry}"]))
+    assert resume.main(["run"]) == 2
+    assert said in capsys.readouterr().err
+    (path / "config.yaml").write_text((path / "config.yaml").read_text().replace("callbacks: {}", f"callbacks: {{e: {entry}}}"))
+    done = verb("forge.worker", "run")
+    assert (done.returncode, started, mark.exists()) == (2, [], False)
+    assert said in done.stderr

@@ -33,7 +33,7 @@ COMMANDS = {
     "help": "import forge.train; assert forge.train.main(['--help']) == 0",
     "a refusal": "import forge.train; assert forge.train.main(['optimizer.lrr=1']) == 2",
     "the worker's module": "import forge.worker",
-    "a run that goes on": MADE + "from forge import resume; from forge.launch import local; local.start = lambda path, ranks: 0; "
+    "a run that goes on": MADE + "from forge import resume; from forge.launch import local; local.start = lambda path, ranks, **_: 0; "
     "assert resume.main(['run', 'metrics.log_interval=3']) == 0",
     "a change that is refused": MADE + "from forge import resume; assert resume.main(['run', 'seed=7']) == 2",
     "a finished run": MADE + "from forge import worker; from pathlib import Path; Path('run/result.json').write_text(RESULT); "

@@ -101,7 +101,7 @@ class FakeSlurm:
         assert not list(Path().iterdir()), "it is asked before anything is written"
         self.checked += len(points)
 
-    def submit(self, points: Any, section: Any, *, name: str, folder: Path) -> list[str]:
+    def submit(self, points: Any, section: Any, *, name: str, folder: Path, trust: Any) -> list[str]:
         assert all((path / "config.yaml").is_file() for path, _ in points)
         self.taken.append((list(points), section, name, folder))
         jobs = [f"{len(self.taken)}_{place}" for place in range(len(points))]
@@ -216,7 +216,7 @@ def test_a_job_that_ended_before_its_run_began_is_told_by_its_log(
 def test_ranks_that_have_been_started_train_where_they_are(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """launch=slurm in a file of the machine's own does not submit a job from within one."""
     begun = []
-    monkeypatch.setattr(local, "start", lambda run_dir, ranks: begun.append(ranks) or 0)
+    monkeypatch.setattr(local, "start", lambda run_dir, ranks, **_: begun.append(ranks) or 0)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert forge.train.main([*JOBS, "run.dir=mine"]) == 0
     assert (begun, fake.taken) == ([1], [])

@@ -12,12 +12,11 @@ import yaml
 
 from forge.config import schemas
 from forge.config.literal import shown
-from forge.config.stored import newest
+from forge.config.stored import newest, read_yaml
 
 SEED = "seed"
 APART = ("run", "launch", "sweep", "sweeper", "metrics", "profiling")
 """Sections that say where and how a run was started and watched: no difference between arms."""
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TARGET, TYPE = "_target_", "_type_"
 WHOLE = re.compile(r"[-+]?\d+", re.ASCII)
 DECIMAL = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?", re.ASCII)
@@ -27,8 +26,8 @@ Settings = dict[str, str]
 def read(run_dir: Path) -> dict[str, Any]:
     """The config in force as plain data; no class that it names is imported. Raises ValueError, OSError."""
     try:
-        plain = yaml.load(newest(run_dir).read_text(encoding="utf-8"), Loader=LOADER)
-    except yaml.YAMLError as error:
+        plain = read_yaml(newest(run_dir))
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{newest(run_dir)} cannot be read: {str(error).splitlines()[0]}") from None
     if not isinstance(plain, dict):
         raise ValueError(f"{newest(run_dir)} cannot be read: it is empty or damaged")

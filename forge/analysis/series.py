@@ -81,7 +81,7 @@ class Logged:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """All lines: at once, which is several times as fast, or one by one where a line is damaged."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         rows = json.loads(f"[{','.join(path.read_text(encoding='utf-8').splitlines())}]")
         if all(isinstance(row, dict) for row in rows):
             return rows

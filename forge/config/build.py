@@ -1,4 +1,4 @@
-"""`_target_` to object: the allow-list, the calling convention, and errors that name the config path."""
+"""`_target_` to object: what may be built where, the calling convention, and errors that name the config path."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from forge.config import packages
 from forge.config.errors import ConfigError, Problem, closest, did_you_mean
 from forge.config.field import Section
 from forge.config.frozen import thaw_value
-from forge.config.target import allowed, target_fault
+from forge.config.target import OF_TORCH, OF_USER, inner_faults, of_torch, place_of, target_fault, trusted
 
 
-def build(section: Any, *, path: str = "", trust: Sequence[str] = (), **runtime: Any) -> Any:
+def build(section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any) -> Any:
     """Build the component that `section._target_` names.
 
     A target whose first parameter is annotated with a section class gets the section; any other, such
     as torch.optim.SGD, gets its fields as keywords. `runtime` arguments are passed on either way. `path`
-    is the section's place in the config, for errors.
+    is the section's place in the config: it says what may be built, and is named in errors.
 
     A mapping, an entry of a free dict such as `callbacks`, gives its values as keywords in the same way.
 
-    Raises ConfigError when the target is not allowed, does not exist, or does not take the arguments.
+    Raises ConfigError when the target may not be built there, does not exist, or does not take the arguments.
     """
     return bind(section, path=path, trust=trust, **runtime)()
 
 
-def bind(section: Any, *, path: str = "", trust: Sequence[str] = (), **runtime: Any) -> Callable[[], Any]:
+def bind(section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any) -> Callable[[], Any]:
     """All of `build` but the last call, which is left to the caller; raises what `build` raises."""
-    key = f"{path}._target_" if path else "_target_"
+    key = f"{path}._target_"
     if isinstance(section, Mapping):
-        return _bind_mapping(section, key, path, trust, runtime)
+        return _bind_mapping(section, path, trust, runtime)
     name = section._target_
-    target = locate(name, key=key, trust=trust)
+    target = locate(name, path=path, trust=trust)
     if takes_section(target):
         return partial(target, section, **runtime)
     fields = {f.name: getattr(section, f.name) for f in dataclasses.fields(section) if f.name != "_target_"}
@@ -49,11 +49,13 @@ def bind(section: Any, *, path: str = "", trust: Sequence[str] = (), **runtime: 
     return partial(target, **fields, **runtime)
 
 
-def _bind_mapping(entry: Mapping[str, Any], key: str, path: str, trust: Sequence[str], runtime: Mapping[str, Any]) -> Callable[[], Any]:
-    name = entry["_target_"]
-    keywords = {key: thaw_value(value) for key, value in entry.items() if key != "_target_"}
-    target = locate(name, key=key, trust=trust)
-    problems = [_keyword_fault(target, path, wrong, runtime) for wrong in sorted(keywords) if not _takes(target, wrong) or wrong in runtime]
+def _bind_mapping(entry: Mapping[str, Any], path: str, trust: Sequence[str], runtime: Mapping[str, Any]) -> Callable[[], Any]:
+    name, key = entry["_target_"], f"{path}._target_"
+    keywords = {option: thaw_value(value) for option, value in entry.items() if option != "_target_"}
+    target = locate(name, path=path, trust=trust)
+    problems = [Problem(key=at, what=what, fix=fix, rule="target") for at, what, fix in inner_faults(keywords, path, trust)]
+    wrong = [option for option in sorted(keywords) if not _takes(target, option) or option in runtime]
+    problems += [_keyword_fault(target, path, option, runtime) for option in wrong]
     refused = [given for given in runtime if not _takes(target, given)]
     if refused:
         what = f"{_label(target)} does not take {', '.join(refused)}, which forge gives it."
@@ -76,28 +78,45 @@ def _keyword_fault(target: Callable[..., Any], path: str, name: str, runtime: Ma
     return Problem(key=f"{path}.{name}", what=f"{_label(target)} does not take {name}.", fix=meant or takes_what, rule="target")
 
 
-def locate(name: str, *, key: str = "_target_", trust: Sequence[str] = ()) -> Callable[..., Any]:
-    """Import a `_target_`. Raises ConfigError when it is not allowed or cannot be found."""
-    fault = target_fault(name, trust)
-    if fault:
-        raise ConfigError([Problem(key=f"{key}={name}", what=fault[0], fix=fault[1], rule="target")])
+def locate(name: str, *, path: str, trust: Sequence[str] = ()) -> Callable[..., Any]:
+    """Import the `_target_` of the section or entry at `path`, calling nothing.
+
+    Raises ConfigError when it may not be built there, cannot be found, or is of the wrong kind.
+    """
+    place, found = place_of(path), None
+    what, fix = target_fault(name, place, trust) or ("", "")
+    if not what:
+        found, what, fix = _imported(name)
+    if not what:
+        what, fix = _kind_fault(found, name, place, ours=not trusted(name, trust))
+    if what:
+        raise ConfigError([Problem(key=f"{path}._target_={name}", what=what, fix=fix, rule="target")])
+    assert callable(found)
+    return found
+
+
+def _imported(name: str) -> tuple[Any, str, str]:
+    """What a dotted path names, what is wrong with it, and what to do."""
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except AttributeError as error:
-        what = f"{name} cannot be imported: {error}."
-        raise ConfigError([Problem(key=f"{key}={name}", what=what, fix="check the path", rule="target")]) from error
+        return None, f"{name} cannot be imported: {error}.", "check the path"
     except Exception as error:  # a package of the user's may raise anything
-        what, fix = packages.explain(module, error)
-        raise ConfigError([Problem(key=f"{key}={name}", what=what, fix=fix, rule="target")]) from error
-    home = getattr(found, "__module__", None) or ""
-    if not callable(found):
-        what, fix = f"{name} is not a class or function.", "check the path"
-    elif not allowed(name) or home.partition(".")[0] == name.partition(".")[0]:
-        return found
-    else:
-        what, fix = f"{name} is only an import of {home}.{attribute}.", "name it where it is defined"
-    raise ConfigError([Problem(key=f"{key}={name}", what=what, fix=fix, rule="target")])
+        return None, *packages.explain(module, error)
+    return (found, "", "") if callable(found) else (None, f"{name} is not a class or function.", "check the path")
+
+
+def _kind_fault(found: Any, name: str, place: str, *, ours: bool) -> tuple[str, str]:
+    """Why something is not of the kind that its place takes, and what to do, or empty. ours: it needs no trust."""
+    base = OF_TORCH[place] if ours and of_torch(name, place) else OF_USER.get(place)
+    if base is None:
+        return "", ""
+    if not isinstance(found, type) or not issubclass(found, _imported(base)[0]):
+        return f"{name} is no subclass of {base}.", f"name one, or make it a subclass of {base}"
+    if ours and not of_torch(found.__module__ + ".", place):
+        return f"{name} is only an import of {found.__module__}.{found.__qualname__}.", "name it where it is defined"
+    return "", ""
 
 
 def takes_section(target: Callable[..., Any]) -> bool:

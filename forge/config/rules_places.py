@@ -32,6 +32,8 @@ def unmakeable(path: str, *, itself: bool = True) -> str:
         return (getattr(error, "strerror", None) or str(error)).lower()
     if any(len(os.fsencode(part)) > longest for part in Path(path).parts):
         return f"a name in it is longer than {longest} bytes"
+    if "\n" in path:
+        return "a name in it has a line break"
     if not os.path.isdir(found):
         return f"{found} is no directory" if itself or found != Path(path) else ""
     return "" if os.access(found, os.W_OK | os.X_OK) else f"you may not write in {found}"

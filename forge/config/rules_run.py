@@ -15,7 +15,7 @@ from forge.config.frozen import unkeepable
 from forge.config.launch import Slurm
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
-from forge.config.target import target_fault
+from forge.config.target import inner_faults, place_of, target_fault
 from forge.config.world import World
 
 
@@ -83,14 +83,17 @@ def wandb_login(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("target", reads=())
 def target(config: Config, world: World) -> Iterator[Finding]:
-    """Every _target_ must name an existing class or function under forge., torch.optim., torch.nn. or a trusted prefix."""
+    """Every _target_ must name what forge or torch has for its place, or what is under a trusted prefix."""
     sections = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
     found = [(name, vars(value)["_target_"]) for name, value in sections if isinstance(value, Section) and "_target_" in vars(value)]
-    found += [(name, entry["_target_"]) for name, entry in _entries(config) if isinstance(entry, dict) and "_target_" in entry]
+    entries = [(name, entry) for name, entry in _entries(config) if isinstance(entry, dict)]
+    found += [(name, entry["_target_"]) for name, entry in entries if "_target_" in entry]
     for name, path in found:
-        fault = target_fault(path, config.run.trust)
+        fault = target_fault(path, place_of(name), config.run.trust)
         if fault:
             yield f"{name}._target_={path}", *fault
+    for name, entry in entries:
+        yield from inner_faults({key: value for key, value in entry.items() if key != "_target_"}, name, config.run.trust)
 
 
 @rule("entries", reads=("callbacks", "trackers"))

@@ -26,4 +26,5 @@ class Run(Section):
     inline: bool = opt(False, "run the one rank in this process, for breakpoint() and notebooks")
     objective: str | None = opt(None, "metric that result.json reports as the objective; null = eval/ and eval.metric, else train/loss")
     allow_change: list[str] = opt([], "keys and sections that may differ when a run goes on, like optimizer.lr or model")
+    record_diff: bool = opt(True, "keep what differs from the last commit in git.diff; what looks like a key or a password is masked")
     trust: list[str] = opt([], "prefixes of further _target_ modules to build, like mypkg.; on the command line or in code only")

@@ -7,13 +7,14 @@ import functools
 import inspect
 import typing
 from collections.abc import Iterator
-from typing import Any
-
-from hydra.core.config_store import ConfigStore
+from typing import TYPE_CHECKING, Any
 
 from forge.config import data, launch, model, objective, optimizer, scheduler, sweeper, tokenizer
 from forge.config.field import Section, default_of, types_of
 from forge.config.root import Config
+
+if TYPE_CHECKING:
+    from hydra.core.config_store import ConfigStore
 
 SCHEMAS: dict[str, dict[str, type[Section]]] = {
     "model": {"decoder": model.Decoder},
@@ -36,7 +37,7 @@ SCHEMAS: dict[str, dict[str, type[Section]]] = {
 
 def register() -> None:
     """Store every schema under `schema/<group>`, apart from the options a user chooses from."""
-    _register(ConfigStore.instance())
+    _register(_store())
 
 
 @functools.cache
@@ -62,7 +63,13 @@ def add(group: str, name: str, schema: type[Section]) -> None:
     if before is not None and (before.__module__, before.__qualname__) != (schema.__module__, schema.__qualname__):
         raise ValueError(f"{place}: the name is taken by {before.__module__}.{before.__qualname__}")
     SCHEMAS[group][name] = schema
-    ConfigStore.instance().store(group=f"schema/{group}", name=name, node=schema)
+    _store().store(group=f"schema/{group}", name=name, node=schema)
+
+
+def _store() -> ConfigStore:
+    from hydra.core.config_store import ConfigStore  # a worker needs no Hydra
+
+    return ConfigStore.instance()
 
 
 @functools.cache

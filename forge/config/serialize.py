@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,8 +16,8 @@ from forge.config import packages
 from forge.config.field import Section, types_of
 from forge.config.frozen import thaw_value
 from forge.config.root import Config
-from forge.config.stored import newest
-from forge.config.target import allowed
+from forge.config.stored import newest, read_yaml
+from forge.config.target import trusted
 
 TYPE = "_type_"
 S = TypeVar("S", bound=Section)
@@ -40,14 +41,14 @@ def to_plain(section: Section) -> dict[str, Any]:
 
 
 def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...] = ()) -> S:
-    """The section that `to_plain` wrote, not yet frozen. Raises ValueError for a class outside the allow-list."""
+    """The section that `to_plain` wrote, not yet frozen. Raises ValueError for a class that it may not be of."""
     hints = types_of(schema)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(schema):
         value, hint = plain[field.name], hints[field.name]
         if isinstance(value, dict) and isinstance(hint, type) and issubclass(hint, Section):
             name = value.get(TYPE)
-            value = from_plain(_schema(name, trust) if name else hint, value, trust=trust)
+            value = from_plain(_schema(name, hint, trust) if name else hint, value, trust=trust)
         values[field.name] = value
     return schema(**values)
 
@@ -65,9 +66,9 @@ def save(config: Config, path: Path) -> None:
 def load(path: Path, *, trust: Sequence[str]) -> Config:
     """Read a config that `save` wrote, frozen; run.trust is `trust`, whatever the file says.
 
-    Raises ValueError for a class that is not under forge or a trusted prefix, and TypeError for what is no config.
+    Raises ValueError for a class that a section may not be of, and TypeError for what is no config.
     """
-    plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+    plain = read_yaml(path)
     if not isinstance(plain, dict) or not isinstance(plain.get("run"), dict):
         raise TypeError("it is empty or damaged")
     plain["run"]["trust"] = list(trust)
@@ -84,19 +85,23 @@ def load_own(run_dir: Path) -> Config:
 
 def stored_trust(file: Path) -> tuple[str, ...]:
     """The run.trust in a file that `save` wrote, whoever wrote it: nothing to build by, unless this process was started to."""
-    return tuple(yaml.safe_load(file.read_text(encoding="utf-8"))["run"]["trust"])
+    return tuple(read_yaml(file)["run"]["trust"])
 
 
-def _schema(name: str, trust: tuple[str, ...]) -> type[Section]:
-    if not allowed(name, trust):
+def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Section]:
+    """The class that a file names for a section. Forge's own stand beside the base of their group; others need trust."""
+    module, _, attribute = name.rpartition(".")
+    if trusted(name, trust):
+        try:
+            schema = getattr(importlib.import_module(module), attribute, None)
+        except Exception as error:
+            raise ValueError("its schema {} cannot be used: {} -> {}".format(name, *packages.explain(module, error))) from error
+    elif name.startswith(("forge.", "torch.")):
+        schema = getattr(sys.modules[base.__module__], attribute, None) if module == base.__module__ else None
+    else:
         package = name.partition(".")[0]
         how = f"run.trust=[{package}.], or --trust {package}. where a run is only read"
         raise ValueError(f"its schema {name} is not under a trusted prefix; if you trust it: {how}")
-    module, _, attribute = name.rpartition(".")
-    try:
-        schema = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:
-        raise ValueError("its schema {} cannot be used: {} -> {}".format(name, *packages.explain(module, error))) from error
-    if not (isinstance(schema, type) and issubclass(schema, Section)):
-        raise ValueError(f"the schema {name} is not a section")
+    if not (isinstance(schema, type) and issubclass(schema, base)):
+        raise ValueError(f"the schema {name} is no {base.__module__}.{base.__qualname__}")
     return schema

@@ -1,4 +1,4 @@
-"""The configs that a run directory holds: config.yaml, and config.2.yaml and on for each change when the run went on."""
+"""What a run directory holds: its configs, one for each change when the run went on, and how its files are read, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 CONFIG, ATTEMPTS = "config.yaml", "attempts.jsonl"
 MAKING = {"run.lock", "overrides.json", "derived.json", "warnings.json", "provenance.json", "git.diff"}
 """What is written before config.yaml, the last, makes a directory a run."""
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+DEEPEST, LARGEST = 100, 2**28
+"""Levels and bytes of a file: far beyond what forge writes, and what Python can take."""
+TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 
 
 def number(name: str) -> int:
@@ -49,11 +55,49 @@ def parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The objects of JSON lines; one that a kill left unfinished is left out."""
     for line in lines:
         try:
-            found = json.loads(line)
+            found = from_json(line)
         except ValueError:
             continue
         if isinstance(found, dict):
             yield found
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file. Raises OSError, and ValueError for one that is damaged, too large or nested too deep."""
+    return from_json(_text(file))
+
+
+def from_json(text: str) -> Any:
+    """What a JSON text says. Raises ValueError."""
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    inside, depth = [content], 0
+    while inside := [item for one in inside if isinstance(one, dict | list) for item in (one.values() if isinstance(one, dict) else one)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(TOO_DEEP)
+    return content
+
+
+def read_yaml(file: Path) -> Any:
+    """The content of a YAML file. Raises OSError, ValueError for one that is too large, and YAMLError.
+
+    Its depth is known before it is put together: the loader in C ends the process at one that is too great.
+    """
+    text, depth = _text(file), 0
+    for event in yaml.parse(text, Loader=LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise yaml.YAMLError(TOO_DEEP)
+    return yaml.load(text, Loader=LOADER)
+
+
+def _text(file: Path) -> str:
+    if file.stat().st_size > LARGEST:
+        raise ValueError(f"it is larger than {LARGEST >> 20} MiB")
+    return file.read_text(encoding="utf-8")
 
 
 def is_run(path: Path) -> bool:

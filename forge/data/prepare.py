@@ -43,12 +43,13 @@ class Prepared:
 def prepare(data: Data, tokenizer: TokenizerSection, *, build: Build, progress: Progress = lambda stage, share: None) -> Prepared:
     """The prepared data of two sections, from the cache or made now.
 
-    `build(section, **runtime)` makes the corpus (no runtime arguments) and, when it is not in the cache,
-    the tokenizer (`text`: the TrainingText). `progress(stage, share)` is called during long work, with the
-    share of the stage that is done. Any number of processes may call this at once: one does the work.
+    `build(section, path=..., **runtime)`, with the section's place in the config, makes the corpus (no runtime
+    arguments) and, when it is not in the cache, the tokenizer (`text`: the TrainingText). `progress(stage, share)` is
+    called during long work, with the share of the stage that is done. Any number of processes may call this at once:
+    one does the work.
     ValueError, naming the key: no text, bad text, no tokenizer, or a cache that cannot be written.
     """
-    corpus: Corpus = build(data)
+    corpus: Corpus = build(data, path="data")
     root = cache_root(data.cache_dir)
     with explained(root):
         identity = {
@@ -131,7 +132,7 @@ def _make(
     progress("read the corpus", 0.0)
     split = split_corpus(corpus, data.val_fraction)
     progress("make the tokenizer", 0.0)
-    tokenizer: Tokenizer = build(section, text=TrainingText(split=split))
+    tokenizer: Tokenizer = build(section, path="tokenizer", text=TrainingText(split=split))
     trained = time.perf_counter()
     tokenizer.save(directory / "tokenizer")
     indices = encode_splits(split, tokenizer, directory, on_bytes=lambda done: progress("tokenise", done / split.n_bytes))

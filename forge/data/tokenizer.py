@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from forge.config.stored import read_json
 from forge.config.tokenizer import BPE, FILE_NAME, TokenizerFile
 from forge.data.split import TrainingText
 from forge.data.token_bytes import token_bytes
@@ -69,7 +70,7 @@ class Tokenizer:
     def load(directory: Path) -> Tokenizer:
         """Read what save() wrote."""
         raw = tokenizers.Tokenizer.from_file(str(directory / TOKENIZER_FILE))
-        config = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = read_json(directory / CONFIG_FILE)
         return Tokenizer(raw, eos_token=config["eos_token"])
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -24,9 +24,10 @@ WORD, HEARD, ALL, ALIVE, TURN, LEFT = (f"forge/{name}" for name in ("word", "hea
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """What the others are to do: take part in the run of a directory, or end with an exit code."""
+    """What the others are to do: take part in the run of a directory, building what is trusted, or end with an exit code."""
 
     run_dir: str = ""
+    trust: list[str] = field(default_factory=list)
     code: int | None = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from forge.config.build import build
 from forge.config.derivation import Derived
 from forge.config.derive import fit_epochs
 from forge.config.root import Config
-from forge.config.stored import newest, number, numbered
+from forge.config.stored import newest, number, numbered, read_json
 from forge.data.loader import TrainLoader, count_windows, eval_batches
 from forge.data.prepare import Prepared, prepare
 from forge.data.shards import TokenStore
@@ -63,31 +63,32 @@ class Parts:
     ranks: Ranks
 
 
-def assemble(run_dir: Path, meeting: Meeting | None = None) -> Parts:
+def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[str] | None = None) -> Parts:
     """Build all that the config of a run directory names. Raises ValueError for what the user can put right.
 
-    meeting: where the ranks already met, if they did.
+    meeting: where the ranks already met, if they did. trust: prefixes of what may be built besides forge's own; where none are given,
+    those of the directory, which is then one that this process made.
     """
-    config = serialize.load_own(run_dir)
-    trust = config.run.trust
+    config = serialize.load_own(run_dir) if trust is None else serialize.load(newest(run_dir), trust=trust)
+    trusted = config.run.trust
     device = set_up(config)
     torch.manual_seed(config.seed)
     users = user_callbacks(config)
     ranks = join(config, device, meeting)
     with ranks.main_first():
-        prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trust), progress=_announce())
+        prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trusted), progress=_announce())
     check_vocabulary(config, prepared)
     config, derived = _fit(config, run_dir, prepared)
     autocast = Autocast(config, device)
     model = build_model(config, device, ranks)
     check_dtypes(model)
-    optimizer = build(config.optimizer, path="optimizer", trust=trust, model=model)
+    optimizer = build(config.optimizer, path="optimizer", trust=trusted, model=model)
     state = TrainState()
     update = Update(
         model=model,
-        objective=build(config.objective, path="objective", trust=trust),
+        objective=build(config.objective, path="objective", trust=trusted),
         optimizer=optimizer,
-        schedule=build(config.scheduler, path="scheduler", trust=trust),
+        schedule=build(config.scheduler, path="scheduler", trust=trusted),
         autocast=autocast,
         clip_norm=config.train.grad_clip_norm,
         ranks=ranks,
@@ -246,7 +247,7 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
 
 def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list[dict[str, Any]]]:
     """What follows from the text: steps from train.max_epochs, and a prompt; with all values that were ever worked out."""
-    derived = {one["key"]: one for one in directory.read_json(_derived(run_dir))}
+    derived = {one["key"]: one for one in read_json(_derived(run_dir))}
     open_config = copy.deepcopy(config)
     open_config.thaw()
     found = fit_epochs(open_config, count_windows(prepared.train, config.train.seq_len), derived)

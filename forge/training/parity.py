@@ -9,8 +9,9 @@ import torch
 
 from forge.config.build import build
 from forge.config.root import Config
+from forge.config.stored import read_json
 from forge.data.shards import TokenStore
-from forge.launch.directory import read_json, write_json
+from forge.launch.directory import write_json
 from forge.parallel.ranks import Ranks
 from forge.training.assemble import build_model, train_loader
 from forge.training.device import Autocast

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forge.config.build import bind
-from forge.config.errors import ConfigError, Problem
 from forge.config.root import Config
 from forge.training.callback import Callback, failure
 from forge.training.trackers import Tracker
@@ -33,9 +32,5 @@ def _callback(config: Config, name: str) -> Callback:
         callback = make()
     except Exception as error:
         raise failure(path, entry["_target_"], "__init__", error) from error
-    if not isinstance(callback, Callback):
-        what = f"it builds a {type(callback).__name__}, which is no callback."
-        fix = "make it a subclass of forge.training.callback.Callback"
-        raise ConfigError([Problem(key=f"{path}._target_={entry['_target_']}", what=what, fix=fix, rule="target")])
     callback.config_path = path
     return callback

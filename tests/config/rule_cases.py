@@ -356,7 +356,7 @@ CASES = [
     Case(
         "target",
         "optimizer._target_=os.system",
-        "os.system is not under forge., torch.optim., torch.nn. or a trusted prefix.",
+        "os.system may not be built for optimizer: it is under no trusted prefix.",
         "if you trust it: run.trust=[os.]",
         "optimizer._target_=os.system run.trust=[os.]",
         heals="run.trust=[os.]",
@@ -364,7 +364,7 @@ CASES = [
     Case(
         "target",
         "optimizer._target_=forge.optim.adamw.adamv",
-        "forge.optim.adamw has no 'adamv'.",
+        "forge.optim.adamw.adamv may not be built for optimizer.",
         "did you mean forge.optim.adamw.adamw?",
         "optimizer._target_=forge.optim.adamw.adamw",
         heals="optimizer._target_=forge.optim.adamw.adamw",
@@ -372,7 +372,7 @@ CASES = [
     Case(
         "target",
         "+callbacks.ema._target_=mypkg.EMA",
-        "mypkg.EMA is not under forge., torch.optim., torch.nn. or a trusted prefix.",
+        "mypkg.EMA may not be built for callbacks: it is under no trusted prefix.",
         "if you trust it: run.trust=[mypkg.]",
         "+callbacks.ema._target_=mypkg.EMA run.trust=[mypkg.]",
         heals="run.trust=[mypkg.]",
@@ -381,16 +381,16 @@ CASES = [
         "target",
         "+trackers.csv._target_=3",
         "'3' is not the path of a class or function.",
-        "such as torch.optim.SGD",
-        "+trackers.csv._target_=torch.nn.Module",
+        "such as mypkg.Mine",
+        "+trackers.csv._target_=mypkg.CSV run.trust=[mypkg.]",
     ),
     Case(
         "entries",
         "+trackers.csv.path=x",
         "it has no _target_, the class that is built for it.",
         "+trackers.csv._target_=mypkg.Mine",
-        "+trackers.csv.path=x +trackers.csv._target_=torch.nn.Module",
-        heals="+trackers.csv._target_=torch.nn.Module",
+        "+trackers.csv.path=x +trackers.csv._target_=mypkg.Mine run.trust=[mypkg.]",
+        heals="+trackers.csv._target_=mypkg.Mine run.trust=[mypkg.]",
     ),
     Case(
         "entries",
@@ -402,9 +402,9 @@ CASES = [
     ),
     Case(
         "entries",
-        "+callbacks.ema={_target_:torch.nn.Module,of:${model}}",
+        "+callbacks.ema={_target_:mypkg.EMA,of:${model}} run.trust=[mypkg.]",
         "callbacks.ema.of is a Decoder, which no file can keep.",
         "texts, numbers, booleans, null, lists and dicts of them",
-        "+callbacks.ema={_target_:torch.nn.Module,of:${model.dim}}",
+        "+callbacks.ema={_target_:mypkg.EMA,of:${model.dim}} run.trust=[mypkg.]",
     ),
 ]

@@ -58,7 +58,7 @@ def test_the_tables_name_options_only() -> None:
 
 @pytest.fixture(scope="module")
 def before() -> Config:
-    return resolved([*SMALL, "scheduler=cosine", "+callbacks.a={_target_:torch.nn.Module,of:[1,{b:[2,null]}]}"]).config
+    return resolved([*SMALL, "scheduler=cosine", "run.trust=[mypkg.]", "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}]}"]).config
 
 
 def with_values(config: Config, **values: Any) -> Config:
@@ -104,7 +104,7 @@ def with_values(config: Config, **values: Any) -> Config:
         ("run.trust", ("mine.",), True),
         ("launch.jobs", 2, True),
         ("callbacks", {}, True),
-        ("trackers", {"t": {"_target_": "torch.nn.Module"}}, True),
+        ("trackers", {"t": {"_target_": "mypkg.EMA"}}, True),
     ],
 )
 def test_a_change_with_its_values(before: Config, key: str, value: Any, free: bool) -> None:
@@ -119,7 +119,7 @@ def test_a_change_with_its_values(before: Config, key: str, value: Any, free: bo
 def test_nothing_differs_from_itself_written_and_read(before: Config, tmp_path: Path) -> None:
     """Lists in the file are tuples here, in free dicts too."""
     serialize.save(before, tmp_path / "config.yaml")
-    again = serialize.load(tmp_path / "config.yaml", trust=())
+    again = serialize.load(tmp_path / "config.yaml", trust=["mypkg."])
     assert changes(before, again) == changes(again, before) == []
     again.thaw()
     assert isinstance(again.callbacks["a"]["of"], list)
@@ -142,7 +142,9 @@ def test_another_variant_is_one_change(before: Config, option: str, group: str, 
     (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
     more = [f"tokenizer.path={tmp_path}/t.json"] if group == "tokenizer" else []
     small = [text for text in SMALL if group != "tokenizer" or not text.startswith("tokenizer.")]
-    after = resolved([*small, "scheduler=cosine", option, *more, "+callbacks.a={_target_:torch.nn.Module,of:[1,{b:[2,null]}]}"]).config
+    after = resolved(
+        [*small, "scheduler=cosine", option, *more, "run.trust=[mypkg.]", "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}]}"]
+    ).config
     (found,) = changes(before, after)
     assert (found.key, found.free) == (group, False)
     assert found.before == getattr(before, group)._target_ != found.after

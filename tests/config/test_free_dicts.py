@@ -17,44 +17,45 @@ from forge.config.document import options_page
 from forge.config.frozen import FrozenDict, freeze_value, thaw_value, unkeepable
 from forge.config.resolve import resolve
 
-EMA = ["+callbacks.ema._target_=torch.nn.Module", "+callbacks.ema.decay=0.9"]
-WRITTEN = "# @package callbacks.ema\n_target_: torch.nn.Module\ndecay: 0.99\nparts: [a, {b: 1}]\n"
+TRUST = "run.trust=[mypkg.]"
+EMA = [TRUST, "+callbacks.ema._target_=mypkg.EMA", "+callbacks.ema.decay=0.9"]
+WRITTEN = "# @package callbacks.ema\n_target_: mypkg.EMA\ndecay: 0.99\nparts: [a, {b: 1}]\n"
 Write = Callable[[str, str], str]
 
 
 def entries(overrides: list[str], **where) -> dict:
-    return thaw_value(resolved(overrides, **where).config.callbacks)
+    return thaw_value(resolved([TRUST, *overrides], **where).config.callbacks)
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ([], {}),
-        (EMA, {"ema": {"_target_": "torch.nn.Module", "decay": 0.9}}),
-        ([*EMA, "callbacks.ema.decay=0.5"], {"ema": {"_target_": "torch.nn.Module", "decay": 0.5}}),
-        ([*EMA, "~callbacks.ema.decay"], {"ema": {"_target_": "torch.nn.Module"}}),
+        (EMA, {"ema": {"_target_": "mypkg.EMA", "decay": 0.9}}),
+        ([*EMA, "callbacks.ema.decay=0.5"], {"ema": {"_target_": "mypkg.EMA", "decay": 0.5}}),
+        ([*EMA, "~callbacks.ema.decay"], {"ema": {"_target_": "mypkg.EMA"}}),
         ([*EMA, "~callbacks.ema"], {}),
-        ([*EMA, "++callbacks.ema.decay=1", "++callbacks.ema.every=2"], {"ema": {"_target_": "torch.nn.Module", "decay": 1, "every": 2}}),
-        (["+callbacks.ema={_target_:torch.nn.Module,names:[a,b]}"], {"ema": {"_target_": "torch.nn.Module", "names": ["a", "b"]}}),
-        (["callbacks={ema:{_target_:torch.nn.Module}}"], {"ema": {"_target_": "torch.nn.Module"}}),
-        ([*EMA, "callbacks.ema={decay:0.1}"], {"ema": {"_target_": "torch.nn.Module", "decay": 0.1}}),
+        ([*EMA, "++callbacks.ema.decay=1", "++callbacks.ema.every=2"], {"ema": {"_target_": "mypkg.EMA", "decay": 1, "every": 2}}),
+        (["+callbacks.ema={_target_:mypkg.EMA,names:[a,b]}"], {"ema": {"_target_": "mypkg.EMA", "names": ["a", "b"]}}),
+        (["callbacks={ema:{_target_:mypkg.EMA}}"], {"ema": {"_target_": "mypkg.EMA"}}),
+        ([*EMA, "callbacks.ema={decay:0.1}"], {"ema": {"_target_": "mypkg.EMA", "decay": 0.1}}),
         ([*EMA, "+callbacks.ema.sub.deep=${train.max_steps}", "train.max_steps=77"], None),
     ],
     ids=str,
 )
 def test_on_the_command_line(overrides: list[str], expected: dict | None):
     found = entries(overrides)
-    assert found == (expected if expected is not None else {"ema": {"_target_": "torch.nn.Module", "decay": 0.9, "sub": {"deep": 77}}})
+    assert found == (expected if expected is not None else {"ema": {"_target_": "mypkg.EMA", "decay": 0.9, "sub": {"deep": 77}}})
 
 
 def test_order_of_entries_is_that_of_the_command_line():
     names = ["b", "a", "c"]
-    assert list(entries([f"+callbacks.{name}._target_=torch.nn.Module" for name in names])) == names
+    assert list(entries([f"+callbacks.{name}._target_=mypkg.EMA" for name in names])) == names
 
 
 def test_from_a_group_of_the_users_own(write: Write):
     folder = write("callback/ema.yaml", WRITTEN)
-    whole = {"_target_": "torch.nn.Module", "decay": 0.99, "parts": ["a", {"b": 1}]}
+    whole = {"_target_": "mypkg.EMA", "decay": 0.99, "parts": ["a", {"b": 1}]}
     assert entries(["+callback=ema"], config_dirs=[folder]) == {"ema": whole}
     assert entries(["+callback=ema", "callbacks.ema.decay=0.5"], config_dirs=[folder]) == {"ema": whole | {"decay": 0.5}}
     twice = entries(["+callback@callbacks.one=ema", "+callback@callbacks.two=ema", "callbacks.two.decay=0.1"], config_dirs=[folder])
@@ -109,7 +110,7 @@ def test_what_is_said(overrides: list[str], what: str, fix: str):
 
 
 def test_a_fault_in_a_file_says_where(write: Write):
-    folder = write("callback/ema.yaml", WRITTEN.replace("torch.nn.Module", "os.system"))
+    folder = write("callback/ema.yaml", WRITTEN.replace("mypkg.EMA", "os.system"))
     found = only(["+callback=ema"], config_dirs=[folder])
     assert found.rule == "target"
     assert found.where == f"{folder}/callback/ema.yaml:2"
@@ -121,7 +122,7 @@ def test_a_dangling_dict_in_a_file_is_one_problem(write: Write):
 
 
 def test_an_entry_of_a_file_that_has_no_target_says_where(write: Write):
-    folder = write("callback/ema.yaml", WRITTEN.replace("_target_: torch.nn.Module\n", ""))
+    folder = write("callback/ema.yaml", WRITTEN.replace("_target_: mypkg.EMA\n", ""))
     found = only(["+callback=ema"], config_dirs=[folder])
     assert (found.rule, found.where) == ("entries", f"{folder}/callback/ema.yaml:2")
 
@@ -139,7 +140,7 @@ def test_resolved_entries_are_read_only_all_the_way_down():
     ):
         with pytest.raises(dataclasses.FrozenInstanceError, match="a resolved config is read-only"):
             change()
-    assert entry == {"_target_": "torch.nn.Module", "decay": 0.9, "deep": {"a": ({"b": 1},)}}
+    assert entry == {"_target_": "mypkg.EMA", "decay": 0.9, "deep": {"a": ({"b": 1},)}}
 
 
 def test_frozen_values_copy_pickle_and_thaw():
@@ -160,7 +161,7 @@ def test_what_no_file_can_keep_is_named():
 
 def test_an_entry_set_in_python_is_checked():
     config = compose.config()
-    config.callbacks["mine"] = {"_target_": "torch.nn.Module", "of": object()}
+    config.callbacks["mine"] = {"_target_": "mypkg.EMA", "of": object()}
     with pytest.raises(ValueError, match=r"callbacks\.mine\.of is a object, which no file can keep"):
         config.validate()
     config.callbacks = {1: {}}  # type: ignore[dict-item]
@@ -169,9 +170,9 @@ def test_an_entry_set_in_python_is_checked():
 
 
 def test_it_survives_the_run_directory(tmp_path: Path):
-    config = resolved([*EMA, "+callbacks.ema.deep={a:[{b:1}],t:'yes'}", "+trackers.t._target_=torch.nn.Module"]).config
+    config = resolved([*EMA, "+callbacks.ema.deep={a:[{b:1}],t:'yes'}", "+trackers.t._target_=mypkg.EMA"]).config
     serialize.save(config, tmp_path / "config.yaml")
-    again = serialize.load(tmp_path / "config.yaml", trust=())
+    again = serialize.load(tmp_path / "config.yaml", trust=["mypkg."])
     assert (again.callbacks, again.trackers) == (config.callbacks, config.trackers)
     assert again.callbacks["ema"]["deep"]["a"] == ({"b": 1},)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -181,13 +182,13 @@ def test_it_survives_the_run_directory(tmp_path: Path):
 
 def test_explain_and_check_know_them(capsys: pytest.CaptureFixture[str], write: Write):
     folder = write("callback/ema.yaml", WRITTEN)
-    assert explain.main(["callbacks.ema.decay", "callbacks", "-cd", folder, "+callback=ema", "+callbacks.ema.x=1"]) == 0
+    assert explain.main(["callbacks.ema.decay", "callbacks", TRUST, "-cd", folder, "+callback=ema", "+callbacks.ema.x=1"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"callbacks.ema.decay = 0.99\n  from          {folder}/callback/ema.yaml:3\n\ncallbacks = ")
     assert "meaning       your callbacks by name" in shown
-    assert explain.main(["callbacks.ema.dekay", "-cd", folder, "+callback=ema"]) == 2
+    assert explain.main(["callbacks.ema.dekay", TRUST, "-cd", folder, "+callback=ema"]) == 2
     assert "callbacks.ema has no option 'dekay'." in capsys.readouterr().err
-    assert check.main(["-cd", folder, "+callback=ema"]) == 0
+    assert check.main([TRUST, "-cd", folder, "+callback=ema"]) == 0
     assert check.main(["--help"]) == 0
     assert "  callbacks    {}   your callbacks by name" in capsys.readouterr().out
     assert "| `callbacks` | `{}` | your callbacks by name" in options_page()

@@ -62,8 +62,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         found.lay()
         patch.chdir(found.path)
         patch.delenv("WORLD_SIZE", raising=False)
-        patch.setattr(local, "start", lambda *_: 0)
-        patch.setattr(forge.worker, "main", lambda *_: 0)
+        patch.setattr(local, "start", lambda *_, **__: 0)
+        patch.setattr(forge.worker, "main", lambda *_, **__: 0)
         patch.setattr(resolving, "find_devices", lambda: Devices(gpus=0, source="the test"))
         yield found
 

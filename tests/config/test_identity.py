@@ -21,7 +21,7 @@ FIRST = hash_of(resolved(SMALL).config)
         ["sweep.name=other", "sweeper.params.seed=3"],
         ["run.dir=somewhere", "run.name=x"],
         ["parallel=ddp", "run.num_processes=2", "train.batch_size=1", "train.global_batch_size=2"],
-        ["+callbacks.a={_target_:torch.nn.Module}"],
+        ["+callbacks.a={_target_:mypkg.EMA}", "run.trust=[mypkg.]"],
         ["seed=42", "optimizer.lr=0.003"],
     ],
 )

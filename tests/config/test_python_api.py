@@ -24,7 +24,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Run directories that a worker was started for; it ends at once, with a result."""
     seen: list[Path] = []
 
-    def start(run_dir: Path, ranks: int) -> int:
+    def start(run_dir: Path, ranks: int, *, trust: tuple[str, ...] = ()) -> int:
         seen.append(run_dir)
         content = {"status": "finished", "reason": "end", "step": 7, "metrics": {"eval/loss": 2.5}}
         directory.write_json(run_dir / "result.json", {**content, "objective": {"name": "eval/loss", "value": 2.5}})
@@ -114,7 +114,7 @@ def test_train_refuses_before_anything_is_made(started: list[Path], tmp_path: Pa
 
 
 def test_a_run_that_fails(started: list[Path], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "start", lambda run_dir, ranks: 1)
+    monkeypatch.setattr(local, "start", lambda run_dir, ranks, **_: 1)
     with pytest.raises(RuntimeError, match=r"^the run in .*_tiny_\w+ failed: its worker ended with exit code 1$"):
         forge.train(forge.compose())
 
@@ -142,7 +142,7 @@ def test_train_is_callable_however_it_was_imported(imports: str, tmp_path: Path)
     code = f"""
 {imports}
 from forge.launch import local
-local.start = lambda run_dir, ranks: 3
+local.start = lambda run_dir, ranks, **_: 3
 try:
     forge.train(forge.compose())
 except RuntimeError as error:

@@ -120,6 +120,7 @@ def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasse
         "launch.gpu_type": ["launch.gpus_per_node=1"],
         "metrics.enable_wandb": ["metrics.wandb_mode=offline"],
     }.get(key, [])
+    more += ["run.trust=[mypkg.]"] if key in schemas.free_dicts() else []
     config = resolved([*small, *choice, *more, f"{key}={value}"], as_point=True).config
     section = get(config, group) if group else config
     wanted = yaml.safe_load(value)
@@ -154,7 +155,7 @@ def second(key: str) -> object:
     if "list[int]" in kind:
         return [1]
     if "dict" in kind:
-        return {"another": {"_target_": "torch.nn.Module"}}
+        return {"another": {"_target_": "mypkg.Mine"}}
     if "str" in kind:
         return "another"
     bounds = field.metadata["bounds"]

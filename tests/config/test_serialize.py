@@ -62,10 +62,14 @@ def test_a_class_outside_the_allow_list_is_refused(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["forge.config.cli.refuse", "forge.config.model.ACTIVATIONS", "torch.nn.Linear", "forge.config.errors.Problem"]
+    "name",
+    [
+        *("forge.config.cli.refuse", "forge.config.model.ACTIVATIONS", "torch.nn.Linear", "forge.config.errors.Problem"),
+        *("forge.config.optimizer.AdamW", "forge.config.model.Section"),
+    ],
 )
-def test_what_is_no_section_is_refused(name: str):
+def test_what_is_no_schema_of_the_section_is_refused(name: str):
     plain = serialize.to_plain(resolved().config)
     plain["model"]["_type_"] = name
-    with pytest.raises(ValueError, match=f"{name} is not a section"):
+    with pytest.raises(ValueError, match=f"the schema {name} is no forge.config.model.Model"):
         serialize.from_plain(Config, plain)

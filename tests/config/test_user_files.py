@@ -254,7 +254,7 @@ CHECKED_LATER = {
         "optimizer:\n  _target_: os.system\n",
         "optimizer._target_=os.system",
         ":3",
-        "os.system is not under forge., torch.optim., torch.nn. or a trusted prefix.",
+        "os.system may not be built for optimizer: it is under no trusted prefix.",
     ),
     "trust": ("run:\n  trust: [os.]\n", "run.trust", ":3", "a file sets run.trust."),
     "trust by interpolation": ("run:\n  trust: ${eval.sample_prompts}\n", "run.trust", ":3", "a file sets run.trust."),

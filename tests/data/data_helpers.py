@@ -9,8 +9,8 @@ from typing import Any
 WORDS = ["the", "a", "of", "sea", "ship", "whale", "white", "captain", "said", "and", "to", "in", "was", "his", "it", "man"]
 
 
-def build_section(section: Any, **runtime: Any) -> Any:
-    """The calling convention of components, without its allow-list."""
+def build_section(section: Any, *, path: str, **runtime: Any) -> Any:
+    """The calling convention of components, whatever the place."""
     module, name = section._target_.rsplit(".", 1)
     return getattr(importlib.import_module(module), name)(section, **runtime)
 

@@ -47,9 +47,9 @@ def decoded(prepared: Prepared, split: str) -> str:
     return prepared.tokenizer.decode(store.read(0, len(store)).tolist())
 
 
-def no_build(section: Any, **runtime: Any) -> Any:
+def no_build(section: Any, *, path: str, **runtime: Any) -> Any:
     assert not runtime, "built again"
-    return build_section(section)
+    return build_section(section, path=path)
 
 
 def test_stores_hold_every_document_once(data: Text, build: Callable[..., Any], prose: Callable[..., str]) -> None:
@@ -215,11 +215,11 @@ def test_a_killed_builder_leaves_nothing_in_the_way(data: Text, build: Callable[
 def _prepare_and_tell(data: Text, results: Any, barrier: Any) -> None:
     built = []
 
-    def build(section: Any, **runtime: Any) -> Any:
+    def build(section: Any, *, path: str, **runtime: Any) -> Any:
         if runtime:
             built.append(section)
             time.sleep(0.3)
-        return build_section(section, **runtime)
+        return build_section(section, path=path, **runtime)
 
     barrier.wait()
     prepared = prepare(data, SECTION, build=build)
@@ -268,8 +268,8 @@ def test_messages_about_the_cache(data: Text, build: Callable[..., Any], tmp_pat
 
 
 def test_an_error_elsewhere_is_not_blamed_on_the_cache(data: Text, tmp_path: Path, build: Callable[..., Any]) -> None:
-    def failing(section: Any, **runtime: Any) -> Any:
-        return open(tmp_path / "of-the-user") if runtime else build(section)
+    def failing(section: Any, *, path: str, **runtime: Any) -> Any:
+        return open(tmp_path / "of-the-user") if runtime else build(section, path=path)
 
     with pytest.raises(FileNotFoundError):
         prepare(data, SECTION, build=failing)

@@ -50,9 +50,12 @@ def test_what_is_in_it(tmp_path: Path):
     assert resolved.config.run.dir is None, "the resolution is not touched"
 
 
-def test_provenance():
+def test_provenance(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--token", "abc123", "model=tiny", "+trackers.x.password=hunter2", "a 'b\nc"])
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
     made = provenance.provenance()
-    assert made["argv"] == sys.argv
+    assert made["argv"] == ["train.py", "--token", "<masked>", "model=tiny", "+trackers.x.password=<masked>", "a 'b\nc"]
+    assert "0123456789abcdef" not in json.dumps(made)
     assert made["cwd"] == os.getcwd()
     assert (made["host"], made["python"]) == (platform.node(), platform.python_version())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", made["time"])
@@ -80,6 +83,13 @@ def test_the_revision_and_what_differs_from_it(tmp_path: Path, monkeypatch: pyte
     assert provenance.provenance()["git_revision"] == git("rev-parse", "HEAD")
     path, _ = directory.create(resolution(), overrides=())
     assert not (path / "git.diff").exists()
+    (tmp_path / "repository" / "file").write_text("after\npassword: hunter2\n")
+    path, _ = directory.create(resolution("run.record_diff=false"), overrides=())
+    assert not (path / "git.diff").exists()
+    path, _ = directory.create(resolution(), overrides=())
+    git("stash", "--quiet")
+    git("apply", str(path / "git.diff"))
+    assert (tmp_path / "repository" / "file").read_text() == "after\npassword: <masked>\n"
     (tmp_path / "repository" / "file").write_bytes(b"after \xe9\n")
     path, _ = directory.create(resolution(), overrides=())
     assert "-before\n+after \ufffd\n" in (path / "git.diff").read_text(encoding="utf-8")

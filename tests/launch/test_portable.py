@@ -16,7 +16,8 @@ from forge.config.grammar import read as parse
 from forge.config.literal import quoted
 from forge.config.stored import newest
 from forge.launch import directory
-from forge.launch.portable import consent, portable, without_consent
+from forge.launch.consent import consent, without_consent
+from forge.launch.portable import portable
 
 PLAIN = [
     "train.max_steps=7",

@@ -188,7 +188,7 @@ def test_the_main_ranks_word_reaches_all(code: int | None) -> None:
 
     def work(rank: int) -> None:
         os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        meeting, word = Meeting(), Word(run_dir="/a/run", code=code)
+        meeting, word = Meeting(), Word(run_dir="/a/run", trust=["mypkg."], code=code)
         if rank == 0:
             meeting.tell(word)
             meeting.tell(Word(code=1))  # the first counts

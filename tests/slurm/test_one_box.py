@@ -20,6 +20,7 @@ from forge.config.launch import Slurm
 from forge.launch import directory, local, slurm, told
 
 pytestmark = pytest.mark.slurm
+TRUSTED = ["trouble.", "pace."]
 TROUBLE = ["run.trust=[trouble.,pace.]", "+callbacks.trouble._target_=trouble.Trouble"]
 SLOWLY = ["run.trust=[trouble.,pace.]", "+callbacks.pace._target_=pace.Pace", "+callbacks.pace.seconds=1"]
 LONGER = (  # once the job has been told, when nothing new would come of it; and at once for the first element, which may have ended
@@ -83,8 +84,8 @@ def told_of_the_limit(make: Make, tmp_path_factory: pytest.TempPathFactory) -> l
     folder = tmp_path_factory.mktemp("limit")
     began = time.monotonic()
     section = replace(runs[0].section, setup=LONGER)
-    jobs = slurm.submit([runs[0].point], section, name="single", folder=folder)
-    jobs += slurm.submit([run.point for run in runs[1:]], section, name="array", folder=folder)
+    jobs = slurm.submit([runs[0].point], section, name="single", folder=folder, trust=TRUSTED)
+    jobs += slurm.submit([run.point for run in runs[1:]], section, name="array", folder=folder, trust=TRUSTED)
     assert time.monotonic() - began < 5
     assert [re.sub(r"\d+", "N", job, count=1) for job in jobs] == ["N", "N_0", "N_1"]
     return list(zip(jobs, runs, strict=True))
@@ -121,7 +122,7 @@ def test_an_array_of_three_of_which_one_fails(make: Make, tmp_path: Path) -> Non
     points, section = [run.point for run in runs], runs[0].section
     slurm.check(points, section, name="three", folder=tmp_path / "slurm")
     assert not (tmp_path / "slurm").exists()
-    jobs = slurm.submit(points, section, name="three", folder=tmp_path / "slurm")
+    jobs = slurm.submit(points, section, name="three", folder=tmp_path / "slurm", trust=TRUSTED)
     ended: list[str] = []
     ends = slurm.wait(jobs, told=lambda job, state: ended.append(job), poll=0.5)
     assert list(ends.values()) == ["COMPLETED", "FAILED", "COMPLETED"], printed(runs[0])
@@ -138,7 +139,7 @@ def test_an_array_of_three_of_which_one_fails(make: Make, tmp_path: Path) -> Non
 def test_two_nodes_with_two_ranks_each_train_as_four_ranks_here(make: Make, tmp_path: Path) -> None:
     four = ["parallel=fsdp", "run.num_processes=4", "train.batch_size=1"]
     there, here = make("nodes", *four, "launch.gpus_per_node=2"), make("here", *four)
-    (job,) = slurm.submit([there.point], there.section, name="nodes", folder=tmp_path)
+    (job,) = slurm.submit([there.point], there.section, name="nodes", folder=tmp_path, trust=TRUSTED)
     assert local.start(here.path, 4) == 0
     assert slurm.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(there)
     assert {name: shown(job)[name] for name in ("NumNodes", "NumTasks", "TresPerNode")} == {
@@ -154,7 +155,7 @@ def test_two_nodes_with_two_ranks_each_train_as_four_ranks_here(make: Make, tmp_
 def test_a_rank_that_dies_ends_its_job(make: Make, tmp_path: Path) -> None:
     killed = [*TWO_RANKS, *TROUBLE, "+callbacks.trouble.what=SIGKILL", "train.max_steps=1000000"]
     run = make("killed", *killed)
-    (job,) = slurm.submit([run.point], run.section, name="killed", folder=tmp_path)
+    (job,) = slurm.submit([run.point], run.section, name="killed", folder=tmp_path, trust=TRUSTED)
     wait_for(lambda: (run.path / "metrics.jsonl").exists())
     assert wait_for(lambda: shown(job)["JobState"] == "FAILED", 60) < 30
     assert "task 1: Killed" in printed(run)
@@ -163,7 +164,7 @@ def test_a_rank_that_dies_ends_its_job(make: Make, tmp_path: Path) -> None:
 def test_a_line_of_setup_that_fails_ends_the_job_before_the_run_begins(make: Make, tmp_path: Path) -> None:
     run = make("unset")
     section = replace(run.section, setup=["export A=1", "source missing/venv/bin/activate"])
-    (job,) = slurm.submit([run.point], section, name="unset", folder=tmp_path)
+    (job,) = slurm.submit([run.point], section, name="unset", folder=tmp_path, trust=TRUSTED)
     assert slurm.wait([job], poll=0.2) == {job: "FAILED"}
     assert shown(job)["ExitCode"] == "1:0"
     said = "launch.setup failed with exit code 1: source missing/venv/bin/activate"
@@ -176,16 +177,16 @@ def test_ranks_have_what_the_script_has_where_jobs_have_an_environment_of_their_
     """And meet where launch.setup says."""
     run = make("alone", *TWO_RANKS)
     section = replace(run.section, sbatch={"export": "NONE"}, setup=["export MASTER_ADDR=localhost"])
-    (job,) = slurm.submit([run.point], section, name="alone", folder=tmp_path)
+    (job,) = slurm.submit([run.point], section, name="alone", folder=tmp_path, trust=TRUSTED)
     assert slurm.wait([job], poll=0.2) == {job: "COMPLETED"}, printed(run)
     assert len(run.losses) == 6
 
 
 def test_why_jobs_wait(make: Make, tmp_path: Path) -> None:
     runs = [make(name) for name in ("held", "needing", "other")]
-    (held,) = slurm.submit([runs[0].point], replace(runs[0].section, sbatch={"hold": "true"}), name="held", folder=tmp_path)
+    (held,) = slurm.submit([runs[0].point], replace(runs[0].section, sbatch={"hold": "true"}), name="held", folder=tmp_path, trust=TRUSTED)
     after = replace(runs[1].section, sbatch={"dependency": f"afterok:{held}"})
-    needing = slurm.submit([run.point for run in runs[1:]], after, name="needing", folder=tmp_path)
+    needing = slurm.submit([run.point for run in runs[1:]], after, name="needing", folder=tmp_path, trust=TRUSTED)
     waiting = {held: "JobHeldUser", **dict.fromkeys(needing, "Dependency")}
     wait_for(lambda: slurm.reasons([held, *needing]) == waiting)
     slurm.cancel([held])
@@ -196,7 +197,7 @@ def test_why_jobs_wait(make: Make, tmp_path: Path) -> None:
 
 def test_a_cancelled_element_is_noticed_and_has_saved(make: Make, tmp_path: Path) -> None:
     runs = [make(f"endless{number}", *SLOWLY, "train.max_steps=1000000") for number in (1, 2)]
-    jobs = slurm.submit([run.point for run in runs], runs[0].section, name="endless", folder=tmp_path)
+    jobs = slurm.submit([run.point for run in runs], runs[0].section, name="endless", folder=tmp_path, trust=TRUSTED)
     wait_for(lambda: all((run.path / "metrics.jsonl").exists() for run in runs))
     subprocess.run(["scancel", jobs[0]], check=True)
     assert wait_for(lambda: slurm.states(jobs)[jobs[0]] == "CANCELLED") < 30
@@ -219,7 +220,7 @@ def test_what_slurm_itself_refuses_is_told_before_anything_is_written(make: Make
         "invalid partition specified: gpuu / allocation failure: Invalid partition name specified"
     )
     with pytest.raises(slurm.NotSubmitted, match=r"sbatch does not take run: .*Invalid partition name specified"):
-        slurm.submit([(tmp_path / "run", 2)], section, name="run", folder=tmp_path / "slurm")
+        slurm.submit([(tmp_path / "run", 2)], section, name="run", folder=tmp_path / "slurm", trust=TRUSTED)
     assert not (tmp_path / "run").exists()
 
 
@@ -236,7 +237,7 @@ def test_more_points_than_an_array_may_have_make_several(make: Make, tmp_path: P
 def test_a_run_makes_room_for_an_urgent_one_and_comes_back(partition: str, by: str, make: Make, tmp_path: Path) -> None:
     """Where preempted jobs are queued again Slurm does it; where they end after some grace, the run itself."""
     run = make(f"preempted-{partition}", *SLOWLY, f"launch.partition={partition}")
-    (job,) = slurm.submit([run.point], run.section, name="preempted", folder=tmp_path)
+    (job,) = slurm.submit([run.point], run.section, name="preempted", folder=tmp_path, trust=TRUSTED)
     wait_for(lambda: (run.path / "metrics.jsonl").exists())
     urgent = ["sbatch", "--partition=urgent", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)

@@ -15,6 +15,8 @@ from tiny import TINY
 from forge import worker
 from forge.config import cli
 from forge.config.parallel import Parallel
+from forge.config.serialize import stored_trust
+from forge.config.stored import newest
 from forge.launch import directory
 from forge.parallel.mesh import Mesh, make_mesh
 from forge.training.assemble import Parts, assemble
@@ -103,7 +105,7 @@ def trained(new_run: Callable[..., Path]) -> Callable[..., Path]:
 
     def run(*overrides: str, code: int = 0) -> Path:
         path = new_run(*overrides)
-        assert worker.main([str(path)]) == code
+        assert worker.main([str(path), *stored_trust(newest(path))]) == code
         return path
 
     return run

@@ -179,7 +179,7 @@ def test_an_idle_moment_is_not_called(assembled: Callable[..., Parts]) -> None:
 def test_a_broken_callback_names_itself(moment: str, step: int, new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     options = ["train.max_steps=2", "eval.enabled=true", "eval.interval=2", "eval.steps=1", "checkpoint.interval=2"]
     path = new_run(*callback("bad", "Broken", moment=moment), *options)
-    assert worker.main([str(path)]) == 1
+    assert worker.main([str(path), "mypkg."]) == 1
     shown = capsys.readouterr().err
     said = f"callbacks.bad ({Broken.__module__}.Broken) failed in {moment} at step {step}: ValueError: no good"
     assert shown.strip().splitlines()[0] == said
@@ -207,7 +207,7 @@ def test_one_that_cannot_take_its_state_back_names_itself(trained: Callable[...,
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (callback("x", "NoCallback"), "it builds a NoCallback, which is no callback."),
+        (callback("x", "NoCallback"), "mypkg.NoCallback is no subclass of forge.training.callback.Callback."),
         (callback("x", "Missing"), "mypkg.Missing cannot be imported: module 'mypkg' has no attribute 'Missing'."),
         (callback("x", "Broken"), "Broken also needs moment."),
         (callback("x", "Broken", momment="a"), "-> did you mean callbacks.x.moment?"),

@@ -208,6 +208,9 @@ def test_online_wandb_is_asked_to_resume_the_id_it_has(tmp_path, wandb, monkeypa
     assert (asked["id"], asked["resume"], asked["mode"]) == (*expected, None)
     assert asked["settings"].finish_timeout == FINISH_SECONDS
     assert (tmp_path / "wandb_id").read_text() == f"{expected[0] or 'new'}\n"
+    assert not asked["settings"].disable_git
+    WandB(Metrics(enable_wandb=True), tmp_path, {"run": {"record_diff": False}})
+    assert asked["settings"].disable_git, "W&B has a diff of its own"
 
 
 class Recorder:

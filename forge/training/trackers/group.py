@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Takes metrics somewhere. It is made when the run starts, by rank 0, and used from one thread."""
 

@@ -25,7 +25,8 @@ class WandB:
 
         kept = run_dir / ID_FILE
         run_id = section.wandb_run_id or (kept.read_text(encoding="utf-8").strip() if kept.is_file() else None)
-        settings = wandb.Settings(console="off")
+        recorded = config.get("run", {}).get("record_diff", True)
+        settings = wandb.Settings(console="off", disable_git=not recorded)  # W&B may keep a diff of its own, and masks nothing
         if hasattr(settings, "finish_timeout"):  # later wandb only
             settings.finish_timeout = FINISH_SECONDS
         self._run = wandb.init(

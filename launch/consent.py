@@ -1,0 +1,77 @@
+"""What a run directory does not decide by itself, since it reaches beyond the run: code, commands and places; who types a command does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forge.config.spelling import ours
+
+SEARCH, TRUST = "hydra.searchpath", "run.trust"
+COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
+FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")
+
+
+def consent(overrides: Sequence[str]) -> list[str]:
+    """Those that let code of others run: run.trust, and packages on the search path."""
+    return [text for text in overrides if _lets_code_run(text)]
+
+
+def without_consent(overrides: Sequence[str]) -> list[str]:
+    """The rest."""
+    return [text for text in overrides if not _lets_code_run(text)]
+
+
+def reaching(config: Mapping[str, Any]) -> list[str]:
+    """The options of a config, given as plain data, that are commands for its job, or folders outside of the run directory."""
+    commands = [key for key in COMMANDS if _at(config, key)]
+    return commands + [key for key in FOLDERS if leads_out(str(_at(config, key) or ""))]
+
+
+def behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """The overrides that may have set these options: their own, and directories that have files which do."""
+    return [text for text in overrides if options and f"{key_of(text)}.".startswith(tuple(f"{key}." for key in (SEARCH, *options)))]
+
+
+def unsaid(overrides: Sequence[str], typed: Sequence[str], config_dirs: Sequence[str]) -> list[str]:
+    """Those of the overrides that are not typed: any value of the same option counts, and each directory of the search path."""
+    known = {key_of(text) for text in typed}
+    folders = {absolute(entry) for entry in [*config_dirs, *(entry for text in typed for entry in searched(text))]}
+    return [text for text in overrides if not (folders.issuperset(searched(text)) if key_of(text) == SEARCH else key_of(text) in known)]
+
+
+def searched(text: str) -> list[str]:
+    """The entries of a search path as Hydra reads them, which takes `pkg\\://` for `pkg://`; none of any other override."""
+    from hydra.core.override_parser.types import Override
+
+    from forge.config.grammar import read
+
+    override = read(text) if key_of(text) == SEARCH else None
+    value = override.value() if isinstance(override, Override) else None
+    return [str(entry) for entry in value] if isinstance(value, list) else []
+
+
+def absolute(source: str) -> str:
+    """A directory of the search path from anywhere; a package is as it was."""
+    return source if "://" in source else os.path.realpath(os.path.expanduser(source))
+
+
+def key_of(text: str) -> str:
+    """The option that an override sets, as forge spells it."""
+    return ours(text).lstrip("+~").partition("=")[0]
+
+
+def leads_out(folder: str) -> bool:
+    """Whether a folder, said from a directory, is not in it."""
+    return os.path.isabs(folder) or ".." in folder.split("/")
+
+
+def _lets_code_run(text: str) -> bool:
+    return key_of(text) == TRUST or any("://" in entry for entry in searched(text))
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    section, _, name = key.partition(".")
+    inside = config.get(section)
+    return inside.get(name) if isinstance(inside, Mapping) else None

@@ -1,0 +1,86 @@
+"""What looks like a key, a token or a password is masked, and what trains a language model is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge.launch.masking import MASK, masked
+
+HEX = "0123456789abcdef0123456789abcdef01234567"
+SECRETS = [
+    ("+aws = 'AKIAIOSFODNN7EXAMPLE'", "+aws = '<masked>'"),
+    ("-push(ghp_" + "a1" * 18 + ")", "-push(<masked>)"),
+    (" use github_pat_11ABCDEFG0123456789_abc", " use <masked>"),
+    ("+login(hf_" + "x" * 34 + ")", "+login(<masked>)"),
+    ("+client = OpenAI(sk-proj-abcdefghij0123456789)", "+client = OpenAI(<masked>)"),
+    ("+xoxb-1234567890-abc", "+<masked>"),
+    ("+eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl", "+<masked>"),
+    ("+\turl = https://me:hunter2@example.org/x.git", "+\turl = https://<masked>@example.org/x.git"),
+    ("+\turl = https://abcdef@example.org/x.git", "+\turl = https://<masked>@example.org/x.git"),
+    ("+db = 'postgres://me:hunter2@db/x'", "+db = 'postgres://me:<masked>@db/x'"),
+    ("+password: hunter2", "+password: <masked>"),
+    ("+export DB_PASSWORD=hunter2", "+export DB_PASSWORD=<masked>"),
+    ("+    passwd = 'hunter 2',", "+    passwd = <masked>,"),
+    ('+  "api_key": "abc",', '+  "api_key": <masked>,'),
+    ("+os.environ['GITHUB_TOKEN'] = 'abc'", "+os.environ['GITHUB_TOKEN'] = <masked>"),
+    ("+client_secret: s3cr3t", "+client_secret: <masked>"),
+    ("+token: abcdef0123456789abcdef", "+token: <masked>"),
+    ("+run --token abc123def --steps 3", "+run --token <masked> --steps 3"),
+    (f"+wandb.login(key='{HEX}')", "+wandb.login(key='<masked>')"),
+    (f"+  password {HEX}", "+  password <masked>"),
+    ("+Authorization: Bearer abcdefgh12345", "+Authorization: Bearer <masked>"),
+    ("+headers = {'Authorization': 'Basic dXNlcjpwdw=='}", "+headers = {'Authorization': 'Basic <masked>'}"),
+    ("@@ -1 +1 @@ def login(password='hunter2'):", "@@ -1 +1 @@ def login(password=<masked>):"),
+]
+PLAIN = f"""\
++tokens = 512
++eos_token = '<|endoftext|>'
++pad_token: '[PAD]'
++max_tokens: 100
++    token: int = next_id
++tokenizer=file tokenizer.path=a/b1/c/d2/tokenizer.json
++rate = n_tokens / seconds_of_step_12345
++for token in 'abc':
++key, value = keys[0], values[0]
++self.key = Linear(dim, dim)
++generate --tokens 123456
++token = tokens[12345678901234567]
++password: str
++def f(password: str | None = None):
++password = os.environ['P']
++secret = get_secret()
++api_key = None
++Subproject commit {HEX}
+index 0123456..89abcde 100644
++git@github.com:a/b.git
++https://example.org/a@b
++the bearer of it
++if "-----BEGIN PRIVATE KEY-----" in text:
+"""
+
+
+@pytest.mark.parametrize(("line", "expected"), SECRETS)
+def test_what_looks_like_a_secret(line: str, expected: str) -> None:
+    assert masked(f"+a\n{line}\r\n+b") == f"+a\n{expected}\r\n+b"
+
+
+def test_the_rest_is_as_it_was() -> None:
+    assert masked(PLAIN) == PLAIN
+    assert masked("") == ""
+
+
+def test_a_private_key() -> None:
+    block = [
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "Proc-Type: 4,ENCRYPTED",
+        "",
+        "MIIEabcdefgh0123456789+/",
+        "abcd==",
+        "-----END RSA PRIVATE KEY-----",
+    ]
+    text = "".join(f"+{line}\n" for line in [*block, "x = 1"])
+    kept = [*block[:1], MASK, *block[2:3], MASK, MASK, block[5], "x = 1"]
+    assert masked(text) == "".join(f"+{line}\n" for line in kept)
+    assert masked('+k = "-----BEGIN PRIVATE KEY-----\\nMIIEabcdefgh0123456789\\n"\n+x = 1\n') == (
+        f'+k = "-----BEGIN PRIVATE KEY-----{MASK}\n+x = 1\n'
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config import stored
+from forge.config.units import byte_size
 from forge.launch import directory
 from forge.launch.saved import CheckpointError, Saved, listed, saved_folder
 
@@ -60,7 +61,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     shown = {name: value for name, value in (row["metrics"] or {}).items() if name in ("loss", "bits_per_byte")}
     metrics = ", ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in shown.items())
     state = f"cannot be used: {row['fault']}" if row["fault"] else "ok"
-    return (str(row["step"]), row["time"] or "", row["reason"] or "", f"{row['bytes'] / 2**20:.1f} MiB", metrics, state)
+    return (str(row["step"]), row["time"] or "", row["reason"] or "", byte_size(row["bytes"]), metrics, state)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(capsys
     assert forge.check.main(huge) == 0
     assert forge.train.main(huge) == 2
     said = capsys.readouterr().err
-    assert "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 = 1,028.0 GiB of a CPU's memory" in said
+    assert "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 GiB = 1,028.0 GiB of a CPU's memory" in said
     assert os.listdir() == []
 
 

@@ -16,7 +16,8 @@ from forge.config.model import Decoder
 from forge.config.parallel import AXES, Parallel
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
-from forge.config.world import World, ranks_per_node
+from forge.config.units import byte_size
+from forge.config.world import World, ranks_of, ranks_per_node
 
 DEGREES = ("run.num_processes", *(f"parallel.{axis}" for axis in AXES))
 HOST_MEMORY = "run.host_memory"
@@ -76,7 +77,7 @@ def memory(config: Config, world: World) -> Iterator[Finding]:
     there = world.devices.memory if world.device == "cuda" else None
     needed = sum(memory_by_part(config).values())
     if there is not None and needed > there:
-        what = f"a device is estimated to need {needed / 2**30:.3g} GiB; the smallest GPU here has {there / 2**30:.3g} GiB."
+        what = f"a device is estimated to need {byte_size(needed)}; the smallest GPU here has {byte_size(there)}."
         yield "parallel", what, "parallel=auto, train.activation_checkpointing=full, or a smaller train.batch_size"
 
 
@@ -87,10 +88,11 @@ def host_memory(config: Config, world: World) -> Iterator[Finding]:
     needed = sum(parts.get(name, 0) for name in STATE)
     if world.device != "cpu" or there is None or needed <= there:
         return
-    here, gib = ranks_per_node(world), needed / 2**30
-    demand = f"needs a GPU, or {gib:,.1f}" if here == 1 else f"need {here} GPUs, or {here} * {gib:,.1f} = {here * gib:,.1f}"
-    found = f"this machine has {world.devices.gpus or 'no'} GPUs ({world.devices.source}) and {here * there / 2**30:,.1f} GiB"
-    what = f"{ranks_of(here)} (from {world.source}) {demand} GiB of a CPU's memory for weights, gradients and optimizer state; {found}."
+    here = ranks_per_node(world)
+    of_all = f"{here} * {byte_size(needed)} = {byte_size(here * needed)}"
+    demand = f"needs a GPU, or {byte_size(needed)}" if here == 1 else f"need {here} GPUs, or {of_all}"
+    found = f"this machine has {world.devices.gpus or 'no'} GPUs ({world.devices.source}) and {byte_size(here * there)}"
+    what = f"{ranks_of(here)} (from {world.source}) {demand} of a CPU's memory for weights, gradients and optimizer state; {found}."
     yield f"run.num_processes={world.size}", what, "a smaller model, such as model=small, or a machine with GPUs"
 
 
@@ -136,11 +138,6 @@ def _product_fix(config: Config, world: World) -> str:
         return f"parallel.{axis}={size}"
     presets = fitting_presets(config, world, world.size)
     return f"without other degrees one of {presets}" if presets else OTHER_LAYOUT
-
-
-def ranks_of(size: int) -> str:
-    """'1 rank' or '8 ranks'."""
-    return "1 rank" if size == 1 else f"{size} ranks"
 
 
 def ranks(world: World) -> str:

@@ -99,7 +99,7 @@ LAYOUT_CASES = [
     Case(
         "parallel.memory",
         "run.device=cuda model.dim=4096 model.n_layers=32 model.n_heads=32",
-        "a device is estimated to need 109 GiB; the smallest GPU here has 80 GiB.",
+        "a device is estimated to need 109.0 GiB; the smallest GPU here has 80.0 GiB.",
         "parallel=auto, train.activation_checkpointing=full, or a smaller train.batch_size",
         "run.device=cuda",
         gpus=1,
@@ -108,8 +108,8 @@ LAYOUT_CASES = [
     Case(
         "run.host_memory",
         "model.dim=4096 model.n_layers=32 model.n_heads=32 parallel.tp=2",
-        "2 ranks (from the parallel degrees) need 2 GPUs, or 2 * 48.3 = 96.5 GiB of a CPU's memory for weights, gradients and optimizer "
-        "state; this machine has no GPUs (the test) and 32.0 GiB.",
+        "2 ranks (from the parallel degrees) need 2 GPUs, or 2 * 48.3 GiB = 96.5 GiB of a CPU's memory for weights, gradients and "
+        "optimizer state; this machine has no GPUs (the test) and 32.0 GiB.",
         "a smaller model, such as model=small, or a machine with GPUs",
         "model.dim=1024 model.n_layers=32 model.n_heads=32 parallel.tp=2",
     ),

@@ -59,7 +59,7 @@ def recompute_every(config: Config, world: World) -> Iterator[Finding]:
 def warmup(config: Config, world: World) -> Iterator[Finding]:
     """Warm-up should end before train.max_steps, or the peak learning rate is never used."""
     schedule = config.scheduler
-    if isinstance(schedule, Constant) and schedule.warmup_steps >= config.train.max_steps:
+    if isinstance(schedule, Constant) and (schedule.warmup_steps or 0) >= config.train.max_steps:
         what = f"warm-up ({schedule.warmup_steps} steps) does not end before train.max_steps ({config.train.max_steps})."
         yield f"scheduler.warmup_steps={schedule.warmup_steps}", what, f"scheduler.warmup_steps={config.train.max_steps // 10}"
 
@@ -72,7 +72,7 @@ def warmup(config: Config, world: World) -> Iterator[Finding]:
 def schedule_horizon(config: Config, world: World) -> Iterator[Finding]:
     """The schedule should end where the run ends."""
     schedule, end = config.scheduler, config.train.max_steps
-    if isinstance(schedule, Decay) and schedule.warmup_steps < end and horizon(config) != end:
+    if isinstance(schedule, Decay) and (schedule.warmup_steps or 0) < end and horizon(config) != end:
         reach = "stays at the floor from there" if horizon(config) < end else "never reaches its floor"
         what = f"the schedule spans {horizon(config)} steps and the run {end}: the learning rate {reach}."
         yield f"scheduler.decay_steps={schedule.decay_steps}", what, "scheduler.decay_steps=null spans what is left of the run"

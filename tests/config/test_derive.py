@@ -10,7 +10,7 @@ import pytest
 from refusing import SMALL, problems, resolved
 
 from forge.config import compose
-from forge.config.derive import DERIVATIONS, Derived, fit_epochs
+from forge.config.derive import DERIVATIONS, SCHEDULE, Derived, fit_epochs
 from forge.config.errors import ConfigError
 
 LOOPED = "parallel.pp=2 model.n_layers=4 train.compile_model=false model.tie_embeddings=false"
@@ -59,6 +59,19 @@ def derived(overrides: list[str], **where) -> dict[str, tuple[object, str]]:
         ("train.global_batch_tokens=320", "train.global_batch_size", 10, "320 tokens / 32 a sequence"),
         ("train.global_batch_tokens=320", "train.grad_accum_steps", 5, "10 sequences / (2 a micro-batch * 1 ranks)"),
         ("", "scheduler.decay_steps", 90, "train.max_steps=100 - scheduler.warmup_steps=10"),
+        ("scheduler.warmup_steps=null", "scheduler.warmup_steps", 10, "a tenth, at most 40, of train.max_steps=100"),
+        (
+            "scheduler.warmup_steps=null train.max_steps=401",
+            "scheduler.warmup_steps",
+            40,
+            "a tenth, at most 40, of train.max_steps=401",
+        ),
+        (
+            "scheduler=constant scheduler.warmup_steps=null train.max_steps=9",
+            "scheduler.warmup_steps",
+            0,
+            "a tenth, at most 40, of train.max_steps=9",
+        ),
         ("scheduler=linear scheduler.warmup_steps=100", "scheduler.decay_steps", 1, "train.max_steps=100 - scheduler.warmup_steps=100"),
         ("scheduler=wsd scheduler.warmup_steps=10", "scheduler.decay_steps", 20, "a fifth of train.max_steps=100"),
         (
@@ -164,6 +177,12 @@ def test_a_decay_that_was_given_is_kept_and_wsd_is_split_again():
     config, found = epochs(["scheduler=wsd", "scheduler.warmup_steps=10", "train.max_epochs=1"], samples=200)
     assert (config.scheduler.decay_steps, config.scheduler.stable_steps) == (20, 70)
     assert [d.key for d in found] == ["train.max_steps", "scheduler.decay_steps", "scheduler.stable_steps"]
+
+
+def test_a_warm_up_that_was_worked_out_fits_the_epochs():
+    config, found = epochs(["scheduler=wsd", "scheduler.warmup_steps=null", "train.max_epochs=1"], samples=200)
+    assert (config.scheduler.warmup_steps, config.scheduler.decay_steps, config.scheduler.stable_steps) == (10, 20, 70)
+    assert [d.key for d in found] == ["train.max_steps", *SCHEDULE]
 
 
 @pytest.mark.parametrize("limit", ["train.max_epochs=0", "train.max_epochs=10", "train.max_epochs=1e18"])

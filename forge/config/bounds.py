@@ -35,9 +35,9 @@ def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
         elif isinstance(value, list | tuple):
             yield from _length(key, value, hint)
             for index, element in enumerate(value):
-                yield from _element(f"{key}[{index}]", element, metadata)
+                yield from element_faults(f"{key}[{index}]", element, metadata)
         else:
-            yield from _element(key, value, metadata)
+            yield from element_faults(key, value, metadata)
 
 
 @functools.cache
@@ -81,7 +81,8 @@ def describe_bounds(metadata: typing.Mapping[str, Any]) -> str:
     return " and ".join(f"{COMPARE[name][1]} {_number(limit)}" for name, limit in metadata.get("bounds", {}).items())
 
 
-def _element(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> Iterator[Problem]:
+def element_faults(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with one value, or one of a list, of the right type."""
     choices, bounds = metadata.get("choices"), metadata.get("bounds", {})
     if value is None or isinstance(value, bool):
         return
@@ -94,6 +95,8 @@ def _element(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> Iterat
             yield Problem(key=f"{key}={value}", what=f"{key} must be finite.", rule="bounds")
         elif broken:
             legal = next((bounds[name] for name in broken if name in ("ge", "le")), None)
+            if legal is None and "gt" in broken and isinstance(value, int):
+                legal = bounds["gt"] + 1
             fix = f"for example {key}={_number(legal)}" if legal is not None and "[" not in key else ""
             yield Problem(key=f"{key}={value}", what=f"{key} must be {describe_bounds(metadata)}.", fix=fix, rule="bounds")
         elif abs(value) > LARGEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from forge.config.library import Library, parse
 from forge.config.literal import shown
 
 OPTIONAL = ("experiment", "debug", "local")
+DEGREE = re.compile("(tp|pp|cp|ep)([0-9]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +57,19 @@ def illegal(override: Override, library: Library) -> Problem | None:
     for wanted in value if isinstance(value, list) else [value]:
         name = shown(wanted)
         if name not in options and (".." in name.split("/") or library.file_of(f"{group}/{name}") is None):
-            fix = did_you_mean([f"{group}={option}" for option in closest(name, options)]) or f"options: {', '.join(options)}"
-            return problem(f"there is no {group} named '{name}'.", fix)
+            meant = _as_values(group, name) or [f"{group}={option}" for option in closest(name, options)]
+            return problem(f"there is no {group} named '{name}'.", did_you_mean(meant) or f"options: {', '.join(options)}")
     if group not in library.places and not override.is_add():
         return problem(f"{group} has no place of its own in the config.", f"write +{text.lstrip('+')}")
     return None
+
+
+def _as_values(group: str, name: str) -> list[str]:
+    """What is typed for a path in the place of an option, or for a layout that no file has."""
+    if group == "parallel" and (degree := DEGREE.fullmatch(name)):
+        return [f"parallel.{degree[1]}={degree[2]}"]
+    taking = [option for option, schema in schemas.SCHEMAS.get(group, {}).items() if "path" in schema.__dataclass_fields__]
+    return [f"{group}={option} {group}.path={name}" for option in taking] if re.search("[./]", name) else []
 
 
 def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Problem]]:

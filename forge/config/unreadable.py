@@ -26,7 +26,7 @@ def fault(key: str, value: str) -> tuple[str, str]:
         return call_fault(key, call[1])
     if (other := ANY_CALL.fullmatch(value)) and other[1] not in FUNCTIONS:
         listed = "sweeps have choice, range, interval, glob, sort, shuffle and tag(log, interval(LOW, HIGH))"
-        return f"there is no function {other[1]}().", f"{listed}; to give it as a text: '{key}={_quoted(value)}'"
+        return f"there is no function {other[1]}().", f"{listed}; to give it as a text: {as_text(key, value)}"
     inner = value.strip()[1:-1]
     if re.fullmatch(r"\s*(\([^()]*\)|{[^{}:]*})\s*", value) and "," in inner and _readable(f"{key}={inner}"):
         return "several values have commas between them, and nothing around them.", f"write {key}={inner}"
@@ -38,7 +38,7 @@ def fault(key: str, value: str) -> tuple[str, str]:
         what = f"the value {value} cannot be read: a sign in it needs quotes."
         return what, f"write {typed(key, with_quotes(in_brackets))}"
     what = f"the value {value} cannot be read: a bracket or quote is left open, or a sign in it needs quotes."
-    return what, f"to give it as a text: '{key}={_quoted(value)}'"
+    return what, f"to give it as a text: {as_text(key, value)}"
 
 
 def call_fault(key: str, function: str) -> tuple[str, str]:
@@ -73,6 +73,11 @@ def typed(key: str, value: str) -> str:
     """An override as it is typed: with quotes for the shell where the value has quotes or spaces."""
     text = f"{key}={value}"
     return text if not re.search(r"[\s\"']", value) else f'"{text}"' if "'" in value and '"' not in value else f"'{text}'"
+
+
+def as_text(key: str, value: str) -> str:
+    """An override that gives a value as a text, as it is typed."""
+    return f"'{key}={_quoted(value)}'"
 
 
 def _without_stray_commas(value: str) -> str:

@@ -107,7 +107,7 @@ def test_warnings_are_shown_and_do_not_refuse(plan: Plan):
         "  -> scheduler.warmup_steps=2",
         "  parallel.pp_schedule=gpipe   [command line]",
         "  parallel.pp_schedule has no effect with parallel.pp=1.",
-        "  -> leave it at 1f1b",
+        "  -> parallel.pp_schedule=1f1b",
     ]
 
 

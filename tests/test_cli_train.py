@@ -106,9 +106,12 @@ def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(capsys
     import forge.check
 
     huge = ["model=llama70b", "parallel=tp8", "run.device=cpu"]
+    assert forge.check.main([*huge, "model=small"]) == 0
+    assert "of a CPU's memory" not in capsys.readouterr().out
     assert forge.check.main(huge) == 0
     assert forge.train.main(huge) == 2
     said = capsys.readouterr().err
+    assert "-> a smaller model, such as model=small, or a machine with GPUs" in said
     assert "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 GiB = 1,028.0 GiB of a CPU's memory" in said
     assert os.listdir() == []
 

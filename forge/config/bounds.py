@@ -95,7 +95,7 @@ def element_faults(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> 
             yield Problem(key=f"{key}={value}", what=f"{key} must be finite.", rule="bounds")
         elif broken:
             legal = next((bounds[name] for name in broken if name in ("ge", "le")), None)
-            if legal is None and "gt" in broken and isinstance(value, int):
+            if legal is None and "gt" in broken and isinstance(value, int) and bounds["gt"] + 1 < bounds.get("lt", math.inf):
                 legal = bounds["gt"] + 1
             fix = f"for example {key}={_number(legal)}" if legal is not None and "[" not in key else ""
             yield Problem(key=f"{key}={value}", what=f"{key} must be {describe_bounds(metadata)}.", fix=fix, rule="bounds")

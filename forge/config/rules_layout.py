@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
-from forge.config.derive_auto import device_memory
+from forge.config.derive_auto import choose, device_memory, laid_out
 from forge.config.estimate import STATE, memory_by_part
 from forge.config.field import default_of
 from forge.config.fitting import fitting_presets
-from forge.config.literal import shown
+from forge.config.literal import literal, shown
 from forge.config.model import Decoder
 from forge.config.parallel import AXES, Parallel
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.units import byte_size
+from forge.config.unreadable import typed
 from forge.config.world import World, ranks_of, ranks_per_node
 
 DEGREES = ("run.num_processes", *(f"parallel.{axis}" for axis in AXES))
@@ -43,6 +45,8 @@ def gpus(config: Config, world: World) -> Iterator[Finding]:
         there = f"there {'is' if here == 1 else 'are'} {here}"
         what = f"{world.size} ranks (from {world.source}) need {world.size} GPUs; {there} ({world.devices.source})."
         presets = fitting_presets(config, world, here)
+        if world.source == "run.num_processes":
+            presets = f"run.num_processes={here} parallel=auto"
         yield f"run.num_processes={world.size}", what, f"{presets}, or run.device=cpu" if presets else "run.device=cpu"
 
 
@@ -78,7 +82,7 @@ def memory(config: Config, world: World) -> Iterator[Finding]:
     needed = sum(memory_by_part(config).values())
     if there is not None and needed > there:
         what = f"a device is estimated to need {byte_size(needed)}; the smallest GPU here has {byte_size(there)}."
-        yield "parallel", what, "parallel=auto, train.activation_checkpointing=full, or a smaller train.batch_size"
+        yield "parallel", what, " or ".join([*_leaner(config, world, there), "a smaller model, or more GPUs"])
 
 
 @rule(HOST_MEMORY, reads=("run.device", *DEGREES), warning=True)
@@ -107,7 +111,23 @@ def no_effect(config: Config, world: World) -> Iterator[Finding]:
         value, default = getattr(getattr(config, group), name), default_of(fields[key])
         value = list(value) if isinstance(value, tuple) else value
         if not acts and value not in (default, neutral):
-            yield f"{key}={shown(value)}", f"{key} has no effect {where}.", f"leave it at {shown(default)}"
+            yield (
+                f"{key}={shown(value)}",
+                f"{key} has no effect {where}.",
+                typed(key, literal(default) if "," in str(default) else shown(default)),
+            )
+
+
+def _leaner(config: Config, world: World, there: int) -> Iterator[str]:
+    """What takes no more memory than there is, as it is typed."""
+    chosen, _ = choose(replace(config, parallel=Parallel(layout="auto")), world) if world.size > 1 else (None, "")
+    if chosen is not None and sum(memory_by_part(laid_out(config, chosen.degrees, world)).values()) <= there:
+        yield "without other degrees parallel=auto"
+    for changes in ({"activation_checkpointing": "full"}, {"batch_size": 1}, {"activation_checkpointing": "full", "batch_size": 1}):
+        tried = replace(config, train=replace(config.train, **changes))
+        if tried.train != config.train and sum(memory_by_part(tried).values()) <= there:
+            yield " ".join(f"train.{name}={value}" for name, value in changes.items())
+            return
 
 
 def effects(parallel: Parallel, world: World) -> Iterator[tuple[str, str, bool, Any]]:

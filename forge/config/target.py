@@ -23,14 +23,14 @@ def allowed(path: str, trust: Sequence[str] = ()) -> bool:
     return path.startswith(prefixes)
 
 
-def target_fault(path: Any, trust: Sequence[str] = ()) -> tuple[str, str] | None:
-    """(what is wrong, what to do) with a `_target_`, or None.
+def target_fault(path: Any, trust: Sequence[str] = (), key: str = "_target_") -> tuple[str, str] | None:
+    """(what is wrong, what to do) with the `_target_` at a key, or None.
 
     forge's own modules are read, not imported, so that a misspelt name is found before anything starts;
     other packages are checked when they are built.
     """
     if not isinstance(path, str) or not PATH.fullmatch(path):
-        return f"'{path}' is not the path of a class or function.", "such as torch.optim.SGD"
+        return f"'{path}' is not the path of a class or function.", f"such as {key}=torch.optim.SGD"
     if not allowed(path, trust):
         package = path.partition(".")[0]
         return f"{path} is not under {', '.join(ALLOWED)} or a trusted prefix.", f"if you trust it: run.trust=[{package}.]"
@@ -42,7 +42,9 @@ def target_fault(path: Any, trust: Sequence[str] = ()) -> tuple[str, str] | None
         return f"there is no module {module}.", "check the path"
     names = _names(file)
     if name not in names:
-        return f"{module} has no '{name}'.", did_you_mean([f"{module}.{n}" for n in closest(name, names)]) or f"it has {', '.join(names)}"
+        return f"{module} has no '{name}'.", did_you_mean(
+            [f"{key}={module}.{n}" for n in closest(name, names)]
+        ) or f"it has {', '.join(names)}"
     return None
 
 

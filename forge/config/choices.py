@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.config import schemas
 from forge.config.errors import ConfigError, Problem, closest, did_you_mean
-from forge.config.file_fault import file_fault, section_fault
+from forge.config.file_fault import file_fault, section_fault, value_fault
 from forge.config.grammar import COMMAND_LINE
-from forge.config.library import Library, parse
+from forge.config.library import Library, Misfit, parse
 from forge.config.literal import shown
 
 OPTIONAL = ("experiment", "debug", "local")
@@ -22,11 +22,12 @@ DEGREE = re.compile("(tp|pp|cp|ep)([0-9]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What group choices compose to: the tree, the option chosen in each group, and (config path, package) of every file."""
+    """What group choices compose to: the tree, the option chosen in each group, (config path, package) of every file, and what misfits."""
 
     tree: DictConfig
     choices: dict[str, str | None]
     files: list[tuple[str, str]]
+    misfits: list[Misfit]
 
 
 def illegal(override: Override, library: Library) -> Problem | None:
@@ -80,7 +81,7 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
     chosen = _effective(chosen, library)
     merged = _compose(library, chosen)
     if isinstance(merged, Merged):
-        return merged, []
+        return merged, [value_fault(misfit, library, merged.tree) for misfit in merged.misfits]
     kept, problems = [], []
     merged = _compose(library, kept)
     if isinstance(merged, Problem):
@@ -92,7 +93,7 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
         else:
             kept.append(override)
             merged = attempt
-    return merged, problems
+    return merged, [*problems, *(value_fault(misfit, library, merged.tree) for misfit in merged.misfits)]
 
 
 def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
@@ -117,7 +118,7 @@ def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
     config_path = f"{last.key_or_group}/{name[0] if isinstance(name, list) and name else name}"
     try:
         defaults = library.defaults(list(chosen))
-        tree = library.merge(defaults.defaults)
+        tree, misfits = library.merge(defaults.defaults)
     except Exception as error:  # Hydra meets malformed files with whatever they make it raise
         return file_fault(text, config_path, error, library)
     for group, base in schemas.sections().items():
@@ -125,4 +126,5 @@ def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
         if schema is None or (group in schemas.SCHEMAS and schema is base):
             return section_fault(text, config_path, group, schema, library)
     choices = {k: v for k, v in defaults.overrides.known_choices.items() if not k.startswith("schema")}
-    return Merged(tree=tree, choices=choices, files=[(d.config_path or "", d.package or "") for d in defaults.defaults if d.config_path])
+    files = [(default.config_path, default.package or "") for default in defaults.defaults if default.config_path]
+    return Merged(tree=tree, choices=choices, files=files, misfits=misfits)

@@ -37,7 +37,8 @@ def declared(tree: DictConfig, key: str) -> Declared | None:
 def in_force(tree: DictConfig, key: str) -> Any:
     """The value of an option; None, too, where it is missing or refers to another."""
     above, _, name = key.rpartition(".")
-    node = section_at(tree, above)._get_node(name)
+    section = section_at(tree, above)
+    node = section._get_node(name) if name in section else None
     if node is None or node._is_missing() or node._is_interpolation():
         return None
     return OmegaConf.to_container(node, resolve=False) if isinstance(node, Container) and not node._is_none() else node._value()

@@ -23,14 +23,15 @@ def allowed(path: str, trust: Sequence[str] = ()) -> bool:
     return path.startswith(prefixes)
 
 
-def target_fault(path: Any, trust: Sequence[str] = (), key: str = "_target_") -> tuple[str, str] | None:
-    """(what is wrong, what to do) with the `_target_` at a key, or None.
+def target_fault(path: Any, trust: Sequence[str] = (), key: str = "") -> tuple[str, str] | None:
+    """(what is wrong, what to do) with a `_target_`, or None; with its key, what to do can be typed.
 
     forge's own modules are read, not imported, so that a misspelt name is found before anything starts;
     other packages are checked when they are built.
     """
+    given = f"{key}=" if key else ""
     if not isinstance(path, str) or not PATH.fullmatch(path):
-        return f"'{path}' is not the path of a class or function.", f"such as {key}=torch.optim.SGD"
+        return f"'{path}' is not the path of a class or function.", f"such as {given}torch.optim.SGD"
     if not allowed(path, trust):
         package = path.partition(".")[0]
         return f"{path} is not under {', '.join(ALLOWED)} or a trusted prefix.", f"if you trust it: run.trust=[{package}.]"
@@ -43,7 +44,7 @@ def target_fault(path: Any, trust: Sequence[str] = (), key: str = "_target_") ->
     names = _names(file)
     if name not in names:
         return f"{module} has no '{name}'.", did_you_mean(
-            [f"{key}={module}.{n}" for n in closest(name, names)]
+            [f"{given}{module}.{n}" for n in closest(name, names)]
         ) or f"it has {', '.join(names)}"
     return None
 

@@ -83,6 +83,11 @@ def advised(tree: DictConfig, library: Library, ours: str, value: str) -> list[s
 def dashed(tree: DictConfig, library: Library, text: str) -> Problem:
     """What is said of an override with dashes in front, as other programs take their options."""
     key, sign, value = text.lstrip("-").partition("=")
+    if schemas.declared(key) is not None and key not in (
+        name for name, *_ in schemas.walk_options()
+    ):  # an entry of a dict, such as launch.sbatch.mail-type
+        added = "+" if key.partition(".")[0] in schemas.free_dicts() else ""
+        return Problem(key=text, what="options are typed without dashes.", fix=f"write {added}{text.lstrip('-')}", where=COMMAND_LINE)
     key, value = key.replace("-", "_"), value if sign else "true"
     found = None if library.is_group(key) else unknown(tree, key, library, value)
     what = "options are typed without dashes" + (f", and {found.what}" if found else ".")

@@ -129,10 +129,10 @@ def test_fsdp_takes_what_the_other_degrees_leave():
 
 
 def test_the_arithmetic_of_a_layout_that_does_not_fit():
-    config = compose.config([*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.pp=3"])
+    config = compose.config([*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.cp=3", "train.seq_len=36"])
     with pytest.raises(ConfigError) as refused:
         config.validate(world_size=8)
-    assert "dp_replicate=1 * dp_shard=1 * tp=2 * pp=3 * cp=1 * ep=1 = 6, and there are 8 ranks (from the caller)." in str(refused.value)
+    assert "dp_replicate=1 * dp_shard=1 * tp=2 * pp=1 * cp=3 * ep=1 = 6, and there are 8 ranks (from the caller)." in str(refused.value)
 
 
 def test_every_rank_that_draws_its_own_data_counts():

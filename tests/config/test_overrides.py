@@ -172,6 +172,7 @@ SAID = [
     ("steps=many", "there is no group or option 'steps'.", "did you mean train.max_steps=1600?"),
     # dashes
     ("--optimizer.lr=3e-3", "options are typed without dashes.", "write optimizer.lr=3e-3"),
+    ("--callbacks.ema._target_=x.EMA", "options are typed without dashes.", "write +callbacks.ema._target_=x.EMA"),
     ("--model=smal", "options are typed without dashes.", "write model=small or model=moe_small"),
     ("--lr=3e-3", "options are typed without dashes, and there is no group or option 'lr'.", "did you mean optimizer.lr=3e-3?"),
     ("--bf16", "options are typed without dashes, and there is no group or option 'bf16'.", "did you mean precision=bf16?"),

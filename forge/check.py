@@ -15,6 +15,8 @@ from forge.config.model import Decoder
 from forge.config.resolve import Resolution
 from forge.config.root import Config
 from forge.config.stored import is_run
+from forge.config.units import byte_size
+from forge.config.world import ranks_of
 from forge.launch import directory
 from forge.launch.saved import newest_usable
 
@@ -68,12 +70,12 @@ def report(composition: Composition, resolution: Resolution) -> str:
     fresh = f"{config.run.root}/<date>_{directory.readable(config.run.name or config.preset)}_<id>"
     memory = memory_by_part(config)
     if memory:
-        rows = [("estimated memory", _bytes(sum(memory.values()))), *((f"  {name}", _bytes(n)) for name, n in memory.items())]
+        rows = [("estimated memory", byte_size(sum(memory.values()))), *((f"  {name}", byte_size(n)) for name, n in memory.items())]
         lines += _table("each device", rows)
     lines += _table(
         "where",
         [
-            ("world", f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device}, from {world.source} ({world.devices.source})"),
+            ("world", f"{ranks_of(world.size)} on {world.device}, from {world.source} ({world.devices.source})"),
             ("directory", config.run.dir or fresh),
             *_job(config, world.size),
             *_going_on(config),
@@ -123,10 +125,6 @@ def _table(title: str, rows: list[tuple[str, str]]) -> list[str]:
 
 def _row(name: str, value: str) -> str:
     return f"  {name:<30} {value}"
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**30:,.2f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
 
 
 if __name__ == "__main__":

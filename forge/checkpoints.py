@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config import stored
+from forge.config.units import byte_size
 from forge.launch import directory
 from forge.launch.saved import CheckpointError, Saved, best_of, listed, saved_folder
 
@@ -67,7 +68,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     metrics = ", ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in shown.items())
     notes = [said for name, said in (("best", "the best"), ("weights_only", "weights alone")) if row[name]]
     state = f"cannot be used: {row['fault']}" if row["fault"] else ", ".join(["ok", *notes])
-    return (str(row["step"]), row["time"] or "", row["reason"] or "", f"{row['bytes'] / 2**20:.1f} MiB", metrics, state)
+    return (str(row["step"]), row["time"] or "", row["reason"] or "", byte_size(row["bytes"]), metrics, state)
 
 
 if __name__ == "__main__":

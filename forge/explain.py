@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 from forge.config import cli, help
 from forge.config.bounds import describe_bounds
 from forge.config.compose import Composition, compose
-from forge.config.errors import ConfigError, Problem, did_you_mean
+from forge.config.errors import ConfigError, Problem
 from forge.config.field import Section
 from forge.config.origin import origin
-from forge.config.overrides import unknown
 from forge.config.resolve import Resolution, get
 from forge.config.rules import RULES
 from forge.config.schemas import walk_options
+from forge.config.unknown import unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser("forge.explain", "The value of an option, where it comes from, what it means and which rules read it.")
     options = cli.parse(arguments, argv)
     overrides = [text for text in options.overrides if "=" in text or text.startswith("~")]
-    keys = [text for text in options.overrides if text not in overrides]
+    keys = [text.lstrip("-") for text in options.overrides if text not in overrides]
     if options.help or not keys:
         shown = cli.show(help.page("forge.explain KEY", arguments, []))
         return shown if options.help else cli.REFUSED
@@ -74,9 +74,9 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
 
 
 def _no_keys(keys: Sequence[str], composition: Composition) -> list[Problem]:
-    groups = composition.library.groups()
-    faults = [(key, unknown(composition.tree, key, groups)) for key in keys if key not in groups]
-    return [Problem(key=key, what=f.what, fix=did_you_mean(f.meant) or f.hint) for key, f in faults if f is not None]
+    library = composition.library
+    faults = [(key, unknown(composition.tree, key, library)) for key in keys if key not in library.groups()]
+    return [Problem(key=key, what=found.what, fix=found.fix) for key, found in faults if found is not None]
 
 
 def _fields(section: Section) -> list[str]:

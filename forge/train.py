@@ -200,14 +200,14 @@ def is_job(config: Config) -> bool:
 
 
 def _show(options) -> int:
-    """Print the composed config; with -m that of each point, as YAML documents one after the other."""
+    """Print the composed config; with -m that of each point, or of all trials, as YAML documents one after the other."""
     if not options.multirun:
         print(_yaml(options.overrides, options), end="")
         return 0
-    from forge.launch.points import Preflight
+    from forge.launch import sweep
 
-    for number, point in enumerate(Preflight(options.overrides, options.config_dir).points()):
-        print(f"---\n# #{number:03d} {point.combination.label}\n{_yaml(point.combination.overrides, options)}", end="")
+    for label, overrides in sweep.configs(options.overrides, options.config_dir):
+        print(f"---\n# {label}\n{_yaml(overrides, options)}", end="")
     return 0
 
 

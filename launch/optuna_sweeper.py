@@ -25,7 +25,7 @@ from forge.launch.expand import key_of
 from forge.launch.optuna_grammar import read_space
 from forge.launch.optuna_refusal import check_search, first_that_runs
 from forge.launch.optuna_setting import Setting, check_installed
-from forge.launch.optuna_space import combination
+from forge.launch.optuna_space import Space, combination
 from forge.launch.optuna_study import OVERRIDES, POINT, REASON, Trials
 from forge.launch.point_state import CANCELLED, DONE, FAILED, PARTIAL, QUEUED, RUNNING, WAITING
 from forge.launch.points import Planned, Preflight
@@ -51,10 +51,7 @@ def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command]
     section = flight.sweeper
     assert isinstance(section, Optuna)
     check_installed(section)
-    flight.overrides = tuple(overrides)
-    space = read_space(overrides, section.params, lambda: chosen(flight.overrides, config_dirs=flight.config_dirs)[0].library)
-    check_search(flight, section, space)
-    first = first_that_runs(flight, space)
+    space, first = searched(overrides, flight)
     for text in dict.fromkeys(f"{w.what} ({w.key}; -> {w.fix})" for w in first.resolution.warnings):
         print(f"warning: {text}", file=sys.stderr)
     jobs = flight.launch.jobs if isinstance(flight.launch, Local) else section.n_jobs
@@ -73,6 +70,16 @@ def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command]
     with sweep.open():
         trials.begin(retry=flight.sweep.retry)
         return Search(flight, trials, execute, total=total, jobs=jobs).run()
+
+
+def searched(overrides: Sequence[str], flight: Preflight) -> tuple[Space, Planned]:
+    """The space of a search, and a trial of it that can run. Raises ConfigError where there is no such thing."""
+    section = flight.sweeper
+    assert isinstance(section, Optuna)
+    flight.overrides = tuple(overrides)
+    space = read_space(overrides, section.params, lambda: chosen(flight.overrides, config_dirs=flight.config_dirs)[0].library)
+    check_search(flight, section, space)
+    return space, first_that_runs(flight, space)
 
 
 def direction_of(objective: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from forge.config.launch import Local, Slurm, SubmititLocal
 from forge.config.sweeper import Optuna
@@ -32,6 +32,23 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     for text in dict.fromkeys(f"{w.what} ({w.key}; -> {w.fix})" for one in planned for w in one.resolution.warnings):
         print(f"warning: {text}", file=sys.stderr)
     return execute(Command(flight, planned), here)
+
+
+def configs(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[tuple[str, Sequence[str]]]:
+    """The points of a sweep, each as its label and its overrides; a search has one, what its trials have in common. Raises ConfigError."""
+    plain = without_intervals(overrides)
+    flight = Preflight(plain, config_dirs)
+    if isinstance(flight.sweeper, Optuna):
+        from forge.launch import optuna_sweeper
+
+        space, _ = optuna_sweeper.searched(overrides, flight)
+        labels = " ".join(f"{key}={param}" for key, param in space.params.items())
+        yield f"every trial of the search, but for {labels}", space.fixed
+        return
+    if len(plain) < len(overrides):
+        flight = Preflight(overrides, config_dirs)  # which refuses them
+    for number, point in enumerate(flight.points()):
+        yield f"#{number:03d} {point.combination.label}", point.combination.overrides
 
 
 def execute(sweep: Command, here: Devices) -> int:

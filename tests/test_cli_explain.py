@@ -124,7 +124,7 @@ def test_several_keys_at_once_between_overrides(say: Say):
         ("model/dim", "there is no group 'model/dim', and options are written with dots.", "did you mean model.dim?"),
         ("seed.x", "seed is a value and has nothing below it.", "did you mean seed?"),
         ("optimizer.betas.0", "optimizer.betas is a list, and is given as a whole.", "optimizer.betas=[...]"),
-        ("trainer.learning_rate", "there is no group or option 'trainer'.", "xaytune's trainer.learning_rate is optimizer.lr here"),
+        ("trainer.learning_rate", "there is no group or option 'trainer'.", "did you mean optimizer.lr?"),
     ],
 )
 def test_an_unknown_key(key: str, what: str, fix: str, capsys: pytest.CaptureFixture[str]):

@@ -33,7 +33,7 @@ SEVEN_SAID = """\
      -> for example scheduler.min_lr_ratio=1
   5. train.max_steps=abc   [command line]
      train.max_steps is an integer; 'abc' is not.
-     -> for example train.max_steps=100000
+     -> for example train.max_steps=1600
   6. +optimizer.foo=1   [command line]
      AdamW has no option 'foo'.
      -> its options: lr, weight_decay, decay_embeddings, betas, eps, fused
@@ -106,19 +106,50 @@ def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(capsys
     import forge.check
 
     huge = ["model=llama70b", "parallel=tp8", "run.device=cpu"]
+    assert forge.check.main([*huge, "model=small"]) == 0
+    assert "of a CPU's memory" not in capsys.readouterr().out
     assert forge.check.main(huge) == 0
     assert forge.train.main(huge) == 2
     said = capsys.readouterr().err
-    assert "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 = 1,028.0 GiB of a CPU's memory" in said
+    assert "-> a smaller model, such as model=small, or a machine with GPUs" in said
+    assert "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 GiB = 1,028.0 GiB of a CPU's memory" in said
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("arguments", [["--foo"], ["-x"], ["--cfg"], ["--cfg", "hydra"], ["--cfgg", "job"]])
+@pytest.mark.parametrize("arguments", [["-x"], ["--cfg"], ["--cfg", "hydra"], ["--cfgg", "job"]])
 def test_an_unknown_flag(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stopped:
         forge.train.main(arguments)
     assert stopped.value.code == 2
     assert "usage: python -m forge.train" in capsys.readouterr().err
+
+
+def test_a_flag_that_is_nearly_one(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        forge.train.main(["--cfgg", "job"])
+    assert "unrecognized arguments: --cfgg=job; did you mean --cfg?" in capsys.readouterr().err
+
+
+def test_options_with_dashes_are_refused_beside_all_else(capsys: pytest.CaptureFixture[str]):
+    assert forge.train.main(["--lr", "3e-3", "model=smal", "--bf16", "--seed=3"]) == 2
+    assert (
+        capsys.readouterr().err
+        == """\
+4 problems; nothing was started or written.
+  1. --lr=3e-3   [command line]
+     options are typed without dashes, and there is no group or option 'lr'.
+     -> did you mean optimizer.lr=3e-3?
+  2. model=smal   [command line]
+     there is no model named 'smal'.
+     -> did you mean model=small or model=moe_small?
+  3. --bf16   [command line]
+     options are typed without dashes, and there is no group or option 'bf16'.
+     -> did you mean precision=bf16?
+  4. --seed=3   [command line]
+     options are typed without dashes.
+     -> write seed=3
+"""
+    )
 
 
 def test_an_unwritable_place_is_refused(capsys: pytest.CaptureFixture[str]):

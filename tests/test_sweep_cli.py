@@ -60,6 +60,22 @@ def test_what_all_points_would_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert "optimizer.lr has several values, and this is not a sweep.\n     -> one value, or -m for a sweep\n" in capsys.readouterr().err
 
 
+def test_what_all_trials_of_a_search_would_be(capsys: pytest.CaptureFixture[str]) -> None:
+    search = ["--cfg", "job", "-p", "optimizer", "-m", "sweeper=optuna"]
+    assert forge.train.main([*search, "optimizer.lr=interval(1e-5,1e-2)", "optimizer.eps=1e-8,1e-6", "optimizer.weight_decay=0.2"]) == 0
+    (shown,) = yaml.safe_load_all(out := capsys.readouterr().out)
+    assert out.startswith(
+        "---\n# every trial of the search, but for optimizer.lr=interval(1e-05, 0.01) optimizer.eps=choice(1e-08, 1e-06)\n"
+    )
+    assert (shown["lr"], shown["weight_decay"]) == (0.003, 0.2)
+    assert forge.train.main([*search, "optimizer.lr=interval(1e-5,1e-2)", "optimizer.lrr=1"]) == 2
+    assert "did you mean optimizer.lr=1?" in capsys.readouterr().err
+    assert forge.train.main(search) == 2
+    assert "there is nothing to search." in capsys.readouterr().err
+    assert forge.train.main(["--cfg", "job", "-m", "optimizer.lr=interval(1e-5,1e-2)"]) == 2
+    assert "an interval has no first value; only sweeper=optuna takes one." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "started", [{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}], ids=["torchrun"]
 )

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forge.config.units import compact
+
 NOTHING = "–"
-SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,7 @@ def p_value(value: float | None) -> str:
 
 def count(value: float | None) -> str:
     """A large count: 1.64M."""
-    if value is None:
-        return NOTHING
-    scale, letter = next(((scale, letter) for scale, letter in SCALES if abs(value) >= scale), (1, ""))
-    return f"{value / scale:.3g}{letter}" if scale > 1 else f"{value:.0f}"
+    return NOTHING if value is None else compact(value)
 
 
 def duration(seconds: float | None) -> str:

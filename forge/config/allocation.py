@@ -41,7 +41,8 @@ def faults(section: Slurm) -> Iterator[Problem]:
     """What is wrong with the section, however many ranks there are."""
     if section.signal_before >= 60 * section.time:
         what = f"a job of launch.time={section.time} minutes has {60 * section.time} s, so the signal would come before it begins."
-        yield Problem(key=f"launch.signal_before={section.signal_before}", what=what, fix="less, or a longer launch.time")
+        fix = f"launch.signal_before={30 * section.time} or launch.time={section.signal_before // 60 + 1}"
+        yield Problem(key=f"launch.signal_before={section.signal_before}", what=what, fix=fix)
     yield from value_faults(section)
     yield from key_faults(section)
 

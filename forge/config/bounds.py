@@ -36,9 +36,9 @@ def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
         elif isinstance(value, list | tuple):
             yield from _length(key, value, hint)
             for index, element in enumerate(value):
-                yield from _element(f"{key}[{index}]", element, metadata)
+                yield from element_faults(f"{key}[{index}]", element, metadata)
         else:
-            yield from _element(key, value, metadata)
+            yield from element_faults(key, value, metadata)
 
 
 @functools.cache
@@ -82,7 +82,8 @@ def describe_bounds(metadata: typing.Mapping[str, Any]) -> str:
     return f"{bounds}, or {choices}" if bounds and choices else bounds or choices
 
 
-def _element(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> Iterator[Problem]:
+def element_faults(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with one value, or one of a list, of the right type."""
     choices, bounds = metadata.get("choices"), metadata.get("bounds", {})
     if value is None or isinstance(value, bool):
         return
@@ -96,6 +97,8 @@ def _element(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> Iterat
             yield Problem(key=f"{key}={value}", what=f"{key} must be finite.", rule="bounds")
         elif broken:
             legal = next((bounds[name] for name in broken if name in ("ge", "le")), None)
+            if legal is None and "gt" in broken and isinstance(value, int) and bounds["gt"] + 1 < bounds.get("lt", math.inf):
+                legal = bounds["gt"] + 1
             fix = f"for example {key}={_number(legal)}" if legal is not None and "[" not in key else ""
             yield Problem(key=f"{key}={value}", what=f"{key} must be {describe_bounds(metadata)}.", fix=fix, rule="bounds")
         elif abs(value) > LARGEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,21 +11,23 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.config import schemas
 from forge.config.errors import ConfigError, Problem, closest, did_you_mean
-from forge.config.file_fault import file_fault, section_fault
+from forge.config.file_fault import file_fault, section_fault, value_fault
 from forge.config.grammar import COMMAND_LINE
-from forge.config.library import Library, parse
+from forge.config.library import Library, Misfit, parse
 from forge.config.literal import shown
 
 OPTIONAL = ("experiment", "debug", "local")
+DEGREE = re.compile("(tp|pp|cp|ep)([0-9]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What group choices compose to: the tree, the option chosen in each group, and (config path, package) of every file."""
+    """What group choices compose to: the tree, the option chosen in each group, (config path, package) of every file, and what misfits."""
 
     tree: DictConfig
     choices: dict[str, str | None]
     files: list[tuple[str, str]]
+    misfits: list[Misfit]
 
 
 def illegal(override: Override, library: Library) -> Problem | None:
@@ -55,11 +58,19 @@ def illegal(override: Override, library: Library) -> Problem | None:
     for wanted in value if isinstance(value, list) else [value]:
         name = shown(wanted)
         if name not in options and (".." in name.split("/") or library.file_of(f"{group}/{name}") is None):
-            fix = did_you_mean([f"{group}={option}" for option in closest(name, options)]) or f"options: {', '.join(options)}"
-            return problem(f"there is no {group} named '{name}'.", fix)
+            meant = _as_values(group, name) or [f"{group}={option}" for option in closest(name, options)]
+            return problem(f"there is no {group} named '{name}'.", did_you_mean(meant) or f"options: {', '.join(options)}")
     if group not in library.places and not override.is_add():
         return problem(f"{group} has no place of its own in the config.", f"write +{text.lstrip('+')}")
     return None
+
+
+def _as_values(group: str, name: str) -> list[str]:
+    """What is typed for a path in the place of an option, or for a layout that no file has."""
+    if group == "parallel" and (degree := DEGREE.fullmatch(name)):
+        return [f"parallel.{degree[1]}={degree[2]}"]
+    taking = [option for option, schema in schemas.SCHEMAS.get(group, {}).items() if "path" in schema.__dataclass_fields__]
+    return [f"{group}={option} {group}.path={name}" for option in taking] if re.search("[./]", name) else []
 
 
 def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Problem]]:
@@ -70,7 +81,7 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
     chosen = _effective(chosen, library)
     merged = _compose(library, chosen)
     if isinstance(merged, Merged):
-        return merged, []
+        return merged, [value_fault(misfit, library, merged.tree) for misfit in merged.misfits]
     kept, problems = [], []
     merged = _compose(library, kept)
     if isinstance(merged, Problem):
@@ -82,7 +93,7 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
         else:
             kept.append(override)
             merged = attempt
-    return merged, problems
+    return merged, [*problems, *(value_fault(misfit, library, merged.tree) for misfit in merged.misfits)]
 
 
 def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
@@ -107,7 +118,7 @@ def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
     config_path = f"{last.key_or_group}/{name[0] if isinstance(name, list) and name else name}"
     try:
         defaults = library.defaults(list(chosen))
-        tree = library.merge(defaults.defaults)
+        tree, misfits = library.merge(defaults.defaults)
     except Exception as error:  # Hydra meets malformed files with whatever they make it raise
         return file_fault(text, config_path, error, library)
     for group, base in schemas.sections().items():
@@ -115,4 +126,5 @@ def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
         if schema is None or (group in schemas.SCHEMAS and schema is base):
             return section_fault(text, config_path, group, schema, library)
     choices = {k: v for k, v in defaults.overrides.known_choices.items() if not k.startswith("schema")}
-    return Merged(tree=tree, choices=choices, files=[(d.config_path or "", d.package or "") for d in defaults.defaults if d.config_path])
+    files = [(default.config_path, default.package or "") for default in defaults.defaults if default.config_path]
+    return Merged(tree=tree, choices=choices, files=files, misfits=misfits)

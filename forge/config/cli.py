@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from forge.config.compose import Composition, compose
-from forge.config.errors import ConfigError, Problem
+from forge.config.errors import ConfigError, Problem, closest, did_you_mean
 from forge.config.grammar import COMMAND_LINE
 from forge.config.origin import origin
 from forge.config.resolve import Resolution, resolve
@@ -28,8 +28,37 @@ def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> argparse.
 
 
 def parse(arguments: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse flags and overrides in any order; argparse itself wants the overrides in one piece."""
-    return arguments.parse_intermixed_args(list(sys.argv[1:] if argv is None else argv))
+    """Parse flags and overrides in any order; argparse itself wants the overrides in one piece.
+
+    What has dashes and is no flag, as --lr 3e-3, is among the overrides, as --lr=3e-3: whoever composes them refuses it beside all else.
+    """
+    words = _joined(arguments, sys.argv[1:] if argv is None else argv)
+    options, others = arguments.parse_known_intermixed_args(words)
+    flags = [flag.lstrip("-") for flag in _flags(arguments) if flag.startswith("--")]
+    for word in others:
+        meant = closest(word.lstrip("-").partition("=")[0], flags) if word.startswith("--") else []
+        if meant or not word.startswith("--") or not hasattr(options, "overrides"):
+            said = did_you_mean([f"--{flag}" for flag in meant])
+            arguments.error(f"unrecognized arguments: {word}" + (f"; {said}" if said else ""))
+    if others:
+        options.overrides = sorted([*options.overrides, *others], key=words.index)
+    return options
+
+
+def _joined(arguments: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """The words, with = between one that has dashes and is no flag and the value behind it."""
+    joined: list[str] = []
+    for word in words:
+        last = joined[-1] if joined else ""
+        if last.startswith("--") and "=" not in last + word and last not in _flags(arguments) and not word.startswith("-"):
+            joined[-1] = f"{last}={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _flags(arguments: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in arguments._actions for flag in action.option_strings]
 
 
 def resolved(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world_size: int | None = None) -> tuple[Composition, Resolution]:

@@ -21,6 +21,7 @@ from forge.config.lines import written
 from forge.config.literal import quoted
 from forge.config.misread import misread
 from forge.config.root import Config
+from forge.config.unknown import dashed
 
 READ = "hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, hydra/sweeper and hydra.sweeper.*"
 
@@ -66,19 +67,21 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -
     the order given, as Hydra has it, so that every wrong one is found and not only the first.
     """
     composition, assigned = chosen(overrides, config_dirs=config_dirs)
-    apply(composition, assigned, composition.library.groups())
+    apply(composition, assigned)
     composition.problems += values.open_ends(composition.tree, composition.written_at)
     return composition
 
 
-def apply(composition: Composition, assigned: Sequence[Override], names: Sequence[str]) -> None:
-    """Set values, in their order; those that do not fit are problems. names: of the groups."""
+def apply(composition: Composition, assigned: Sequence[Override]) -> None:
+    """Set values, in their order; those that do not fit are problems, of which each advises with the values that all others have set."""
+    wrong = []
     for override in assigned:
-        problem = values.apply(composition.tree, override, names)
+        problem = values.apply(composition.tree, override, composition.library)
         if problem is not None:
-            composition.problems.append(problem)
+            wrong.append((override, problem))
         else:
             composition.applied[override.key_or_group] = override.input_line or ""
+    composition.problems += [values.apply(composition.tree, override, composition.library) or problem for override, problem in wrong]
 
 
 def chosen(
@@ -91,7 +94,8 @@ def chosen(
     if isinstance(overrides, str):
         raise ConfigError([Problem(key=overrides, what="overrides come as a list of texts.", fix=f"compose([{overrides!r}])")])
     problems: list[Problem] = []
-    readings = [read(spelling.ours(text)) for text in overrides]
+    with_dashes = [text for text in overrides if text.startswith("-")]
+    readings = [read(spelling.ours(text)) for text in overrides if text not in with_dashes]
     problems += [reading for reading in readings if isinstance(reading, Problem)]
     hydra, parsed = _split([o for o in readings if isinstance(o, Override)], lambda o: o.is_hydra_override())
     from_flag = {source: f"--config-dir {d}" for d in config_dirs if (source := _source(d, problems))}
@@ -119,6 +123,7 @@ def chosen(
         fix = "set it on the command line or in code only, so that no file can widen what is built"
         problems.append(Problem(key="run.trust", what="a file sets run.trust.", fix=fix, where=composition.lines.get("run.trust", "")))
         tree.run.trust = []
+    problems += [dashed(tree, library, text) for text in with_dashes]
     problems += misread(library, composition.files)
     problems += several.as_texts(tree, composition.written_at)
     return composition, assigned

@@ -35,7 +35,6 @@ class Base:
 
     composition: Composition
     config: Config
-    names: list[str]
     known: tuple[Problem, ...]
 
 
@@ -71,11 +70,10 @@ class Composer:
         """What the others compose to; None where one value may depend on another, and all is to be composed anew."""
         if overrides not in self._bases:
             composition, assigned = chosen(overrides, config_dirs=self.config_dirs, read_from=self._library)
-            names = composition.library.groups()
-            apply(composition, assigned, names)
+            apply(composition, assigned)
             alone = not any(map(_is_dict, assigned)) and not _has_references(composition.tree)
             alone = alone and not values.open_ends(composition.tree, composition.written_at)
-            self._bases[overrides] = _base_of(composition, names) if alone else None
+            self._bases[overrides] = _base_of(composition) if alone else None
         return self._bases[overrides]
 
     def _with(self, base: Base, typed: Sequence[str], assigned: Sequence[Any]) -> tuple[Composition, Config]:
@@ -83,19 +81,21 @@ class Composer:
         composition = replace(base.composition, overrides=tuple(typed), applied=dict(base.composition.applied), problems=list(base.known))
         config = base.config.clone()
         before: list[tuple[DictConfig, str, Any]] = []
+        wrong: list[tuple[Override, Problem]] = []
         tree = composition.tree
         try:
             for override in assigned:
                 key = override.key_or_group
                 if (found := _node(tree, key)) is not None:
                     before.append((*found, copy.deepcopy(found[0]._get_node(found[1]))))
-                problem = values.apply(tree, override, base.names)
+                problem = values.apply(tree, override, composition.library)
                 if problem is not None:
-                    composition.problems.append(problem)
+                    wrong.append((override, problem))
                 else:
                     composition.applied[key] = override.input_line or ""
                     assert found is not None
                     _put(config, key, found[0]._get_node(found[1]))
+            composition.problems += [values.apply(tree, override, composition.library) or problem for override, problem in wrong]
         finally:
             for parent, name, node in reversed(before):
                 parent.__dict__["_content"][name] = node
@@ -103,10 +103,10 @@ class Composer:
         return composition, config
 
 
-def _base_of(composition: Composition, names: list[str]) -> Base:
+def _base_of(composition: Composition) -> Base:
     config = composition.typed()
     config.__dict__["_composed"] = None  # so that it is not copied for each point
-    return Base(composition=composition, config=config, names=names, known=tuple(composition.problems))
+    return Base(composition=composition, config=config, known=tuple(composition.problems))
 
 
 def _is_dict(override: Override) -> bool:

@@ -13,12 +13,12 @@ from forge.config.errors import Problem
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
 from forge.config.root import Config
-from forge.config.scheduler import WSD, Constant, Decay
+from forge.config.scheduler import WARMUP, WARMUP_MOST, WARMUP_SHARE, WSD, Constant, Decay
 from forge.config.tokenizer import BPE, FILE_NAME, TokenizerFile
 from forge.config.world import World
 
 PATHS = ("data.path", "data.cache_dir", "tokenizer.path", "checkpoint.init_from", "checkpoint.resume_from")
-SCHEDULE = ("scheduler.decay_steps", "scheduler.stable_steps")
+SCHEDULE = ("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps")
 UNKNOWN_ROWS = 32000  # of a table for a tokenizer that cannot be read, so that the rest can be checked
 DECAY_SHARE = 0.2  # arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine
 
@@ -124,7 +124,7 @@ def home(config: Config, world: World) -> Iterator[Derived]:
 
 @derivation(reads=("train.max_steps", "scheduler.warmup_steps"), writes=SCHEDULE)
 def schedule(config: Config, world: World) -> Iterator[Derived]:
-    """Decay and stable steps from the horizon, train.max_steps."""
+    """Warm-up, decay and stable steps from the horizon, train.max_steps."""
     yield from decay(config)
 
 
@@ -135,11 +135,17 @@ DERIVATIONS = (model_shape, device, job, objective, paths, vocabulary, home, aut
 def decay(config: Config) -> Iterator[Derived]:
     """What `schedule` works out."""
     schedule, horizon = config.scheduler, config.train.max_steps
+    if not isinstance(schedule, Constant):
+        return
+    warmup = schedule.warmup_steps
+    if warmup is None:
+        warmup = min(horizon // WARMUP_SHARE, WARMUP_MOST)
+        yield Derived(key="scheduler.warmup_steps", value=warmup, why=f"{WARMUP} of train.max_steps={horizon}")
     if not isinstance(schedule, Decay):
         return
     if isinstance(schedule, WSD):
         if schedule.decay_steps is None:
-            left = horizon - schedule.warmup_steps - (schedule.stable_steps or 0)
+            left = horizon - warmup - (schedule.stable_steps or 0)
             fifth = round(DECAY_SHARE * horizon)
             if schedule.stable_steps is None and fifth <= left:
                 value, why = fifth, f"a fifth of train.max_steps={horizon}"
@@ -147,12 +153,12 @@ def decay(config: Config) -> Iterator[Derived]:
                 value, why = left, f"what warm-up and stable steps leave of train.max_steps={horizon}"
             yield Derived(key="scheduler.decay_steps", value=max(value, 1), why=why)
         if schedule.stable_steps is None:
-            value = horizon - schedule.warmup_steps - (schedule.decay_steps or 0)
-            why = f"train.max_steps={horizon} - {schedule.warmup_steps} of warm-up - {schedule.decay_steps} of decay"
+            value = horizon - warmup - (schedule.decay_steps or 0)
+            why = f"train.max_steps={horizon} - {warmup} of warm-up - {schedule.decay_steps} of decay"
             yield Derived(key="scheduler.stable_steps", value=max(value, 0), why=why)
     elif schedule.decay_steps is None:
-        why = f"train.max_steps={horizon} - scheduler.warmup_steps={schedule.warmup_steps}"
-        yield Derived(key="scheduler.decay_steps", value=max(horizon - schedule.warmup_steps, 1), why=why)
+        why = f"train.max_steps={horizon} - scheduler.warmup_steps={warmup}"
+        yield Derived(key="scheduler.decay_steps", value=max(horizon - warmup, 1), why=why)
 
 
 def horizon(config: Config) -> int:
@@ -160,7 +166,7 @@ def horizon(config: Config) -> int:
     schedule = config.scheduler
     if not isinstance(schedule, Constant):
         return 0
-    steps = schedule.warmup_steps
+    steps = schedule.warmup_steps or 0
     if isinstance(schedule, Decay):
         steps += schedule.decay_steps or 0
     if isinstance(schedule, WSD):

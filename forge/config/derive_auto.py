@@ -16,7 +16,8 @@ from forge.config.model import Decoder
 from forge.config.parallel import AXES, Parallel
 from forge.config.root import Config
 from forge.config.rule import Rule
-from forge.config.world import World, ranks_per_node
+from forge.config.units import byte_size
+from forge.config.world import World, ranks_of, ranks_per_node
 
 USABLE = 0.9  # of a device's memory: the rest is for the CUDA context, buffers of collectives and what the allocator cannot use
 CHOSEN = ("dp_replicate", "dp_shard", "tp", "pp", "ep")
@@ -89,7 +90,7 @@ def _fits(config: Config, world: World, **options: str) -> tuple[bool, str]:
     if memory is None or not needed:
         return True, "how much memory it takes or a device has is not known"
     key, value = next(iter(options.items()))
-    return needed <= USABLE * memory, f"{key}={value} needs {_gib(needed)} of the {_gib(memory)} of a device"
+    return needed <= USABLE * memory, f"{key}={value} needs {byte_size(needed)} of the {byte_size(memory)} of a device"
 
 
 def choose(config: Config, world: World) -> tuple[Candidate | None, str]:
@@ -105,12 +106,12 @@ def choose(config: Config, world: World) -> tuple[Candidate | None, str]:
             if candidate.degrees["dp_replicate"] == config.parallel.dp_replicate:
                 return candidate, "how much memory it takes or a device has is not known"
         elif needed <= USABLE * memory:
-            return candidate, f"{_gib(needed)} of the {_gib(memory)} of a device on {world.size} ranks"
+            return candidate, f"{byte_size(needed)} of the {byte_size(memory)} of a device on {ranks_of(world.size)}"
         found.append((needed, candidate))
     if not found:
         return None, ""
     needed, leanest = min(found, key=lambda pair: pair[0])
-    why = f"{_gib(needed)} of the {_gib(memory or 0)} of a device on {world.size} ranks"
+    why = f"{byte_size(needed)} of the {byte_size(memory or 0)} of a device on {ranks_of(world.size)}"
     return leanest, f"{why}; none that was tried fits, and this needs least"
 
 
@@ -191,7 +192,3 @@ def _experts(config: Config) -> int:
     """Experts of a layer."""
     model = config.model
     return model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.3g} GiB"

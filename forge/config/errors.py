@@ -51,9 +51,14 @@ def render(problems: Sequence[Problem]) -> str:
     return "\n".join([f"{count}; nothing was started or written.", *(p.render(i) for i, p in enumerate(problems, 1))])
 
 
+SYNONYMS = {"gpu": "cuda", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+
+
 def closest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
     """The candidates that `name` was probably meant to be, best first."""
     known = list(dict.fromkeys(candidates))
+    if (same := SYNONYMS.get(name.lower())) in known:
+        return [same]
     return difflib.get_close_matches(name, known, n=limit, cutoff=0.6) or difflib.get_close_matches(
         name.lower(), known, n=limit, cutoff=0.6
     )

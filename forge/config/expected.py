@@ -56,10 +56,11 @@ def below(key: str) -> str:
     return next(f"{name}=..." for name, *_ in schemas.walk_options() if name.startswith(f"{key}.") and "._" not in name)
 
 
-def example(key: str, hint: Any, default: Any) -> str:
-    """The default of a number or of a list, as an example; empty where there is none, or it is empty."""
-    is_number = type(default) in (int, float) and hint in (int, float)
-    return f"for example {key}={shown(default)}" if is_number or (isinstance(default, list | tuple) and default) else ""
+def example(key: str, hint: Any, value: Any) -> str:
+    """The value in force of a number or of a list, as an example; empty where it is empty, and for all else."""
+    is_number = not {int, float}.isdisjoint((hint, *typing.get_args(hint))) and not isinstance(value, list)
+    legal = value is not None or fits(None, hint)
+    return f"for example {key}={shown(value)}" if (is_number and legal) or (isinstance(value, list) and value) else ""
 
 
 def in_file(name: str, value: Any) -> str:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import typing
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import yaml
 from hydra.errors import MissingConfigException
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf import DictConfig
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, KeyValidationError, OmegaConfBaseException
 
 from forge.config import expected, schemas, spelling
+from forge.config.aliases import ALIASES
 from forge.config.errors import Problem, closest, did_you_mean
-from forge.config.library import Library
+from forge.config.library import Library, Misfit
 from forge.config.lines import display, keys_of, nodes_of, value_of
 from forge.config.literal import literal
 from forge.config.root import Config
 from forge.config.several import PARAMS
+from forge.config.tree import in_force
 
 NO_GROUP = re.compile(r"Could not override '([\w/]+)'. No match in the defaults list")
 TWICE = re.compile(r"(?:schema/)?(\w+)@\w+ appears more than once|Multiple values for (\w+)\.")
@@ -45,9 +47,17 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
         return Problem(key=choice, what="the defaults list leads back to this file.", fix=CORRECT, where=_place(file))
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(choice, error, file, library)
-    cause = error.__context__
-    if isinstance(cause, OmegaConfBaseException):
-        return _misfit(choice, config_path, cause, file, library)
+    if isinstance(error, KeyValidationError) and file is not None:
+        for written, name, _ in nodes_of(file):
+            if name.tag.endswith(":null"):
+                what, fix = _misnamed(spelling.key_of(written.removesuffix(f".{name.value}")), name)
+                return Problem(key=choice, what=what, fix=fix, where=f"{display(file)}:{name.start_mark.line + 1}")
+    owner = getattr(error.__context__, "object_type", None)
+    if owner in schemas.bases():
+        group = next(group for group in schemas.SCHEMAS if schemas.sections()[group] is owner)
+        key = getattr(error.__context__, "full_key", "") or ""
+        what = f"{owner.__name__} has no option '{key.rpartition('.')[2]}'."
+        return Problem(key=choice, what=what, fix=_start_of_file(group), where=_place(file, key))
     if found := _of_defaults(str(error), library):
         return Problem(key=choice, what=found[0], fix=found[1], where=_place(file))
     said = re.sub(r"^In '[^']+': ", "", " ".join(str(error).split()))
@@ -79,53 +89,53 @@ def _missing(choice: str, error: MissingConfigException, file: Path | None, libr
     return Problem(key=choice, what=f"there is no {group} named '{name}', which the file asks for.", fix=fix, where=_place(file))
 
 
-def _misfit(choice: str, config_path: str, cause: OmegaConfBaseException, file: Path | None, library: Library) -> Problem:
-    key, owner = cause.full_key or "", cause.object_type
-    where = _place(file, key)
-    if not isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        if file is not None and (found := _in_file(choice, config_path, key, file, library)):
-            return found
-        what = f"{key}: {str(cause).splitlines()[0]}." if key else f"{str(cause).splitlines()[0]}."
-        return Problem(key=choice, what=what, fix=CORRECT, where=where)
-    name = str(cause.key)
-    base = next((group for group, schema in schemas.sections().items() if group in schemas.SCHEMAS and schema is owner), None)
-    if owner is Config and file is not None and file.parent.name == name:
-        return Problem(key=choice, what=f"its values have no place under '{name}'.", fix=f"start the file with {GLOBAL}", where=where)
-    what = f"there is no group or option '{name}'." if owner is Config else f"{getattr(owner, '__name__', key)} has no option '{name}'."
-    if base is not None:
-        return Problem(key=choice, what=what, fix=_start_of_file(base), where=where)
-    fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-    elsewhere = [option for option, *_ in schemas.walk_options() if option.endswith(f".{name}")]
-    fix = did_you_mean(closest(name, fields)) or did_you_mean(list(dict.fromkeys(elsewhere))[:3]) or "remove it from the file"
+def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
+    """What is wrong with one value of a file, and on which line. tree: what was composed without it."""
+    file = library.file_of(misfit.config_path)
+    group, _, option = misfit.config_path.rpartition("/")
+    choice, key, cause = f"{group}={option}", ".".join(map(str, misfit.keys)), misfit.cause
+    name, node = _nodes(file, misfit) if file else (None, None)
+    where = f"{display(file)}:{name.start_mark.line + 1}" if file and name else _place(file)
+    if name is not None and not isinstance(misfit.keys[-1], str):
+        what, fix = _misnamed(key.rpartition(".")[0], name)
+    elif isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        what, fix = _unknown(misfit, library, key)
+    elif name is None or node is None:
+        what, fix = f"{key}: {str(cause).splitlines()[0]}.", CORRECT
+    elif schemas.is_section(key) and not isinstance(node, yaml.MappingNode):
+        what, fix = f"{key} is a section of options; {_shown(value_of(node))} is not.", _as_section(key, value_of(node), library)
+    else:
+        what, fix = _mistyped(key, str(name.value), value_of(node), cause, tree)
     return Problem(key=choice, what=what, fix=fix, where=where)
 
 
-def _in_file(choice: str, config_path: str, key: str, file: Path, library: Library) -> Problem | None:
-    return _misnamed(choice, file) or _no_section(choice, config_path, key, file, library) or _mistyped(choice, config_path, key, file)
+def _misnamed(option: str, name: yaml.Node) -> tuple[str, str]:
+    """What is said of the name of an entry that YAML reads as something else than a text."""
+    read_as = NOT_TEXT.get(name.tag.rpartition(":")[2], "something else")
+    return f"the names in {option} are texts, and YAML reads {name.value} as {read_as}.", f"'{name.value}' in quotes"
 
 
-def _misnamed(choice: str, file: Path) -> Problem | None:
-    """The name of an entry of an option that YAML reads as something else than a text."""
-    for written, name, _ in nodes_of(file):
-        read_as = NOT_TEXT.get(name.tag.rpartition(":")[2])
-        option = spelling.key_of(written.removesuffix(f".{name.value}"))
-        if read_as and typing.get_origin(schemas.declared(option)) is dict:
-            what = f"the names in {option} are texts, and YAML reads {name.value} as {read_as}."
-            return Problem(key=choice, what=what, fix=f"'{name.value}' in quotes", where=f"{display(file)}:{name.start_mark.line + 1}")
-    return None
-
-
-def _no_section(choice: str, config_path: str, key: str, file: Path, library: Library) -> Problem | None:
-    """A section that is given as something else than its options. key: of it, where Hydra says it."""
-    group = config_path.partition("/")[0]
+def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
+    """The nodes of the name and the value that a file has there; none where it is the file as a whole."""
+    *above, last = map(str, misfit.keys)
     for written, name, node in nodes_of(file):
         ours = spelling.SECTIONS.get(written) or spelling.key_of(written)
-        full = next((section for section in (ours, f"{group}.{written}") if schemas.is_section(section)), "")
-        if not full or isinstance(node, yaml.MappingNode) or (value := value_of(node)) == "???" or key not in ("", full):
-            continue
-        what = f"{full} is a section of options; {_shown(value)} is not."
-        return Problem(key=choice, what=what, fix=_as_section(full, value, library), where=f"{display(file)}:{name.start_mark.line + 1}")
-    return None
+        full = f"{misfit.package}.{ours}" if misfit.package else ours
+        if full == ".".join([*above, last]) or (full.rpartition(".")[0] == ".".join(above) and value_of(name) == misfit.keys[-1] != last):
+            return name, node
+    return None, None
+
+
+def _unknown(misfit: Misfit, library: Library, key: str) -> tuple[str, str]:
+    """What is said of a name that no option has."""
+    (above, _, name), owner = key.rpartition("."), misfit.cause.object_type
+    if not misfit.in_file:
+        return f"its values have no place under '{name}'.", f"start the file with {GLOBAL}"
+    what = f"there is no group or option '{name}'." if owner is Config else f"{getattr(owner, '__name__', key)} has no option '{name}'."
+    fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
+    elsewhere = [option for option, *_ in schemas.walk_options() if option.endswith(f".{name}")]
+    meant = [ALIASES[name].removeprefix(f"{above}.")] if name in ALIASES else closest(name, fields) or list(dict.fromkeys(elsewhere))[:3]
+    return what, did_you_mean(meant) or "remove it from the file"
 
 
 def _as_section(section: str, value: Any, library: Library) -> str:
@@ -151,28 +161,19 @@ def _of_defaults(said: str, library: Library) -> tuple[str, str] | None:
     return None
 
 
-def _mistyped(choice: str, config_path: str, key: str, file: Path) -> Problem | None:
-    """A value of another type than its option has. key: of the option; empty for the first with a list for a dict, or the reverse."""
-    group = config_path.partition("/")[0]
-    for written, name, node in nodes_of(file):
-        full = next((k for k in (spelling.key_of(written), f"{group}.{written}") if schemas.declared(k) is not None), "")
-        if not full:
-            continue
-        hint, value = schemas.declared(full), value_of(node)
-        wrong = (
-            full == key.partition("[")[0] if key else isinstance(value, list | dict) and typing.get_origin(hint) not in (None, type(value))
-        )
-        if not wrong:
-            continue
-        meant = expected.meant(full, value, hint)
-        fix = _instead(full, str(name.value), value, meant, hint)
-        what = f"{full} is {expected.said(full, hint)}; {_shown(value)} is not."
-        return Problem(key=choice, what=what, fix=fix, where=f"{display(file)}:{name.start_mark.line + 1}")
-    return None
+def _mistyped(key: str, name: str, value: Any, cause: OmegaConfBaseException, tree: DictConfig) -> tuple[str, str]:
+    """What is said of a value of another type than its option has."""
+    hint = schemas.declared(key)
+    if hint is None:
+        return f"{key}: {str(cause).splitlines()[0]}.", CORRECT
+    fix = _instead(key, name, value, expected.meant(key, value, hint), hint)
+    if not fix and expected.example(key, hint, now := in_force(tree, key)):
+        fix = f"for example {expected.in_file(name, now)}"
+    return f"{key} is {expected.said(key, hint)}; {_shown(value)} is not.", fix or CORRECT
 
 
 def _instead(key: str, name: str, value: Any, meant: Any, hint: Any) -> str:
-    """How a file has what was probably meant by a value of another type."""
+    """How a file has what was probably meant by a value of another type; empty where there is no telling."""
     if meant is not None:
         return expected.in_file(name, meant)
     if isinstance(value, list) and len(value) == 1 and schemas.said(key, "verbatim"):
@@ -182,7 +183,7 @@ def _instead(key: str, name: str, value: Any, meant: Any, hint: Any) -> str:
         return expected.in_file(name, value[0]) if isinstance(value, list) and len(value) == 1 else of_sweep
     if key.startswith(f"{PARAMS}."):
         return f"{expected.in_file(name, 'A,B')}, or leave it out"
-    return CORRECT
+    return ""
 
 
 def _shown(value: Any) -> str:

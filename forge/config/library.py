@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -20,8 +22,10 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
+from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf.errors import OmegaConfBaseException
 
 from forge.config import schemas, spelling
 from forge.config.paths import CONF
@@ -29,8 +33,25 @@ from forge.config.paths import CONF
 PRIMARY = "config"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """A value of a file that has no place in the config: its file, the section that the file is of, its keys from the root, and why."""
+
+    config_path: str
+    package: str
+    keys: tuple[Any, ...]
+    cause: OmegaConfBaseException
+
+    @property
+    def in_file(self) -> tuple[Any, ...]:
+        """Its keys in the file; none where the whole of it has no place."""
+        return self.keys[len(self.package.split(".")) if self.package else 0 :]
+
+
 class Repository(ConfigRepository):
-    """Files as Hydra reads them, with what they say of Hydra's sweeper and launcher under forge's names."""
+    """Files as Hydra reads them, with what they say of Hydra's sweeper and launcher under forge's names, and without misfits."""
+
+    misfits: Sequence[Misfit] = ()
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         found = super().load_config(config_path)
@@ -40,10 +61,11 @@ class Repository(ConfigRepository):
             if isinstance(default, GroupDefault) and (group := spelling.GROUPS.get((default.group or "").removeprefix("/"))):
                 default.group = f"/{group}"
                 default.value = spelling.option(group, default.value) if isinstance(default.value, str) else default.value
-        if isinstance(found.config, DictConfig) and "hydra" in found.config:
+        misfits = [misfit for misfit in self.misfits if misfit.config_path == config_path]
+        if isinstance(found.config, DictConfig) and ("hydra" in found.config or misfits):
             content: Any = OmegaConf.to_container(found.config, resolve=False)
             flags = found.config._metadata.flags
-            found.config = OmegaConf.create(spelling.of_file(content))
+            found.config = OmegaConf.create(_without(spelling.of_file(content), misfits))
             found.config._metadata.flags = flags
         return found
 
@@ -98,14 +120,49 @@ class Library:
             repo=self.repository, config_name=PRIMARY, overrides_list=overrides, prepend_hydra=False, skip_missing=False
         )
 
-    def merge(self, defaults: list[ResultDefault]) -> DictConfig:
-        """The config that these files and schemas compose to, in struct mode."""
+    def merge(self, defaults: list[ResultDefault]) -> tuple[DictConfig, list[Misfit]]:
+        """The config that these files and schemas compose to, in struct mode, without what has no place in it, and what that is."""
+        misfits: list[Misfit] = []
         try:
-            tree = self._loader._compose_config_from_defaults_list(defaults=defaults, repo=self.repository)
+            tree = self._merged(defaults)
+        except ConfigCompositionException as error:
+            misfits = self._misfits(defaults) if isinstance(error.__context__, OmegaConfBaseException) else []
+            if not misfits:
+                raise
+            files = self.repository.delegate
+            assert isinstance(files, Repository)
+            files.misfits = misfits
+            try:
+                astray = {misfit.config_path for misfit in misfits if not misfit.in_file}
+                tree = self._merged([default for default in defaults if default.config_path not in astray])
+            finally:
+                files.misfits = ()
+        OmegaConf.set_struct(tree, True)
+        return tree, misfits
+
+    def _merged(self, defaults: list[ResultDefault]) -> DictConfig:
+        try:
+            return self._loader._compose_config_from_defaults_list(defaults=defaults, repo=self.repository)
         finally:
             self.repository.cache.clear()  # Hydra merges into what it cached; another composition must not see it
-        OmegaConf.set_struct(tree, True)
-        return tree
+
+    def _misfits(self, defaults: list[ResultDefault]) -> list[Misfit]:
+        """Every value of these files that does not merge; none where a file does not say which schema its values are of."""
+        tree, found = OmegaConf.create(), []
+        with flag_override(tree, "no_deepcopy_set_nodes", True):
+            for default in defaults:
+                loaded = self._loader._load_single_config(default, self.repository).config
+                try:
+                    tree.merge_with(loaded)
+                except OmegaConfBaseException:
+                    content = OmegaConf.to_container(loaded, resolve=False)
+                    of_file = dict(_refused(tree, content))
+                    if any(cause.object_type in schemas.bases() for cause in of_file.values()):
+                        return []
+                    path, package = default.config_path or "", default.package or ""
+                    found += [Misfit(config_path=path, package=package, keys=keys, cause=cause) for keys, cause in of_file.items()]
+        self.repository.cache.clear()
+        return found
 
     def file_of(self, config_path: str) -> Path | None:
         """The YAML file behind a config path, or None for a schema."""
@@ -114,6 +171,36 @@ class Library:
                 root = Path(source.path) if source.scheme() == "file" else _folder_of(source.path)
                 return (root / config_path).with_suffix(".yaml")
         return None
+
+
+def _refused(tree: DictConfig, content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], OmegaConfBaseException]]:
+    """Merge a dict part by part, and give the keys of each part that cannot be merged, with the error."""
+    for name, value in content.items():
+        keys = (*above, name)
+        part = value
+        for key in reversed(keys):
+            part = {key: part}
+        try:
+            tree.merge_with(OmegaConf.create(part))
+        except OmegaConfBaseException as error:
+            inner = list(_refused(tree, value, keys)) if isinstance(value, dict) and _exists(tree, keys) else []
+            yield from inner or [(keys, error)]
+
+
+def _exists(tree: DictConfig, keys: Sequence[Any]) -> bool:
+    """Whether there is a dict or a section at these keys."""
+    node: Any = tree
+    for key in keys:
+        node = node._get_node(key) if isinstance(node, DictConfig) and isinstance(key, str) and key in node else None
+    return isinstance(node, DictConfig)
+
+
+def _without(content: dict[str, Any], misfits: Sequence[Misfit]) -> dict[str, Any]:
+    """What a file sets, without what has no place."""
+    for misfit in misfits:
+        *above, last = misfit.in_file
+        del functools.reduce(lambda inner, key: inner[key], above, content)[last]
+    return content
 
 
 def _folder_of(package: str) -> Path:

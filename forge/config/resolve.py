@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from forge.config.bounds import check_bounds
+from forge.config.causes import of_one_cause
 from forge.config.cluster import world_of
 from forge.config.derivation import Derived
 from forge.config.derive import DERIVATIONS
@@ -41,15 +43,48 @@ def resolve(
 
     Raises ConfigError with every problem.
     """
+    broken = frozenset(problem.option for problem in known)
+
+    def check(degrees: Mapping[str, int] = MappingProxyType({})) -> Checked:
+        """The config, with other degrees of parallelism by key where they are given."""
+        return _checked(config, degrees, broken, world_size, devices or find_devices())
+
+    found = check()
+    problems = of_one_cause(found.problems, config.parallel, lambda degrees: [p for p in check(degrees).problems if not p.warning])
+    problems = _placed(problems, origin, found.derived)
+    errors = [*known, *(p for p in problems if not p.warning)]
+    if errors:
+        raise ConfigError(errors)
+    found.config.freeze()
+    assert found.world is not None
+    warnings = tuple(p for p in problems if p.warning)
+    return Resolution(config=found.config, derived=tuple(found.derived), warnings=warnings, world=found.world)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A config with what is open in it worked out, and its problems; no world where a value has another type than its option."""
+
+    config: Config
+    derived: list[Derived]
+    problems: list[Problem]
+    world: World | None
+
+
+def _checked(config: Config, degrees: Mapping[str, int], broken: Collection[str], world_size: int | None, devices: Devices) -> Checked:
+    """A copy of the config with these degrees, worked out and checked. broken: keys whose values are known to be wrong."""
+    overrides = config.overrides
     config = config.clone()
-    config.__dict__.update(_overrides=config.overrides, _composed=None)  # what is worked out below was not set by anyone
+    config.__dict__.update(_overrides=overrides, _composed=None)  # what is worked out below was not set by anyone
     config.thaw()
+    for key, degree in degrees.items():
+        put(config, key, degree)
     problems = list(check_bounds(config))
-    broken = {problem.option for problem in [*known, *problems]}
     derived: list[Derived] = []
     if any(problem.rule == "type" for problem in problems):
-        raise ConfigError([*known, *_placed(problems, origin, derived)])
-    world = world_of(config, devices or find_devices())
+        return Checked(config=config, derived=derived, problems=problems, world=None)
+    broken = {*broken, *(problem.option for problem in problems)}
+    world = world_of(config, devices)
     if world_size is not None:
         world = replace(world, size=world_size, source="the caller")
     for derivation in DERIVATIONS:
@@ -66,12 +101,7 @@ def resolve(
     for rule in RULES:
         if broken.isdisjoint(rule.reads):
             problems += rule.check(config, world)
-    problems = _placed(problems, origin, derived)
-    errors = [*known, *(p for p in problems if not p.warning)]
-    if errors:
-        raise ConfigError(errors)
-    config.freeze()
-    return Resolution(config=config, derived=tuple(derived), warnings=tuple(p for p in problems if p.warning), world=world)
+    return Checked(config=config, derived=derived, problems=problems, world=world)
 
 
 def get(config: Config, key: str) -> Any:

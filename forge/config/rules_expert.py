@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from forge.config.model import Decoder
@@ -18,7 +17,7 @@ def ep_needs_moe(config: Config, world: World) -> Iterator[Finding]:
     """Expert parallelism cuts experts and nothing else: parallel.ep above 1 needs a model that has some."""
     if config.parallel.ep > 1 and not config.model.is_moe:
         what = "parallel.ep > 1 needs a mixture-of-experts model; this one is dense."
-        yield f"parallel.ep={config.parallel.ep}", what, f"{_sharded_instead(config, 1)}, or a model with experts"
+        yield f"parallel.ep={config.parallel.ep}", what, "a model with experts"
 
 
 @rule("parallel.ep_experts", reads=("parallel.ep", "parallel.dp_shard", *EXPERTS))
@@ -28,9 +27,4 @@ def ep_experts(config: Config, world: World) -> Iterator[Finding]:
     if isinstance(model, Decoder) and model.is_moe and model.moe.num_experts % ep:
         experts = model.moe.num_experts
         what = f"model.moe.num_experts ({experts}) must be divisible by parallel.ep ({ep})."
-        yield f"parallel.ep={ep}", what, _sharded_instead(config, math.gcd(experts, ep))
-
-
-def _sharded_instead(config: Config, ep: int) -> str:
-    """A smaller ep, with FSDP over what it leaves, so that the number of ranks stays."""
-    return f"parallel.ep={ep} parallel.dp_shard={max(config.parallel.dp_shard, 1) * config.parallel.ep // ep}"
+        yield f"parallel.ep={ep}", what, ""

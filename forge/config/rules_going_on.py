@@ -18,6 +18,9 @@ from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.world import World
 
+OTHER = "run.dir=null for a fresh one, or give a run directory, or a new one"
+MOST = 3  # steps that are named
+
 
 @rule("run.dir", reads=("run.dir",))
 def run_dir(config: Config, world: World) -> Iterator[Finding]:
@@ -27,10 +30,10 @@ def run_dir(config: Config, world: World) -> Iterator[Finding]:
         return
     place = Path(path)
     if os.path.exists(place) and not os.path.isdir(place):
-        yield f"run.dir={path}", f"{path} is a file.", "give a directory"
+        yield f"run.dir={path}", f"{path} is a file.", OTHER
     elif not stored.is_run(place) and not stored.is_new(place):
         what = f"{place} holds other files and is no run directory."
-        yield f"run.dir={path}", what, "give a run directory, a new directory, or leave run.dir out"
+        yield f"run.dir={path}", what, OTHER
 
 
 @rule("run.identity", reads=("run.dir", "run.allow_change"))
@@ -88,7 +91,7 @@ def resume_from(config: Config, world: World) -> Iterator[Finding]:
     folder = Path(config.run.dir) / config.checkpoint.dir
     if not os.path.isdir(folder / f"step_{int(wanted)}") and not _is_behind(config, "resume_from"):
         steps = sorted(int(p.name.removeprefix("step_")) for p in folder.glob("step_*") if p.name.removeprefix("step_").isdecimal())
-        fix = f"one of {', '.join(map(str, steps))}" if steps else "leave it out: the run begins anew"
+        fix = " or ".join(f"checkpoint.resume_from={step}" for step in steps[-MOST:]) or "checkpoint.resume_from=null: the run begins anew"
         yield f"checkpoint.resume_from={wanted}", f"{folder} has no checkpoint of step {wanted}.", fix
 
 

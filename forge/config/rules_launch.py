@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from forge.config.allocation import allocation, faults
-from forge.config.errors import Problem
+from forge.config.errors import Problem, closest
 from forge.config.launch import Local, Slurm, Submitit
+from forge.config.literal import shown
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.sweeper import Optuna
@@ -18,6 +19,7 @@ HANDED_ON = ("launch.sbatch", "launch.mem", "launch.constraint", "launch.partiti
 LARGEST_NODE = 8  # ranks on GPUs that are put on one node where nobody says how many GPUs a node has
 NAME = re.compile(r"[\w+-][\w.+-]*")
 LONGEST = 200
+MOST = 3  # arms that are named
 
 
 @rule("launch.allocation", reads=("run.num_processes", *SHAPE))
@@ -89,17 +91,27 @@ def ablation(config: Config, world: World) -> Iterator[Finding]:
     if section.arms and section.baseline is None:
         yield "sweep.ablation.baseline=null", "which arm is the baseline?", f"sweep.ablation.baseline={next(iter(section.arms))}"
     elif section.baseline is not None and section.baseline not in section.arms:
-        fix = f"one of {', '.join(section.arms)}" if section.arms else f"sweep.ablation.arms.{section.baseline}=[], and others"
+        meant = [f"sweep.ablation.baseline={arm}" for arm in closest(section.baseline, section.arms) or list(section.arms)[:MOST]]
+        fix = " or ".join(meant) or f"sweep.ablation.arms.{section.baseline}=[], and others"
         yield f"sweep.ablation.baseline={section.baseline}", f"there is no arm '{section.baseline}'.", fix
     elif section.seeds and not section.arms:
-        yield f"sweep.ablation.seeds={list(section.seeds)}", "there are no arms to run with these seeds.", "-m seed=1,2,3"
+        seeds = ",".join(map(str, section.seeds))
+        yield (
+            f"sweep.ablation.seeds={list(section.seeds)}",
+            "there are no arms to run with these seeds.",
+            f"sweep.ablation.seeds=[] -m seed={seeds}",
+        )
     for arm in section.arms:
         if not NAME.fullmatch(arm) or len(arm) > LONGEST // 4:
             what = f"the name of an arm is part of directories' names: letters, digits and . _ + -, at most {LONGEST // 4}."
             yield f"sweep.ablation.arms.{arm}", what, "another name"
     twice = [seed for seed in section.seeds if list(section.seeds).count(seed) > 1]
     if twice:
-        yield f"sweep.ablation.seeds={list(section.seeds)}", f"seed {twice[0]} is there twice.", "each once"
+        yield (
+            f"sweep.ablation.seeds={list(section.seeds)}",
+            f"seed {twice[0]} is there twice.",
+            f"sweep.ablation.seeds={shown(list(dict.fromkeys(section.seeds)))}",
+        )
 
 
 @rule("sweeper.wait", reads=("launch.wait",))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
-from forge.config.derive_auto import device_memory
+from forge.config.derive_auto import choose, device_memory, laid_out
 from forge.config.estimate import STATE, memory_by_part
 from forge.config.field import default_of
 from forge.config.fitting import fitting_presets
-from forge.config.literal import shown
+from forge.config.literal import literal, shown
 from forge.config.model import Decoder
-from forge.config.parallel import AXES
+from forge.config.parallel import AXES, Parallel
 from forge.config.root import Config
 from forge.config.rule import Finding, rule
-from forge.config.world import World, ranks_per_node
+from forge.config.units import byte_size
+from forge.config.unreadable import typed
+from forge.config.world import World, ranks_of, ranks_per_node
 
 DEGREES = ("run.num_processes", *(f"parallel.{axis}" for axis in AXES))
 HOST_MEMORY = "run.host_memory"
@@ -42,6 +45,8 @@ def gpus(config: Config, world: World) -> Iterator[Finding]:
         there = f"there {'is' if here == 1 else 'are'} {here}"
         what = f"{world.size} ranks (from {world.source}) need {world.size} GPUs; {there} ({world.devices.source})."
         presets = fitting_presets(config, world, here)
+        if world.source == "run.num_processes":
+            presets = f"run.num_processes={here} parallel=auto"
         yield f"run.num_processes={world.size}", what, f"{presets}, or run.device=cpu" if presets else "run.device=cpu"
 
 
@@ -85,8 +90,8 @@ def memory(config: Config, world: World) -> Iterator[Finding]:
     there = world.devices.memory if world.device == "cuda" else None
     needed = sum(memory_by_part(config).values())
     if there is not None and needed > there:
-        what = f"a device is estimated to need {needed / 2**30:.3g} GiB; the smallest GPU here has {there / 2**30:.3g} GiB."
-        yield "parallel", what, "parallel=auto, train.activation_checkpointing=full, or a smaller train.batch_size"
+        what = f"a device is estimated to need {byte_size(needed)}; the smallest GPU here has {byte_size(there)}."
+        yield "parallel", what, " or ".join([*_leaner(config, world, there), "a smaller model, or more GPUs"])
 
 
 @rule(HOST_MEMORY, reads=("run.device", *DEGREES), warning=True)
@@ -96,10 +101,11 @@ def host_memory(config: Config, world: World) -> Iterator[Finding]:
     needed = sum(parts.get(name, 0) for name in STATE)
     if world.device != "cpu" or there is None or needed <= there:
         return
-    here, gib = ranks_per_node(world), needed / 2**30
-    demand = f"needs a GPU, or {gib:,.1f}" if here == 1 else f"need {here} GPUs, or {here} * {gib:,.1f} = {here * gib:,.1f}"
-    found = f"this machine has {world.devices.gpus or 'no'} GPUs ({world.devices.source}) and {here * there / 2**30:,.1f} GiB"
-    what = f"{ranks_of(here)} (from {world.source}) {demand} GiB of a CPU's memory for weights, gradients and optimizer state; {found}."
+    here = ranks_per_node(world)
+    of_all = f"{here} * {byte_size(needed)} = {byte_size(here * needed)}"
+    demand = f"needs a GPU, or {byte_size(needed)}" if here == 1 else f"need {here} GPUs, or {of_all}"
+    found = f"this machine has {world.devices.gpus or 'no'} GPUs ({world.devices.source}) and {byte_size(here * there)}"
+    what = f"{ranks_of(here)} (from {world.source}) {demand} of a CPU's memory for weights, gradients and optimizer state; {found}."
     yield f"run.num_processes={world.size}", what, "a smaller model, such as model=small, or a machine with GPUs"
 
 
@@ -114,7 +120,23 @@ def no_effect(config: Config, world: World) -> Iterator[Finding]:
         value, default = getattr(getattr(config, group), name), default_of(fields[key])
         value = list(value) if isinstance(value, tuple) else value
         if not acts and value not in (default, neutral):
-            yield f"{key}={shown(value)}", f"{key} has no effect {where}.", f"leave it at {shown(default)}"
+            yield (
+                f"{key}={shown(value)}",
+                f"{key} has no effect {where}.",
+                typed(key, literal(default) if "," in str(default) else shown(default)),
+            )
+
+
+def _leaner(config: Config, world: World, there: int) -> Iterator[str]:
+    """What takes no more memory than there is, as it is typed."""
+    chosen, _ = choose(replace(config, parallel=Parallel(layout="auto")), world) if world.size > 1 else (None, "")
+    if chosen is not None and sum(memory_by_part(laid_out(config, chosen.degrees, world)).values()) <= there:
+        yield "without other degrees parallel=auto"
+    for changes in ({"activation_checkpointing": "full"}, {"batch_size": 1}, {"activation_checkpointing": "full", "batch_size": 1}):
+        tried = replace(config, train=replace(config.train, **changes))
+        if tried.train != config.train and sum(memory_by_part(tried).values()) <= there:
+            yield " ".join(f"train.{name}={value}" for name, value in changes.items())
+            return
 
 
 def effects(config: Config, world: World) -> Iterator[tuple[str, str, bool, Any]]:
@@ -148,11 +170,6 @@ def _product_fix(config: Config, world: World) -> str:
         return f"parallel.{axis}={size}"
     presets = fitting_presets(config, world, world.size)
     return f"without other degrees one of {presets}" if presets else OTHER_LAYOUT
-
-
-def ranks_of(size: int) -> str:
-    """'1 rank' or '8 ranks'."""
-    return "1 rank" if size == 1 else f"{size} ranks"
 
 
 def ranks(world: World) -> str:

@@ -43,8 +43,7 @@ def pp_layers(config: Config, world: World) -> Iterator[Finding]:
     arithmetic = f"parallel.pp ({parallel.pp}) * parallel.pp_stages_per_rank ({each}) = {stages} stages"
     if stages > model.n_layers:
         what = f"{arithmetic} cannot share {model.n_layers} blocks."
-        most = model.n_layers // each
-        yield f"parallel.pp={parallel.pp}", what, f"parallel.pp={most} at most" if most > 1 else f"model.n_layers={stages} at least"
+        yield f"parallel.pp={parallel.pp}", what, f"model.n_layers={stages}"
     elif given and (len(given), sum(given)) != (stages, model.n_layers):
         what = f"it has {len(given)} stages and {sum(given)} blocks; there are {arithmetic} and {model.n_layers} blocks."
         yield f"parallel.pp_layers={_list(given)}", what, f"parallel.pp_layers={_list(_even(model.n_layers, stages))}"

@@ -15,9 +15,10 @@ from forge.config.world import World
 def place(config: Config, world: World) -> Iterator[Finding]:
     """The run directory can be made: what is above it is a directory that may be written, and its name is not too long."""
     key, path = ("run.dir", config.run.dir) if config.run.dir is not None else ("run.root", config.run.root)
+    fix = f"{key}={'null' if key == 'run.dir' else 'runs'}, or a place that you may write in"
     why = "its name is empty" if not path else unmakeable(path, itself=key == "run.root")
     if why:
-        yield f"{key}={path}", f"the directory {path} cannot be made or written: {why}.", "choose another place with run.root or run.dir"
+        yield f"{key}={path}", f"the directory {path} cannot be made or written: {why}.", fix
 
 
 def unmakeable(path: str, *, itself: bool = True) -> str:

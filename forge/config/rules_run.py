@@ -89,7 +89,7 @@ def target(config: Config, world: World) -> Iterator[Finding]:
     entries = [(name, entry) for name, entry in _entries(config) if isinstance(entry, dict)]
     found += [(name, entry["_target_"]) for name, entry in entries if "_target_" in entry]
     for name, path in found:
-        fault = target_fault(path, place_of(name), config.run.trust)
+        fault = target_fault(path, place_of(name), config.run.trust, key=f"{name}._target_")
         if fault:
             yield f"{name}._target_={path}", *fault
     for name, entry in entries:
@@ -101,11 +101,11 @@ def entries(config: Config, world: World) -> Iterator[Finding]:
     """Every entry of callbacks and trackers has a _target_, and values that a file can keep."""
     for key, entry in _entries(config):
         if not isinstance(entry, dict):
-            yield f"{key}={entry}", "an entry has a _target_ and keywords; this is a value.", f"~{key}, or {key}={{_target_: mypkg.Mine}}"
+            yield f"{key}={entry}", "an entry has a _target_ and keywords; this is a value.", f"~{key}, or {key}={{_target_:mypkg.Mine}}"
         elif "_target_" not in entry:
             yield key, "it has no _target_, the class that is built for it.", f"+{key}._target_=mypkg.Mine"
         elif fault := unkeepable(entry, key):
-            yield key, f"{fault}, which no file can keep.", "texts, numbers, booleans, null, lists and dicts of them"
+            yield key, f"{fault}, which no file can keep.", f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
 
 
 def _entries(config: Config) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,7 @@
-"""Rules on tensor parallelism: what its degree must divide, and how the loss is made."""
+"""Rules on tensor parallelism: what its degree must divide, and how the loss is made.
+
+The fix that a rule gives is another than a smaller degree, which `forge.config.causes` finds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def tp_heads(config: Config, world: World) -> Iterator[Finding]:
     model, tp = config.model, config.parallel.tp
     if isinstance(model, Decoder) and model.n_heads % tp:
         what = f"model.n_heads ({model.n_heads}) must be divisible by parallel.tp ({tp})."
-        yield f"parallel.tp={tp}", what, _or_less(model.n_heads, tp)
+        yield f"parallel.tp={tp}", what, ""
 
 
 @rule("parallel.tp_kv_heads", reads=("parallel.tp", "model.n_heads", "model.n_kv_heads"))
@@ -26,8 +29,7 @@ def tp_kv_heads(config: Config, world: World) -> Iterator[Finding]:
     model, tp = config.model, config.parallel.tp
     if isinstance(model, Decoder) and model.kv_heads != model.n_heads and model.kv_heads % tp and tp % model.kv_heads:
         what = f"model.n_kv_heads ({model.kv_heads}) must be divisible by parallel.tp ({tp}), or parallel.tp by model.n_kv_heads."
-        fits = [size for size in range(tp, 0, -1) if not (model.n_heads % size or (model.kv_heads % size and size % model.kv_heads))]
-        yield f"parallel.tp={tp}", what, f"parallel.tp={fits[0]}"
+        yield f"parallel.tp={tp}", what, ""
 
 
 @rule("parallel.tp_ffn", reads=("parallel.tp", "model.ffn_hidden_dim", "model.moe.frequency"))
@@ -66,8 +68,3 @@ def tp_loss(config: Config, world: World) -> Iterator[Finding]:
     if chunked and parallel.tp > 1 and not parallel.loss_parallel:
         what = "chunked_cross_entropy makes logits a chunk at a time and never gathers them, as parallel.loss_parallel=false asks."
         yield "parallel.loss_parallel=false", what, "parallel.loss_parallel=true"
-
-
-def _or_less(number: int, wanted: int) -> str:
-    """The largest legal tp at most as large as the one wanted."""
-    return f"parallel.tp={next(size for size in range(min(wanted, number), 0, -1) if number % size == 0)}"

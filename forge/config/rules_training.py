@@ -59,7 +59,7 @@ def recompute_every(config: Config, world: World) -> Iterator[Finding]:
 def warmup(config: Config, world: World) -> Iterator[Finding]:
     """Warm-up should end before train.max_steps, or the peak learning rate is never used."""
     schedule = config.scheduler
-    if isinstance(schedule, Constant) and schedule.warmup_steps >= config.train.max_steps:
+    if isinstance(schedule, Constant) and (schedule.warmup_steps or 0) >= config.train.max_steps:
         what = f"warm-up ({schedule.warmup_steps} steps) does not end before train.max_steps ({config.train.max_steps})."
         yield f"scheduler.warmup_steps={schedule.warmup_steps}", what, f"scheduler.warmup_steps={config.train.max_steps // 10}"
 
@@ -72,7 +72,7 @@ def warmup(config: Config, world: World) -> Iterator[Finding]:
 def schedule_horizon(config: Config, world: World) -> Iterator[Finding]:
     """The schedule should end where the run ends."""
     schedule, end = config.scheduler, config.train.max_steps
-    if isinstance(schedule, Decay) and schedule.warmup_steps < end and horizon(config) != end:
+    if isinstance(schedule, Decay) and (schedule.warmup_steps or 0) < end and horizon(config) != end:
         reach = "stays at the floor from there" if horizon(config) < end else "never reaches its floor"
         what = f"the schedule spans {horizon(config)} steps and the run {end}: the learning rate {reach}."
         yield f"scheduler.decay_steps={schedule.decay_steps}", what, "scheduler.decay_steps=null spans what is left of the run"
@@ -114,7 +114,7 @@ def two_starts(config: Config, world: World) -> Iterator[Finding]:
     section = config.checkpoint
     if section.init_from is not None and section.resume_from is not None and not section.resume_from.isdecimal():
         what = "checkpoint.resume_from takes the weights from its checkpoint too, and checkpoint.init_from would have no effect."
-        yield f"checkpoint.init_from={section.init_from}", what, "give one of the two"
+        yield f"checkpoint.init_from={section.init_from}", what, "checkpoint.init_from=null or checkpoint.resume_from=null"
 
 
 @rule("checkpoint.exclude_unused", reads=("checkpoint.exclude_from_loading",), warning=True)
@@ -122,8 +122,11 @@ def exclude_unused(config: Config, world: World) -> Iterator[Finding]:
     """checkpoint.exclude_from_loading is read together with checkpoint.init_from or resume_from only."""
     section = config.checkpoint
     if section.exclude_from_loading and section.init_from is None and section.resume_from is None:
-        key = f"checkpoint.exclude_from_loading={list(section.exclude_from_loading)}"
-        yield key, "checkpoint.exclude_from_loading has no effect without checkpoint.init_from.", "checkpoint.init_from=..."
+        key, fix = (
+            f"checkpoint.exclude_from_loading={list(section.exclude_from_loading)}",
+            "checkpoint.init_from=..., or checkpoint.exclude_from_loading=[]",
+        )
+        yield key, "checkpoint.exclude_from_loading has no effect without checkpoint.init_from.", fix
 
 
 @rule("checkpoint.keep_best", reads=("checkpoint.keep_best", "eval.enabled"))

@@ -8,6 +8,9 @@ from omegaconf import MISSING
 
 from forge.config.field import Section, opt
 
+WARMUP_SHARE, WARMUP_MOST = 10, 40
+WARMUP = f"a tenth, at most {WARMUP_MOST},"
+
 
 @dataclass(kw_only=True)
 class Scheduler(Section):
@@ -28,7 +31,9 @@ class Constant(Scheduler):
     """Linear warm-up, then the peak."""
 
     _target_: str = "forge.optim.schedules.constant"
-    warmup_steps: int = opt(2000, "steps of linear warm-up; the first update already has lr / warmup_steps", ge=0)
+    warmup_steps: int | None = opt(
+        2000, f"steps of linear warm-up, of which the first has lr / warmup_steps; null = {WARMUP} of train.max_steps", ge=0
+    )
 
 
 @dataclass(kw_only=True)

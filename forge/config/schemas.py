@@ -80,6 +80,12 @@ def sections() -> dict[str, type[Section]]:
 
 
 @functools.cache
+def bases() -> tuple[type[Section], ...]:
+    """The base classes of the groups with variants, of which no section is."""
+    return tuple(sections()[group] for group in SCHEMAS)
+
+
+@functools.cache
 def root_options() -> list[dataclasses.Field]:
     """The options that stand at the root, in no section."""
     return [field for field in dataclasses.fields(Config) if field.name not in sections()]

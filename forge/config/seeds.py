@@ -1,4 +1,4 @@
-"""Where the options of forge's five seeds went: the table, the suggestions drawn from it, and docs/seeds.md.
+"""Where the options of forge's five seeds went: the table, the answers drawn from it, and docs/seeds.md.
 
 The seeds are KempnerForge's config sections and its validation rules, xaytune, MaxText and nanochat.
 `python -m forge.config.seeds --write docs/seeds.md` renders the table.
@@ -87,15 +87,29 @@ def names(key: str) -> bool:
     return any(row.seed != RULES and _plain(row.key) == _plain(key) for row in rows())
 
 
-def suggestion(key: str) -> str | None:
-    """What became of a seed's option, in one sentence, or None where no seed has it or too many do."""
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What became of a seed's option: our keys, groups or group choices for it, and a note on them, or why there are none."""
+
+    ours: list[str]
+    note: str
+
+
+def answer(key: str) -> Answer | None:
+    """What to say to someone who types a seed's option; None where no seed has it or too many do."""
     found = [row for row in lookup(key) if row.ours != key]
     status = next((s for s in STATUSES if any(row.status == s for row in found)), None)
     answers: dict[str, SeedRow] = {}
     for row in found:
         if row.status == status:
             answers.setdefault(row.ours or row.note, row)
-    return "; ".join(map(_sentence, answers.values())) if 0 < len(answers) <= MOST_ANSWERS else None
+    if not 0 < len(answers) <= MOST_ANSWERS:
+        return None
+    notes = [row.note for row in answers.values() if row.note]
+    if status == TAKEN:
+        return Answer(ours=list(answers), note=notes[0] if len(answers) == 1 and notes else "")
+    verb = "comes later" if status == LATER else "is left out"
+    return Answer(ours=[], note="; ".join(f"{key} {verb}: {note}" for note in notes))
 
 
 def render_markdown() -> str:
@@ -114,18 +128,6 @@ def _plain(key: str) -> str:
 
 def _last(key: str) -> str:
     return _plain(key).rpartition(".")[2]
-
-
-def _sentence(row: SeedRow) -> str:
-    title, note = TITLES[row.seed], f" ({row.note})" if row.note else ""
-    name = f"{title}'s {row.key.lstrip('-')}"
-    if row.status == NOT_TAKEN:
-        return f"{name} is not taken: {row.note}"
-    if row.status == LATER:
-        return f"{name} comes later{note}"
-    if row.ours == row.key:
-        return f"it is {row.ours}, as in {title}{note}"
-    return f"{name} is {'the group choice ' * ('=' in row.ours)}{row.ours} here{note}"
 
 
 def _counts() -> str:

@@ -37,16 +37,20 @@ def of_torch(path: str, place: str) -> bool:
     return place in OF_TORCH and path.startswith(f"{OF_TORCH[place].rpartition('.')[0]}.")
 
 
-def target_fault(path: Any, place: str, trust: Sequence[str] = ()) -> tuple[str, str] | None:
-    """(what is wrong, what to do) with a `_target_` in a place of the config, such as `optimizer`; or None."""
+def target_fault(path: Any, place: str, trust: Sequence[str] = (), *, key: str = "") -> tuple[str, str] | None:
+    """(what is wrong, what to do) with a `_target_` in a place of the config, such as `optimizer`; or None.
+
+    key: its key, so that what to do can be typed.
+    """
+    given = f"{key}=" if key else ""
     known = components(place)
     if not isinstance(path, str) or not PATH.fullmatch(path):
-        return f"'{path}' is not the path of a class or function.", f"such as {(*known, 'mypkg.Mine')[0]}"
+        return f"'{path}' is not the path of a class or function.", f"such as {given}{(*known, 'mypkg.Mine')[0]}"
     if path in known or of_torch(path, place) or trusted(path, trust):
         return None
     if path.startswith(("forge.", "torch.")):
         takes = [*known, *([f"a {OF_TORCH[place]}"] if place in OF_TORCH else []), "your own, with run.trust=[mypkg.]"]
-        meant = did_you_mean(closest(path, known))
+        meant = did_you_mean([f"{given}{name}" for name in closest(path, known)])
         return f"{path} may not be built for {place}.", meant or f"{place} takes {', '.join(takes)}"
     return f"{path} may not be built for {place}: it is under no trusted prefix.", f"if you trust it: run.trust=[{path.partition('.')[0]}.]"
 

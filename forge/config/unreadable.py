@@ -9,6 +9,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 
 from forge.config import schemas
+from forge.config.bounds import fits, kind
 from forge.config.library import parse
 
 EXAMPLES = {"choice": "choice(a, b)", "range": "range(START, STOP[, STEP])", "interval": "interval(LOW, HIGH)"}
@@ -26,19 +27,19 @@ def fault(key: str, value: str) -> tuple[str, str]:
         return call_fault(key, call[1])
     if (other := ANY_CALL.fullmatch(value)) and other[1] not in FUNCTIONS:
         listed = "sweeps have choice, range, interval, glob, sort, shuffle and tag(log, interval(LOW, HIGH))"
-        return f"there is no function {other[1]}().", f"{listed}; to give it as a text: '{key}={_quoted(value)}'"
+        return f"there is no function {other[1]}().", f"{listed}; {_other(key, value)}"
     inner = value.strip()[1:-1]
     if re.fullmatch(r"\s*(\([^()]*\)|{[^{}:]*})\s*", value) and "," in inner and _readable(f"{key}={inner}"):
         return "several values have commas between them, and nothing around them.", f"write {key}={inner}"
     full = _without_stray_commas(value)
     if full != value and _readable(f"{key}={full}"):
-        return "a value is missing beside a comma.", f"write {key}={full.strip() or '...'}"
+        return "a value is missing beside a comma.", f"write {typed(key, full.strip() or '...')}"
     in_brackets = value if value[:1] + value[-1:] in ("[]", "{}") else f"[{value}]" if _takes_list(key) else ""
     if in_brackets and _readable(f"{key}={with_quotes(in_brackets)}"):
         what = f"the value {value} cannot be read: a sign in it needs quotes."
         return what, f"write {typed(key, with_quotes(in_brackets))}"
     what = f"the value {value} cannot be read: a bracket or quote is left open, or a sign in it needs quotes."
-    return what, f"to give it as a text: '{key}={_quoted(value)}'"
+    return what, _other(key, value)
 
 
 def call_fault(key: str, function: str) -> tuple[str, str]:
@@ -73,6 +74,19 @@ def typed(key: str, value: str) -> str:
     """An override as it is typed: with quotes for the shell where the value has quotes or spaces."""
     text = f"{key}={value}"
     return text if not re.search(r"[\s\"']", value) else f'"{text}"' if "'" in value and '"' not in value else f"'{text}'"
+
+
+def as_text(key: str, value: str) -> str:
+    """An override that gives a value as a text, as it is typed."""
+    return f"'{key}={_quoted(value)}'"
+
+
+def _other(key: str, value: str) -> str:
+    """What to do with a value that cannot be read where no change of it can."""
+    hint = schemas.declared(key.lstrip("+"))
+    if hint is None or fits("", hint) or fits([""], hint):
+        return f"to give it as a text: {as_text(key, value)}"
+    return f"{key.lstrip('+')} is {kind(hint)}"
 
 
 def _without_stray_commas(value: str) -> str:

@@ -90,6 +90,11 @@ def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int
     return count if 0 < count < world.size and world.size % count == 0 else world.size
 
 
+def ranks_of(size: int) -> str:
+    """'1 rank' or '8 ranks'."""
+    return "1 rank" if size == 1 else f"{size} ranks"
+
+
 def _torch_build() -> str:
     version = _installed_torch()
     if version is None:

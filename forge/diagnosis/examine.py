@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge.config.units import GIB
 from forge.diagnosis import accelerator, limits, places, software
 from forge.diagnosis.finding import Finding
-from forge.diagnosis.places import GIB, Place
+from forge.diagnosis.places import Place
 from forge.diagnosis.slurm import slurm
 
 

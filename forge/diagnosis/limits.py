@@ -8,9 +8,9 @@ import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from forge.config.units import GIB, byte_size
 from forge.diagnosis.finding import Finding, missing, ok, warn
 
-GIB = 2**30
 ENOUGH_MEMORY, LEAST_MEMORY = 2 * GIB, GIB // 2
 ENOUGH_FILES = 1024
 
@@ -39,7 +39,7 @@ def memory(free: int | None, limit: int | None) -> Finding:
     if not known:
         return warn("memory", "neither /proc/meminfo nor a cgroup tells how much is free", "none is needed where there is enough")
     left = min(known)
-    found = f"{left / GIB:.1f} GiB free" + (f" ({free / GIB:.1f} on the machine)" if free is not None and left < free else "")
+    found = f"{byte_size(left)} free" + (f" ({byte_size(free)} on the machine)" if free is not None and left < free else "")
     fix = "end other programs" if left == free else "ask for more: --mem of Slurm, --memory of Docker"
     if left < LEAST_MEMORY:
         return missing("memory", found, fix, needed=True)

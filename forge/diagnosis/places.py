@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge.config.units import GIB, byte_size
 from forge.diagnosis.finding import Finding, missing, ok, warn
 
-GIB, MIB = 2**30, 2**20
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "fuse.sshfs", "9p", "afs")
 LOCAL_LOCKS = ("nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl")
 EARLIEST = 1_735_689_600  # 2025-01-01, before the first version of forge
@@ -51,13 +51,13 @@ def judge(place: Place, trial: Trial, free: int | None, files: int | None) -> Fi
     where = f"{place.path}" + ("" if trial.folder == place.path else " (not there yet)")
     if trial.error:
         return _bad(place, f"{where} cannot be written: {trial.error}", f"choose another place: {place.option}")
-    found = f"{where}: {(free or 0) / GIB:,.1f} GiB free on {file_system(trial.folder)[0]}"
+    found = f"{where}: {byte_size(free or 0)} free on {file_system(trial.folder)[0]}"
     if files is not None and files < 1000:
         return _bad(place, f"{found}, but only {files} more files can be made", f"remove files, or {place.option}")
     if free is not None and free < place.enough / 20:
         return _bad(place, found, f"make room, or {place.option}")
     if free is not None and free < place.enough:
-        return warn(place.name, found, f"{place.enough / GIB:.0f} GiB are a comfortable minimum; make room, or {place.option}")
+        return warn(place.name, found, f"{byte_size(place.enough)} are a comfortable minimum; make room, or {place.option}")
     return ok(place.name, found)
 
 
@@ -111,13 +111,13 @@ def shared_memory(need: int, workers: int, gpus: int, free: int | None) -> Findi
     """/dev/shm against what loader processes put there, and ranks on several GPUs (bytes); `free` is None where there is none."""
     if gpus > 1:
         need = max(need, GIB)
-    use = f"{_size(need)} for {' and '.join([f'{workers} loader processes'] * (workers > 0) + [f'{gpus} GPUs'] * (gpus > 1))}"
+    use = f"{byte_size(need)} for {' and '.join([f'{workers} loader processes'] * (workers > 0) + [f'{gpus} GPUs'] * (gpus > 1))}"
     others = "docker run --shm-size=8g" + (", or data.num_workers=0" if workers else "")
     if free is None:
         return warn("/dev/shm", f"there is none; it holds {use}", f"mount one: {others}") if need else ok("/dev/shm", "none")
     if free < need:
-        return warn("/dev/shm", f"{_size(free)} free, which is less than {use}", others)
-    return ok("/dev/shm", f"{_size(free)} free" + (f" ({use})" if need else ""))
+        return warn("/dev/shm", f"{byte_size(free)} free, which is less than {use}", others)
+    return ok("/dev/shm", f"{byte_size(free)} free" + (f" ({use})" if need else ""))
 
 
 def room(folder: Path) -> tuple[int, int | None]:
@@ -154,7 +154,3 @@ def _lock(name: str) -> str:
 
 def _bad(place: Place, found: str, fix: str) -> Finding:
     return missing(place.name, found, fix, needed=True) if place.needed else warn(place.name, found, fix)
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"

@@ -82,6 +82,7 @@ def _warmup(section: Constant, step: int) -> float:
 
 
 def _decay(section: Decay, shape: Shape, *, stable_steps: int = 0) -> Schedule:
+    assert section.warmup_steps is not None, "warmup_steps is resolved before a schedule is built"
     assert section.decay_steps is not None, "decay_steps is resolved before a schedule is built"
     start, length, floor = section.warmup_steps + stable_steps, section.decay_steps, section.min_lr_ratio
 

@@ -21,6 +21,7 @@ from forge.config import serialize
 from forge.config.checkpoint import Checkpoint
 from forge.config.eval import better
 from forge.config.root import Config
+from forge.config.units import byte_size
 from forge.data.tokenizer import Tokenizer
 from forge.launch import saved
 from forge.launch.directory import write_json
@@ -177,7 +178,7 @@ class Checkpointer:
         self.folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            raise OSError(errno.ENOSPC, f"it needs {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free")
+            raise OSError(errno.ENOSPC, f"it needs {byte_size(needed)}, and {byte_size(free)} are free")
 
     def _prepare(self, scratch: Path, needed: int) -> OSError | None:
         """Make the temporary directory with all but the tensors; returns what was in the way."""

@@ -15,7 +15,6 @@ PIPELINE_CASES = [
         "parallel.pp_schedule=1f1b has one stage a rank, not 2.",
         "parallel.pp_stages_per_rank=null",
         f"{FOUR} parallel.pp_stages_per_rank=1",
-        heals="parallel.pp_stages_per_rank=null",
     ),
     Case(
         "parallel.pp_stages",
@@ -23,7 +22,6 @@ PIPELINE_CASES = [
         "parallel.pp_schedule=interleaved_1f1b has two stages or more a rank, not 1.",
         "parallel.pp_stages_per_rank=null",
         f"{LOOP} parallel.pp_stages_per_rank=3 model.n_layers=6",
-        heals="parallel.pp_stages_per_rank=null",
     ),
     Case(
         "parallel.pp_stages",
@@ -31,23 +29,20 @@ PIPELINE_CASES = [
         "parallel.pp_schedule=zbv_zero_bubble has two stages a rank, not 3.",
         "parallel.pp_stages_per_rank=null",
         f"{ZBV} parallel.pp_stages_per_rank=2",
-        heals="parallel.pp_stages_per_rank=null",
     ),
     Case(
         "parallel.pp_layers",
         "parallel.pp=3 train.batch_size=3",
         "parallel.pp (3) * parallel.pp_stages_per_rank (1) = 3 stages cannot share 2 blocks.",
-        "parallel.pp=2 at most",
+        "parallel.pp=2 or model.n_layers=3",
         "parallel.pp=2",
-        heals="parallel.pp=2",
     ),
     Case(
         "parallel.pp_layers",
         "parallel.pp=2 parallel.pp_schedule=interleaved_1f1b model.n_layers=3",
         "parallel.pp (2) * parallel.pp_stages_per_rank (2) = 4 stages cannot share 3 blocks.",
-        "model.n_layers=4 at least",
+        "parallel.pp=1 or model.n_layers=4",
         LOOP,
-        heals="model.n_layers=4",
     ),
     Case(
         "parallel.pp_layers",
@@ -55,7 +50,6 @@ PIPELINE_CASES = [
         "it has 2 stages and 4 blocks; there are parallel.pp (2) * parallel.pp_stages_per_rank (1) = 2 stages and 5 blocks.",
         "parallel.pp_layers=[2,3]",
         "parallel.pp=2 model.n_layers=5 parallel.pp_layers=[4,1]",
-        heals="parallel.pp_layers=[2,3]",
     ),
     Case(
         "parallel.pp_layers",
@@ -63,7 +57,6 @@ PIPELINE_CASES = [
         "it has 2 stages and 4 blocks; there are parallel.pp (2) * parallel.pp_stages_per_rank (2) = 4 stages and 4 blocks.",
         "parallel.pp_layers=[1,1,1,1]",
         f"{LOOP} parallel.pp_layers=[1,1,1,1]",
-        heals="parallel.pp_layers=[1,1,1,1]",
     ),
     Case(
         "parallel.pp_microbatches",
@@ -71,7 +64,6 @@ PIPELINE_CASES = [
         "train.batch_size (8) * train.grad_accum_steps (1) = 8 sequences must be divisible by parallel.pp_microbatches (3).",
         "parallel.pp_microbatches=2",
         "parallel.pp=2 train.batch_size=8 parallel.pp_microbatches=4",
-        heals="parallel.pp_microbatches=2",
     ),
     Case(
         "parallel.pp_microbatches",
@@ -80,7 +72,6 @@ PIPELINE_CASES = [
         "and 1f1b needs one or more for each of parallel.pp (2) stages.",
         "parallel.pp_schedule=gpipe",
         "parallel.pp=2 train.batch_size=2",
-        heals="parallel.pp_schedule=gpipe",
     ),
     Case(
         "parallel.pp_microbatches",
@@ -89,7 +80,6 @@ PIPELINE_CASES = [
         "and 1f1b needs one or more for each of parallel.pp (2) stages.",
         "parallel.pp_microbatches=2",
         "parallel.pp=2 train.batch_size=4 train.grad_accum_steps=2 parallel.pp_microbatches=2",
-        heals="parallel.pp_microbatches=2",
     ),
     Case(
         "parallel.pp_microbatches",
@@ -98,7 +88,6 @@ PIPELINE_CASES = [
         "which do not make 2 equal rounds of parallel.pp (2) or more.",
         "parallel.pp_microbatches=2",
         f"{LOOP} train.batch_size=10 parallel.pp_microbatches=10",
-        heals="parallel.pp_microbatches=2",
     ),
     Case(
         "parallel.pp_reshard",
@@ -106,7 +95,6 @@ PIPELINE_CASES = [
         "each of 2 micro-batches would gather a stage's weights twice, which torch's schedules do not do.",
         "parallel.reshard_after_forward=never",
         "parallel.dp_shard=2 parallel.reshard_after_forward=always",
-        heals="parallel.reshard_after_forward=never",
     ),
     Case(
         "parallel.pp_reduce",
@@ -114,7 +102,6 @@ PIPELINE_CASES = [
         "torch's schedules reduce the gradients of all micro-batches when the last of a stage is done.",
         "parallel.reduce_gradients=step",
         "parallel.dp_shard=2 train.grad_accum_steps=2 parallel.reduce_gradients=micro_batch",
-        heals="parallel.reduce_gradients=step",
     ),
     Case(
         "parallel.pp_tied",
@@ -122,7 +109,6 @@ PIPELINE_CASES = [
         "the first and the last stage are on one rank, and FSDP cannot share a tied table between the two.",
         "model.tie_embeddings=false, or another schedule",
         f"{LOOP} model.tie_embeddings=true",
-        heals="model.tie_embeddings=false",
     ),
     Case(
         "parallel.pp_compile",
@@ -130,7 +116,6 @@ PIPELINE_CASES = [
         "interleaved_zero_bubble finds gradients of inputs and of weights apart; backward of a compiled block is one piece.",
         "train.compile_model=false",
         f"{LOOP} train.compile_model=true",
-        heals="train.compile_model=false",
     ),
     Case(
         "parallel.pp_selective",
@@ -138,7 +123,6 @@ PIPELINE_CASES = [
         "zbv_zero_bubble goes backward through a block twice; torch keeps what selective recompute saved for one time.",
         "train.activation_checkpointing=full, or another schedule",
         f"{ZBV} model.tie_embeddings=false train.activation_checkpointing=full",
-        heals="train.activation_checkpointing=full",
     ),
     Case(
         "parallel.pp_torch",
@@ -146,7 +130,6 @@ PIPELINE_CASES = [
         "torch 2.11 loses the graph of a layer's weights when it finds their gradients apart from those of its inputs.",
         "parallel.pp_schedule=interleaved_1f1b, or torch 2.13",
         f"{ZBV} model.tie_embeddings=false parallel.tp=2 parallel.pp_schedule=interleaved_1f1b",
-        heals="parallel.pp_schedule=interleaved_1f1b",
         torch=(2, 11),
     ),
     Case(
@@ -155,7 +138,6 @@ PIPELINE_CASES = [
         "torch 2.11 loses the graph of a layer's weights when it finds their gradients apart from those of its inputs.",
         "parallel.pp_schedule=interleaved_1f1b, or torch 2.13",
         f"{LOOP} model.moe.num_experts=4",
-        heals="parallel.pp_schedule=interleaved_1f1b",
         torch=(2, 11),
     ),
     Case(
@@ -164,7 +146,6 @@ PIPELINE_CASES = [
         "torch 2.12 lets a rank send to itself, which gloo cannot.",
         "parallel.pp_schedule=interleaved_zero_bubble, or torch 2.13",
         f"{ZBV} model.tie_embeddings=false",
-        heals="parallel.pp_schedule=interleaved_zero_bubble",
         torch=(2, 12),
     ),
     Case(
@@ -173,7 +154,6 @@ PIPELINE_CASES = [
         "the pipeline calls backward itself, and does not scale the loss as fp16 needs.",
         "precision.mixed_precision=bf16",
         "parallel.pp=2 precision=bf16",
-        heals="precision.mixed_precision=bf16",
     ),
 ]
 PIPELINE_CASES = [

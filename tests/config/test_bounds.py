@@ -59,6 +59,9 @@ def test_both_sides_of_every_bound(limit):
     bound = field.metadata["bounds"][name]
     assert f"{words} {bound if isinstance(bound, int) else format(bound, 'g')}" in found[0].what
     assert found[0].what.startswith(key)
+    if found[0].fix:
+        advised = found[0].fix.partition("=")[2]
+        assert faults(key, schema, field, float(advised) if "float" in str(field.type) else int(advised)) == []
 
 
 def test_there_are_bounds_to_test():

@@ -190,8 +190,14 @@ def test_a_schedule_that_was_given_does_not_change_freely(first: str, second: st
     assert {c.key: c.free for c in changes(shorter, longer)} == {"train.max_steps": True, "scheduler.decay_steps": False}
 
 
+def test_a_warm_up_that_was_worked_out_follows() -> None:
+    shorter, longer = (schedule("scheduler.warmup_steps=null", f"train.max_steps={n}") for n in (20, 100))
+    found = {c.key: (c.before, c.after, c.free) for c in changes(shorter, longer)}
+    assert found["scheduler.warmup_steps"] == (2, 10, True)
+
+
 def test_nothing_else_of_a_schedule_follows() -> None:
-    longer = schedule("scheduler=cosine", "scheduler.warmup_steps=20", "scheduler.min_lr_ratio=0.3", "train.max_steps=200")
+    longer = schedule("scheduler=cosine", "scheduler.warmup_steps=25", "scheduler.min_lr_ratio=0.3", "train.max_steps=200")
     free = {c.key: c.free for c in changes(schedule("scheduler=cosine"), longer)}
     assert (free["scheduler.warmup_steps"], free["scheduler.min_lr_ratio"]) == (False, False)
 

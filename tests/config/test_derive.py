@@ -12,7 +12,7 @@ import pytest
 from refusing import SMALL, only, problems, resolved
 
 from forge.config import compose
-from forge.config.derive import DERIVATIONS, Derived, fit_epochs
+from forge.config.derive import DERIVATIONS, SCHEDULE, Derived, fit_epochs
 from forge.config.errors import ConfigError
 from forge.config.estimate import memory_by_part
 from forge.config.resolve import resolve
@@ -68,6 +68,19 @@ def derived(overrides: list[str], **where) -> dict[str, tuple[object, str]]:
         ("train.global_batch_tokens=320", "train.global_batch_size", 10, "320 tokens / 32 a sequence"),
         ("train.global_batch_tokens=320", "train.grad_accum_steps", 5, "10 sequences / (2 a micro-batch * 1 ranks)"),
         ("", "scheduler.decay_steps", 90, "train.max_steps=100 - scheduler.warmup_steps=10"),
+        ("scheduler.warmup_steps=null", "scheduler.warmup_steps", 10, "a tenth, at most 40, of train.max_steps=100"),
+        (
+            "scheduler.warmup_steps=null train.max_steps=401",
+            "scheduler.warmup_steps",
+            40,
+            "a tenth, at most 40, of train.max_steps=401",
+        ),
+        (
+            "scheduler=constant scheduler.warmup_steps=null train.max_steps=9",
+            "scheduler.warmup_steps",
+            0,
+            "a tenth, at most 40, of train.max_steps=9",
+        ),
         ("scheduler=linear scheduler.warmup_steps=100", "scheduler.decay_steps", 1, "train.max_steps=100 - scheduler.warmup_steps=100"),
         ("scheduler=wsd scheduler.warmup_steps=10", "scheduler.decay_steps", 20, "a fifth of train.max_steps=100"),
         (
@@ -115,7 +128,7 @@ def test_time_is_saved_where_there_is_memory_for_it():
         d.key: (d.value, d.why)
         for d in resolved([*llama, "parallel.dp_shard=16", twice, "run.device=cuda"], gpus=16, memory=30 << 30).derived
     }
-    assert re.fullmatch(r"reduce_gradients=step needs [\d.]+ GiB of the 30 GiB of a device", found["parallel.reduce_gradients"][1])
+    assert re.fullmatch(r"reduce_gradients=step needs [\d.]+ GiB of the 30.0 GiB of a device", found["parallel.reduce_gradients"][1])
 
 
 def test_what_is_given_is_not_worked_out():
@@ -144,10 +157,10 @@ def test_fsdp_takes_what_the_other_degrees_leave():
 
 
 def test_the_arithmetic_of_a_layout_that_does_not_fit():
-    config = compose.config([*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.pp=3"])
+    config = compose.config([*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.cp=3", "train.seq_len=36"])
     with pytest.raises(ConfigError) as refused:
         config.validate(world_size=8)
-    assert "dp_replicate=1 * dp_shard=1 * tp=2 * pp=3 * cp=1 * ep=1 = 6, and there are 8 ranks (from the caller)." in str(refused.value)
+    assert "dp_replicate=1 * dp_shard=1 * tp=2 * pp=1 * cp=3 * ep=1 = 6, and there are 8 ranks (from the caller)." in str(refused.value)
 
 
 def test_every_rank_that_draws_its_own_data_counts():
@@ -244,6 +257,12 @@ def test_a_decay_that_was_given_is_kept_and_wsd_is_split_again():
     config, found = epochs(["scheduler=wsd", "scheduler.warmup_steps=10", "train.max_epochs=1"], samples=200)
     assert (config.scheduler.decay_steps, config.scheduler.stable_steps) == (20, 70)
     assert [d.key for d in found] == ["train.max_steps", "scheduler.decay_steps", "scheduler.stable_steps"]
+
+
+def test_a_warm_up_that_was_worked_out_fits_the_epochs():
+    config, found = epochs(["scheduler=wsd", "scheduler.warmup_steps=null", "train.max_epochs=1"], samples=200)
+    assert (config.scheduler.warmup_steps, config.scheduler.decay_steps, config.scheduler.stable_steps) == (10, 20, 70)
+    assert [d.key for d in found] == ["train.max_steps", *SCHEDULE]
 
 
 @pytest.mark.parametrize("limit", ["train.max_epochs=0", "train.max_epochs=10", "train.max_epochs=1e18"])

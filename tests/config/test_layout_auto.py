@@ -141,4 +141,4 @@ def test_memory_on_a_cpu_is_shared():
     worlds = [World(size=n, source="the test", device="cpu", devices=Devices(gpus=0, source="the test")) for n in sizes]
     reasons = [choose(config, world)[1] for world in worlds]
     there = [float(why.split(" of the ")[1].split()[0]) for why in reasons]
-    assert there[0] == pytest.approx(2 * there[1], rel=0.01)
+    assert there[0] == pytest.approx(2 * there[1], abs=0.15), "to one decimal"

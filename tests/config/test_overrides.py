@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra.core.override_parser.types import Override
+from advice import alternatives
 from refusing import only, problems, resolved
 
 from forge.config import compose
+from forge.config.aliases import ALIASES, COMPUTED
 from forge.config.errors import ConfigError
 from forge.config.grammar import read
 from forge.config.packages import IMPORTABLE
@@ -51,19 +52,19 @@ SAID = [
     ("train..max_steps=5", no_key("train..max_steps"), KEYS),
     ("train.=5", no_key("train."), KEYS),
     ("train.max_steps:5", "this is not key=value.", KEYS),
-    ("optimizer.betas=[1", unread("[1"), "to give it as a text: 'optimizer.betas=\"[1\"'"),
+    ("optimizer.betas=[1", unread("[1"), "optimizer.betas is a list of numbers"),
     ("run.name=ü", unread("ü"), "to give it as a text: 'run.name=\"ü\"'"),
     ('run.name=a"b', unread('a"b'), 'to give it as a text: \'run.name="a\\"b"\''),
     ("run.name=~/x", unread("~/x"), "to give it as a text: 'run.name=\"~/x\"'"),
-    ("train.max_steps==5", unread("=5"), "to give it as a text: 'train.max_steps=\"=5\"'"),
-    ("seed=${", unread("${"), "to give it as a text: 'seed=\"${\"'"),
-    ("seed=int(abc)", unread("int(abc)"), "to give it as a text: 'seed=\"int(abc)\"'"),
+    ("train.max_steps==5", unread("=5"), "train.max_steps is an integer"),
+    ("seed=${", unread("${"), "seed is an integer"),
+    ("seed=int(abc)", unread("int(abc)"), "seed is an integer"),
     ("optimizer.lr=1e-3,", MISSING, "write optimizer.lr=1e-3"),
     ("optimizer.lr=,1e-3", MISSING, "write optimizer.lr=1e-3"),
     ("optimizer.lr=1,,2", MISSING, "write optimizer.lr=1,2"),
     ("optimizer.lr=, ,", MISSING, "write optimizer.lr=..."),
     ("optimizer.betas=[,0.9,,0.95,]", MISSING, "write optimizer.betas=[0.9,0.95]"),
-    ('run.name="a,,b",', MISSING, 'write run.name="a,,b"'),
+    ('run.name="a,,b",', MISSING, "write 'run.name=\"a,,b\"'"),
     ("seed=choice(1,,2)", MISSING, "write seed=choice(1,2)"),
     ("seed=choice()", "choice takes values, with commas between them.", "'seed=choice(a, b)'"),
     ("seed=range(a,b)", RANGE, RANGE_FIX),
@@ -113,7 +114,7 @@ SAID = [
     ("modl.dim=3", "there is no group or option 'modl'.", "did you mean model.dim=3?"),
     ("modle=tiny", "there is no group or option 'modle'.", "did you mean model=tiny?"),
     ("sead=3", "there is no group or option 'sead'.", "did you mean seed=3?"),
-    ("warmup=3", "there is no group or option 'warmup'.", "python -m forge.train --help lists them"),
+    ("wramup=3", "there is no group or option 'wramup'.", "python -m forge.train --help lists them"),
     ("train.warmup_steps=3", "Train has no option 'warmup_steps'.", "did you mean scheduler.warmup_steps=3?"),
     ("seed.x=1", "seed is a value and has nothing below it.", "did you mean seed=1?"),
     ("optimizer.betas.0=0.5", "optimizer.betas is a list, and is given as a whole.", "optimizer.betas=[...]"),
@@ -131,26 +132,71 @@ SAID = [
     ("~optimizer.lrr", "AdamW has no option 'lrr'.", "did you mean optimizer.lr?"),
     ("+experiment.lr=1", "experiment is a group without options of its own.", "choose one of its files: experiment=..."),
     # keys of the seeds
-    ("trainer.learning_rate=1", "there is no group or option 'trainer'.", "xaytune's trainer.learning_rate is optimizer.lr here"),
-    ("distributed.tp=4", "there is no group or option 'distributed'.", "KempnerForge's distributed.tp is parallel.tp here"),
-    ("model.num_experts=8", "Decoder has no option 'num_experts'.", "KempnerForge's model.num_experts is model.moe.num_experts here"),
-    ("base_emb_dim=8", "there is no group or option 'base_emb_dim'.", "MaxText's base_emb_dim is model.dim here"),
+    ("trainer.learning_rate=1", "there is no group or option 'trainer'.", "did you mean optimizer.lr=1?"),
+    ("distributed.tp=4", "there is no group or option 'distributed'.", "did you mean parallel.tp=4?"),
+    ("model.num_experts=8", "Decoder has no option 'num_experts'.", "did you mean model.moe.num_experts=8?"),
+    ("base_emb_dim=8", "there is no group or option 'base_emb_dim'.", "did you mean model.dim=8?"),
+    ("lora.rank=8", "there is no group or option 'lora'.", "lora.rank comes later: LoRA"),
+    (
+        "scan_layers=true",
+        "there is no group or option 'scan_layers'.",
+        "scan_layers is left out: JAX: layers are never scanned here; train.compile_model compiles each block",
+    ),
+    (
+        "stable_steps=3",
+        "there is no group or option 'stable_steps'.",
+        "it is scheduler.stable_steps here; choose scheduler=wsd, or leave this out",
+    ),
+    # what newcomers type
+    (
+        "scheduler.warmup_ratio=0.1",
+        "Linear has no option 'warmup_ratio'.",
+        "did you mean scheduler.warmup_steps=160? (0.1 of train.max_steps=1600)",
+    ),
+    (
+        "min_lr=3e-5",
+        "there is no group or option 'min_lr'.",
+        "did you mean scheduler.min_lr_ratio=0.01? (of the peak, optimizer.lr=0.003)",
+    ),
+    ("optimizer.beta1=0.8", "AdamW has no option 'beta1'.", "did you mean optimizer.betas=[0.8,0.99]? (both in one list)"),
+    ("dropout=0.1", "there is no group or option 'dropout'.", "no model has dropout: leave it out"),
+    ("bf16=false", "there is no group or option 'bf16'.", "leave it out; precision=bf16 switches it on"),
+    ("run.device=gpu", "run.device is one of auto, cpu, cuda.", "did you mean run.device=cuda?"),
+    ("device=gpu", "there is no group or option 'device'.", "did you mean run.device=cuda?"),
+    ("precision=float32", "there is no precision named 'float32'.", "did you mean precision=fp32?"),
+    ("parallel=tp3", "there is no parallel named 'tp3'.", "did you mean parallel.tp=3?"),
+    ("data=my.txt", "there is no data named 'my.txt'.", "did you mean data=text data.path=my.txt?"),
+    ("name=x", "there is no group or option 'name'.", "did you mean run.name=x or sweep.name=x?"),
+    ("train.compile=true", "Train has no option 'compile'.", "did you mean train.compile_model=true?"),
+    ("training=100", "there is no group or option 'training'.", "did you mean the group train? its options: long, quick"),
+    ("steps=many", "there is no group or option 'steps'.", "did you mean train.max_steps=1600?"),
+    # dashes
+    ("--optimizer.lr=3e-3", "options are typed without dashes.", "write optimizer.lr=3e-3"),
+    ("--callbacks.ema._target_=x.EMA", "options are typed without dashes.", "write +callbacks.ema._target_=x.EMA"),
+    ("--model=smal", "options are typed without dashes.", "write model=small or model=moe_small"),
+    ("--lr=3e-3", "options are typed without dashes, and there is no group or option 'lr'.", "did you mean optimizer.lr=3e-3?"),
+    ("--bf16", "options are typed without dashes, and there is no group or option 'bf16'.", "did you mean precision=bf16?"),
+    (
+        "--learning-rate=3e-3",
+        "options are typed without dashes, and there is no group or option 'learning_rate'.",
+        "did you mean optimizer.lr=3e-3?",
+    ),
     # values
     ("seed=abc", "seed is an integer; 'abc' is not.", "for example seed=42"),
     ("seed=1.5", "seed is an integer; '1.5' is not.", "for example seed=42"),
     ("seed=true", "seed is an integer; 'true' is not.", "for example seed=42"),
     ("seed=null", "seed cannot be null; it is an integer.", "for example seed=42"),
-    ("optimizer.lr=null", "optimizer.lr cannot be null; it is a number.", "for example optimizer.lr=0.0003"),
-    ("optimizer.lr=fast", "optimizer.lr is a number; 'fast' is not.", "for example optimizer.lr=0.0003"),
+    ("optimizer.lr=null", "optimizer.lr cannot be null; it is a number.", "for example optimizer.lr=0.003"),
+    ("optimizer.lr=fast", "optimizer.lr is a number; 'fast' is not.", "for example optimizer.lr=0.003"),
     ("run.inline=maybe", "run.inline is true or false; 'maybe' is not.", ""),
     ("run.trust=os.", "run.trust is a list of texts; 'os.' is not.", "run.trust=[os.]"),
     ("eval.sample_prompts=a b", "eval.sample_prompts is a list of texts; 'a b' is not.", "'eval.sample_prompts=[a b]'"),
     ("eval.sample_prompts='a=b'", "eval.sample_prompts is a list of texts; ''a=b'' is not.", "\"eval.sample_prompts=['a=b']\""),
-    ("optimizer.betas=0.9", "optimizer.betas is a list of numbers; '0.9' is not.", "for example optimizer.betas=[0.9,0.95]"),
-    ("optimizer.betas=null", "optimizer.betas cannot be null; it is a list of numbers.", "for example optimizer.betas=[0.9,0.95]"),
+    ("optimizer.betas=0.9", "optimizer.betas is a list of numbers; '0.9' is not.", "for example optimizer.betas=[0.9,0.99]"),
+    ("optimizer.betas=null", "optimizer.betas cannot be null; it is a list of numbers.", "for example optimizer.betas=[0.9,0.99]"),
     ("parallel.pp_layers=3", "parallel.pp_layers is a list of integers; '3' is not.", "parallel.pp_layers=[3]"),
     ("parallel.pp_layers=x", "parallel.pp_layers is a list of integers; 'x' is not.", ""),
-    ("train.max_steps=1e400", "train.max_steps is an integer; '1e400' is not.", "for example train.max_steps=100000"),
+    ("train.max_steps=1e400", "train.max_steps is an integer; '1e400' is not.", "for example train.max_steps=1600"),
     ("optimizer.lr=1e400", "optimizer.lr must be finite.", ""),
     ("optimizer.lr=nan", "optimizer.lr must be finite.", ""),
     ("run.name=[a]", "run.name is a text; '[a]' is not.", "run.name=a"),
@@ -160,7 +206,11 @@ SAID = [
         "optimizer.lr=0.001,0.01 with -m, for a sweep over these",
     ),
     ("seed=[]", "seed is an integer; '[]' is not.", "for example seed=42"),
-    ("model.ffn_hidden_dim=['${seed}',1]", "model.ffn_hidden_dim is an integer; '['${seed}',1]' is not.", ""),
+    (
+        "model.ffn_hidden_dim=['${seed}',1]",
+        "model.ffn_hidden_dim is an integer; '['${seed}',1]' is not.",
+        "for example model.ffn_hidden_dim=null",
+    ),
     ("seed=[1,a]", "seed is an integer; '[1,a]' is not.", "for example seed=42"),
     ("model.moe=3", f"model.moe {IS_SECTION} '3' is not.", f"{ONE_BY_ONE} model.moe.num_experts=..."),
     ("model.moe=null", f"model.moe {IS_SECTION} 'null' is not.", f"{ONE_BY_ONE} model.moe.num_experts=..."),
@@ -173,19 +223,18 @@ SAID = [
     (
         "optimizer.lr=loguniform(1e-4,1e-2)",
         "there is no function loguniform().",
-        "sweeps have choice, range, interval, glob, sort, shuffle and tag(log, interval(LOW, HIGH)); "
-        "to give it as a text: 'optimizer.lr=\"loguniform(1e-4,1e-2)\"'",
+        "sweeps have choice, range, interval, glob, sort, shuffle and tag(log, interval(LOW, HIGH)); optimizer.lr is a number",
     ),
     (
         "optimizer.betas={a: 1}",
         "optimizer.betas is a list of numbers; '{a: 1}' is not.",
-        "for example optimizer.betas=[0.9,0.95]",
+        "for example optimizer.betas=[0.9,0.99]",
     ),
     ("eval.sample_prompts=[[a]]", "eval.sample_prompts must be a list of texts.", ""),
+    ("optimizer.betas=0.9,0.95", f"optimizer.betas {NO_SWEEP}", "optimizer.betas=[0.9,0.95] for a list, or -m for a sweep"),
+    ("run.name=a,b", f"run.name {NO_SWEEP}", "one value, or -m for a sweep; 'run.name=\"a,b\"' for a text"),
     ("optimizer.lr=1,2", f"optimizer.lr {NO_SWEEP}", "one value, or -m for a sweep"),
     ("seed=range(1,5)", f"seed {NO_SWEEP}", "one value, or -m for a sweep"),
-    ("optimizer.betas=0.9,0.95", f"optimizer.betas {NO_SWEEP}", "one value, or -m for a sweep; optimizer.betas=[0.9,0.95] for a list"),
-    ("run.name=a,b", f"run.name {NO_SWEEP}", "one value, or -m for a sweep; \"run.name='a,b'\" for a text"),
     ("run.name=???", "a value is missing.", "give one: run.name=..."),
     ("optimizer.betas=[???,0.9]", "a value is missing.", "give one: optimizer.betas=..."),
     ("optimizer.lr=${nokey.x}", "its interpolation fails: Interpolation key 'nokey.x' not found.", INTERPOLATION),
@@ -226,11 +275,12 @@ def test_a_time_of_slurm_in_minutes(time: str, minutes: int | None):
     assert (found.what, found.fix) == (f"launch.time is an integer; '{time}' is not.", fix)
 
 
-@pytest.mark.parametrize(
-    "typed", ["eval.sample_prompts=[a=b, c]", "sweep.ablation.arms={wide: [model.dim=256], x: []}", "seed=1,", "seed=[,1]"]
-)
-def test_what_is_advised_can_be_read(typed: str):
-    assert isinstance(read(only([typed]).fix.removeprefix("write ").strip("'")), Override)
+@pytest.mark.parametrize("fix", [*dict.fromkeys(fix for *_, fix in SAID if alternatives(fix)), "write seed=1"])
+def test_what_is_advised_can_be_typed(fix: str):
+    """But for what is then several values, or an option with a mistake of its own."""
+    for words in alternatives(fix):
+        left = [p.what for p in problems(words, as_point=True) if not p.rule and NO_SWEEP not in p.what]
+        assert left == (["Decoder has no option 'dimm'."] if fix == "write model.dimm=3" else []), words
 
 
 @pytest.mark.parametrize(
@@ -241,6 +291,30 @@ def test_a_folder_that_is_not_there_comes_before_what_comes_of_it(overrides: lis
     first, second = problems(["experiment=mine", *overrides], config_dirs=config_dirs)
     assert (first.key, first.what) == (key, f"there is no directory or package {Path('my/nope').resolve()}.")
     assert second.what == "there is no experiment named 'mine'."
+
+
+SAMPLE = {
+    "optimizer": "adamw",
+    "scheduler": "cosine",
+    "model": "small",
+    "model.dim": "64",
+    "data=text data.path=": __file__,
+    "precision.mixed_precision": "fp32",
+}
+
+
+@pytest.mark.parametrize("word", [*ALIASES, *COMPUTED])
+def test_what_newcomers_type_is_answered_with_what_works(word: str):
+    value = "0.001" if word in COMPUTED else SAMPLE.get(ALIASES[word], "2")
+    words = only([f"{word}={value}"]).fix.partition("did you mean ")[2].partition("?")[0].split()
+    assert words
+    assert [p for p in problems(words, gpus=2, as_point=True) if not p.warning] == []
+
+
+def test_advice_is_on_the_values_that_the_whole_line_sets():
+    assert "warmup_steps=50?" in only(["warmup_ratio=0.1", "train.max_steps=500"]).fix
+    assert only(["train.max_steps=soon", "train.max_steps=77"]).fix == "for example train.max_steps=77"
+    assert "warmup_steps=50?" in only(["scheduler.warmup_ratio=0.1", "train.max_steps=500"], as_point=True).fix
 
 
 WORKS = [

@@ -17,6 +17,7 @@ from forge.config.frozen import thaw_value
 from forge.config.library import Library
 from forge.config.paths import CONF
 from forge.config.resolve import Resolution
+from forge.optim import schedules
 
 FILES = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.rglob("*.yaml") if path.parent != CONF)
 PARAMETERS = {
@@ -100,6 +101,16 @@ def test_the_name_of_a_layout_says_what_it_is(file: str):
     assert {axis: degrees[axis] for axis in ("tp", "pp", "cp", "ep")} == {"tp": 1, "pp": 1, "cp": 1, "ep": 1} | named
     assert degrees["dp_shard"] == (-1 if {"fsdp", "hsdp"} & set(words) else 1)
     assert degrees["dp_replicate"] == (2 if "hsdp" in words else 1)
+
+
+@pytest.mark.parametrize("name", sorted(schemas.SCHEMAS["scheduler"]))
+@pytest.mark.parametrize("steps", [20, 300])
+def test_a_short_run_reaches_its_peak_without_a_warning(name: str, steps: int):
+    found = resolved([f"scheduler={name}", f"train.max_steps={steps}"], as_point=True)
+    build = getattr(schedules, name)
+    factors = [build(found.config.scheduler)(step) for step in range(steps)]
+    assert found.warnings == ()
+    assert max(factors) == 1
 
 
 def test_every_line_of_the_defaults_list_has_a_comment():

@@ -116,9 +116,9 @@ def test_a_copy_can_be_thawed():
 
 def test_one_composition_does_not_leak_into_the_next():
     library = Library()
-    first = library.merge(library.defaults([]).defaults)
+    first, _ = library.merge(library.defaults([]).defaults)
     first.optimizer.lr = 9.0
-    second = library.merge(library.defaults([]).defaults)
+    second, _ = library.merge(library.defaults([]).defaults)
     assert second.optimizer.lr != 9.0
 
 

@@ -103,36 +103,36 @@ def test_the_page_has_one_line_an_option():
 
 
 SAID = {
-    "distributed.tp": "KempnerForge's distributed.tp is parallel.tp here",
-    "train.mixed_precision": "KempnerForge's train.mixed_precision is precision.mixed_precision here "
-    "(weights and optimizer state stay fp32; auto is added, fp8 comes later)",
-    "optimizer.name": "KempnerForge's optimizer.name is the group choice optimizer=adamw here "
-    "(lion, muon and schedule_free_adamw come later)",
-    "model.num_experts": "KempnerForge's model.num_experts is model.moe.num_experts here",
-    "trainer.learning_rate": "xaytune's trainer.learning_rate is optimizer.lr here",
-    "trainer.lr": "it is optimizer.lr, as in KempnerForge",
-    "lora.rank": "xaytune's lora.rank comes later (LoRA)",
-    "trainer.warmup_ratio": "xaytune's trainer.warmup_ratio is scheduler.warmup_steps here (in steps, not a share of the run)",
-    "base_emb_dim": "MaxText's base_emb_dim is model.dim here",
-    "model.base_emb_dim": "MaxText's base_emb_dim is model.dim here",
-    "scan_layers": "MaxText's scan_layers is not taken: JAX: layers are never scanned here; train.compile_model compiles each block",
-    "--depth": "nanochat's depth is not taken: it sets layers, width and heads at once; choose a preset such as model=small, "
-    "or say model.n_layers, model.dim and model.n_heads",
-    "device_batch_size": "nanochat's device-batch-size is train.batch_size here",
-    "batch_size": "it is train.batch_size, as in KempnerForge",
-    "steps": "MaxText's steps is train.max_steps here (always a bound: there is no -1)",
-    "dir": "it is checkpoint.dir, as in KempnerForge (inside the run directory); xaytune's output.dir is run.dir here",
+    "distributed.tp": (["parallel.tp"], ""),
+    "train.mixed_precision": (["precision.mixed_precision"], "weights and optimizer state stay fp32; auto is added, fp8 comes later"),
+    "optimizer.name": (["optimizer=adamw"], "lion, muon and schedule_free_adamw come later"),
+    "trainer.lr": (["optimizer.lr"], ""),
+    "lora.rank": ([], "lora.rank comes later: LoRA"),
+    "trainer.warmup_ratio": (["scheduler.warmup_steps"], "in steps, not a share of the run"),
+    "model.base_emb_dim": (["model.dim"], ""),
+    "scan_layers": ([], "scan_layers is left out: JAX: layers are never scanned here; train.compile_model compiles each block"),
+    "device_batch_size": (["train.batch_size"], ""),
+    "steps": (["train.max_steps"], "always a bound: there is no -1"),
+    "dir": (["checkpoint.dir", "run.dir"], ""),
 }
 
 
 @pytest.mark.parametrize(("typed", "said"), SAID.items())
-def test_suggestions(typed, said):
-    assert seeds.suggestion(typed) == said
+def test_answers(typed, said):
+    answer = seeds.answer(typed)
+    assert answer is not None
+    assert (answer.ours, answer.note) == said
+
+
+def test_no_answer_names_a_seed():
+    texts = [" ".join([*answer.ours, answer.note]) for row in seeds.rows() if (answer := seeds.answer(row.key)) is not None]
+    assert len(texts) > 700
+    assert [text for text in texts if re.search("kempner|xaytune|nanochat|maxtext", text, re.IGNORECASE)] == []
 
 
 @pytest.mark.parametrize("typed", ["no_such_option", "optimizer.betas", "train.dir", "model.dropout", "", "dim > 0"])
-def test_no_suggestion_where_no_seed_helps(typed):
-    assert seeds.suggestion(typed) is None
+def test_no_answer_where_no_seed_helps(typed):
+    assert seeds.answer(typed) is None
 
 
 def exists(ours: str) -> bool:

@@ -80,15 +80,26 @@ BROKEN = {
         "'1' in quotes",
     ),
     "an unknown key": ("optimizer:\n  lr: 1e-3\n  lrr: 1\n", ":4", "AdamW has no option 'lrr'.", "did you mean lr?"),
+    "an option by another name": (
+        "optimizer:\n  learning_rate: 1e-3\n",
+        ":3",
+        "AdamW has no option 'learning_rate'.",
+        "did you mean lr?",
+    ),
     "an unknown section": ("optimiser:\n  lr: 1\n", ":2", "there is no group or option 'optimiser'.", "did you mean optimizer?"),
     "Hydra's settings": ("hydra:\n  run: {dir: x}\n", ":2", "there is no group or option 'hydra'.", "remove it from the file"),
     "a wrong type": (
         "train:\n  max_steps: soon\n",
         ":3",
         "train.max_steps is an integer; 'soon' is not.",
-        CORRECT,
+        "for example max_steps: 1600",
     ),
-    "one number for several": ("optimizer:\n  betas: 0.9\n", ":3", "optimizer.betas is a list of numbers; 0.9 is not.", CORRECT),
+    "one number for several": (
+        "optimizer:\n  betas: 0.9\n",
+        ":3",
+        "optimizer.betas is a list of numbers; 0.9 is not.",
+        "for example betas: [0.9, 0.99]",
+    ),
     "a text for a list": (
         "eval:\n  sample_prompts: Hello, you\n",
         ":3",
@@ -309,6 +320,51 @@ def test_two_broken_files_are_both_reported(write: Write):
     first, second = problems(["experiment=mine", "model=mine"], config_dirs=[folder])
     assert (first.key, second.key) == ("experiment=mine", "model=mine")
     assert second.fix == "start the file with 'defaults: [/schema/model@_here_: decoder, _self_]'"
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(write: Write):
+    text = """\
+defaults:
+  - override /scheduler: wsd
+optimizer:
+  lrr: 1
+  lr: fast
+  eps: 1.0e-6
+train:
+  seq_len: 4096
+  max_steps: [10, 20]
+hydra:
+  sweeper:
+    param: 3
+modl:
+  dim: 3
+  n_heads: 4
+sweep: x
+"""
+    write("model/mine.yaml", "defaults:\n  - tiny\n  - _self_\nn_layer: 3\ndim: 256\n")
+    folder = write("experiment/mine.yaml", GLOBAL + text)
+    told = ["experiment=mine", "scheduler.foo=1", "model=mine", "train.batch_size=0"]
+    found = problems(told, config_dirs=[folder])
+    experiment, model = f"{folder}/experiment/mine.yaml", f"{folder}/model/mine.yaml"
+    assert [(p.key, p.where, p.what) for p in found] == [
+        ("experiment=mine", f"{experiment}:5", "AdamW has no option 'lrr'."),
+        ("experiment=mine", f"{experiment}:6", "optimizer.lr is a number; 'fast' is not."),
+        ("experiment=mine", f"{experiment}:10", "train.max_steps is an integer; [10,20] is not."),
+        ("experiment=mine", f"{experiment}:14", "there is no group or option 'modl'."),
+        ("experiment=mine", f"{experiment}:17", "sweep is a section of options; 'x' is not."),
+        ("experiment=mine", f"{experiment}:13", "Basic has no option 'param'."),
+        ("scheduler.foo=1", "command line", "WSD has no option 'foo'."),
+        ("model=mine", f"{model}:4", "Decoder has no option 'n_layer'."),
+        ("train.batch_size=0", "command line", "a micro-batch of no sequence trains nothing."),
+        ("train.seq_len=4096", f"{experiment}:9", "train.seq_len (4096) exceeds model.max_seq_len (512)."),
+    ]
+
+
+def test_a_file_that_two_choices_bring_is_told_of_once(write: Write):
+    write("model/mine.yaml", "defaults:\n  - tiny\n  - _self_\nn_layer: 3\n")
+    folder = write("experiment/mine.yaml", GLOBAL + "defaults:\n  - override /model: mine\n")
+    found = only(["experiment=mine"], config_dirs=[folder])
+    assert (found.key, found.where) == ("model=mine", f"{folder}/model/mine.yaml:4")
 
 
 def test_a_model_without_a_schema(write: Write):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from forge.config.units import GIB
 from forge.diagnosis import limits
 from forge.diagnosis.finding import MISSING, OK, WARN
-from forge.diagnosis.limits import GIB
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_threads_say_where_they_come_from():
 
 def test_memory():
     assert limits.memory(16 * GIB, None).found == "16.0 GiB free"
-    assert limits.memory(16 * GIB, 8 * GIB).found == "8.0 GiB free (16.0 on the machine)"
+    assert limits.memory(16 * GIB, 8 * GIB).found == "8.0 GiB free (16.0 GiB on the machine)"
     few = limits.memory(GIB, None)
     assert (few.status, few.fix) == (WARN, "end other programs; or lower train.batch_size")
     capped = limits.memory(16 * GIB, GIB // 4)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from forge.config.units import GIB, MIB
 from forge.diagnosis import places
 from forge.diagnosis.finding import MISSING, OK, WARN
-from forge.diagnosis.places import GIB, MIB, Place, Trial
+from forge.diagnosis.places import Place, Trial
 
 NEEDED = Place(name="run.root", path=Path("/p"), option="run.root=DIR", enough=10 * GIB)
 OTHER = Place(name="home", path=Path("/p"), option="HOME=DIR", enough=GIB, needed=False)
@@ -67,7 +68,7 @@ def test_the_mode_of_a_directory_counts(tmp_path: Path):
 def test_room():
     assert places.judge(NEEDED, WROTE, 10 * GIB, None).status == OK
     few = places.judge(NEEDED, WROTE, 9 * GIB, 10**6)
-    assert (few.status, few.fix) == (WARN, "10 GiB are a comfortable minimum; make room, or run.root=DIR")
+    assert (few.status, few.fix) == (WARN, "10.0 GiB are a comfortable minimum; make room, or run.root=DIR")
     assert few.found.startswith("/p: 9.0 GiB free on ")
     full = places.judge(NEEDED, WROTE, GIB // 4, None)
     assert (full.status, full.needed, full.fix) == (MISSING, True, "make room, or run.root=DIR")

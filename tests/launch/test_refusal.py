@@ -107,7 +107,7 @@ def test_the_place_of_a_parameter(section: str, text: str, key: str, line: int, 
     [
         ("[model.dimm=256]", "model.dimm=256", "Decoder has no option 'dimm'.", "did you mean model.dim=256?"),
         ("[model=tinyy]", "model=tinyy", "there is no model named 'tinyy'.", "did you mean model=tiny or model=moe_tiny?"),
-        ("['model.dim=-1']", "model.dim=-1", "model.dim must be greater than 0.", ""),
+        ("['model.dim=-1']", "model.dim=-1", "model.dim must be greater than 0.", "for example model.dim=1"),
         ("[run.name=x]", "run.name=x", "it is the same for all points of a sweep.", "leave it out of the arm"),
         ("['']", "''", "this is not key=value.", "group=option or key=value, such as model=small or optimizer.lr=1e-3"),
         (

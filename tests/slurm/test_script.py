@@ -121,7 +121,7 @@ def test_a_signal_before_the_job_begins_is_refused() -> None:
     assert fault.render().splitlines() == [
         "  launch.signal_before=120",
         "  a job of launch.time=2 minutes has 120 s, so the signal would come before it begins.",
-        "  -> less, or a longer launch.time",
+        "  -> launch.signal_before=60 or launch.time=3",
     ]
     assert not list(faults(Slurm(time=2, signal_before=119)))
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from forge.config.metrics import Metrics
 from forge.training.trackers import build_trackers
 from forge.training.trackers.console import LiveConsole, PlainConsole, console_tracker
-from forge.training.trackers.metric_text import compact, duration, percent
+from forge.training.trackers.metric_text import duration, percent
 
 TRAINING = {"train/loss": 3.14159, "train/grad_norm": 1.2345, "lr": 3e-4, "tokens_per_second": 12345.6, "mfu": 0.4123}
 GOLDEN = """\
@@ -132,24 +132,6 @@ def test_no_frame_is_written_into_a_file(variable, monkeypatch, tmp_path):
         script(Console(file=file), Clock())
         file.seek(0)
         assert file.read() == GOLDEN
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (12.3456, "12.3"),
-        (999.4, "999"),
-        (999.6, "1k"),
-        (12345, "12.3k"),
-        (1_234_567, "1.23M"),
-        (5e9, "5G"),
-        (7e12, "7T"),
-        (math.nan, "nan"),
-    ],
-)
-def test_compact(value, text):
-    assert compact(value) == text
 
 
 def test_percent_and_duration():

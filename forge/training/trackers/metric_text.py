@@ -6,16 +6,9 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 
+from forge.config.units import compact
+
 Formatter = Callable[[float], str]
-
-
-def compact(value: float) -> str:
-    """Three significant digits with k, M, G or T: 12345 -> 12.3k."""
-    suffixes = ["T", "G", "M", "k", ""]
-    while abs(value) >= 999.5 and len(suffixes) > 1:
-        value /= 1000
-        suffixes.pop()
-    return f"{value:.3g}{suffixes[-1]}"
 
 
 def percent(value: float) -> str:

@@ -174,7 +174,7 @@ def device_memory(world: World) -> int | None:
     if world.remote:
         return None
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks_per_node(world)
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(1, ranks_per_node(world))
     except (OSError, ValueError):
         return None
 

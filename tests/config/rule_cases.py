@@ -306,7 +306,6 @@ CASES = [
             "W&B has no login to api.wandb.ai here, so nothing would be logged there.",
             "type wandb login, or metrics.wandb_mode=offline",
             f"metrics.enable_wandb=true {kept}",
-            heals="metrics.wandb_mode=offline",
         )
         for kept in ("metrics.wandb_mode=offline", "launch=slurm launch.setup=['. secrets.sh']")
     ),

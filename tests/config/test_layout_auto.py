@@ -55,9 +55,9 @@ def needed(overrides: list[str], ranks: int) -> int:
 
 
 def test_the_first_that_fits_is_chosen_and_no_later_one():
-    """With just the memory that a layout needs it is chosen; with a little less the next one is, which needs less."""
+    """With just the memory that a layout needs at least it is chosen; with a little less the next one is, which needs less."""
     order = ["ddp", "fsdp", "tp2_fsdp", "tp4_fsdp", "tp8_fsdp"]
-    presets = {name: [f"parallel={name}"] for name in order} | {"ddp": ["parallel=ddp", "parallel.dp_replicate=8"]}
+    presets = {name: [f"parallel={name}", "parallel.reshard_after_forward=always"] for name in order} | {"ddp": ["parallel=ddp", "parallel.dp_replicate=8", "parallel.reshard_after_forward=always"]}
     sizes = {name: needed(presets[name], 8) for name in order}
     assert sorted(sizes.values(), reverse=True) == list(sizes.values())
     for name, size in sizes.items():
@@ -70,7 +70,7 @@ def test_the_first_that_fits_is_chosen_and_no_later_one():
 
 
 def test_a_pipeline_comes_last_and_what_fits_nowhere_is_said():
-    found = auto(["train.batch_size=8"], 16, 30 * GIB, gpus=8)
+    found = auto(["train.batch_size=8"], 16, 20 * GIB, gpus=8)
     assert found.config.parallel.pp > 1
     lean = auto([], 8, GIB)
     why = next(d.why for d in lean.derived if d.key == "parallel.layout")
@@ -104,14 +104,15 @@ MIXTRAL = ["model=mixtral_8x7b", "train.batch_size=1", "train.seq_len=4096", "tr
     ("ranks", "gib", "overrides", "chosen"),
     [
         (8, 141, [], {"dp_shard": 8}),
-        (8, 141, ["train.grad_accum_steps=4"], {"ep": 8}),
-        (32, 80, ["train.grad_accum_steps=4"], {"dp_shard": 4, "ep": 8}),
-        (16, 80, ["train.grad_accum_steps=4"], {"dp_shard": 2, "tp": 2, "ep": 4}),
+        (8, 141, ["train.grad_accum_steps=4"], {"dp_shard": 8}),
+        (8, 141, ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"], {"ep": 8}),
+        (32, 80, ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"], {"dp_shard": 4, "ep": 8}),
+        (16, 80, ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"], {"dp_shard": 2, "tp": 2, "ep": 4}),
         (32, 80, ["parallel.ep=4"], {"dp_shard": 8, "ep": 4}),
     ],
 )
 def test_what_is_chosen_for_experts(ranks: int, gib: int, overrides: list[str], chosen: dict[str, int]):
-    """Sharded where that fits, and cut by expert where not: unreduced gradients of several micro-batches are of all that are gathered."""
+    """Sharded where that fits, and cut by expert where not: unreduced gradients that are kept over micro-batches are of all that are gathered."""
     assert degrees(auto([*MIXTRAL, *overrides], ranks, gib * GIB, gpus=8)) == chosen
 
 

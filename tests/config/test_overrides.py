@@ -304,7 +304,8 @@ SAMPLE = {
 
 
 @pytest.mark.parametrize("word", [*ALIASES, *COMPUTED])
-def test_what_newcomers_type_is_answered_with_what_works(word: str):
+def test_what_newcomers_type_is_answered_with_what_works(word: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")  # no login is needed
     value = "0.001" if word in COMPUTED else SAMPLE.get(ALIASES[word], "2")
     words = only([f"{word}={value}"]).fix.partition("did you mean ")[2].partition("?")[0].split()
     assert words
@@ -362,7 +363,7 @@ def test_an_optional_group_can_be_switched_off_again():
 def test_no_two_spellings_of_several_paths_point_at_each_other():
     over_all = "for one run over several files a directory that holds them, or a glob such as 'data.path=texts/*.txt'"
     found = only(["data=text", "data.path=a.txt,b.txt"])
-    assert found.fix == f"one value, or -m for a sweep; \"data.path='a.txt,b.txt'\" for a text; {over_all}"
+    assert found.fix == 'one value, or -m for a sweep; \'data.path="a.txt,b.txt"\' for a text; ' + over_all
     found = only(["data=text", "data.path=[a.txt,b.txt]"])
     assert found.fix == f"data.path=a.txt,b.txt with -m, for a sweep over these; {over_all}"
 

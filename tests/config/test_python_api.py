@@ -122,7 +122,7 @@ def test_a_run_that_fails(started: list[Path], monkeypatch: pytest.MonkeyPatch):
 def test_a_run_that_is_interrupted_before_it_begins(started: list[Path], monkeypatch: pytest.MonkeyPatch):
     """Also one that goes on, whose directory has the result of its last start still."""
     done = forge.train(forge.compose())
-    monkeypatch.setattr(local, "start", lambda run_dir, ranks: 130)
+    monkeypatch.setattr(local, "start", lambda run_dir, ranks, **_: 130)
     for overrides in ([], [f"run.dir={done.run_dir}", "train.max_steps=3200"]):
         with pytest.raises(KeyboardInterrupt):
             forge.train(forge.compose(overrides))

@@ -32,6 +32,7 @@ OF_THE_USER = {
     "checkpoint.init_from": "a path",
     "checkpoint.resume_from": "a path",
     "entries": "a class",
+    "target": "a class",
     "sweep.ablation": "a name; or a sweep, which is no run",
     "parallel.memory": "a smaller model, or more GPUs",
     "run.host_memory": "a smaller model, or a machine with GPUs",

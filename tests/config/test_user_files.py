@@ -193,7 +193,7 @@ BROKEN = {
 @pytest.mark.parametrize(("text", "line", "what", "fix"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_experiment(text: str, line: str, what: str, fix: str, write: Write):
     folder = write("experiment/mine.yaml", GLOBAL + text)
-    found = only(["experiment=mine"], config_dirs=[folder])
+    (found,) = [p for p in problems(["experiment=mine"], config_dirs=[folder]) if p.where.startswith(folder)]
     assert (found.what, found.key, found.where) == (what, "experiment=mine", f"{folder}/experiment/mine.yaml{line}")
     assert found.fix == fix or (not fix and found.fix)
 

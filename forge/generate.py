@@ -40,7 +40,7 @@ def _generate(options: argparse.Namespace) -> None:
     trained = load_run(path, trust=options.trust)
     sampling = {"temperature": options.temperature, "top_k": options.top_k, "top_p": options.top_p, "seed": options.seed}
     for prompt in options.prompt or [""]:
-        print(prompt + continue_text(trained.model, trained.tokenizer, prompt, trained.autocast, tokens=options.tokens, **sampling))
+        print(prompt + continue_text(trained.model, trained.tokenizer, prompt, trained.device, tokens=options.tokens, **sampling))
 
 
 if __name__ == "__main__":

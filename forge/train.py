@@ -169,7 +169,8 @@ def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequen
             return Ended(run_dir=Path(), code=cli.show(printed))
     before = directory.before(resolution.config)
     run_dir, changes = directory.prepare(resolution, overrides=overrides, config_dirs=config_dirs)
-    again = f"   (goes on with: {directory.resume_command(run_dir)})" if job or not before.fresh else ""  # else said once it has begun
+    said = resolution.config.checkpoint.enabled and (job or not before.fresh)  # of a fresh run of this machine once it has begun
+    again = f"   (goes on with: {directory.resume_command(run_dir)})" if said else ""
     print(f"run directory: {directory.short(run_dir)}{again}")
     for change in changes:
         print(f"  changed: {change.key}={shown(change.after)}   (was {shown(change.before)}; kept in {newest(run_dir).name})")

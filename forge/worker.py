@@ -23,6 +23,7 @@ from forge.launch import attempts, directory, failure, threads
 from forge.launch.directory import ERROR, RESULT, Result, write_json
 from forge.launch.local import FAILED, PARENT, REFUSED
 from forge.launch.lock import Held, Lock
+from forge.launch.saved import newest_usable, saved_folder
 from forge.parallel.meeting import Meeting, Word
 
 if TYPE_CHECKING:
@@ -251,6 +252,8 @@ def is_lost_peer(error: BaseException | None) -> bool:
 
 
 def _prolong(run_dir: Path, done: Result) -> str:
+    if not newest_usable(saved_folder(run_dir), to_go_on=True)[0]:
+        return "no checkpoint of it is there to go on from"
     longer = directory.longer(run_dir, done.reason, done.step)
     how = "to go on" if longer != "..." else "raise what ended it to go on"
     return f"{how}: {directory.resume_command(run_dir)} {longer}"

@@ -145,14 +145,12 @@ class Pipeline(nn.Module):
         """The head, whose logits reach every rank of the pipeline; after `hidden`."""
         return SharedHead(self.line, self.own_head(), self.section.vocab_size)
 
-    def step(
-        self, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float, forward_context: Callable[[], Any]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(self, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Forward and backward of all that this rank reads in one step; gradients are then in `.grad`, added up over data ranks.
 
         batches: micro-batches, tuples of tensors [batch, ...] of which the first are tokens [batch, seq]. Their sequences are put
         together and go through the stages in `parallel.pp_microbatches` equal parts. weight: 1 / target tokens of the step, over
-        all ranks. forward_context: as for any forward pass; the backward pass is outside of it.
+        all ranks.
         Returns the sum of the weighted losses and the objective's sums, where the last stage is; zeros elsewhere.
         """
         from forge.parallel.pipeline_schedule import Ending
@@ -163,13 +161,11 @@ class Pipeline(nn.Module):
         parts = self._by_stage()
         if self._shape != tokens.shape:
             self._schedule, self._shape = self._make_schedule(*tokens.shape), tokens.shape
-        for part in self.parts:
-            part.forward_context = forward_context  # type: ignore[assignment]
         inputs: tuple[Tensor, ...] = (tokens,) if self.first else ()
         kwargs: dict[str, Any] = {"return_outputs": False}
         if self.last:
             micro = [type(batches[0])(*tensors) for tensors in zip(*(field.chunk(count) for field in fields), strict=True)]
-            self._ending = Ending(parts[self.line.last], micro, objective, weight, forward_context)
+            self._ending = Ending(parts[self.line.last], micro, objective, weight)
             kwargs["target"] = torch.arange(count)  # of a micro-batch its number, by which the loss finds all of it
         self._schedule.step(*inputs, **kwargs)
         self._add_tied_gradients()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,20 +29,16 @@ SCHEDULES = {
     "zbv_zero_bubble": ScheduleZBVZeroBubble,
 }
 
-Context = Callable[[], AbstractContextManager[Any]]
-
 
 class Stage:
     """Mixin of a part of the model: called, it gives hidden states, as they go to the next stage. FSDP acts around the call."""
 
     gives: torch.dtype
-    forward_context: Context = staticmethod(nullcontext)
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [batch, seq] or hidden states [batch, seq, dim] -> hidden states."""
-        with self.forward_context():
-            # The class's own method: the instance's has been wrapped by FSDP, which would act a second time.
-            return super().hidden(x).to(self.gives)  # type: ignore[misc]
+        # The class's own method: the instance's has been wrapped by FSDP, which would act a second time.
+        return super().hidden(x).to(self.gives)  # type: ignore[misc]
 
 
 def make_stage(part: nn.Module, gives: torch.dtype) -> None:
@@ -55,17 +50,14 @@ def make_stage(part: nn.Module, gives: torch.dtype) -> None:
 class Ending:
     """The loss of one step's micro-batches, as the last stage makes it; its sums are read when the step is over."""
 
-    def __init__(
-        self, part: nn.Module, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float, context: Context
-    ) -> None:
-        self.part, self.batches, self.objective, self.weight, self.context = part, batches, objective, weight, context
+    def __init__(self, part: nn.Module, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float) -> None:
+        self.part, self.batches, self.objective, self.weight = part, batches, objective, weight
         self.total: Tensor | None = None
         self.sums: dict[str, Tensor] = {}
 
     def __call__(self, hidden: Tensor, number: Tensor) -> Tensor:
         """The weighted loss of a micro-batch, by its number, from what the last stage gave for it."""
-        with self.context():
-            losses = self.objective(Read(self.part, hidden), self.batches[int(number)])
+        losses = self.objective(Read(self.part, hidden), self.batches[int(number)])
         loss = losses.total * self.weight
         self.total = loss.detach() if self.total is None else self.total + loss.detach()
         for name, value in losses.sums.items():

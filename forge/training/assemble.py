@@ -30,7 +30,7 @@ from forge.parallel.ranks import Ranks, join
 from forge.training.agreement import Agreement, StopVote, Wish
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer
-from forge.training.device import Autocast, check_dtypes, set_up
+from forge.training.device import check_dtypes, loss_scaler, set_up
 from forge.training.evaluation import BETWEEN_VOTES, Evaluation, evaluate, most_sequences, unless
 from forge.training.flops import peak_flops
 from forge.training.guard import BadSteps
@@ -79,7 +79,6 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
         prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trusted), progress=_announce())
     check_vocabulary(config, prepared)
     config, derived = _fit(config, run_dir, prepared)
-    autocast = Autocast(config, device)
     model = build_model(config, device, ranks)
     check_dtypes(model)
     optimizer = build(config.optimizer, path="optimizer", trust=trusted, model=model)
@@ -89,7 +88,8 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
         objective=build(config.objective, path="objective", trust=trusted),
         optimizer=optimizer,
         schedule=build(config.scheduler, path="scheduler", trust=trusted),
-        autocast=autocast,
+        device=device,
+        scaler=loss_scaler(config.precision, device),
         clip_norm=config.train.grad_clip_norm,
         ranks=ranks,
         max_steps=config.train.max_steps,
@@ -98,7 +98,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
     train = config.train
     loader = train_loader(config, prepared.train, ranks, device)
     signals = Signals(train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled)
-    evaluation = _evaluation(config, prepared, model, autocast, signals, ranks)
+    evaluation = _evaluation(config, prepared, model, device, signals, ranks)
     folder = run_dir / config.checkpoint.dir
     checkpointer = Checkpointer(folder, config.checkpoint, config, prepared.tokenizer, directory.run_id(run_dir), ranks)
     start = _start(run_dir, config, checkpointer, ranks)
@@ -110,7 +110,6 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
         config.checkpoint,
         model=model,
         optimizer=optimizer,
-        autocast=autocast,
         run_dir=run_dir,
         data=data_identity(prepared),
         metric=config.eval.metric,
@@ -135,7 +134,7 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
                     config.eval,
                     model=model,
                     tokenizer=prepared.tokenizer,
-                    autocast=autocast,
+                    device=device,
                     run_dir=run_dir if ranks.main else None,
                     seed=config.seed,
                     show=show,
@@ -163,7 +162,6 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
         model=model,
         optimizer=optimizer,
         loop=loop,
-        autocast=autocast,
         data=data_identity(prepared),
         ranks=ranks,
     )
@@ -292,20 +290,20 @@ def _logger(config: Config, run_dir: Path, device: torch.device, ranks: Ranks, *
 
 
 def _evaluation(
-    config: Config, prepared: Prepared, model: nn.Module, autocast: Autocast, signals: Signals, ranks: Ranks
+    config: Config, prepared: Prepared, model: nn.Module, device: torch.device, signals: Signals, ranks: Ranks
 ) -> Evaluation | None:
     if not config.eval.enabled:
         return None
     sizes = torch.zeros(config.model.vocab_size, dtype=torch.int64)
     known = torch.as_tensor(prepared.tokenizer.token_bytes(), dtype=torch.int64)
     sizes[: len(known)] = known
-    sizes = sizes.to(autocast.device)
+    sizes = sizes.to(device)
 
     def run(interrupted: Callable[[], bool]) -> dict[str, float]:
         train = config.train
         sequences = most_sequences(config.eval, train)  # whatever the layout and the micro-batch
         batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, sequences=sequences, part=ranks.batch)
         every = 1 if ranks.size == 1 else BETWEEN_VOTES
-        return evaluate(model, unless(interrupted, batches, every=every), token_bytes=sizes, autocast=autocast, ranks=ranks)
+        return evaluate(model, unless(interrupted, batches, every=every), token_bytes=sizes, ranks=ranks)
 
     return Evaluation(run, interval=config.eval.interval, interrupted=signals.interrupted)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 
 import torch
 from torch import nn
 
+from forge.config.precision import Precision
 from forge.config.root import Config
 
 
@@ -36,18 +36,10 @@ def _own_gpu() -> int:
     return 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", 0))
 
 
-class Autocast:
-    """The device, and the loss scale that fp16 needs."""
-
-    def __init__(self, config: Config, device: torch.device) -> None:
-        precision = config.precision
-        self.device = device
-        enabled = precision.mixed_precision == "fp16"
-        self.scaler = torch.amp.GradScaler(device.type, init_scale=precision.init_loss_scale, enabled=enabled)
-
-    def __call__(self) -> nullcontext[None]:
-        """A context for forward passes."""
-        return nullcontext()
+def loss_scaler(section: Precision, device: torch.device) -> torch.amp.GradScaler:
+    """What scales losses in fp16, so that gradients do not underflow; it is not enabled in other formats."""
+    enabled = section.mixed_precision == "fp16"
+    return torch.amp.GradScaler(device.type, init_scale=section.init_loss_scale, enabled=enabled)
 
 
 def check_dtypes(model: nn.Module) -> None:

@@ -19,7 +19,6 @@ from forge.models.modes import evaluating
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
-from forge.training.device import Autocast
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
 
@@ -29,25 +28,22 @@ BETWEEN_VOTES = 8
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Tensor, autocast: Autocast, ranks: Ranks | None = None
-) -> dict[str, float]:
+def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Tensor, ranks: Ranks | None = None) -> dict[str, float]:
     """Metrics over every target of the batches, each target counted once.
 
     loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets that were
     the likeliest token. bits_per_byte: nats of the tokens that have bytes / (ln 2 * their bytes), so that
-    tokenizers compare. token_bytes: [vocab], bytes of each token, 0 for special ones.
+    tokenizers compare. token_bytes: [vocab], bytes of each token, 0 for special ones; on the model's device.
     """
-    device, ranks = autocast.device, ranks or Ranks()
+    device, ranks = token_bytes.device, ranks or Ranks()
     totals = torch.zeros(5, dtype=torch.float64, device=device)
     with evaluating(model):
         for batch in batches:
             tokens, targets = (ranks.own_part(tensor).to(device) for tensor in (batch.tokens, batch.targets))
-            with autocast():
-                hidden = model.hidden(tokens)  # type: ignore[operator]
-                head = model.own_head() if isinstance(model, Pipeline) else head_of(model)
-                if head is not None:
-                    totals += _sums(head, hidden.flatten(0, 1), targets.flatten(), token_bytes)
+            hidden = model.hidden(tokens)  # type: ignore[operator]
+            head = model.own_head() if isinstance(model, Pipeline) else head_of(model)
+            if head is not None:
+                totals += _sums(head, hidden.flatten(0, 1), targets.flatten(), token_bytes)
     ranks.total(totals)
     nats, count, correct, byte_nats, n_bytes = totals.tolist()
     loss = nats / max(count, 1)

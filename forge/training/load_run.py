@@ -18,7 +18,7 @@ from forge.models.decoder import Decoder
 from forge.parallel.half import FORMATS, HALF
 from forge.parallel.materialize import allocate, check_buffers
 from forge.training import restore
-from forge.training.device import Autocast, set_up
+from forge.training.device import set_up
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Trained:
     config: Config
     model: nn.Module
     tokenizer: Tokenizer
-    autocast: Autocast
+    device: torch.device
     path: Path
     step: int
 
@@ -59,7 +59,7 @@ def load_run(run: Path, *, trust: Sequence[str] = (), fp32: bool = False) -> Tra
         config=config,
         model=model.eval(),
         tokenizer=_tokenizer(found.path / saved.TOKENIZER),
-        autocast=Autocast(config, device),
+        device=device,
         path=found.path,
         step=found.meta["step"],
     )

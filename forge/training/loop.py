@@ -166,7 +166,7 @@ class Loop:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Time spent in here does not count as training; that of updates a GPU still works at does."""
-        device = self.update.autocast.device
+        device = self.update.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begin = time.perf_counter()

@@ -14,7 +14,7 @@ from forge.data.shards import TokenStore
 from forge.launch.directory import write_json
 from forge.parallel.ranks import Ranks
 from forge.training.assemble import build_model, train_loader
-from forge.training.device import Autocast
+from forge.training.device import loss_scaler
 from forge.training.step import Update
 from forge.training.whole import Found, whole
 
@@ -86,7 +86,8 @@ def measure(
         objective=build(config.objective, path="objective", trust=config.run.trust),
         optimizer=torch.optim.SGD(model.parameters(), lr=lr),
         schedule=lambda _: 1.0,
-        autocast=Autocast(config, device),
+        device=device,
+        scaler=loss_scaler(config.precision, device),
         clip_norm=config.train.grad_clip_norm,
         ranks=ranks,
         reduce_each=config.parallel.reduce_gradients == "micro_batch",

@@ -7,6 +7,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from forge.config.eval import Eval
@@ -14,7 +15,6 @@ from forge.data.shards import TokenStore
 from forge.data.tokenizer import Tokenizer
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
-from forge.training.device import Autocast
 from forge.training.loop import Loop
 from forge.training.rows import SAMPLES, Rows
 from forge.training.step import StepOutput
@@ -47,13 +47,13 @@ class Samples(Callback):
         *,
         model: nn.Module,
         tokenizer: Tokenizer,
-        autocast: Autocast,
+        device: torch.device,
         run_dir: Path | None,
         seed: int,
         show: bool,
         ranks: Ranks,
     ) -> None:
-        self.section, self.model, self.tokenizer, self.autocast = section, model, tokenizer, autocast
+        self.section, self.model, self.tokenizer, self.device = section, model, tokenizer, device
         self.path, self.show = run_dir / SAMPLES if run_dir is not None else None, show
         temperature, top_k = section.sample_temperature, section.sample_top_k
         self.options: dict[str, Any] = {"tokens": section.sample_tokens, "temperature": temperature, "top_k": top_k}
@@ -74,7 +74,7 @@ class Samples(Callback):
         with loop.paused(), closing(Rows(self.path)) if self.path is not None else nullcontext() as rows:
             for prompt in self.section.sample_prompts:
                 try:
-                    text = continue_text(self.model, self.tokenizer, prompt, self.autocast, **self.options)
+                    text = continue_text(self.model, self.tokenizer, prompt, self.device, **self.options)
                 except FloatingPointError as error:
                     say(f"no sample at step {loop.state.step}: {error}")
                     return

@@ -15,7 +15,6 @@ from forge.parallel.ranks import Ranks
 from forge.training import callback_state, rows
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer, Tensors, prefixed
-from forge.training.device import Autocast
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
 
@@ -34,7 +33,6 @@ class Saving(Callback):
         *,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        autocast: Autocast,
         run_dir: Path,
         data: dict[str, str],
         metric: str,
@@ -44,7 +42,7 @@ class Saving(Callback):
 
         metric: the one of an evaluation by which checkpoints are the best.
         """
-        self.checkpointer, self.section, self.model, self.optimizer, self.autocast = checkpointer, section, model, optimizer, autocast
+        self.checkpointer, self.section, self.model, self.optimizer = checkpointer, section, model, optimizer
         self.run_dir, self.data, self.metric, self.ranks = run_dir, data, metric, ranks or Ranks()
         self.saved_at = 0.0
         self.due = False
@@ -139,16 +137,16 @@ class Saving(Callback):
             "train": loop.state.state_dict(),
             "seconds": loop.seconds_before + loop.training_seconds(),
             "data": self.data,
-            "scaler": self.autocast.scaler.state_dict(),
+            "scaler": loop.update.scaler.state_dict(),
             "rows": rows.lengths(self.run_dir),
             "callbacks": callbacks,
         }
 
 
-def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop, autocast: Autocast) -> None:
+def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop) -> None:
     """Give loop, loss scaler and callbacks the state that a checkpoint kept."""
     loop.state.load_state_dict(meta["train"])
     loop.seconds_before = meta["seconds"]
     if meta["scaler"]:
-        autocast.scaler.load_state_dict(meta["scaler"])
+        loop.update.scaler.load_state_dict(meta["scaler"])
     callback_state.give(loop.callbacks, meta["callbacks"], tensors, loop.state.step)

@@ -19,7 +19,6 @@ from forge.launch.saved import TOKENIZER, CheckpointError, Saved
 from forge.parallel.ranks import Ranks
 from forge.training import restore, rows
 from forge.training.checkpoint import Checkpointer
-from forge.training.device import Autocast
 from forge.training.loop import Loop
 from forge.training.saving import restore as give_state
 from forge.training.writing import say
@@ -79,7 +78,6 @@ def begin(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     loop: Loop,
-    autocast: Autocast,
     data: dict[str, str],
     ranks: Ranks,
 ) -> None:
@@ -108,7 +106,7 @@ def begin(
                 with_optimizer_state=same_optimizer,
                 group=ranks.saver,
             )
-        give_state(start.meta, tensors, loop, autocast)
+        give_state(start.meta, tensors, loop)
         if where is None:
             loop.state.samples = 0
         loop.loader.load_state_dict({"samples": loop.state.samples})
@@ -121,7 +119,7 @@ def begin(
     moved = [] if start.undo_after is None else checkpointer.set_aside(start.undo_after)
     if moved:
         say(f"set aside: {', '.join(path.name for path in moved)}")
-    if start.checkpoint is None:
+    if start.checkpoint is None and config.checkpoint.enabled:
         say(f"goes on with: {directory.resume_command(run_dir)}")  # what is refused before leaves nothing to go on with
     rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
     attempts.started(run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from)

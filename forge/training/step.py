@@ -16,7 +16,6 @@ from forge.parallel.fsdp import reduce_in_backward
 from forge.parallel.gradients import clip
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
-from forge.training.device import Autocast
 
 
 @dataclass(kw_only=True)
@@ -52,18 +51,20 @@ class Update:
         objective: Callable[[Any, Any], Losses],
         optimizer: torch.optim.Optimizer,
         schedule: Callable[[int], float],
-        autocast: Autocast,
+        device: torch.device,
         clip_norm: float,
+        scaler: torch.amp.GradScaler | None = None,
         ranks: Ranks | None = None,
         max_steps: int = 1,
         reduce_each: bool = False,
     ) -> None:
-        """max_steps: those of the run, over which the schedule of routers' biases extends. reduce_each: whether each micro-batch's gradient
-        is reduced by itself. before_write, set later: called in each update before weights and optimizer state change. wish,
-        set later: whether this rank has something to say to the others after the step.
+        """scaler: of losses, in fp16. max_steps: those of the run, over which the schedule of routers' biases extends. reduce_each: whether
+        each micro-batch's gradient is reduced by itself. before_write, set later: called in each update before weights and optimizer
+        state change. wish, set later: whether this rank has something to say to the others after the step.
         """
         self.model, self.objective, self.optimizer, self.schedule = model, objective, optimizer, schedule
-        self.autocast, self.clip_norm, self.ranks, self.reduce_each = autocast, clip_norm, ranks or Ranks(), reduce_each
+        self.device, self.clip_norm, self.ranks, self.reduce_each = device, clip_norm, ranks or Ranks(), reduce_each
+        self.scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in model.named_parameters() if p in trained]
@@ -83,7 +84,7 @@ class Update:
         """
         lr = self._set_lr(number)
         loss, sums = self._accumulate(step)
-        scaler = self.autocast.scaler
+        scaler = self.scaler
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
         spread = self.ranks.size > 1
@@ -118,10 +119,10 @@ class Update:
         weight = 1.0 / max(step.n_targets, 1)
         batches = [self._mine(batch) for batch in step.batches]
         if self.balance:
-            scaler = self.autocast.scaler
-            self.balance.begin(scaler.scale(torch.full((), weight, device=self.autocast.device)) if scaler.is_enabled() else weight)
+            scale = self.scaler.scale(torch.full((), weight, device=self.device)) if self.scaler.is_enabled() else weight
+            self.balance.begin(scale)
         if isinstance(self.model, Pipeline):
-            whole, sums = self.model.step(batches, self.objective, weight, self.autocast)
+            whole, sums = self.model.step(batches, self.objective, weight)
         else:
             whole, sums = self._one_after_another(batches, weight)
         if self.ranks.size > 1:
@@ -132,10 +133,9 @@ class Update:
     def _one_after_another(self, batches: Sequence[Batch], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
         """Forward and backward of each micro-batch."""
         sums: dict[str, Tensor] = {}
-        whole, scaler = torch.zeros((), device=self.autocast.device), self.autocast.scaler
+        whole, scaler = torch.zeros((), device=self.device), self.scaler
         for batch in batches:
-            with self.autocast():
-                losses = self.objective(self.model, batch)
+            losses = self.objective(self.model, batch)
             reduce_in_backward(self.model, last=batch is batches[-1], each=self.reduce_each)
             loss = losses.total * weight
             (scaler.scale(loss) if scaler.is_enabled() else loss).backward()
@@ -146,8 +146,7 @@ class Update:
 
     def _mine(self, batch: Batch) -> Batch:
         """What this rank reads of a batch, on its device."""
-        device = self.autocast.device
-        return Batch(*(self.ranks.own_part(tensor.to(device, non_blocking=device.type != "cpu")) for tensor in batch))
+        return Batch(*(self.ranks.own_part(tensor.to(self.device, non_blocking=self.device.type != "cpu")) for tensor in batch))
 
     def _step_unless(self, bad: Tensor) -> None:
         """The optimizer's step where `bad` is false; where it is true, weights and state keep every bit."""

@@ -57,7 +57,8 @@ def needed(overrides: list[str], ranks: int) -> int:
 def test_the_first_that_fits_is_chosen_and_no_later_one():
     """With just the memory that a layout needs at least it is chosen; with a little less the next one is, which needs less."""
     order = ["ddp", "fsdp", "tp2_fsdp", "tp4_fsdp", "tp8_fsdp"]
-    presets = {name: [f"parallel={name}", "parallel.reshard_after_forward=always"] for name in order} | {"ddp": ["parallel=ddp", "parallel.dp_replicate=8", "parallel.reshard_after_forward=always"]}
+    presets = {name: [f"parallel={name}", "parallel.reshard_after_forward=always"] for name in order}
+    presets["ddp"].append("parallel.dp_replicate=8")
     sizes = {name: needed(presets[name], 8) for name in order}
     assert sorted(sizes.values(), reverse=True) == list(sizes.values())
     for name, size in sizes.items():
@@ -112,7 +113,7 @@ MIXTRAL = ["model=mixtral_8x7b", "train.batch_size=1", "train.seq_len=4096", "tr
     ],
 )
 def test_what_is_chosen_for_experts(ranks: int, gib: int, overrides: list[str], chosen: dict[str, int]):
-    """Sharded where that fits, and cut by expert where not: unreduced gradients that are kept over micro-batches are of all that are gathered."""
+    """Sharded where that fits, and cut by expert where not: unreduced gradients, kept over micro-batches, are of all that are gathered."""
     assert degrees(auto([*MIXTRAL, *overrides], ranks, gib * GIB, gpus=8)) == chosen
 
 

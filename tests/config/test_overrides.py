@@ -363,7 +363,7 @@ def test_an_optional_group_can_be_switched_off_again():
 def test_no_two_spellings_of_several_paths_point_at_each_other():
     over_all = "for one run over several files a directory that holds them, or a glob such as 'data.path=texts/*.txt'"
     found = only(["data=text", "data.path=a.txt,b.txt"])
-    assert found.fix == 'one value, or -m for a sweep; \'data.path="a.txt,b.txt"\' for a text; ' + over_all
+    assert found.fix == "one value, or -m for a sweep; 'data.path=\"a.txt,b.txt\"' for a text; " + over_all
     found = only(["data=text", "data.path=[a.txt,b.txt]"])
     assert found.fix == f"data.path=a.txt,b.txt with -m, for a sweep over these; {over_all}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE as MoEConfig
 from forge.config.objective import Pretrain as PretrainConfig
 from forge.config.parallel import Parallel
-from forge.config.precision import Precision
 from forge.data.loader import Batch, Step
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
@@ -25,7 +23,6 @@ from forge.parallel.fsdp import shard
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
-from forge.training.device import Autocast
 from forge.training.step import StepOutput, Update
 
 ROWS, SEQ, VOCAB, STEPS = 8, 12, 61, 5
@@ -44,13 +41,12 @@ def steps(rank: int = 0, size: int = 1) -> list[Step]:
 
 
 def train(model: nn.Module, mine: list[Step], ranks: Ranks | None = None) -> list[StepOutput]:
-    autocast = Autocast(SimpleNamespace(precision=Precision(mixed_precision="fp32")), torch.device("cpu"))  # type: ignore[arg-type]
     update = Update(
         model=model,
         objective=Pretrain(PretrainConfig()),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         schedule=lambda number: 1.0,
-        autocast=autocast,
+        device=torch.device("cpu"),
         clip_norm=1.0,
         ranks=ranks,
         max_steps=STEPS,

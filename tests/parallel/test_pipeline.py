@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ from forge.parallel.gradients import clip
 from forge.parallel.mesh import Mesh, make_mesh
 from forge.parallel.pipeline import Pipeline, cut
 from forge.parallel.ranks import Ranks
-from forge.training.device import Autocast
 from forge.training.evaluation import evaluate
 
 ROWS, SEQ = 8, 16
@@ -101,7 +99,7 @@ def own_batches(mesh: Mesh) -> list[Batch]:
 
 def loss_and_sums(cfg: Config, mesh: Mesh, model: Pipeline) -> tuple[Tensor, dict[str, Tensor]]:
     """Of the whole step, on every rank."""
-    total, sums = model.step(own_batches(mesh), Pretrain(cfg.objective), 1 / N_TARGETS, nullcontext)  # type: ignore[arg-type]
+    total, sums = model.step(own_batches(mesh), Pretrain(cfg.objective), 1 / N_TARGETS)
     for value in (total, *sums.values()):
         dist.all_reduce(value, group=mesh.loss_group)
     return total, sums
@@ -286,7 +284,7 @@ def test_evaluation_counts_each_target_once(layout: dict[str, Any]) -> None:
 
     def metrics(model: nn.Module, parts: list[tuple[Tensor, Tensor]], ranks: Ranks | None = None) -> dict[str, float]:
         batches = [EvalBatch(tokens=t, targets=w, n_targets=int((w != IGNORE_INDEX).sum()), n_bytes=None) for t, w in parts]
-        return evaluate(model, batches, token_bytes=sizes, autocast=Autocast(cfg, torch.device("cpu")), ranks=ranks)
+        return evaluate(model, batches, token_bytes=sizes, ranks=ranks)
 
     wanted = metrics(one_device(cfg, torch.float32), [(tokens[:6], targets[:6])])
 
@@ -316,7 +314,7 @@ def test_a_step_of_another_shape() -> None:
         mesh, model = laid_out(cfg, torch.float64)
         for shape in (half, lambda of: of, half):
             model.zero_grad()
-            model.step([shape(one) for one in own_batches(mesh)], Pretrain(cfg.objective), 1 / N_TARGETS, nullcontext)  # type: ignore[arg-type]
+            model.step([shape(one) for one in own_batches(mesh)], Pretrain(cfg.objective), 1 / N_TARGETS)
         for name, gradient in gradients(model).items():
             assert (gradient - wanted[name]).norm() <= 1e-10 * wanted[name].norm(), name
 

@@ -25,19 +25,11 @@ from forge.training.samples import Samples
 SECTION = Eval(sample_prompts=["ab", "q"], sample_tokens=20, sample_temperature=1.0)
 
 
-class Autocast:
-    """Of no other number format, on a CPU."""
-
-    device = torch.device("cpu")
-
-    def __call__(self) -> Any:
-        return nullcontext()
-
-
 class Characters:
     """A tokenizer of single characters, of which F ends a text."""
 
     eos_id = 6
+    vocab_size = 61
 
     def encode(self, text: str) -> list[int]:
         return [ord(one) - 64 for one in text]
@@ -49,7 +41,7 @@ class Characters:
 def texts(model: Decoder, folder: Path, ranks: Ranks) -> list[str]:
     """What a callback writes for the prompts."""
     folder.mkdir()
-    options: Any = {"tokenizer": Characters(), "autocast": Autocast(), "run_dir": folder, "seed": 1, "show": False}
+    options: Any = {"tokenizer": Characters(), "device": torch.device("cpu"), "run_dir": folder, "seed": 1, "show": False}
     loop: Any = SimpleNamespace(paused=nullcontext, state=SimpleNamespace(step=4))
     Samples(SECTION, model=model, ranks=ranks, **options).sample(loop)
     file = folder / "samples.jsonl"

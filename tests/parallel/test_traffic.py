@@ -23,7 +23,6 @@ from forge.parallel.ranks import Ranks
 from forge.parallel.shapes import block_shapes, other_shapes
 from forge.parallel.traffic import bytes_per_step
 from forge.training.assemble import build_model
-from forge.training.device import Autocast
 from forge.training.step import Update
 
 SMALL = [
@@ -162,7 +161,7 @@ def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
         objective=build(cfg.objective, path="objective"),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
         schedule=lambda _: 1.0,
-        autocast=Autocast(cfg, device),
+        device=device,
         clip_norm=1.0,
         ranks=ranks,
         reduce_each=cfg.parallel.reduce_gradients == "micro_batch",

@@ -11,7 +11,7 @@ import forge
 from forge.config.resolve import resolve
 from forge.config.root import Config
 from forge.training.assemble import Parts
-from forge.training.device import Autocast, check_dtypes, set_up
+from forge.training.device import check_dtypes, loss_scaler, set_up
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +75,9 @@ def test_cuda_without_a_gpu_is_said_with_the_key(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("name", "scales"), [("fp32", False), ("bf16", False), ("fp16", True)])
 def test_loss_scaling(name: str, scales: bool) -> None:
-    autocast = Autocast(config(f"precision={name}", "precision.init_loss_scale=8"), torch.device("cpu"))
-    assert autocast.scaler.is_enabled() is scales
-    assert autocast.scaler.get_scale() == (8.0 if scales else 1.0)
+    scaler = loss_scaler(config(f"precision={name}", "precision.init_loss_scale=8").precision, torch.device("cpu"))
+    assert scaler.is_enabled() is scales
+    assert scaler.get_scale() == (8.0 if scales else 1.0)
 
 
 def test_a_weight_that_is_not_fp32_is_refused_by_its_name(assembled: Callable[..., Parts]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from run_helpers import assert_bit_equal, logged, weights
-from test_update import as_step, autocast, decoder, global_batches, make_update
+from test_update import as_step, decoder, global_batches, make_update, scaler_of
 
 from forge.config.objective import Pretrain as PretrainConfig
 from forge.config.optimizer import AdamW as AdamWConfig
@@ -102,15 +102,15 @@ def test_the_very_first_update_can_be_skipped(on_device: bool) -> None:
 def test_in_fp16_an_overflow_counts_only_when_no_smaller_scale_is_left(fused: bool) -> None:
     data = global_batches(masked=False)
     skipped, scales = [], []
-    precision = autocast("fp16", init_loss_scale=2.0)
+    scaler = scaler_of("fp16", init_loss_scale=2.0)
     model = decoder(torch.float32)
     update = make_update(
-        model, adamw(AdamWConfig(lr=0.01, fused=fused), model=model), objective=Poisoned(gradient=(0, 1, 2), loss=(3,)), autocast=precision
+        model, adamw(AdamWConfig(lr=0.01, fused=fused), model=model), objective=Poisoned(gradient=(0, 1, 2), loss=(3,)), scaler=scaler
     )
     before = weights(model)
     for number, pair in enumerate(data):
         skipped.append(bool(update(as_step(*pair, 1), number).skipped))
-        scales.append(precision.scaler.get_scale())
+        scales.append(scaler.get_scale())
     assert skipped == [False, False, True, True]  # at the scales 2, 1, 1/2; a loss counts at any
     assert scales == [1.0, 0.5, 0.25, 0.25]  # the loss alone was bad at the last one, which the scaler does not see
     assert_bit_equal(weights(model), before)
@@ -154,7 +154,7 @@ class Spy(SimpleNamespace):
 
     ending = False
 
-    def stop(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
         self.reason = reason
 
 

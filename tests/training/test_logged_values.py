@@ -135,11 +135,9 @@ def by_numpy(parts: Parts, model: Decoder) -> dict[str, float]:
 def test_masked_targets_count_nowhere(run: tuple[Path, Parts]) -> None:
     """A batch with masked targets gives the sums of the same batch without them."""
     from forge.data.loader import EvalBatch
-    from forge.training.device import Autocast
     from forge.training.evaluation import evaluate
 
     _, parts = run
-    autocast = Autocast(parts.config, torch.device("cpu"))
     tokens = torch.randint(300, (3, SEQ), generator=torch.Generator().manual_seed(0))
     targets = tokens.roll(-1, dims=1)
     masked = targets.clone()
@@ -148,7 +146,7 @@ def test_masked_targets_count_nowhere(run: tuple[Path, Parts]) -> None:
 
     def metrics(tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
         batch = EvalBatch(tokens=tokens, targets=targets, n_targets=0, n_bytes=None)
-        return evaluate(parts.model, [batch], token_bytes=sizes, autocast=autocast)
+        return evaluate(parts.model, [batch], token_bytes=sizes)
 
     assert metrics(tokens, masked) == pytest.approx(metrics(tokens[:1], targets[:1]), rel=1e-6)
     assert metrics(tokens, masked)["loss"] != pytest.approx(metrics(tokens, targets)["loss"], rel=1e-3)

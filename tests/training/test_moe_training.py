@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE as MoEConfig
 from forge.config.objective import Pretrain as PretrainConfig
-from forge.config.precision import Precision
 from forge.data.loader import Batch, Step
 from forge.models.balance import Balance
 from forge.models.decoder import Decoder
@@ -25,7 +24,6 @@ from forge.models.init import init_weights
 from forge.models.moe import MoE
 from forge.objectives.pretrain import Pretrain
 from forge.training.assemble import Parts
-from forge.training.device import Autocast
 from forge.training.step import Update
 
 MOE = ("model.moe.num_experts=4", "model.moe.ffn_hidden_dim=16", "model.moe.bias_update_rate=0.01", "model.moe.z_loss_weight=0.001")
@@ -41,9 +39,9 @@ def decoder(dtype: torch.dtype = torch.float32, **moe: Any) -> Decoder:
     return model.to(dtype)
 
 
-def make_update(model: Decoder, precision: str = "fp32", **options: Any) -> Update:
-    autocast = Autocast(SimpleNamespace(precision=Precision(mixed_precision=precision)), torch.device("cpu"))  # type: ignore[arg-type]
-    parts = {"objective": Pretrain(PretrainConfig()), "schedule": lambda step: 1.0, "autocast": autocast, "clip_norm": 0.0, "max_steps": 10}
+def make_update(model: Decoder, **options: Any) -> Update:
+    device = torch.device("cpu")
+    parts = {"objective": Pretrain(PretrainConfig()), "schedule": lambda step: 1.0, "device": device, "clip_norm": 0.0, "max_steps": 10}
     return Update(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **(parts | options))  # type: ignore[arg-type]
 
 
@@ -94,9 +92,7 @@ def test_under_a_loss_scale_auxiliary_losses_are_scaled_too() -> None:
     for scale in (1.0, 256.0):
         model = decoder(z_loss_weight=0.5, aux_loss_weight=0.3)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)  # type: ignore[attr-defined]
-        autocast = Autocast(SimpleNamespace(precision=Precision(mixed_precision="fp32")), torch.device("cpu"))  # type: ignore[arg-type]
-        autocast.scaler = scaler
-        update = make_update(model, autocast=autocast, objective=Nothing())
+        update = make_update(model, scaler=scaler, objective=Nothing())
         found[scale] = gradients_of(update, step())
     for name in (n for n in found[1.0] if "router" in n):
         assert found[1.0][name].norm() > 0

@@ -145,6 +145,18 @@ def test_a_finished_run_is_left_as_it_is(trained: Callable[..., Path], capsys: p
     assert {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.name != "run.lock"} == before
 
 
+@pytest.mark.parametrize("kept", ["checkpoint=off", "checkpoint.last=weights", "checkpoint.last=none"])
+def test_a_run_without_a_checkpoint_to_go_on_from_is_not_advised_to(
+    trained: Callable[..., Path], capsys: pytest.CaptureFixture[str], kept: str
+) -> None:
+    path = trained(kept, "checkpoint.interval=0" if kept != "checkpoint=off" else "seed=1")
+    capsys.readouterr()
+    assert worker.main([str(path)]) == 0
+    assert (
+        capsys.readouterr().out == "this run is finished: all steps are done, after 6 steps; no checkpoint of it is there to go on from\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("reason", "said"),
     [

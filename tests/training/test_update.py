@@ -27,7 +27,7 @@ from forge.parallel.fsdp import shard
 from forge.parallel.half import HALF
 from forge.parallel.mesh import Mesh
 from forge.parallel.owned import local
-from forge.training.device import Autocast, set_up
+from forge.training.device import loss_scaler, set_up
 from forge.training.step import Update
 
 VOCAB, SEQ, STEPS = 37, 6, 4
@@ -40,12 +40,12 @@ def decoder(dtype: torch.dtype = torch.float64) -> Decoder:
     return model.to(dtype)
 
 
-def autocast(mixed_precision: str = "fp32", **options: Any) -> Autocast:
-    return Autocast(SimpleNamespace(precision=Precision(mixed_precision=mixed_precision, **options)), torch.device("cpu"))  # type: ignore[arg-type]
+def scaler_of(mixed_precision: str, **options: Any) -> torch.amp.GradScaler:
+    return loss_scaler(Precision(mixed_precision=mixed_precision, **options), torch.device("cpu"))
 
 
 def make_update(model: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float = 0.0, **options: Any) -> Update:
-    parts = {"objective": Pretrain(PretrainConfig()), "schedule": lambda step: 1.0, "autocast": autocast()} | options
+    parts = {"objective": Pretrain(PretrainConfig()), "schedule": lambda step: 1.0, "device": torch.device("cpu")} | options
     return Update(model=model, optimizer=optimizer, clip_norm=clip, **parts)
 
 
@@ -139,8 +139,8 @@ def test_lr_of_every_update_is_the_schedules_and_groups_keep_their_ratio() -> No
 def test_fp16_skips_an_update_with_infinite_gradients_and_halves_the_scale(fused: bool) -> None:
     model = decoder(torch.float32)
     optimizer = adamw(AdamWConfig(lr=0.01, fused=fused), model=model)
-    precision = autocast("fp16", init_loss_scale=1024.0)
-    update = make_update(model, optimizer, clip=1.0, autocast=precision)
+    scaler = scaler_of("fp16", init_loss_scale=1024.0)
+    update = make_update(model, optimizer, clip=1.0, scaler=scaler)
     data = global_batches(masked=False)
     update(as_step(*data[0], 2), 0)
     before, moments = [p.detach().clone() for p in model.parameters()], [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
@@ -148,14 +148,14 @@ def test_fp16_skips_an_update_with_infinite_gradients_and_halves_the_scale(fused
     output = update(as_step(*data[1], 2), 1)
     poison.remove()
     assert not math.isfinite(output.grad_norm.item())
-    assert precision.scaler.get_scale() == 512.0
+    assert scaler.get_scale() == 512.0
     for p, old, moment in zip(model.parameters(), before, moments, strict=True):
         assert torch.equal(p, old)
         assert torch.equal(optimizer.state[p]["exp_avg"], moment)
         assert optimizer.state[p]["step"].item() == 1
     update(as_step(*data[2], 2), 2)
     assert all(optimizer.state[p]["step"].item() == 2 for p in model.parameters())
-    assert precision.scaler.get_scale() == 512.0
+    assert scaler.get_scale() == 512.0
     assert any(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
@@ -169,7 +169,7 @@ def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(form
             shard(model, mesh_of_one, param_dtype=HALF[chosen])
         seen: set[torch.dtype] = set()
         model.blocks["0"].feed_forward.w_down.register_forward_hook(lambda module, x, y, seen=seen: seen.add(y.dtype))
-        update = make_update(model, torch.optim.SGD(model.parameters(), lr=0.1), autocast=autocast(chosen))
+        update = make_update(model, torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler_of(chosen))
         norms = [update(as_step(*pair, 2), number).grad_norm.item() for number, pair in enumerate(data)]
         assert seen == {{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[chosen]}
         assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -197,6 +197,6 @@ def test_anomaly_detection_names_the_operation(assembled: Callable[..., Any]) ->
 def test_offloaded_weights_are_skipped_on_the_host() -> None:
     """A kernel of the CPU reads the flag of a GPU before it has come."""
     model = decoder(torch.float32)
-    on_gpu = SimpleNamespace(device=torch.device("cuda"), scaler=torch.amp.GradScaler("cuda", enabled=False))
-    update = make_update(model, adamw(AdamWConfig(fused=True), model=model), autocast=on_gpu)
+    on_gpu = {"device": torch.device("cuda"), "scaler": torch.amp.GradScaler("cuda", enabled=False)}
+    update = make_update(model, adamw(AdamWConfig(fused=True), model=model), **on_gpu)
     assert not update.skips_on_device

@@ -9,7 +9,6 @@ from advice import alternatives
 from refusing import only, problems, resolved
 
 from forge.config import compose
-from forge.config.aliases import ALIASES, COMPUTED
 from forge.config.errors import ConfigError
 from forge.config.grammar import read
 from forge.config.packages import IMPORTABLE
@@ -291,31 +290,6 @@ def test_a_folder_that_is_not_there_comes_before_what_comes_of_it(overrides: lis
     first, second = problems(["experiment=mine", *overrides], config_dirs=config_dirs)
     assert (first.key, first.what) == (key, f"there is no directory or package {Path('my/nope').resolve()}.")
     assert second.what == "there is no experiment named 'mine'."
-
-
-SAMPLE = {
-    "optimizer": "adamw",
-    "scheduler": "cosine",
-    "model": "small",
-    "model.dim": "64",
-    "data=text data.path=": __file__,
-    "precision.mixed_precision": "fp32",
-}
-
-
-@pytest.mark.parametrize("word", [*ALIASES, *COMPUTED])
-def test_what_newcomers_type_is_answered_with_what_works(word: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")  # no login is needed
-    value = "0.001" if word in COMPUTED else SAMPLE.get(ALIASES[word], "2")
-    words = only([f"{word}={value}"]).fix.partition("did you mean ")[2].partition("?")[0].split()
-    assert words
-    assert [p for p in problems(words, gpus=2, as_point=True) if not p.warning] == []
-
-
-def test_advice_is_on_the_values_that_the_whole_line_sets():
-    assert "warmup_steps=50?" in only(["warmup_ratio=0.1", "train.max_steps=500"]).fix
-    assert only(["train.max_steps=soon", "train.max_steps=77"]).fix == "for example train.max_steps=77"
-    assert "warmup_steps=50?" in only(["scheduler.warmup_ratio=0.1", "train.max_steps=500"], as_point=True).fix
 
 
 WORKS = [

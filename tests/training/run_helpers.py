@@ -40,3 +40,8 @@ def meta(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, but for what depends on the clock and on the run's own name."""
     content = json.loads((checkpoint / "meta.json").read_text())
     return {key: value for key, value in content.items() if key not in {"time", "run_id", "seconds", "versions", "files", "rows"}}
+
+
+def folders(run: Path) -> list[str]:
+    """The names of all that is in a run's folder of checkpoints."""
+    return sorted(p.name for p in (run / "checkpoints").iterdir())

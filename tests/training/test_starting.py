@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 from going_on_helpers import alter
-from run_helpers import assert_bit_equal, logged, stored
+from run_helpers import assert_bit_equal, folders, logged, stored
 
 from forge import worker
 from forge.config import stored as stored_configs
 from forge.launch import attempts
 from forge.launch.saved import CheckpointError
 from forge.training.assemble import assemble
-
-
-def folders(run: Path) -> list[str]:
-    return sorted(p.name for p in (run / "checkpoints").iterdir())
 
 
 def starts(run: Path) -> list[tuple[int, str]]:

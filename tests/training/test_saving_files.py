@@ -1,0 +1,138 @@
+"""How a checkpoint gets onto the disk, and what happens where it cannot."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from going_on_helpers import alter
+from run_helpers import assert_bit_equal, folders, meta, stored
+
+from forge import worker
+from forge.training import checkpoint
+from forge.training.assemble import Parts
+from forge.training.checkpoint import Checkpointer
+from forge.training.saving import Saving
+from forge.training.tensor_storage import TensorWriter
+
+
+def the_checkpointer(parts: Parts) -> Checkpointer:
+    return next(one.checkpointer for one in parts.loop.callbacks if isinstance(one, Saving))
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_before_it_is_committed_a_hook_sees_all_of_it(assembled: Callable[..., Parts], mode: str) -> None:
+    parts = assembled("train.max_steps=2", f"checkpoint.async_mode={mode}")
+    seen: list[tuple[str, list[str]]] = []
+    the_checkpointer(parts).before_commit.append(lambda path: seen.append((path.name, sorted(p.name for p in path.iterdir()))))
+    parts.loop.run()
+    assert seen == [(".step_2.partial", ["config.yaml", "tokenizer", "weights"])]
+
+
+def test_everything_is_on_the_disk_before_it_gets_its_name(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = assembled("train.max_steps=2")
+    events: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        events.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        events.append(("rename", str(self)))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    parts.loop.run()
+    folder = parts.loop.run_dir / "checkpoints"
+    partial = f"{folder}/.step_2.partial"
+    named = events.index(("rename", partial))
+    before = [path for kind, path in events[:named] if kind == "sync"]
+    files = {str(path.relative_to(folder / "step_2")) for path in (folder / "step_2").rglob("*")}
+    assert {os.path.relpath(path, partial) for path in before} >= files | {"."}
+    last = {path: index for index, path in enumerate(before)}
+    contents = [name for name in files if name != "meta.json"]
+    assert all(last[f"{partial}/{name}"] < last[f"{partial}/meta.json"] < last[partial] for name in contents), "meta.json is written last"
+    assert ("sync", str(folder)) in events[named:], "and so is the name"
+
+
+def no_space(self: Any, *_: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Usage:
+    free = 1000
+
+
+FULL: dict[str, tuple[Any, str, Any]] = {
+    "before it is written": (shutil, "disk_usage", lambda _: Usage),
+    "while tensors are written": (TensorWriter, "write_data", no_space),
+    "while the config is written": (checkpoint.serialize, "save", no_space),
+    "while it is committed": (checkpoint, "_sync", no_space),
+}
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+@pytest.mark.parametrize("when", FULL)
+def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(
+    saved_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str, mode: str
+) -> None:
+    """And the run goes on afterwards to the same end, bit for bit."""
+    rows = (saved_run / "metrics.jsonl").read_bytes()
+    alter(saved_run, checkpoint__resume_from="4", checkpoint__async_mode=mode)
+    with monkeypatch.context() as patch:
+        patch.setattr(*FULL[when])
+        assert worker.main([str(saved_run)]) == 1
+    said = capsys.readouterr().err
+    reason = "it needs 0.2 MiB, and 0.0 MiB are free" if when.startswith("before") else "No space left on device"
+    advice = "Make room or give access, then go on with this run; the checkpoint of step 4 is whole"
+    assert said.splitlines()[1] == f"{saved_run}/checkpoints/step_6 cannot be written: {reason}. {advice}"
+    assert said.splitlines()[2].endswith(f"the run goes on with: python -m forge.resume {saved_run})")
+    assert "Traceback" not in said
+    assert folders(saved_run) == ["step_2", "step_4", "step_6.undone"], "what was half written is gone"
+    assert json.loads((saved_run / "error.json").read_text())["type"] == "OSError"
+    assert worker.main([str(saved_run)]) == 0
+    ours, undisturbed = (saved_run / "checkpoints" / name for name in ("step_6", "step_6.undone"))
+    assert_bit_equal(stored(ours), stored(undisturbed))
+    assert meta(ours) == meta(undisturbed)
+    assert (saved_run / "metrics.jsonl").read_bytes() == rows
+
+
+def test_a_first_save_that_fails_says_that_there_is_none(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(TensorWriter, "write_data", no_space)
+    assert worker.main([str(new_run())]) == 1
+    assert "then go on with this run; there is no earlier checkpoint\n" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written(new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """A file where the folder should be: what root, too, may not write through."""
+    path = new_run()
+    (path / "checkpoints").write_text("")
+    assert worker.main([str(path)]) == 1
+    said = capsys.readouterr().err
+    assert said.splitlines()[1].startswith(f"{path}/checkpoints/step_6 cannot be written: ")
+    assert "Traceback" not in said
+
+
+def test_a_killed_removal_is_no_checkpoint_and_is_cleaned_up(saved_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if path.exists():
+            (path / "meta.json").unlink()
+            raise KeyboardInterrupt
+
+    alter(saved_run, train__max_steps=8, checkpoint__keep_last_n=1, run__allow_change=["scheduler"])
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        assert worker.main([str(saved_run)]) == 130
+    assert folders(saved_run) == [".step_2.removed", ".step_4.removed", ".step_6.removed", "step_8"]
+    assert worker.main([str(saved_run)]) == 0
+    assert folders(saved_run) == ["step_8"]

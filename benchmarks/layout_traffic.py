@@ -3,7 +3,7 @@
     python benchmarks/layout_traffic.py fsdp tp8 ddp+dp_replicate=8 -- run.num_processes=8 model=llama7b train.global_batch_size=64
 
 First the layouts: presets of conf/parallel, with values of `parallel` added by '+'. Behind '--' what they share. Give the global batch,
-so that all of them do the same work.
+so that all of them do the same work. GPUs have 80 GiB.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import sys
 
 from forge.config import compose
 from forge.config.estimate import memory_by_part
+from forge.config.resolve import resolve
+from forge.config.world import Devices
 from forge.parallel.traffic import bytes_per_step
 
+MEMORY = 80 << 30
+"""Bytes of a GPU. How often gradients are reduced and weights gathered follows from the memory that there is."""
 TECHNIQUES = ("fsdp", "hsdp", "ep", "tp", "loss", "cp", "pp")
 
 
 def row(layout: str, shared: list[str]) -> str:
     """One layout as a line of a Markdown table."""
     preset, *values = layout.split("+")
-    config = compose.config([f"parallel={preset}", *(f"parallel.{value}" for value in values), *shared]).validate().config
+    config = compose.config([f"parallel={preset}", *(f"parallel.{value}" for value in values), "run.device=cuda", *shared])
+    ranks = config.run.num_processes
+    config = resolve(config, world_size=ranks, devices=Devices(gpus=ranks, source="the table", memory=MEMORY)).config
     sent = bytes_per_step(config)
     by_technique = [sum(count for name, count in sent.items() if name.startswith(f"{technique}:")) for technique in TECHNIQUES]
     cells = [f"{count / 1e9:.3g}" if count else "" for count in (*by_technique, sum(sent.values()))]

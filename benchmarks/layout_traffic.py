@@ -25,7 +25,7 @@ def row(layout: str, shared: list[str]) -> str:
     """One layout as a line of a Markdown table."""
     preset, *values = layout.split("+")
     config = compose.config([f"parallel={preset}", *(f"parallel.{value}" for value in values), "run.device=cuda", *shared])
-    ranks = config.run.num_processes
+    ranks = config.run.num_processes or 1
     config = resolve(config, world_size=ranks, devices=Devices(gpus=ranks, source="the table", memory=MEMORY)).config
     sent = bytes_per_step(config)
     by_technique = [sum(count for name, count in sent.items() if name.startswith(f"{technique}:")) for technique in TECHNIQUES]

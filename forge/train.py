@@ -24,9 +24,10 @@ from forge.config.root import Config
 from forge.config.rules_layout import HOST_MEMORY
 from forge.config.started import Started, ranks_said, started
 from forge.config.stored import newest
-from forge.launch import directory, failure, local
+from forge.launch import attempts, directory, failure, local
 from forge.launch.directory import Result
 from forge.launch.local import FAILED, REFUSED
+from forge.launch.saved import newest_usable
 
 if TYPE_CHECKING:
     from forge.parallel.meeting import Meeting
@@ -169,8 +170,9 @@ def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequen
             return Ended(run_dir=Path(), code=cli.show(printed))
     before = directory.before(resolution.config)
     run_dir, changes = directory.prepare(resolution, overrides=overrides, config_dirs=config_dirs)
-    said = resolution.config.checkpoint.enabled and (job or not before.fresh)  # of a fresh run of this machine once it has begun
-    again = f"   (goes on with: {directory.resume_command(run_dir)})" if said else ""
+    # Of a fresh run of this machine it is said once it has begun.
+    goes_on = (job and resolution.config.checkpoint.enabled) if before.fresh else _can_go_on(run_dir, resolution.config)
+    again = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""
     print(f"run directory: {directory.short(run_dir)}{again}")
     for change in changes:
         print(f"  changed: {change.key}={shown(change.after)}   (was {shown(change.before)}; kept in {newest(run_dir).name})")
@@ -193,6 +195,11 @@ def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequen
     before.restore(run_dir)
     print("(nothing was trained, and the run directory is removed again)", file=sys.stderr)
     return Ended(run_dir=run_dir, code=code, refused=refused)
+
+
+def _can_go_on(run_dir: Path, config: Config) -> bool:
+    """Whether a run has a checkpoint to go on from, or has not got as far as to need one."""
+    return newest_usable(run_dir / config.checkpoint.dir, to_go_on=True)[0] is not None or not attempts.reached(run_dir)
 
 
 def is_job(config: Config) -> bool:

@@ -23,7 +23,7 @@ from forge.launch import attempts, directory, failure, threads
 from forge.launch.directory import ERROR, RESULT, Result, write_json
 from forge.launch.local import FAILED, PARENT, REFUSED
 from forge.launch.lock import Held, Lock
-from forge.launch.saved import newest_usable, saved_folder
+from forge.launch.saved import NoneLeft, newest_usable, saved_folder
 from forge.parallel.meeting import Meeting, Word
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Report:
         rank, code = int(os.environ.get("RANK", 0)), REFUSED if isinstance(error, ValueError) else FAILED
         said = _words(error, trace, step, f"rank {rank} of {ranks()}" if rank else "")
         with suppress(OSError):  # the directory may be why it failed
-            goes_on = self._has_begun()
+            goes_on = self._has_begun() and not isinstance(error, NoneLeft)
             refused = code == REFUSED and not goes_on and _raised_by_forge(error)
             kind, said = type(error).__name__, said if refused else f"{said}{failure.place(self.run_dir, goes_on=goes_on)}"
             if not failure.record(

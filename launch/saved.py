@@ -11,16 +11,19 @@ from typing import Any
 import yaml
 
 from forge.config.eval import HIGHER_IS_BETTER
+from forge.config.rules_going_on import BEST
 from forge.config.stored import is_run, newest, read_json, read_yaml
 
 FORMAT = 2
 META, CONFIG, TOKENIZER, WEIGHTS = "meta.json", "config.yaml", "tokenizer", "weights"
-BEST = "best"
-"""In a path, in place of a step: the best checkpoint of a run."""
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used: which, why, and what to do."""
+
+
+class NoneLeft(CheckpointError):
+    """A run that cannot go on, since none of its checkpoints can be used."""
 
 
 @dataclass(frozen=True)

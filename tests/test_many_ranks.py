@@ -325,7 +325,7 @@ def test_ranks_that_someone_else_starts_leave_nothing_of_a_run_that_is_refused(t
     assert [code for code, *_ in outcomes] == [2, 2]
     assert outcomes[0][2].splitlines()[1:] == [
         f"data.path: {tmp_path}/bad.txt is not UTF-8 text (invalid start byte near byte 0). Convert it (iconv -t utf-8), "
-        "or leave it out with a narrower glob such as '**/*.txt'.",
+        "or leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder).",
         "(nothing was trained, and the run directory is removed again)",
     ]
     assert outcomes[1][1:] == ("", "")

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.config import schemas
 from forge.config.errors import ConfigError, Problem, closest, did_you_mean
-from forge.config.file_fault import file_fault, section_fault, value_fault
+from forge.config.file_fault import absent_fault, file_fault, section_fault, value_fault
 from forge.config.grammar import COMMAND_LINE
 from forge.config.library import Library, Misfit, parse
 from forge.config.literal import shown
@@ -81,7 +81,7 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
     chosen = _effective(chosen, library)
     merged = _compose(library, chosen)
     if isinstance(merged, Merged):
-        return merged, [value_fault(misfit, library, merged.tree) for misfit in merged.misfits]
+        return merged, _faults(merged, library)
     kept, problems = [], []
     merged = _compose(library, kept)
     if isinstance(merged, Problem):
@@ -93,7 +93,13 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
         else:
             kept.append(override)
             merged = attempt
-    return merged, [*problems, *(value_fault(misfit, library, merged.tree) for misfit in merged.misfits)]
+    return merged, [*problems, *_faults(merged, library)]
+
+
+def _faults(merged: Merged, library: Library) -> list[Problem]:
+    """What is wrong with files that compose without it: options that they choose and that are not there, and values."""
+    absent = [absent_fault(path, group, name, library) for path, _ in merged.files for group, name in library.absent(path)]
+    return [*absent, *(value_fault(misfit, library, merged.tree) for misfit in merged.misfits)]
 
 
 def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:

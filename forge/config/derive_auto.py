@@ -62,9 +62,9 @@ def auto(config: Config, world: World) -> Iterator[Derived]:
 )
 def memory_for_time(config: Config, world: World) -> Iterator[Derived]:
     """What saves time and takes memory, where there is enough: weights that stay gathered, gradients that are reduced once a step."""
-    parallel = config.parallel
+    parallel, alone = config.parallel, world.size == 1 and config.precision.mixed_precision == "fp32"
     if parallel.reshard_after_forward == "auto":
-        if world.size == 1 and config.precision.mixed_precision == "fp32":
+        if alone:
             chosen, why = "never", "one device in fp32 gathers nothing"
         elif parallel.pp > 1:
             chosen, why = "never", f"parallel.pp={parallel.pp}"
@@ -78,6 +78,8 @@ def memory_for_time(config: Config, world: World) -> Iterator[Derived]:
     if parallel.reduce_gradients == "auto":
         if parallel.pp > 1 or config.train.grad_accum_steps == 1:
             fits, why = True, f"parallel.pp={parallel.pp}" if parallel.pp > 1 else "one micro-batch a step"
+        elif alone:
+            fits, why = True, "one device in fp32 reduces nothing"
         else:
             fits, why = _fits(dataclasses.replace(config, parallel=parallel), world, reduce_gradients="step")
         yield Derived(key="parallel.reduce_gradients", value="step" if fits else "micro_batch", why=why)
@@ -90,7 +92,7 @@ def _fits(config: Config, world: World, **options: str) -> tuple[bool, str]:
     if memory is None or not needed:
         return True, "how much memory it takes or a device has is not known"
     key, value = next(iter(options.items()))
-    return needed <= USABLE * memory, f"{key}={value} needs {byte_size(needed)} of the {byte_size(memory)} of a device"
+    return needed <= USABLE * memory, f"{key}={value} needs {byte_size(needed)}, and a device has {byte_size(memory)}"
 
 
 def choose(config: Config, world: World) -> tuple[Candidate | None, str]:

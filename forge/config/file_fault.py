@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -14,14 +14,13 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, KeyValidationError, OmegaConfBaseException
 
 from forge.config import expected, schemas, spelling
-from forge.config.aliases import ALIASES
 from forge.config.errors import Problem, closest, did_you_mean
 from forge.config.library import Library, Misfit
 from forge.config.lines import display, keys_of, nodes_of, value_of
 from forge.config.literal import literal
-from forge.config.root import Config
 from forge.config.several import PARAMS
 from forge.config.tree import in_force
+from forge.config.unknown import unknown
 
 NO_GROUP = re.compile(r"Could not override '([\w/]+)'. No match in the defaults list")
 TWICE = re.compile(r"(?:schema/)?(\w+)@\w+ appears more than once|Multiple values for (\w+)\.")
@@ -82,11 +81,27 @@ def _missing(choice: str, error: MissingConfigException, file: Path | None, libr
     if not options and own != group and library.is_group(own):
         fix = f"write '- override /{own}: {name}'"
         return Problem(key=choice, what=f"{own} is looked for beside this file, as '/' is missing.", fix=fix, where=_place(file))
+    what, fix = _no_option(group, name, options)
+    return Problem(key=choice, what=what, fix=fix, where=_place(file))
+
+
+def absent_fault(config_path: str, group: str, name: str, library: Library) -> Problem:
+    """An option that the defaults list of a file chooses, and that is not there."""
+    file = library.file_of(config_path)
+    what, fix = _no_option(group, name, library.options(group))
+    line = re.compile(rf"\s*-\s*override\s+/?{re.escape(group)}\s*:\s*['\"]?{re.escape(name)}\b")
+    lines = file.read_text(encoding="utf-8").splitlines() if file else []
+    number = next((f":{at}" for at, text in enumerate(lines, start=1) if line.match(text)), "")
+    above, _, option = config_path.rpartition("/")
+    return Problem(key=f"{above}={option}", what=what, fix=fix, where=f"{_place(file)}{number}")
+
+
+def _no_option(group: str, name: str, options: Sequence[str]) -> tuple[str, str]:
     if "," in name and all(part.strip() in options for part in name.split(",")):
         fix = f"one of them; a sweep over these is sweeper.params: {{{group}: '{name}'}}"
-        return Problem(key=choice, what=f"the file chooses one {group}, and '{name}' are several.", fix=fix, where=_place(file))
+        return f"the file chooses one {group}, and '{name}' are several.", fix
     fix = did_you_mean([f"{group}: {option}" for option in closest(name, options)]) or (f"options: {', '.join(options)}" if options else "")
-    return Problem(key=choice, what=f"there is no {group} named '{name}', which the file asks for.", fix=fix, where=_place(file))
+    return f"there is no {group} named '{name}', which the file asks for.", fix
 
 
 def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
@@ -99,7 +114,7 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
     if name is not None and not isinstance(misfit.keys[-1], str):
         what, fix = _misnamed(key.rpartition(".")[0], name)
     elif isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        what, fix = _unknown(misfit, library, key)
+        what, fix = _unknown(misfit, library, key, node, tree)
     elif name is None or node is None:
         what, fix = f"{key}: {str(cause).splitlines()[0]}.", CORRECT
     elif schemas.is_section(key) and not isinstance(node, yaml.MappingNode):
@@ -126,16 +141,16 @@ def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
     return None, None
 
 
-def _unknown(misfit: Misfit, library: Library, key: str) -> tuple[str, str]:
+def _unknown(misfit: Misfit, library: Library, key: str, node: yaml.Node | None, tree: DictConfig) -> tuple[str, str]:
     """What is said of a name that no option has."""
     (above, _, name), owner = key.rpartition("."), misfit.cause.object_type
     if not misfit.in_file:
         return f"its values have no place under '{name}'.", f"start the file with {GLOBAL}"
-    what = f"there is no group or option '{name}'." if owner is Config else f"{getattr(owner, '__name__', key)} has no option '{name}'."
-    fields = [f.name for f in dataclasses.fields(owner)] if dataclasses.is_dataclass(owner) else []
-    elsewhere = [option for option, *_ in schemas.walk_options() if option.endswith(f".{name}")]
-    meant = [ALIASES[name].removeprefix(f"{above}.")] if name in ALIASES else closest(name, fields) or list(dict.fromkeys(elsewhere))[:3]
-    return what, did_you_mean(meant) or "remove it from the file"
+    value = (node.value if node.style is None else literal(node.value)) if isinstance(node, yaml.ScalarNode) else ""
+    found = unknown(tree, key, library, value)
+    if found is None:
+        return f"{getattr(owner, '__name__', key)} has no option '{name}'.", "remove it from the file"
+    return found.what, re.sub(rf"\b{re.escape(above)}\.(\w+)=([^\s?]+)", r"\1: \2", found.fix) if found.meant else found.fix
 
 
 def _as_section(section: str, value: Any, library: Library) -> str:

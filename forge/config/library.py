@@ -53,6 +53,11 @@ class Repository(ConfigRepository):
 
     misfits: Sequence[Misfit] = ()
 
+    def __init__(self, config_search_path: ConfigSearchPathImpl):
+        super().__init__(config_search_path)
+        self.absent: dict[str, list[tuple[str, str]]] = {}
+        """By file, the (group, option) that its defaults list overrides with and that are not there; the file is read without them."""
+
     def load_config(self, config_path: str) -> ConfigResult | None:
         found = super().load_config(config_path)
         if found is None:
@@ -61,6 +66,10 @@ class Repository(ConfigRepository):
             if isinstance(default, GroupDefault) and (group := spelling.GROUPS.get((default.group or "").removeprefix("/"))):
                 default.group = f"/{group}"
                 default.value = spelling.option(group, default.value) if isinstance(default.value, str) else default.value
+        absent = {id(default): choice for default in found.defaults_list or [] if (choice := self._absent(default))}
+        if absent:
+            self.absent[config_path] = list(absent.values())
+            found.defaults_list = [default for default in found.defaults_list or [] if id(default) not in absent]
         misfits = [misfit for misfit in self.misfits if misfit.config_path == config_path]
         if isinstance(found.config, DictConfig) and ("hydra" in found.config or misfits):
             content: Any = OmegaConf.to_container(found.config, resolve=False)
@@ -68,6 +77,13 @@ class Repository(ConfigRepository):
             found.config = OmegaConf.create(_without(spelling.of_file(content), misfits))
             found.config._metadata.flags = flags
         return found
+
+    def _absent(self, default: Any) -> tuple[str, str] | None:
+        if not isinstance(default, GroupDefault) or not default.override or default.optional or not isinstance(default.value, str):
+            return None
+        group = str(default.group).removeprefix("/")
+        known = "${" in default.value or not self.group_exists(group) or self.config_exists(f"{group}/{default.value}")
+        return None if known else (group, default.value)
 
 
 class Library:
@@ -105,6 +121,12 @@ class Library:
         defaults = yaml.safe_load((CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))["defaults"]
         entries = [next(iter(entry)) for entry in defaults if isinstance(entry, dict)]
         return [name.removeprefix("optional ").removeprefix("override ") for name in entries]
+
+    def absent(self, config_path: str) -> list[tuple[str, str]]:
+        """The (group, option) that a file asks for and that are not there; it was read without them."""
+        files = self.repository.delegate
+        assert isinstance(files, Repository)
+        return files.absent.get(config_path, [])
 
     def options(self, group: str) -> list[str]:
         """Options of one group."""

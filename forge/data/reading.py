@@ -15,9 +15,9 @@ from pathlib import Path
 BLOCK_BYTES = 1 << 20
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 SHOWN = 20  # of many bad files
-PACKED = (".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".tar", ".tgz")
+PACKED = (".tar.gz", ".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".tar", ".tgz")
 LOOKED_AT = 1 << 13  # bytes of a file in which a NUL shows that it is no text, as git has it
-NARROWER = "leave it out with a narrower glob such as '**/*.txt'"
+LEAVE_OUT = "leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,33 +37,32 @@ class BadFile(ValueError):
 
 
 def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
-    """What a person is told of all bad files of a corpus at once; each advice once. files: how many the corpus has."""
+    """What a person is told of all bad files of a corpus at once; those with the same advice together. files: how many the corpus has."""
     if len(bad) == 1:
         return bad[0]
+    by_fix: dict[str, list[str]] = {}
+    for one in bad[:SHOWN]:
+        by_fix.setdefault(one.fix, []).append(one.what)
+    lines = [line for fix, found in by_fix.items() for line in (*found, f"-> {fix}.")]
     more = [f"... and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
-    advice = dict.fromkeys(f"{one.fix}." for one in bad)
-    return ValueError(
-        "\n  ".join([f"data.path: {len(bad)} of {files} files cannot be read:", *(one.what for one in bad[:SHOWN]), *more, *advice])
-    )
+    return ValueError("\n  ".join([f"data.path: {len(bad)} of {files} files cannot be read:", *lines, *more]))
 
 
 def kind(path: Path) -> str:
-    """`jsonl`, `json` (an array), `csv`, `tsv`, `parquet` or `text`, by the suffix in front of a `.gz`, of `.json` by its beginning."""
+    """`jsonl`, `json` (an array or one object), `csv`, `tsv`, `parquet` or `text`, by the suffix in front of a `.gz`."""
     suffix = next((suffix.lower() for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
     return _kind_of_json(path) if suffix == ".json" else KINDS.get(suffix, "text")
 
 
 def _kind_of_json(path: Path) -> str:
-    """An array of rows, rows line by line, or else a text like any other, as a settings file is."""
+    """Rows line by line, or else one value: an array of rows or a row."""
     try:
         with open_bytes(path) as file:
             lines = (line.strip() for line in iter(lambda: file.readline(BLOCK_BYTES << 6), b""))
             filled = (line for line in lines if line)
             first = next(filled, b"").removeprefix(codecs.BOM_UTF8).lstrip()
-            if first.startswith(b"["):
-                return "json"
             one_a_line = first.startswith(b"{") and first.endswith(b"}") and next(filled, b"").startswith(b"{")
-            return "jsonl" if one_a_line else "text"
+            return "jsonl" if one_a_line else "json"
     except (OSError, EOFError, zlib.error):
         return "text"  # whoever reads it is told
 
@@ -82,19 +81,19 @@ def _text_blocks(path: Path) -> Iterator[str]:
     # utf-8-sig drops the byte order mark that some editors put first.
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     position = 0
-    if path.suffix.lower() in PACKED:
+    if path.name.lower().endswith(PACKED):
         raise BadFile(f"{path} is packed in a way that is not read here", "Unpack it, or pack it with gzip")
     with readable(path), open_bytes(path) as file:
         try:
             while block := file.read(BLOCK_BYTES):
                 if position == 0 and b"\0" in block[:LOOKED_AT] and not block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                    raise BadFile(f"{path} is not text (it has NUL bytes)", NARROWER.capitalize())
+                    raise BadFile(f"{path} is not text (it has NUL bytes)", LEAVE_OUT.capitalize())
                 yield decoder.decode(block)
                 position += len(block)
             decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
             what = f"{path} is not UTF-8 text ({error.reason} near byte {position + error.start})"
-            raise BadFile(what, f"Convert it (iconv -t utf-8), or {NARROWER}") from error
+            raise BadFile(what, f"Convert it (iconv -t utf-8), or {LEAVE_OUT}") from error
 
 
 def read_python(path: Path) -> Iterator[Document]:

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +42,7 @@ def _row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
 
 
 def read_json(path: Path, text_field: str) -> Iterator[Document]:
-    """One document an element of a JSON array, which is a text or an object with a field that holds it."""
+    """One document an element of a JSON array, which is a text or an object with a field that holds it, or one for a single object."""
     with readable(path), open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
         for number, element in enumerate(_elements(path, text), start=1):
             yield _document(path, f"element {number}", element, text_field)
@@ -50,7 +51,10 @@ def read_json(path: Path, text_field: str) -> Iterator[Document]:
 def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
     """The elements of an array, with a few blocks of it in memory."""
     decode, number = json.JSONDecoder().raw_decode, 0
-    text, at = _more(path, file).lstrip()[1:], 0
+    text, at = _more(path, file).lstrip(), 1
+    if not text.startswith("["):
+        yield _whole(path, text + _more(path, file, sys.maxsize))
+        return
     while True:
         at = _end(BETWEEN.match(text, at))
         if text.startswith("]", at):
@@ -72,6 +76,15 @@ def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
             raise BadFile(f"{path} element {number + 1} is not JSON ({fault})", "Check that the file is complete")
 
 
+def _whole(path: Path, text: str) -> Any:
+    """The one value of a file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        what = f"{path} is not JSON ({error.msg} at line {error.lineno} column {error.colno})"
+        raise BadFile(what, "Mend the file: a .json has an array, an object, or an object a line") from error
+
+
 def _end(match: re.Match[str] | None) -> int:
     assert match is not None
     return match.end()
@@ -89,8 +102,11 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
     """One document a row, from a column that the first row names."""
     csv.field_size_limit(sys.maxsize)  # the library's own, 128 KiB, is less than many a document
     with readable(path), open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        rows = csv.DictReader(text, delimiter=delimiter, strict=True)
         try:
+            head = text.readline()
+            names = {mark: [name.strip('" \r\n') for name in head.split(mark)] for mark in (delimiter, ";", "\t", "|")}
+            delimiter = next((mark for mark, columns in names.items() if text_field in columns), delimiter)
+            rows = csv.DictReader(chain([head], text), delimiter=delimiter, strict=True)
             _need(str(path), rows.fieldnames or (), text_field)
             for row in rows:
                 if row[text_field] is None:

@@ -15,7 +15,7 @@ from torch import nn
 from forge.config.changes import changes, permitted
 from forge.config.root import Config
 from forge.launch import attempts, directory, saved
-from forge.launch.saved import TOKENIZER, CheckpointError, Saved
+from forge.launch.saved import TOKENIZER, CheckpointError, NoneLeft, Saved
 from forge.parallel.ranks import Ranks
 from forge.training import restore, rows
 from forge.training.checkpoint import Checkpointer
@@ -57,11 +57,13 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
         return Start(checkpoint=newest, own=True, meta=newest.meta)
     if skipped:
         what = "; ".join(f"{one.path.name}: {fault}" for one, fault in skipped)
-        raise CheckpointError(f"{folder} has checkpoints and none can be used ({what}); {ANEW}")
+        weights, _ = saved.newest_usable(folder)
+        fix = f"begin a new run with its weights, checkpoint.init_from={directory.short(run_dir)}" if weights else ANEW
+        raise NoneLeft(f"{folder} has checkpoints and none can be used ({what}); {fix}")
     reached = attempts.reached(run_dir)
     if reached:
         fix = ANEW if config.checkpoint.enabled else "checkpoint.enabled=false saved none; give another run.dir to begin anew"
-        raise CheckpointError(f"{folder} has no checkpoint, and this run was at step {reached}; {fix}")
+        raise NoneLeft(f"{folder} has no checkpoint, and this run was at step {reached}; {fix}")
     if wanted is not None:
         return _wanted(folder, wanted, checkpointer)
     if config.checkpoint.init_from is not None:

@@ -79,8 +79,8 @@ GOING_ON_CASES = [
         "checkpoint.init_from",
         "checkpoint.init_from={tmp}/absent",
         "there is nothing at {tmp}/absent.",
-        "give a step_N directory, a run directory that has checkpoints, or a .safetensors file",
-        "checkpoint.init_from={tmp}",
+        "give a step_N directory, a run directory that has checkpoints, RUN/best, or a .safetensors file",
+        "checkpoint.init_from={tmp}/best",
     ),
     Case(
         "checkpoint.two_starts",

@@ -128,7 +128,7 @@ def test_time_is_saved_where_there_is_memory_for_it():
         d.key: (d.value, d.why)
         for d in resolved([*llama, "parallel.dp_shard=16", twice, "run.device=cuda"], gpus=16, memory=30 << 30).derived
     }
-    assert re.fullmatch(r"reduce_gradients=step needs [\d.]+ GiB of the 30.0 GiB of a device", found["parallel.reduce_gradients"][1])
+    assert re.fullmatch(r"reduce_gradients=step needs [\d.]+ GiB, and a device has 30.0 GiB", found["parallel.reduce_gradients"][1])
 
 
 def test_what_is_given_is_not_worked_out():

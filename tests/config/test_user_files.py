@@ -17,7 +17,7 @@ GLOBAL = "# @package _global_\n"
 BROKEN = {
     "an unknown option of a group": (
         "defaults:\n  - override /optimizer: adamv\n",
-        "",
+        ":3",
         "there is no optimizer named 'adamv', which the file asks for.",
         "did you mean optimizer: adamw?",
     ),
@@ -35,7 +35,7 @@ BROKEN = {
     ),
     "several options of a group": (
         "defaults:\n  - override /model: tiny,small\n",
-        "",
+        ":3",
         "the file chooses one model, and 'tiny,small' are several.",
         "one of them; a sweep over these is sweeper.params: {model: 'tiny,small'}",
     ),
@@ -78,15 +78,32 @@ BROKEN = {
         "the names in sweeper.params are texts, and YAML reads 1 as a number.",
         "'1' in quotes",
     ),
-    "an unknown key": ("optimizer:\n  lr: 1e-3\n  lrr: 1\n", ":4", "AdamW has no option 'lrr'.", "did you mean lr?"),
+    "an unknown key": ("optimizer:\n  lr: 1e-3\n  lrr: 1\n", ":4", "AdamW has no option 'lrr'.", "did you mean lr: 1?"),
     "an option by another name": (
         "optimizer:\n  learning_rate: 1e-3\n",
         ":3",
         "AdamW has no option 'learning_rate'.",
-        "did you mean lr?",
+        "did you mean lr: 1e-3?",
+    ),
+    "an option of another choice": (
+        "launch:\n  time: 60\n",
+        ":3",
+        "Local has no option 'time'. It belongs to launch=slurm.",
+        "choose launch=slurm, or leave this out",
+    ),
+    "an option that is worked out": (
+        "scheduler:\n  warmup_ratio: 0.1\n",
+        ":3",
+        "Linear has no option 'warmup_ratio'.",
+        "did you mean warmup_steps: 160? (0.1 of train.max_steps=1600)",
     ),
     "an unknown section": ("optimiser:\n  lr: 1\n", ":2", "there is no group or option 'optimiser'.", "did you mean optimizer?"),
-    "Hydra's settings": ("hydra:\n  run: {dir: x}\n", ":2", "there is no group or option 'hydra'.", "remove it from the file"),
+    "Hydra's settings": (
+        "hydra:\n  run: {dir: x}\n",
+        ":2",
+        "there is no group or option 'hydra'.",
+        "python -m forge.train --help lists them",
+    ),
     "a wrong type": (
         "train:\n  max_steps: soon\n",
         ":3",
@@ -319,6 +336,18 @@ def test_two_broken_files_are_both_reported(write: Write):
     first, second = problems(["experiment=mine", "model=mine"], config_dirs=[folder])
     assert (first.key, second.key) == ("experiment=mine", "model=mine")
     assert second.fix == "start the file with 'defaults: [/schema/model@_here_: decoder, _self_]'"
+
+
+def test_a_wrong_choice_of_a_file_hides_nothing_else(write: Write):
+    text = "defaults:\n  - override /model: tinyy\n  - override /scheduler: cosin\noptimizer:\n  lrr: 1\ntrain:\n  seq_len: 4096\n"
+    folder = write("experiment/mine.yaml", GLOBAL + text)
+    found = problems(["experiment=mine"], config_dirs=[folder])
+    assert [(p.where.removeprefix(f"{folder}/experiment/mine.yaml"), p.what, p.fix) for p in found] == [
+        (":3", "there is no model named 'tinyy', which the file asks for.", "did you mean model: tiny or model: moe_tiny?"),
+        (":4", "there is no scheduler named 'cosin', which the file asks for.", "did you mean scheduler: cosine?"),
+        (":6", "AdamW has no option 'lrr'.", "did you mean lr: 1?"),
+        (":8", "train.seq_len (4096) exceeds model.max_seq_len (512).", "train.seq_len=512 or model.max_seq_len=4096"),
+    ]
 
 
 def test_all_mistakes_of_a_file_are_told_at_once(write: Write):

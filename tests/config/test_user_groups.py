@@ -26,7 +26,7 @@ def test_a_key_that_a_model_does_not_have(write: Write):
     found = only(["model=mine"], config_dirs=[folder])
     assert (found.what, found.fix, found.where) == (
         "Decoder has no option 'n_layer'.",
-        "did you mean n_layers?",
+        "did you mean n_layers: 3?",
         f"{folder}/model/mine.yaml:4",
     )
 

@@ -124,14 +124,20 @@ def test_files_of_rows(tmp_path: Path, name: str, block: int, monkeypatch: pytes
 
 
 def test_a_json_array_of_texts_and_other_json(tmp_path: Path) -> None:
-    """Settings in JSON are a text like any other, as they have been: neither an array nor a line for each object."""
+    """A single object is a row; none is trained on as raw text."""
     (tmp_path / "a.json").write_text('\n[ "one", "two\\u00fc" ,\n"three"]\n')
-    (tmp_path / "b.json").write_text('{"name": "x",\n "list": [1]}\n')
-    (tmp_path / "c.json").write_text('{"name": "x"}\n')
+    (tmp_path / "b.json").write_text('{"text": "x",\n "list": [1]}\n')
+    (tmp_path / "c.json").write_text('{"text": "y"}\n')
+    (tmp_path / "d.json").write_text('{"data": [{"text": "z"}]}\n')
     assert texts(text_files(Text(path=str(tmp_path / "a.json")))) == ["one", "twoü", "three"]
-    for name in ("b.json", "c.json"):
-        assert texts(text_files(Text(path=str(tmp_path / name)))) == [(tmp_path / name).read_text()]
-        assert fingerprinting.kind(tmp_path / name) == "text"
+    assert texts(text_files(Text(path=str(tmp_path / "[bc].json")))) == ["x", "y"]
+    assert " has no field 'text' (its fields: data). Name the one" in refusal(tmp_path / "d.json")
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_columns_that_something_else_than_commas_separates(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "x.csv").write_text(f'id{mark}"text"\r\n1{mark}"a, b\nc"\r\n2{mark}d\r\n', newline="")
+    assert texts(text_files(Text(path=str(tmp_path / "x.csv")))) == ["a, b\nc", "d"]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +162,19 @@ def test_a_json_array_of_texts_and_other_json(tmp_path: Path) -> None:
             "are doubled.",
         ),
         ("x.parquet.gz", b"", "{} is Parquet inside of gzip. Unpack it (gunzip); Parquet is packed by itself."),
+        (
+            "x.json",
+            b'{"a": 1',
+            "{} is not JSON (Expecting ',' delimiter at line 1 column 8). Mend the file: a .json has an array, an "
+            "object, or an object a line.",
+        ),
+        ("x.tar.gz", b"\x1f\x8b", "{} is packed in a way that is not read here. Unpack it, or pack it with gzip."),
         ("x.jsonl.zst", b"\x28\xb5", "{} is packed in a way that is not read here. Unpack it, or pack it with gzip."),
-        ("x.png", b"\x89PNG\0", "{} is not text (it has NUL bytes). Leave it out with a narrower glob such as '**/*.txt'."),
+        (
+            "x.png",
+            b"\x89PNG\0",
+            "{} is not text (it has NUL bytes). Leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder).",
+        ),
     ],
 )
 def test_messages_about_other_kinds_of_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -184,12 +201,12 @@ def test_all_bad_files_are_named_at_once(tmp_path: Path, monkeypatch: pytest.Mon
         "data.path: 5 of 6 files cannot be read:\n"
         f"  {tmp_path}/a.txt is not UTF-8 text (invalid start byte near byte 0)\n"
         f"  {tmp_path}/b.txt is not UTF-8 text (invalid start byte near byte 0)\n"
+        "  -> Convert it (iconv -t utf-8), or leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder).\n"
         f"  {tmp_path}/c.jsonl line 1 is not a JSON object\n"
+        '  -> Every line must look like {"text": ...}.\n'
         f"  cannot read {tmp_path}/d.txt.gz (Not a gzipped file (b'no'))\n"
-        "  ... and 1 more\n"
-        "  Convert it (iconv -t utf-8), or leave it out with a narrower glob such as '**/*.txt'.\n"
-        '  Every line must look like {"text": ...}.\n'
-        "  Check that it is complete and that you may read it."
+        "  -> Check that it is complete and that you may read it.\n"
+        "  ... and 1 more"
     )
 
 
@@ -251,7 +268,7 @@ def test_message_about_a_file_that_is_not_text(tmp_path: Path) -> None:
     path.write_bytes(b"abc\xffdef")
     assert refusal(path) == (
         f"data.path: {path} is not UTF-8 text (invalid start byte near byte 3). "
-        "Convert it (iconv -t utf-8), or leave it out with a narrower glob such as '**/*.txt'."
+        "Convert it (iconv -t utf-8), or leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder)."
     )
     path.write_bytes("abc€".encode()[:-1])
     assert "is not UTF-8 text (unexpected end of data" in refusal(path)

@@ -228,7 +228,10 @@ def test_the_last_save_may_be_less_but_one_that_was_interrupted_is_whole(
 
 
 def test_training_goes_on_from_a_whole_checkpoint_and_begins_with_any(
-    trained: Callable[..., Path], assembled: Callable[..., Parts], new_run: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    trained: Callable[..., Path],
+    assembled: Callable[..., Parts],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of a run whose last checkpoint holds the weights alone."""
     run = trained("checkpoint.interval=4", "checkpoint.last=weights", "checkpoint.keep_last_n=0")
@@ -240,8 +243,11 @@ def test_training_goes_on_from_a_whole_checkpoint_and_begins_with_any(
     with pytest.raises(saved.CheckpointError, match=re.escape(f"step_6 cannot be used: {alone}; take another checkpoint")):
         assembled(f"checkpoint.resume_from={run}/checkpoints/step_6")
     shutil.rmtree(run / "checkpoints" / "step_4")
-    with pytest.raises(saved.CheckpointError, match=re.escape(f"has checkpoints and none can be used (step_6: {alone})")):
+    fix = f"begin a new run with its weights, checkpoint.init_from={run}"
+    with pytest.raises(saved.CheckpointError, match=re.escape(f"has checkpoints and none can be used (step_6: {alone}); {fix}")):
         assemble(run)
+    assert worker.main([str(run)]) == 2
+    assert "goes on with" not in capsys.readouterr().err
     begun = assembled(f"checkpoint.init_from={run}")
     assert_bit_equal(stored(run / "checkpoints" / "step_6"), {f"model/{name}": value for name, value in weights(begun.model).items()})
 

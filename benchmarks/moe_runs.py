@@ -101,7 +101,7 @@ def run_folder(runs: Path, name: str, seed: int) -> Path:
 
 def composed(name: str, rate: float, shared: Sequence[str]) -> tuple[Decoder, int]:
     """(model, tokens of a sequence) of a run."""
-    config = forge.compose([*(word.format(rate=rate) for word in RUNS[name]), *shared])
+    config = forge.compose([*(word.format(rate=rate) for word in RUNS[name]), *shared]).validate().config
     assert isinstance(config.model, Decoder)
     return config.model, config.train.seq_len
 

@@ -39,7 +39,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the commands name, and a login to W&B."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    (tmp_path / "books").mkdir()
+    for name in ("books", "RUN"):
+        (tmp_path / name).mkdir()
     (tmp_path / "my" / "conf").mkdir(parents=True)
     for name in ("my.txt", "books/one.txt"):
         (tmp_path / name).write_text("text\n")

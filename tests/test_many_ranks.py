@@ -252,7 +252,7 @@ def test_a_rank_that_hangs_is_named(train: Command, spawn: Any, tmp_path: Path) 
     check = ["train.nccl_health_check_interval=1", "parallel.nccl_timeout_sec=2", "+callbacks.trouble.what=hang"]
     code, _, err = end(spawn(*train, *TROUBLE, *ENDLESS, *check, "run.num_processes=2", f"run.dir={run}"))
     assert code == 1
-    said = "no sign of life from rank 1 of 2 at step 4 within parallel.nccl_timeout_sec=2; see logs/rank_1.log"
+    said = "no sign of life from rank 1 of 2 at step 3 within parallel.nccl_timeout_sec=2; see logs/rank_1.log"
     assert said in err
     assert "Traceback" not in err
     assert (read(run / "error.json")["rank"], read(run / "error.json")["message"]) == (0, said)

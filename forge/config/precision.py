@@ -9,10 +9,7 @@ from forge.config.field import Section, opt
 
 @dataclass(kw_only=True)
 class Precision(Section):
-    """Weights and optimizer state are fp32 always; `mixed_precision` is what matrices are multiplied in, and what layers keep.
-
-    Norms, rotations, softmax and losses compute in fp32 inside; sums of gradients are fp32.
-    """
+    """Number formats of arithmetic; weights, their gradients and optimizer state are fp32, and norms, softmax and losses inside."""
 
     mixed_precision: str = opt(
         "bf16",

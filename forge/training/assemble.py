@@ -121,8 +121,6 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
     if config.checkpoint.enabled:
         wishes.append(saving)
     callbacks: list[Callback] = [signals, Agreement(wishes, ranks), guard, logger]
-    if train.nccl_health_check_interval:
-        callbacks.append(SignOfLife(train.nccl_health_check_interval, ranks))
     if config.profiling.enable and ranks.rank in (config.profiling.ranks or range(ranks.size)):
         callbacks.append(Profiler(config.profiling, run_dir, device, ranks.rank))
     if evaluation is not None:
@@ -142,7 +140,8 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
                 )
             )
     votes = bool(users) and ranks.size > 1
-    callbacks += [*users, *([StopVote(ranks)] if votes else []), *([saving] if config.checkpoint.enabled else [])]
+    alive = [SignOfLife(train.nccl_health_check_interval, ranks)] if train.nccl_health_check_interval else []
+    callbacks += [*users, *alive, *([StopVote(ranks)] if votes else []), *([saving] if config.checkpoint.enabled else [])]
     loop = Loop(
         update=update,
         loader=loader,

@@ -5,17 +5,19 @@ from __future__ import annotations
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.loop import Loop
+from forge.training.step import StepOutput
 
 
 class SignOfLife(Callback):
-    """Before every `interval`-th update each rank says that it is there: a rank that hangs is named, where a collective only times out.
+    """After every `interval`-th update each rank says that it is there: a rank that hangs is named, where a collective only times out.
 
-    Waits for the device, so an interval of hundreds of steps costs nothing that can be measured.
+    Stands behind the user's callbacks, in which a rank may hang too. Waits for the device, so an interval of hundreds of steps
+    costs nothing that can be measured.
     """
 
     def __init__(self, interval: int, ranks: Ranks) -> None:
         self.interval, self.ranks = interval, ranks
 
-    def on_step_start(self, loop: Loop) -> None:
-        if (loop.state.step + 1) % self.interval == 0:
-            self.ranks.check_alive(loop.state.step + 1)
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        if loop.state.step % self.interval == 0:
+            self.ranks.check_alive(loop.state.step)

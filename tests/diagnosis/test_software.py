@@ -57,7 +57,7 @@ def test_requirements_are_those_of_setup_cfg():
 def test_packages_here_are_well():
     (found,) = software.packages()
     assert found.status == OK
-    assert found.found.startswith("14 of 14 ")
+    assert found.found.startswith("15 of 15 ")
 
 
 def test_packages_that_are_not(monkeypatch: pytest.MonkeyPatch):

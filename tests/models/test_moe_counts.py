@@ -66,6 +66,6 @@ def test_flops_per_token_are_those_counted(options: dict) -> None:
 
 def test_presets_that_stand_beside_a_dense_one_cost_as_much_a_token() -> None:
     for dense, sparse in (("tiny", "moe_tiny"), ("small", "moe_small")):
-        costs = [forge.compose([f"model={name}"]).model.flops_per_token(256) or 0 for name in (dense, sparse)]
+        costs = [forge.compose([f"model={name}"]).validate().config.model.flops_per_token(256) or 0 for name in (dense, sparse)]
         assert costs[1] == pytest.approx(costs[0], rel=0.005)
         assert costs[0] > 1e6

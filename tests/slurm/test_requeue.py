@@ -143,7 +143,7 @@ def test_a_signal_that_comes_before_the_loop_listens_is_not_lost() -> None:
         os.kill(os.getpid(), signal.SIGUSR2)
         signals = Signals(60.0)
         signals.on_start(loop)
-        signals.on_step_end(loop, None)  # type: ignore[arg-type]
+        signals.granted(loop, signals.wanted(loop))
         signals.close()
         assert isinstance(signal.getsignal(signal.SIGUSR2), requeue.Noted)
     finally:

@@ -12,7 +12,7 @@ import pytest
 
 from forge import worker
 from forge.training import assemble as assembling
-from forge.training.callback import Callback
+from forge.training.stopping import Signals
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def failing(new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Ca
     """A run whose second update raises."""
 
     def make(error: BaseException) -> Path:
-        class Failing(Callback):
+        class Failing(Signals):
             def on_step_end(self, loop: Any, output: Any) -> None:
                 if loop.state.step == 2:
                     raise error
 
-        monkeypatch.setattr(assembling, "Signals", lambda *_, **__: Failing())
+        monkeypatch.setattr(assembling, "Signals", Failing)
         return new_run()
 
     return make
@@ -48,11 +48,11 @@ def test_what_fails_before_the_first_step_is_no_run_to_go_on_with(
 ) -> None:
     """Its traceback is worth keeping, as an error that is not forge's own."""
 
-    class Failing(Callback):
+    class Failing(Signals):
         def on_start(self, loop: Any) -> None:
             raise error
 
-    monkeypatch.setattr(assembling, "Signals", lambda timeout, ranks: Failing())
+    monkeypatch.setattr(assembling, "Signals", Failing)
     path = new_run()
     for again in ("", f"; the run goes on with: python -m forge.resume {path}"):
         worker.main([str(path)])

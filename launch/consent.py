@@ -58,8 +58,8 @@ def absolute(source: str) -> str:
 
 
 def key_of(text: str) -> str:
-    """The option that an override sets, as forge spells it."""
-    return ours(text).lstrip("+~").partition("=")[0]
+    """The option that an override sets, as forge spells it, whatever it says after an @."""
+    return ours(text).lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def leads_out(folder: str) -> bool:

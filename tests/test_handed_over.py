@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 from going_on_helpers import content, take
 
 from forge import cancel, checkpoints, export, generate, report, resume, status, train, worker
+from forge.config.compose import compose
 from forge.config.errors import ConfigError
 from forge.config.stored import DEEPEST, from_json
-from forge.launch import local
+from forge.launch import consent, local
 from forge.launch.directory import resume_command
 from forge.launch.sweep_directory import SweepDirectory
 
@@ -210,6 +212,34 @@ def test_what_reaches_beyond_the_run_is_asked_for(
     else:
         assert started == [run]
     assert shlex.split(resume_command(run)) == ["python", "-m", "forge.resume", "run", *asked]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ["hydra.searchpath@x=[conf]", "experiment=e"],
+        ["hydra.searchpath@x=[pkg://theirs]"],
+        ["++hydra.searchpath@x.y=[pkg://theirs]"],
+        ["launch.setup@x=[touch y]", "launch=slurm"],
+        ["checkpoint.dir@x=/scratch/theirs"],
+        ["run.trust@x=[theirs.]"],
+    ],
+)
+def test_no_option_is_told_to_be_elsewhere(
+    own: list[str], run: Path, started: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By an @, which the name of an option does not have: neither read nor taken for another."""
+    for folder in (tmp_path / "conf" / "experiment", tmp_path / "theirs"):
+        folder.mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "e.yaml").write_text(CONF)
+    (tmp_path / "theirs" / "__init__.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'imported')!r}).touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (run / "overrides.json").write_text(json.dumps([*RUN[1:], *own]))
+    assert resume.main(["run", *DRY]) == 2
+    assert "only a group takes @." in capsys.readouterr().err or consent.consent(own)
+    assert "only a group takes @." in [problem.what for problem in compose(own).problems]
+    assert started == []
+    assert not (tmp_path / "imported").exists()
 
 
 def test_what_was_typed_in_its_place_counts(run: Path, started: list[Path]) -> None:

@@ -22,7 +22,7 @@ from forge.config.errors import ConfigError, Problem
 from forge.config.resolve import Resolution
 from forge.config.root import Config
 from forge.config.stored import CONFIG, is_run, newest, numbered, read_json, read_yaml
-from forge.launch.consent import behind, consent, reaching, without_consent
+from forge.launch.consent import behind, consent, looks_up, reaching, without_consent
 from forge.launch.lock import Held, Lock
 from forge.launch.portable import portable
 from forge.launch.provenance import diff, provenance
@@ -201,7 +201,7 @@ def resume_command(run_dir: Path) -> str:
     """What to type for the run to go on; what it needs trust for is typed again."""
     try:
         own = [str(text) for text in read_json(newest_overrides(run_dir))]
-        asked = [*consent(own), *behind(reaching(read_yaml(newest(run_dir))), without_consent(own))]
+        asked = [*consent(own), *behind(reaching(read_yaml(newest(run_dir))), without_consent(own)), *filter(looks_up, own)]
     except (OSError, ValueError, TypeError, AttributeError, YAMLError):
         asked = []  # whoever types the command is told what is wrong with them
     return shlex.join(["python", "-m", "forge.resume", short(run_dir), *dict.fromkeys(asked)])

@@ -203,18 +203,37 @@ BEYOND = {
     ),
     "a command of the job in a file": ("launch.setup", [*DRY, "hydra.searchpath=[{conf}]", "experiment=e"], ["hydra.searchpath=[{conf}]"]),
     "a folder of checkpoints elsewhere": ("checkpoint.dir", ["checkpoint.dir=/scratch/theirs"], ["checkpoint.dir=/scratch/theirs"]),
+    "a value of the environment": ("run.name", ["run.name=${{oc.env:MINE}}"], ["run.name=${{oc.env:MINE}}"]),
+    "a value of the environment, in disguise": (
+        "run.name",
+        ["metrics.wandb_project=env", 'run.name="${{oc.${{metrics.wandb_project}}:MINE}}"'],
+        ['run.name="${{oc.${{metrics.wandb_project}}:MINE}}"'],
+    ),
+    "a value of the environment in a file": (
+        "metrics.wandb_run_name",
+        ["hydra.searchpath=[{conf}]", "experiment=env"],
+        ["hydra.searchpath=[{conf}]"],
+    ),
     "event files elsewhere": ("metrics.tensorboard_dir", ["metrics.tensorboard_dir=../x"], ["metrics.tensorboard_dir=../x"]),
 }
 
 
 @pytest.mark.parametrize(("option", "own", "asked"), BEYOND.values(), ids=BEYOND)
 def test_what_reaches_beyond_the_run_is_asked_for(
-    option: str, own: list[str], asked: list[str], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str,
+    own: list[str],
+    asked: list[str],
+    started: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The command to type is given, and works; it is also the one that a run prints."""
     conf = tmp_path / "conf" / "experiment"
     conf.mkdir(parents=True)
     (conf / "e.yaml").write_text(CONF)
+    (conf / "env.yaml").write_text("# @package _global_\nmetrics: {wandb_run_name: '${run.name} ${oc.env:MINE}'}\n")
+    monkeypatch.setenv("MINE", "hunter2")
     own, asked = ([text.format(conf=conf.parent) for text in words] for words in (own, asked))
     run = take(*RUN, *own)[0]
     before = content(run)
@@ -233,7 +252,8 @@ def test_what_reaches_beyond_the_run_is_asked_for(
         assert printed.startswith("#!/bin/bash")
     else:
         assert started == [run]
-    assert shlex.split(resume_command(run)) == ["python", "-m", "forge.resume", "run", *asked]
+    known = asked if option != "metrics.wandb_run_name" else []  # it takes composing to know what is in a file
+    assert shlex.split(resume_command(run)) == ["python", "-m", "forge.resume", "run", *known]
 
 
 @pytest.mark.parametrize(

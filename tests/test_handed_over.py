@@ -77,6 +77,19 @@ def test_how_deep_a_file_may_be(left: str, right: str) -> None:
         from_json(left * (DEEPEST + 1) + "1" + right * (DEEPEST + 1))
 
 
+@pytest.mark.parametrize("endless", ["callbacks: &a {{a: *a}}", "callbacks: {{{lines}, a: *x40}}"])
+def test_an_alias_in_a_config_is_damage(endless: str, run: Path, started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """It makes what is read endless, or as good as that."""
+    lines = ", ".join(["x0: &x0 [1]", *(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]" for n in range(1, 41))])
+    file = run / "config.yaml"
+    text = file.read_text().replace("callbacks: {}", endless.format(lines=lines))
+    assert "*" in text
+    file.write_text(text)
+    assert resume.main(["run"]) == checkpoints.main(["run"]) == 2
+    assert capsys.readouterr().err.count("cannot be read: it has an alias, *") == 2
+    assert started == []
+
+
 ELSEWHERE = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, for this run with run.allow_change=[checkpoint.dir]"
 
 

@@ -84,13 +84,16 @@ def from_json(text: str) -> Any:
 def read_yaml(file: Path) -> Any:
     """The content of a YAML file. Raises OSError, ValueError for one that is too large, and YAMLError.
 
-    Its depth is known before it is put together: the loader in C ends the process at one that is too great.
+    Its depth is known before it is put together: the loader in C ends the process at one that is too great. An alias, which forge
+    does not write, may make it endless.
     """
     text, depth = _text(file), 0
     for event in yaml.parse(text, Loader=LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise yaml.YAMLError(TOO_DEEP)
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"it has an alias, *{event.anchor}")
     return yaml.load(text, Loader=LOADER)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -16,7 +17,7 @@ from going_on_helpers import content, take
 from forge import cancel, checkpoints, export, generate, report, resume, status, train, worker
 from forge.config.compose import compose
 from forge.config.errors import ConfigError
-from forge.config.stored import DEEPEST, from_json
+from forge.config.stored import DEEPEST, from_json, read_json
 from forge.launch import consent, local
 from forge.launch.directory import resume_command
 from forge.launch.sweep_directory import SweepDirectory
@@ -75,6 +76,36 @@ def test_how_deep_a_file_may_be(left: str, right: str) -> None:
     assert from_json(left * DEEPEST + "1" + right * DEEPEST)
     with pytest.raises(ValueError, match=TOO_DEEP):
         from_json(left * (DEEPEST + 1) + "1" + right * (DEEPEST + 1))
+
+
+NAMES = ("config.yaml", "overrides.json", "provenance.json", "result.json", "error.json", "job.json", "run.lock")
+NAMES += ("attempts.jsonl", "metrics.jsonl", "performance.jsonl", "logs/rank_0.log", "derived.json")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_file_is_not_waited_for(name: str, run: Path, started: list[Path]) -> None:
+    """A pipe that nobody writes to, which opening would wait for."""
+
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"{name} is waited for"))
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    signal.alarm(20)
+    try:
+        codes = [verb(["run"]) for verb in (status.main, checkpoints.main, report.main, resume.main)]
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert set(codes) <= {0, 2}
+
+
+def test_what_has_no_end_is_not_read(run: Path) -> None:
+    for source in ("/dev/zero", "/dev/full"):
+        with pytest.raises(OSError, match="it is no file"):
+            read_json(Path(source))
+    with (run / "result.json").open("wb") as file:
+        file.truncate(2**40)
+    assert status.main(["run"]) == 0
 
 
 @pytest.mark.parametrize("endless", ["callbacks: &a {{a: *a}}", "callbacks: {{{lines}, a: *x40}}"])

@@ -108,6 +108,23 @@ def test_what_has_no_end_is_not_read(run: Path) -> None:
     assert status.main(["run"]) == 0
 
 
+def test_no_file_commands_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By what a rank has printed or failed of, or a checkpoint says."""
+    sign = "\x1b]0;theirs\x07\x9b2J\r"
+    (run / "logs").mkdir(exist_ok=True)
+    (run / "logs" / "rank_0.log").write_text(f"one\ttwo {sign}\n")
+    (run / "error.json").write_text(json.dumps({"message": sign}))
+    step = run / "checkpoints" / "step_3"
+    step.mkdir(parents=True)
+    (step / "meta.json").write_text(json.dumps({"reason": sign, "time": "now"}))
+    (run / "overrides.json").write_text(json.dumps([f"run.name={sign}"]))
+    for verb in (status.main, checkpoints.main, resume.main, cancel.main, report.main):
+        verb(["run"])
+    said = "".join(capsys.readouterr())
+    assert "one\ttwo \\x1b]0;theirs\\x07\\x9b2J" in said
+    assert not set(sign) - set("]0;theirs2J") & set(said)
+
+
 @pytest.mark.parametrize("endless", ["callbacks: &a {{a: *a}}", "callbacks: {{{lines}, a: *x40}}"])
 def test_an_alias_in_a_config_is_damage(endless: str, run: Path, started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     """It makes what is read endless, or as good as that."""

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -79,6 +79,16 @@ def from_json(text: str) -> Any:
         depth += 1
         if depth > DEEPEST:
             raise ValueError(TOO_DEEP)
+    return content
+
+
+def fields_of(content: Any, types: Mapping[str, Any]) -> dict[str, Any]:
+    """What was read, when it is an object whose fields, as far as they are there, have these types. Raises ValueError."""
+    if not isinstance(content, dict):
+        raise ValueError("it is no object")
+    wrong = [name for name, kind in types.items() if name in content and not isinstance(content[name], kind)]
+    if wrong:
+        raise ValueError(f"its {wrong[0]} is damaged")
     return content
 
 

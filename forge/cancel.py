@@ -46,7 +46,7 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
     for point in open_points:
         words, reached = _end(point, found)
         unreached += [] if reached else [words]
-        print(told.line(point, "cancelled", words) if sweep is not None else words)
+        print(cli.printable(told.line(point, "cancelled", words) if sweep is not None else words))
     if sweep is not None:
         print("the same command with sweep.retry=true takes them up again")
     return 1 if unreached else 0
@@ -59,7 +59,7 @@ def _end_starter(sweep: SweepDirectory) -> list[str]:
         return []
     if who.get("host") != platform.node():
         words = f"the command that starts points runs on {who.get('host')}, process {who['pid']}; type this there"
-        print(words)
+        print(cli.printable(words))
         return [words]
     with suppress(ProcessLookupError):
         os.kill(who["pid"], signal.SIGTERM)

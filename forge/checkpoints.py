@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config import stored
+from forge.config.cli import printable
 from forge.config.units import byte_size
 from forge.launch import directory
 from forge.launch.saved import CheckpointError, Saved, best_of, listed, saved_folder
@@ -24,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         rows = describe(options.run)
     except CheckpointError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
-    print(json.dumps(rows, indent=1) if options.json else table(options.run, rows))
+    print(json.dumps(rows, indent=1) if options.json else printable(table(options.run, rows)))
     return 0
 
 

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omegaconf import DictConfig, OmegaConf
+
 from forge.config import cli, stored
 from forge.config.errors import ConfigError, Problem
 from forge.config.literal import quoted
 from forge.config.root import Config
 from forge.config.serialize import to_plain
 from forge.launch import directory
-from forge.launch.consent import behind, consent, reaching, unsaid, without_consent
+from forge.launch.consent import behind, consent, looking_up, reaching, unsaid, without_consent
 
 if TYPE_CHECKING:
     from forge.parallel.meeting import Meeting
@@ -50,7 +52,7 @@ def _main(options, meeting: Meeting | None) -> int:
         raise ConfigError([Problem(key=moved[0], what=what, fix="leave it out", where=cli.COMMAND_LINE)])
     overrides = overrides_of(Path(place), typed)
     composition, resolution = cli.resolved(overrides, options.config_dir)
-    _check_reach(Path(place), typed, options.config_dir, resolution.config)
+    _check_reach(Path(place), typed, options.config_dir, composition.tree, resolution.config)
     return launch(resolution, composition.overrides, options.config_dir, meeting=meeting).code
 
 
@@ -76,9 +78,14 @@ def _own(run_dir: Path) -> list[str]:
         raise ConfigError([Problem(key=str(run_dir), what=what, fix=fix, where=cli.COMMAND_LINE)]) from None
 
 
-def _check_reach(run_dir: Path, typed: Sequence[str], config_dirs: Sequence[str], config: Config) -> None:
-    """Refuse commands of a job, and folders outside of the run, that nobody typed: those of a directory, or of files that it names."""
-    options = reaching(to_plain(config))
+def _check_reach(run_dir: Path, typed: Sequence[str], config_dirs: Sequence[str], composed: DictConfig, config: Config) -> None:
+    """Refuse commands of a job, folders outside of the run and values of the environment that nobody typed.
+
+    They are those of a directory, or of files that it names.
+    """
+    raw = OmegaConf.to_container(composed)
+    assert isinstance(raw, dict)
+    options = list(dict.fromkeys([*reaching(to_plain(config)), *looking_up({str(name): value for name, value in raw.items()})]))
     missing = unsaid(behind(options, without_consent(_own(run_dir))), typed, config_dirs)
     if missing:
         what = f"has {', '.join(options)}, which reaches beyond its directory and is only used by who asks for it."

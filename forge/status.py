@@ -205,6 +205,7 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 def _show(once: Callable[[], tuple[str, bool]], every: float | None) -> int:
     while True:
         text, over = once()
+        text = cli.printable(text)
         print(f"{CLEAR}{text}" if every is not None and sys.stdout.isatty() else text, flush=True)
         if every is None or over:
             return 0

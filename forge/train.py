@@ -175,7 +175,8 @@ def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequen
     again = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""
     print(f"run directory: {directory.short(run_dir)}{again}")
     for change in changes:
-        print(f"  changed: {change.key}={shown(change.after)}   (was {shown(change.before)}; kept in {newest(run_dir).name})")
+        line = f"  changed: {change.key}={shown(change.after)}   (was {shown(change.before)}; kept in {newest(run_dir).name})"
+        print(cli.printable(line))
     sys.stdout.flush()
     if job:
         from forge.launch import single_job

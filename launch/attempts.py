@@ -33,7 +33,7 @@ def ended(run_dir: Path, *, status: str, reason: str, step: int | None) -> None:
 def reached(run_dir: Path) -> int:
     """The last step that the run is known to have saved: it went on from there, or ended there of its own."""
     own = [line for line in read(run_dir) if line.get("event") == "end" or not _elsewhere(str(line.get("from")))]
-    return max((line.get("step") or 0 for line in own), default=0)
+    return max((step for line in own if isinstance(step := line.get("step"), int)), default=0)
 
 
 def _elsewhere(source: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from forge.config.spelling import ours
 SEARCH, TRUST = "hydra.searchpath", "run.trust"
 COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
 FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")
+PLAIN = re.compile(r"\$\{[\w.\[\]-]*\}")  # it refers to another option; what else there is in ${} may read the environment
 
 
 def consent(overrides: Sequence[str]) -> list[str]:
@@ -29,9 +31,27 @@ def reaching(config: Mapping[str, Any]) -> list[str]:
     return commands + [key for key in FOLDERS if leads_out(str(_at(config, key) or ""))]
 
 
+def looking_up(config: Mapping[str, Any], above: str = "") -> list[str]:
+    """The options of a composed config, given as plain data with its interpolations, that may have a value of the environment."""
+    found = []
+    for name, value in config.items():
+        key = f"{above}{name}"
+        found += looking_up(value, f"{key}.") if isinstance(value, Mapping) else [key] if looks_up(str(value)) else []
+    return found
+
+
+def looks_up(text: str) -> bool:
+    """Whether a text has more than a reference to another option, such as `${oc.env:NAME}`."""
+    while (inner := PLAIN.sub("", text)) != text:
+        text = inner
+    return "${" in text
+
+
 def behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The overrides that may have set these options: their own, and directories that have files which do."""
-    return [text for text in overrides if options and f"{key_of(text)}.".startswith(tuple(f"{key}." for key in (SEARCH, *options)))]
+    """The overrides that may have set these options: their own, those of all below one, and directories that have files which do."""
+    keys = tuple(f"{key}." for key in (SEARCH, *options))
+    said = [(text, f"{key_of(text)}.") for text in overrides if options]
+    return [text for text, key in said if key.startswith(keys) or (looks_up(text) and any(one.startswith(key) for one in keys))]
 
 
 def unsaid(overrides: Sequence[str], typed: Sequence[str], config_dirs: Sequence[str]) -> list[str]:
@@ -58,8 +78,8 @@ def absolute(source: str) -> str:
 
 
 def key_of(text: str) -> str:
-    """The option that an override sets, as forge spells it."""
-    return ours(text).lstrip("+~").partition("=")[0]
+    """The option that an override sets, as forge spells it, whatever it says after an @."""
+    return ours(text).lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def leads_out(folder: str) -> bool:

@@ -21,14 +21,15 @@ from forge.config.changes import Change, changes, permitted
 from forge.config.errors import ConfigError, Problem
 from forge.config.resolve import Resolution
 from forge.config.root import Config
-from forge.config.stored import CONFIG, is_run, newest, numbered, read_json, read_yaml
-from forge.launch.consent import behind, consent, reaching, without_consent
+from forge.config.stored import CONFIG, fields_of, is_run, newest, numbered, read_json, read_yaml
+from forge.launch.consent import behind, consent, looks_up, reaching, without_consent
 from forge.launch.lock import Held, Lock
 from forge.launch.portable import portable
 from forge.launch.provenance import diff, provenance
 from forge.launch.saved import listed, saved_folder
 
 ERROR, RESULT, OVERRIDES = "error.json", "result.json", "overrides.json"
+OF_RESULT = {"status": str, "reason": str, "step": int, "config": str, "metrics": dict}
 PROLONGING = {"end": ("train.max_steps", "train.max_epochs"), "max_time": ("train.max_time",), "target": ("eval",), "patience": ("eval",)}
 
 
@@ -201,7 +202,7 @@ def resume_command(run_dir: Path) -> str:
     """What to type for the run to go on; what it needs trust for is typed again."""
     try:
         own = [str(text) for text in read_json(newest_overrides(run_dir))]
-        asked = [*consent(own), *behind(reaching(read_yaml(newest(run_dir))), without_consent(own))]
+        asked = [*consent(own), *behind(reaching(read_yaml(newest(run_dir))), without_consent(own)), *filter(looks_up, own)]
     except (OSError, ValueError, TypeError, AttributeError, YAMLError):
         asked = []  # whoever types the command is told what is wrong with them
     return shlex.join(["python", "-m", "forge.resume", short(run_dir), *dict.fromkeys(asked)])
@@ -234,7 +235,8 @@ def readable(label: str) -> str:
 def read_result(path: Path) -> Result | None:
     """The result that the worker left, if it ended of its own; one that cannot be read is none."""
     try:
-        content = read_json(path / RESULT)
+        content = fields_of(read_json(path / RESULT), OF_RESULT)
+        fields_of(content["objective"], {"name": str | None, "value": int | float | None})
         kept = {name: content[name] for name in ("status", "reason", "step", "metrics")}
         return Result(run_dir=path, objective=content["objective"]["value"], **kept)
     except (OSError, ValueError, KeyError, TypeError):

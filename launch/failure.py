@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forge.config.stored import read_json
+from forge.config.stored import fields_of, read_json
 from forge.launch.directory import ERROR, resume_command, short, write_first
 
 PATIENCE = 3.0  # seconds that a rank which has lost another waits for that one, or its launcher, to say why
@@ -27,7 +27,7 @@ def recorded(run_dir: Path, patience: float = 0.0) -> dict[str, Any] | None:
     deadline = time.monotonic() + patience
     while True:
         try:
-            return read_json(run_dir / ERROR)
+            return fields_of(read_json(run_dir / ERROR), {"message": str})
         except (OSError, ValueError):
             if time.monotonic() >= deadline:
                 return None

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forge.config.stored import parsed
+from forge.config.errors import ConfigError, Problem
+from forge.config.stored import parsed, read_text
+
+LARGEST = 2**32
+"""Bytes of a file that is read whole: more than a long run logs."""
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
@@ -23,8 +27,11 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All lines, oldest first; one that a kill left unfinished is left out, and an absent file has none."""
+    """All lines, oldest first; one that a kill left unfinished is left out, and an absent file has none. Raises ConfigError."""
     try:
-        return list(parsed(path.read_text(encoding="utf-8", errors="replace").splitlines()))
+        return list(parsed(read_text(path, most=LARGEST, errors="replace").splitlines()))
     except FileNotFoundError:
         return []
+    except (OSError, ValueError) as error:
+        what = f"it cannot be read: {getattr(error, 'strerror', None) or error}."
+        raise ConfigError([Problem(key=str(path), what=what, fix="move it away")]) from None

@@ -16,6 +16,7 @@ OTHER_DISK = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, fo
 def check(folder: Path, apart: Collection[str] = ()) -> None:
     """Raise ConfigError with every link below a directory that leads out of it, which may itself be reached by one.
 
+    A directory in it that cannot be listed may hide one, and is refused too.
     apart: its folders of directories that are looked at by themselves.
     """
     found = sorted(str(path) for path in _leading_out(folder, apart))
@@ -28,7 +29,7 @@ def check(folder: Path, apart: Collection[str] = ()) -> None:
 
 def _leading_out(folder: Path, apart: Collection[str]) -> Iterator[Path]:
     root = os.path.realpath(folder)
-    for place, directories, files in os.walk(root):
+    for place, directories, files in os.walk(root, onerror=_unlisted):
         inside = os.path.relpath(place, root)
         for name in (*directories, *files):
             path = Path(place, name)
@@ -37,3 +38,9 @@ def _leading_out(folder: Path, apart: Collection[str]) -> Iterator[Path]:
             if not Path(os.path.realpath(path)).is_relative_to(root):
                 yield folder / path.relative_to(root)
         directories[:] = directories if inside not in apart else []
+
+
+def _unlisted(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # one that was removed meanwhile
+        what = f"links in it cannot be looked for, and nothing is written: {error.strerror or error}."
+        raise ConfigError([Problem(key=str(error.filename), what=what, fix=f"chmod u+rx {shlex.quote(str(error.filename))}")])

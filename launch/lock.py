@@ -94,7 +94,7 @@ def held_by(path: Path) -> dict[str, Any]:
 def in_use(run_dir: Path, name: str = LOCK) -> bool:
     """Whether a process holds the lock of a directory; where the file system has no locks, nobody does."""
     try:
-        descriptor = os.open(run_dir / name, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(run_dir / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import re
 
 MASK = "<masked>"
-SECRET = r"(?:pass(?:word|wd|phrase)|secret|credential|(?:api|access|private|account)[_-]?key"
-SECRET += r"|(?:auth|access|api|bearer|refresh|session|hf|hub|github|gitlab|slack|wandb|bot)[_-]?token)"
+SECRET = r"(?:pass(?:word|wd|phrase)|(?<![a-z])(?:[a-z]+_)?(?:pass|pwd)(?![a-z_])|secret(?!_(?:santa|sharing))|credential"
+SECRET += r"|(?:api|access|private|account)[_-]?key(?!_(?:path|file)\b)"
+SECRET += r"|(?:auth|access|api|bearer|refresh|session|hf|hub|github|gitlab|slack|wandb|bot)[_-]?token(?!_count\b))"
 QUOTED = r"\"[^\"]{1,500}\"|'[^']{1,500}'"
-WORD = r"(?!(?:str|int|bool|bytes|none|null|true|false|any|optional)\b)[^\s\"'`(){}\[\],;$]{1,500}(?=[\s,;]|$)"
+WORD = r"(?!(?:str|int|bool|bytes|none|null|true|false|any|optional)\b)(?!(?:config|cfg|args|self|options|settings|os|env)\.)"
+WORD += r"[^\s\"'`(){}\[\],;$]{1,500}(?=[\s,;]|$)"
+TYPE = r"(?::\s*[\w.]+(?:\[[\w., ]*\])?(?:\s*\|\s*\w+)*\s*(?==))?"  # of a default, as in `password: str = "..."`
 PATTERNS = {
-    ("://",): r"(?P<kept>\bhttps?://|\b[a-z][a-z0-9+.-]{0,20}://[^\s/@:'\"]{0,200}:)[^\s/@'\"]{1,500}(?=@)",
-    ("bearer", "authorization"): r"(?P<kept>\bbearer\s+|\bauthorization['\"]?\s*[:=]\s*['\"]?(?:basic|token)\s+)[\w.~+/=-]{8,}",
-    ("passw", "passp", "secret", "credential", "key", "_token", "-token", "authtoken", "accesstoken"): (
-        rf"(?P<kept>{SECRET}[\w.-]{{0,40}}['\"\]]{{0,2}}\s*(?:=>|:=|[:=])\s*[frbu]{{0,2}})(?:{QUOTED}|{WORD})"
+    ("://",): r"(?P<kept>\bhttps?://|\b[a-z][a-z0-9+.-]{0,20}://[^\s/@:'\"]{0,200}:)[^\s/'\"]{1,500}(?=@)",
+    ("bearer", "authorization"): r"(?P<kept>\bbearer\s+|\bauthorization['\"]?\s*[:=]\s*[frbu]{0,2}['\"]?(?:basic|token)\s+)[\w.~+/=-]{8,}",
+    ("pass", "pwd", "secret", "credential", "key", "_token", "-token", "authtoken", "accesstoken"): (
+        rf"(?P<kept>{SECRET}[\w.-]{{0,40}}['\"\]]{{0,2}}\s*{TYPE}(?:=>|:=|[:=])\s*[frbu]{{0,2}})(?:{QUOTED}|{WORD})"
     ),
-    ("token",): r"(?P<kept>token['\"\]]{0,2}\s*[:=]\s*['\"]?)(?=[^\s'\"]{0,500}\d)[\w+/=-]{16,500}(?=['\"\s,;)]|$)",
+    ("token",): (
+        r"(?P<kept>(?<!special_)(?<!unk_)token['\"\]]{0,2}\s*[:=]\s*['\"]?)(?=[^\s'\"]{0,500}\d)[\w+/=-]{16,500}(?=['\"\s,;)]|$)"
+        r"|(?P<variable>\b(?-i:(?:[A-Z0-9]+_)*TOKEN)['\"\]]{0,2}\s*=\s*['\"]?)[\w+/=-]{8,500}(?=['\"\s,;)]|$)"
+    ),
+    ("curl", "x-api-key"): r"(?P<kept>\bcurl\b.{0,300}?\s(?:-u|--user)[\s=]+['\"]?[^\s:'\"]{1,100}:|x-api-key:\s*)[^\s'\"]{4,500}",
+    ("hooks.slack.com",): r"(?P<kept>hooks\.slack\.com/services/)[\w/]{8,}",
     ("--", "password"): r"(?P<kept>--(?:password|passwd|token|secret|api-key)(?:\s+|=)|^.?\s*password\s+)[^\s'\"]{6,}",
     ("wandb", "login", "key", "secret"): r"(?P<kept>)\b[0-9a-f]{40}\b",  # a key of W&B; elsewhere it is a commit
     ("akia", "asia", "aiza", "eyj"): (  # AWS, Google, JSON web tokens
@@ -31,12 +39,13 @@ PATTERNS = {
         "glpat-",
         "hf_",
         "sk-",
+        "k_live_",
         "wandb_v",
         "xox",
         "pypi-",
         "npm_",
     ): (
-        r"(?P<kept>)\b(?:gh[pousr]_[a-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[a-z0-9]{20,}|sk-[\w-]{20,}"
+        r"(?P<kept>)\b(?:gh[pousr]_[a-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[a-z0-9]{20,}|sk-(?!learn\b)[\w-]{20,}|[sr]k_live_\w{10,}"
         r"|wandb_v\d_\w{20,}|xox[a-z]-[\w-]{10,}|pypi-[\w-]{30,}|npm_[a-z0-9]{30,})"
     ),
 }
@@ -64,5 +73,5 @@ def _line(line: str) -> str:
     known = line.lower()
     for words, pattern in LOOKED_FOR:
         if any(word in known for word in words):
-            line = pattern.sub(lambda match: f"{match['kept']}{MASK}", line)
+            line = pattern.sub(lambda match: f"{match.group(match.lastgroup or 0)}{MASK}", line)
     return line

@@ -135,5 +135,7 @@ def _sampler(name: str, seed: int) -> BaseSampler:
     """The sampler of this name; one that draws from a grid has all values given."""
     from optuna import samplers
 
-    kinds = {"tpe": samplers.TPESampler, "cmaes": samplers.CmaEsSampler, "gp": samplers.GPSampler}
+    from forge.launch.optuna_cmaes import CmaEs
+
+    kinds = {"tpe": samplers.TPESampler, "cmaes": CmaEs, "gp": samplers.GPSampler}
     return kinds.get(name, samplers.RandomSampler)(seed=seed)

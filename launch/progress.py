@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from forge.config.stored import newest, parsed, read_json, read_yaml
+from forge.config.stored import newest, opened, parsed, read_json, read_yaml
 from forge.launch import attempts
 from forge.launch.directory import read_result
 
@@ -95,13 +95,13 @@ def tail(file: Path) -> list[dict[str, Any]]:
 def last_lines(file: Path, count: int | None = None) -> list[str]:
     """The last lines of a file that may be long; none of one that is not there."""
     try:
-        with file.open("rb") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            opened.seek(max(size - TAIL, 0))
-            lines = opened.read().decode(errors="replace").splitlines()
+        with opened(file) as source:
+            size = source.seek(0, os.SEEK_END)
+            source.seek(max(size - TAIL, 0))
+            lines = source.read(TAIL).decode(errors="replace").splitlines()
     except OSError:
         return []
-    lines = lines[1:] if size > TAIL else lines
+    lines = lines[1:] if size > TAIL and len(lines) > 1 else lines
     return lines if count is None else lines[-count:]
 
 

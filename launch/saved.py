@@ -12,10 +12,11 @@ import yaml
 
 from forge.config.eval import HIGHER_IS_BETTER
 from forge.config.rules_going_on import BEST
-from forge.config.stored import is_run, newest, read_json, read_yaml
+from forge.config.stored import fields_of, is_run, newest, read_json, read_yaml
 
 FORMAT = 2
 META, CONFIG, TOKENIZER, WEIGHTS = "meta.json", "config.yaml", "tokenizer", "weights"
+OF_META = {"time": str, "reason": str, "run_id": str, "step": int, "metrics": dict, "files": dict, "train": dict, "rows": dict}
 
 
 class CheckpointError(ValueError):
@@ -42,10 +43,9 @@ class Saved:
     def meta(self) -> dict[str, Any]:
         """What it says of itself; empty when it cannot be read."""
         try:
-            content = read_json(self.path / META)
+            return fields_of(read_json(self.path / META), OF_META)
         except (OSError, ValueError):
             return {}
-        return content if isinstance(content, dict) else {}
 
     def fault(self, run_id: str | None = None, *, to_go_on: bool = False) -> str | None:
         """Why it cannot be used, in one sentence, or None. run_id: it must be of this run. to_go_on: for training to go on from it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from forge.config.stored import is_run, read_json
 from forge.launch import directory, failure
 from forge.launch.directory import short
+from forge.launch.progress import last_lines
 from forge.launch.sweep_directory import Point
 
 LAST_LINES = 8
@@ -62,11 +63,7 @@ def last_of(file: Path | None) -> list[str]:
 
 
 def _printed(file: Path) -> list[str]:
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")[-10_000:]
-    except OSError:
-        return []
-    return [line.rstrip()[:LONGEST] for line in text.splitlines() if line.strip()]
+    return [line.rstrip()[:LONGEST] for line in last_lines(file) if line.strip()]
 
 
 def cause(path: Path, code: int | None = None) -> str:

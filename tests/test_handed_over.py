@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -12,10 +13,10 @@ from pathlib import Path
 import pytest
 from going_on_helpers import content, take
 
-from forge import cancel, checkpoints, export, generate, report, resume, status, train, worker
+from forge import cancel, report, resume, status, train, worker
+from forge.config.compose import compose
 from forge.config.errors import ConfigError
-from forge.config.stored import DEEPEST, from_json
-from forge.launch import local
+from forge.launch import consent, local
 from forge.launch.directory import resume_command
 from forge.launch.sweep_directory import SweepDirectory
 
@@ -39,40 +40,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.fixture
 def run(started: list[Path]) -> Path:
     return take(*RUN)[0]
-
-
-DEEP = "[" * 100_000 + "]" * 100_000
-TOO_DEEP = "it is nested more than 100 deep"
-
-
-def test_a_checkpoint_that_is_nested_too_deep_is_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    step = run / "checkpoints" / "step_3"
-    step.mkdir(parents=True)
-    (step / "meta.json").write_text(DEEP)
-    assert checkpoints.main(["run"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].endswith("cannot be used: its meta.json cannot be read")
-    assert generate.main(["run"]) == export.main(["run", "w.safetensors"]) == 2
-    said = "run: there is no complete checkpoint; step_3: its meta.json cannot be read; give a step_N directory, or a run that has one"
-    assert capsys.readouterr().err.splitlines() == [said, said]
-
-
-@pytest.mark.parametrize("name", ["config.yaml", "overrides.json", "provenance.json", "result.json", "error.json", "run.lock"])
-def test_a_file_that_is_nested_too_deep_is_damage(name: str, run: Path, started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """In the C loader of YAML, too, which such a file would end the whole process by."""
-    (run / name).write_text(DEEP)
-    codes = [verb(["run"]) for verb in (resume.main, checkpoints.main, report.main, status.main)]
-    said = capsys.readouterr().err
-    assert set(codes) <= {0, 2}
-    if name in ("config.yaml", "overrides.json"):
-        assert (codes[0], started) == (2, [])
-        assert f"{name} cannot be read: {TOO_DEEP}" in said
-
-
-@pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a":', "}")])
-def test_how_deep_a_file_may_be(left: str, right: str) -> None:
-    assert from_json(left * DEEPEST + "1" + right * DEEPEST)
-    with pytest.raises(ValueError, match=TOO_DEEP):
-        from_json(left * (DEEPEST + 1) + "1" + right * (DEEPEST + 1))
 
 
 ELSEWHERE = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, for this run with run.allow_change=[checkpoint.dir]"
@@ -150,6 +117,28 @@ def test_a_point_that_is_outside_of_its_sweep_is_refused(outside: str, tmp_path:
     assert capsys.readouterr().err.splitlines().count(said) == 4
 
 
+def test_a_folder_that_cannot_be_listed_may_hide_a_link(
+    run: Path, started: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Permissions do not count for root, so that what the system says of them is said here."""
+    listed, logs = os.scandir, str(run / "logs")
+    (run / "logs").mkdir(exist_ok=True)
+
+    def scandir(path: str = "."):
+        if str(path) == logs:
+            raise PermissionError(13, "Permission denied", logs)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert resume.main(["run"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[2:] == [
+        "     links in it cannot be looked for, and nothing is written: Permission denied.",
+        f"     -> chmod u+rx {logs}",
+    ]
+    assert started == []
+
+
 def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     links_of(tmp_path / "sweep", tmp_path)
@@ -179,18 +168,37 @@ BEYOND = {
     ),
     "a command of the job in a file": ("launch.setup", [*DRY, "hydra.searchpath=[{conf}]", "experiment=e"], ["hydra.searchpath=[{conf}]"]),
     "a folder of checkpoints elsewhere": ("checkpoint.dir", ["checkpoint.dir=/scratch/theirs"], ["checkpoint.dir=/scratch/theirs"]),
+    "a value of the environment": ("run.name", ["run.name=${{oc.env:MINE}}"], ["run.name=${{oc.env:MINE}}"]),
+    "a value of the environment, in disguise": (
+        "run.name",
+        ["metrics.wandb_project=env", 'run.name="${{oc.${{metrics.wandb_project}}:MINE}}"'],
+        ['run.name="${{oc.${{metrics.wandb_project}}:MINE}}"'],
+    ),
+    "a value of the environment in a file": (
+        "metrics.wandb_run_name",
+        ["hydra.searchpath=[{conf}]", "experiment=env"],
+        ["hydra.searchpath=[{conf}]"],
+    ),
     "event files elsewhere": ("metrics.tensorboard_dir", ["metrics.tensorboard_dir=../x"], ["metrics.tensorboard_dir=../x"]),
 }
 
 
 @pytest.mark.parametrize(("option", "own", "asked"), BEYOND.values(), ids=BEYOND)
 def test_what_reaches_beyond_the_run_is_asked_for(
-    option: str, own: list[str], asked: list[str], started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str,
+    own: list[str],
+    asked: list[str],
+    started: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The command to type is given, and works; it is also the one that a run prints."""
     conf = tmp_path / "conf" / "experiment"
     conf.mkdir(parents=True)
     (conf / "e.yaml").write_text(CONF)
+    (conf / "env.yaml").write_text("# @package _global_\nmetrics: {wandb_run_name: '${run.name} ${oc.env:MINE}'}\n")
+    monkeypatch.setenv("MINE", "hunter2")
     own, asked = ([text.format(conf=conf.parent) for text in words] for words in (own, asked))
     run = take(*RUN, *own)[0]
     before = content(run)
@@ -209,7 +217,36 @@ def test_what_reaches_beyond_the_run_is_asked_for(
         assert printed.startswith("#!/bin/bash")
     else:
         assert started == [run]
-    assert shlex.split(resume_command(run)) == ["python", "-m", "forge.resume", "run", *asked]
+    known = asked if option != "metrics.wandb_run_name" else []  # it takes composing to know what is in a file
+    assert shlex.split(resume_command(run)) == ["python", "-m", "forge.resume", "run", *known]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ["hydra.searchpath@x=[conf]", "experiment=e"],
+        ["hydra.searchpath@x=[pkg://theirs]"],
+        ["++hydra.searchpath@x.y=[pkg://theirs]"],
+        ["launch.setup@x=[touch y]", "launch=slurm"],
+        ["checkpoint.dir@x=/scratch/theirs"],
+        ["run.trust@x=[theirs.]"],
+    ],
+)
+def test_no_option_is_told_to_be_elsewhere(
+    own: list[str], run: Path, started: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By an @, which the name of an option does not have: neither read nor taken for another."""
+    for folder in (tmp_path / "conf" / "experiment", tmp_path / "theirs"):
+        folder.mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "e.yaml").write_text(CONF)
+    (tmp_path / "theirs" / "__init__.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'imported')!r}).touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (run / "overrides.json").write_text(json.dumps([*RUN[1:], *own]))
+    assert resume.main(["run", *DRY]) == 2
+    assert "only a group takes @." in capsys.readouterr().err or consent.consent(own)
+    assert "only a group takes @." in [problem.what for problem in compose(own).problems]
+    assert started == []
+    assert not (tmp_path / "imported").exists()
 
 
 def test_what_was_typed_in_its_place_counts(run: Path, started: list[Path]) -> None:

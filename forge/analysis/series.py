@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from forge.config.stored import read_text
 from forge.launch import json_lines
 
 METRICS, PERFORMANCE = "metrics.jsonl", "performance.jsonl"
@@ -82,7 +83,7 @@ class Logged:
 def _rows(path: Path) -> list[dict[str, Any]]:
     """All lines: at once, which is several times as fast, or one by one where a line is damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        rows = json.loads(f"[{','.join(path.read_text(encoding='utf-8').splitlines())}]")
+        rows = json.loads(f"[{','.join(read_text(path, most=json_lines.LARGEST).splitlines())}]")
         if all(isinstance(row, dict) for row in rows):
             return rows
     return json_lines.read(path)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from forge.analysis.comparison import Report
 from forge.analysis.tables import Table, headline, tables
+from forge.config.cli import printable
 
 PIPED, MOST = 120, 30
 
@@ -30,25 +31,30 @@ def width() -> int | None:
 
 
 def _print(report: Report, console: Console, most: int) -> None:
-    console.print(Text(report.source.name, style="bold"))
+    console.print(Text(printable(report.source.name), style="bold"))
     for line in headline(report):
-        console.print(Text(line))
+        console.print(Text(printable(line)))
     console.print()
     for table in tables(report, most):
         console.print(_rich(table))
         for note in table.notes:
-            console.print(Text(note, style="dim"))
+            console.print(Text(printable(note), style="dim"))
         if table.notes:
             console.print()
 
 
 def _rich(table: Table) -> RichTable:
     shown = RichTable(
-        title=Text(table.title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        title=Text(printable(table.title)),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for i, head in enumerate(table.heads):
         right = table.side(i) == "right"
-        shown.add_column(Text(head), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        shown.add_column(Text(printable(head)), justify="right" if right else "left", no_wrap=right, overflow="fold")
     for cells in table.lines:
-        shown.add_row(*map(Text, cells))
+        shown.add_row(*(Text(printable(cell)) for cell in cells))
     return shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -14,8 +15,9 @@ from forge.config.grammar import COMMAND_LINE
 from forge.config.origin import origin
 from forge.config.resolve import Resolution, resolve
 
-__all__ = ["COMMAND_LINE", "REFUSED", "as_typed", "parse", "parser", "refuse", "resolved", "show"]
+__all__ = ["COMMAND_LINE", "REFUSED", "as_typed", "parse", "parser", "printable", "refuse", "resolved", "show"]
 REFUSED, INTERRUPTED = 2, 130
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> argparse.ArgumentParser:
@@ -86,13 +88,18 @@ def refuse(verb: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 0
+
+
+def printable(text: str) -> str:
+    """A text that may be of a file of somebody else, without signs that command a terminal."""
+    return CONTROL.sub(lambda sign: f"\\x{ord(sign[0]):02x}", text)
 
 
 def _somewhere() -> None:

@@ -155,7 +155,9 @@ def _no_directory(path: str, typed: str | None) -> Problem:
 
 
 def _search_path(override: Override, problems: list[Problem]) -> list[str]:
-    if override.key_or_group == "hydra.searchpath":
+    if override.package is not None:
+        what, fix = "only a group takes @.", f"leave @{override.package} out"
+    elif override.key_or_group == "hydra.searchpath":
         value = None if override.is_delete() else override.value()
         if isinstance(value, list) and all(isinstance(v, str) for v in value):
             return [source for v in value if (source := _source(str(v), problems))]

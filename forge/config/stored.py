@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -44,7 +45,7 @@ def settled(run_dir: Path) -> int:
     """
     last = number(newest(run_dir).name)
     try:
-        lines = (run_dir / ATTEMPTS).read_text(encoding="utf-8").splitlines()
+        lines = read_text(run_dir / ATTEMPTS).splitlines()
     except (OSError, ValueError):
         return last
     started = [number(str(line.get("config"))) for line in parsed(lines) if line.get("event") == "start"]
@@ -64,7 +65,7 @@ def parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def read_json(file: Path) -> Any:
     """The content of a JSON file. Raises OSError, and ValueError for one that is damaged, too large or nested too deep."""
-    return from_json(_text(file))
+    return from_json(read_text(file))
 
 
 def from_json(text: str) -> Any:
@@ -81,23 +82,47 @@ def from_json(text: str) -> Any:
     return content
 
 
+def fields_of(content: Any, types: Mapping[str, Any]) -> dict[str, Any]:
+    """What was read, when it is an object whose fields, as far as they are there, have these types. Raises ValueError."""
+    if not isinstance(content, dict):
+        raise ValueError("it is no object")
+    wrong = [name for name, kind in types.items() if name in content and not isinstance(content[name], kind)]
+    if wrong:
+        raise ValueError(f"its {wrong[0]} is damaged")
+    return content
+
+
 def read_yaml(file: Path) -> Any:
     """The content of a YAML file. Raises OSError, ValueError for one that is too large, and YAMLError.
 
-    Its depth is known before it is put together: the loader in C ends the process at one that is too great.
+    Its depth is known before it is put together: the loader in C ends the process at one that is too great. An alias, which forge
+    does not write, may make it endless.
     """
-    text, depth = _text(file), 0
+    text, depth = read_text(file), 0
     for event in yaml.parse(text, Loader=LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise yaml.YAMLError(TOO_DEEP)
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"it has an alias, *{event.anchor}")
     return yaml.load(text, Loader=LOADER)
 
 
-def _text(file: Path) -> str:
-    if file.stat().st_size > LARGEST:
-        raise ValueError(f"it is larger than {LARGEST >> 20} MiB")
-    return file.read_text(encoding="utf-8")
+def read_text(file: Path, *, most: int = LARGEST, errors: str = "strict") -> str:
+    """The text of a file of at most so many bytes. Raises OSError and ValueError."""
+    with opened(file) as source:
+        if os.fstat(source.fileno()).st_size > most:
+            raise ValueError(f"it is larger than {most >> 20} MiB")
+        return source.read(most).decode("utf-8", errors)
+
+
+def opened(file: Path) -> BinaryIO:
+    """A file, to be read. Raises OSError, also for a pipe, which would be waited for, and for a device, which may have no end."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is no file")
+    return os.fdopen(descriptor, "rb")
 
 
 def is_run(path: Path) -> bool:

@@ -42,6 +42,17 @@ def test_awkward_values_survive(tmp_path: Path):
     assert again == config
 
 
+def test_what_is_there_twice_is_written_twice(tmp_path: Path):
+    """An alias would not be read."""
+    config = resolved().config
+    config.thaw()
+    shared = {"of": [1, 2]}
+    config.callbacks = {"a": shared, "b": shared}
+    config.freeze()
+    serialize.save(config, tmp_path / "config.yaml")
+    assert serialize.load(tmp_path / "config.yaml", trust=()).callbacks == {"a": {"of": (1, 2)}, "b": {"of": (1, 2)}}
+
+
 def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path):
     serialize.save(resolved(["scheduler=wsd"]).config, tmp_path / "config.yaml")
     plain = yaml.safe_load((tmp_path / "config.yaml").read_text())

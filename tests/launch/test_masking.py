@@ -30,6 +30,20 @@ SECRETS = [
     (f"+  password {HEX}", "+  password <masked>"),
     ("+Authorization: Bearer abcdefgh12345", "+Authorization: Bearer <masked>"),
     ("+headers = {'Authorization': 'Basic dXNlcjpwdw=='}", "+headers = {'Authorization': 'Basic <masked>'}"),
+    ('+    password: str = "hunter2"', "+    password: str = <masked>"),
+    ('+api_key: str | None = "abcdef0123456789"', "+api_key: str | None = <masked>"),
+    ('+curl -H "X-Api-Key: abcdef0123456789" x', '+curl -H "X-Api-Key: <masked>" x'),
+    ('+headers={"Authorization": f"token abcdef0123456789"}', '+headers={"Authorization": f"token <masked>"}'),
+    ("+curl -u user:hunter22 https://example.org", "+curl -u user:<masked> https://example.org"),
+    ("+DB_PASS=hunter2", "+DB_PASS=<masked>"),
+    ('+db_pass = "hunter2"', "+db_pass = <masked>"),
+    ('+pwd = "hunter2"', "+pwd = <masked>"),
+    ("+os.environ['MY_TOKEN']='abcdefghijkl'", "+os.environ['MY_TOKEN']='<masked>'"),
+    ("+TOKEN=abcdefghijklmnopqrst", "+TOKEN=<masked>"),
+    ("+pay(sk_" + "live_51H8abcdefghijklmnop)", "+pay(<masked>)"),
+    ("+https://hooks.slack.com/services/T00000000/B00000000/" + "X" * 24, "+https://hooks.slack.com/services/<masked>"),
+    ("+postgresql://user:p@ss:word@host/db", "+postgresql://user:<masked>@host/db"),
+    ("+aws_access_key_id = abcdef", "+aws_access_key_id = <masked>"),
     ("@@ -1 +1 @@ def login(password='hunter2'):", "@@ -1 +1 @@ def login(password=<masked>):"),
 ]
 PLAIN = f"""\
@@ -51,6 +65,17 @@ PLAIN = f"""\
 +secret = get_secret()
 +api_key = None
 +Subproject commit {HEX}
+access_key = config.access_key
+hf_token = args.hf_token
+auth_token_count = 12
+secret_sharing_threshold=0.5
+secret_santa = 3
+private_key_path = "/home/me/key"
+special_token="reserved_special_token_12"
+import sk-learn-is-a-very-long-package-name
+compass = north
+bypass: bool = yes
+EOS_TOKEN = "<|endoftext|>"
 index 0123456..89abcde 100644
 +git@github.com:a/b.git
 +https://example.org/a@b

@@ -57,7 +57,7 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
         return Start(checkpoint=newest, own=True, meta=newest.meta)
     if skipped:
         what = "; ".join(f"{one.path.name}: {fault}" for one, fault in skipped)
-        weights, _ = saved.newest_usable(folder)
+        weights, _ = saved.newest_usable(folder, checkpointer.run_id)
         fix = f"begin a new run with its weights, checkpoint.init_from={directory.short(run_dir)}" if weights else ANEW
         raise NoneLeft(f"{folder} has checkpoints and none can be used ({what}); {fix}")
     reached = attempts.reached(run_dir)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import forge.train
 import forge.worker
 from forge import check, explain
-from forge.config import errors
+from forge.config import cli, errors
 from forge.config import resolve as resolving
 from forge.config.errors import Problem
 from forge.config.world import Devices
@@ -119,7 +119,7 @@ def judge(verb: str, pieces: Sequence[Piece], said: Said) -> None:
         reached = {Stage.COMPOSE, Stage.VALUE, Stage.RULE}
     for piece, stage in zip(pieces, stages, strict=True):
         if stage in reached:
-            shown = piece.named.encode(errors="backslashreplace").decode()
+            shown = cli.printable(piece.named.encode(errors="backslashreplace").decode())
             assert shown in said.err, f"{piece.words} is not named"
     assert said.problems or first is Stage.USAGE
     assert all(problem.what for problem in said.problems)

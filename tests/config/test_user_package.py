@@ -76,7 +76,7 @@ def test_its_mistakes_are_found_like_ours(wide: None, tmp_path: Path) -> None:
     assert only([*SEARCH, "model.width=3"]).what == "Decoder has no option 'width'. It belongs to model=wide."
     (tmp_path / "mine/conf/model/wide.yaml").write_text(OPTION.replace("width: 32", "widht: 32"))
     found = only([*SEARCH, "model=wide"])
-    assert (found.what, found.fix) == ("Wide has no option 'widht'.", "did you mean width?")
+    assert (found.what, found.fix) == ("Wide has no option 'widht'.", "did you mean width: 32?")
     assert found.where.endswith("mine/conf/model/wide.yaml:7")
 
 

@@ -250,7 +250,7 @@ def test_no_option_is_told_to_be_elsewhere(
 
 
 def test_what_was_typed_in_its_place_counts(run: Path, started: list[Path]) -> None:
-    take(*RUN, "launch=slurm", SETUP)
+    take(*RUN, "run.device=cpu", "launch=slurm", SETUP)
     assert resume.main(["run", "launch.setup=[]", *DRY]) == resume.main(["run", "launch=local"]) == 0
 
 

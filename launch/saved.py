@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from forge.config.eval import HIGHER_IS_BETTER
-from forge.config.rules_going_on import BEST
-from forge.config.stored import fields_of, is_run, newest, read_json, read_yaml
+from forge.config.stored import BEST, fields_of, is_run, newest, read_json, read_yaml
 
 FORMAT = 2
 META, CONFIG, TOKENIZER, WEIGHTS = "meta.json", "config.yaml", "tokenizer", "weights"

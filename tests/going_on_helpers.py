@@ -14,6 +14,9 @@ from forge.config.stored import newest
 from forge.launch import directory
 from forge.resume import overrides_of
 
+RUN = ("run.dir=run", "model.dim=64", "model.n_heads=4", "train.max_steps=40", "scheduler.warmup_steps=4")
+"""A small run in run/."""
+
 
 def take(*overrides: str, config_dirs: tuple[str, ...] = ()) -> tuple[Path, list[Change]]:
     """What `forge.train` does with these overrides before it starts ranks."""

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from going_on_helpers import content, end, read, take
+from going_on_helpers import RUN, content, end, read, take
 
 from forge import resume
 from forge.config import serialize
 from forge.launch import directory, local
 
-RUN = ("run.dir=run", "model.dim=64", "model.n_heads=4", "train.max_steps=40", "scheduler.warmup_steps=4")
 TINY = (
     *("tokenizer.vocab_size=300", "model.vocab_size=300", "model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.ffn_hidden_dim=32"),
     *("train.seq_len=16", "train.batch_size=2", "scheduler.warmup_steps=2", "eval=off", "run.device=cpu", "run.num_threads=1"),

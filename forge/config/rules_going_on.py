@@ -18,9 +18,6 @@ from forge.config.root import Config
 from forge.config.rule import Finding, rule
 from forge.config.world import World
 
-BEST = "best"
-"""In a path, in place of a step: the best checkpoint of a run."""
-
 OTHER = "run.dir=null for a fresh one, or give a run directory, or a new one"
 MOST = 3  # steps that are named
 
@@ -74,7 +71,7 @@ def init_from(config: Config, world: World) -> Iterator[Finding]:
     path = config.checkpoint.init_from
     if path is None or os.path.exists(path) or _is_behind(config, "init_from"):
         return
-    if os.path.basename(path) != BEST or not os.path.isdir(os.path.dirname(path)):
+    if os.path.basename(path) != stored.BEST or not os.path.isdir(os.path.dirname(path)):
         fix = "give a step_N directory, a run directory that has checkpoints, RUN/best, or a .safetensors file"
         yield f"checkpoint.init_from={path}", f"there is nothing at {path}.", fix
 

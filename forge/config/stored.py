@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 import yaml
 
 CONFIG, ATTEMPTS = "config.yaml", "attempts.jsonl"
+BEST = "best"
+"""In a path, in place of a step: the best checkpoint of a run."""
 MAKING = {"run.lock", "overrides.json", "derived.json", "warnings.json", "provenance.json", "git.diff"}
 """What is written before config.yaml, the last, makes a directory a run."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -8,34 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from going_on_helpers import end, read, take
+from going_on_helpers import end, read
 
 from forge import cancel, checkpoints, export, generate, report, resume, status
 from forge.config.stored import DEEPEST, from_json, read_json
-from forge.launch import directory, local
+from forge.launch import directory
 from forge.launch.saved import Saved
-
-RUN = ("run.dir=run", "model.dim=64", "model.n_heads=4", "train.max_steps=40", "scheduler.warmup_steps=4")
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The run directories that a worker would be started in."""
-    paths: list[Path] = []
-    monkeypatch.setattr(local, "start", lambda path, ranks, **_: paths.append(path) or 0)
-    return paths
-
-
-@pytest.fixture
-def run(started: list[Path]) -> Path:
-    return take(*RUN)[0]
-
 
 DEEP = "[" * 100_000 + "]" * 100_000
 TOO_DEEP = "it is nested more than 100 deep"

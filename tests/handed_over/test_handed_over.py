@@ -11,7 +11,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from going_on_helpers import content, take
+from going_on_helpers import RUN, content, take
 
 from forge import cancel, report, resume, status, train, worker
 from forge.config.compose import compose
@@ -19,28 +19,6 @@ from forge.config.errors import ConfigError
 from forge.launch import consent, local
 from forge.launch.directory import resume_command
 from forge.launch.sweep_directory import SweepDirectory
-
-RUN = ("run.dir=run", "model.dim=64", "model.n_heads=4", "train.max_steps=40", "scheduler.warmup_steps=4")
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The run directories that a worker would be started in."""
-    paths: list[Path] = []
-    monkeypatch.setattr(local, "start", lambda path, ranks, **_: paths.append(path) or 0)
-    return paths
-
-
-@pytest.fixture
-def run(started: list[Path]) -> Path:
-    return take(*RUN)[0]
-
 
 ELSEWHERE = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, for this run with run.allow_change=[checkpoint.dir]"
 

@@ -73,7 +73,7 @@ def test_seven_mistakes_in_one_screen():
     took = time.perf_counter() - start
     assert done.stderr == SEVEN_SAID.format(longest=compose.config().model.max_seq_len)
     assert (done.returncode, done.stdout) == (2, "")
-    assert took < 3
+    assert took < 10  # it takes well under a second; this machine may be busy
     assert list(Path.cwd().iterdir()) == []
 
 

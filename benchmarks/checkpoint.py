@@ -37,13 +37,22 @@ from forge.training.saving import Saving
 from forge.training.step import StepOutput
 
 STATE = "model=small model.dim=768 train.batch_size=1 train.seq_len=64 optimizer=adamw"
-COMMON = "eval=off metrics.enable_console=false checkpoint.interval=1000000 checkpoint.keep_last_n=1"
+COMMON = (
+    "eval=off metrics.enable_console=false checkpoint.interval=1000000 checkpoint.keep_last_n=1"
+)
 ROUNDS = 11
 QUIET_STEPS = 3
-TORCH_SAVE, TORCH_SAVE_FSYNC = "`torch.save`, left to the operating system", "`torch.save` and fsync"
+TORCH_SAVE, TORCH_SAVE_FSYNC = (
+    "`torch.save`, left to the operating system",
+    "`torch.save` and fsync",
+)
 SYNCHRONOUS, FSYNC = "synchronous save, durable", "of it fsync"
 CHECKSUMS = "of it checksums"
-ASYNCHRONOUS, DURABLE, COPY = "asynchronous save: the stall", "asynchronous save: until it is durable", "copy of the tensors in memory"
+ASYNCHRONOUS, DURABLE, COPY = (
+    "asynchronous save: the stall",
+    "asynchronous save: until it is durable",
+    "copy of the tensors in memory",
+)
 PARENT, LOADED, FIRST_STEP = (
     "shell to the start of the worker: compose and check",
     "shell to the checkpoint loaded",
@@ -93,13 +102,21 @@ class Measure(Callback):
     def _save(self, loop: Loop, saving: Saving) -> None:
         state = {"model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}
         self.bytes = sum(t.numel() * t.element_size() for t in _tensors(state))
-        ways = [lambda: self._copy(state), lambda: self._torch_save(state, False), lambda: self._torch_save(state, True)]
+        ways = [
+            lambda: self._copy(state),
+            lambda: self._torch_save(state, False),
+            lambda: self._torch_save(state, True),
+        ]
         ways.append(lambda: self._synchronous(loop, saving))
-        for way in self.draw.sample(ways, len(ways)):  # so that none has always the same one before it
+        for way in self.draw.sample(
+            ways, len(ways)
+        ):  # so that none has always the same one before it
             way()
         saving.checkpointer.section.async_mode = "async"
         begin = self._time(ASYNCHRONOUS, lambda: saving.save(loop, "benchmark"))
-        saving.checkpointer._pending[-1].add_done_callback(lambda _: self._note(DURABLE, time.perf_counter() - begin))
+        saving.checkpointer._pending[-1].add_done_callback(
+            lambda _: self._note(DURABLE, time.perf_counter() - begin)
+        )
         self.pending = True
 
     def _copy(self, state: dict[str, Any]) -> None:
@@ -108,7 +125,10 @@ class Measure(Callback):
         self._time(COPY, lambda: [copy.copy_(t) for copy, t in pairs])
 
     def _torch_save(self, state: dict[str, Any], durable: bool) -> None:
-        self._time(TORCH_SAVE_FSYNC if durable else TORCH_SAVE, lambda: _torch_save(state, self.file, durable))
+        self._time(
+            TORCH_SAVE_FSYNC if durable else TORCH_SAVE,
+            lambda: _torch_save(state, self.file, durable),
+        )
         self.file.unlink()
 
     def _synchronous(self, loop: Loop, saving: Saving) -> None:
@@ -183,7 +203,15 @@ def stalls() -> Measure:
 def killed_run(folder: Path) -> Path:
     """A default run that was killed behind its first checkpoint."""
     run_dir = folder / "killed"
-    command = [sys.executable, "-m", "forge.train", "checkpoint.interval=20", "metrics.log_interval=1", "eval=off", f"run.dir={run_dir}"]
+    command = [
+        sys.executable,
+        "-m",
+        "forge.train",
+        "checkpoint.interval=20",
+        "metrics.log_interval=1",
+        "eval=off",
+        f"run.dir={run_dir}",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     _kill_when(process, lambda: (run_dir / "checkpoints" / "step_20").exists())
     return run_dir
@@ -196,7 +224,11 @@ def resume_seconds(killed: Path, folder: Path) -> dict[str, float]:
     output, rows = folder / "output", run_dir / "performance.jsonl"
     begin = time.time()
     with output.open("w") as file:
-        process = subprocess.Popen([sys.executable, "-m", "forge.resume", str(run_dir)], stdout=file, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forge.resume", str(run_dir)],
+            stdout=file,
+            start_new_session=True,
+        )
     seen: dict[str, float] = {}
 
     def done() -> bool:
@@ -204,14 +236,20 @@ def resume_seconds(killed: Path, folder: Path) -> dict[str, float]:
         for name, sign in ((PARENT, "run directory: "), (LOADED, "going on from ")):
             if sign in said:
                 seen.setdefault(name, time.time() - begin)
-        times = [json.loads(row)["time"] for row in rows.read_text().splitlines(keepends=True) if row.endswith("\n")]
+        times = [
+            json.loads(row)["time"]
+            for row in rows.read_text().splitlines(keepends=True)
+            if row.endswith("\n")
+        ]
         if times[-1] > begin:
             seen[FIRST_STEP] = next(one for one in times if one > begin) - begin
         return FIRST_STEP in seen
 
     _kill_when(process, done)
     for command in (["-c", IMPORT], [__file__, "--parts", str(run_dir)]):
-        parts = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
+        parts = subprocess.run(
+            [sys.executable, *command], check=True, capture_output=True, text=True
+        )
         seen |= json.loads(parts.stdout.splitlines()[-1])
     shutil.rmtree(run_dir)
     return seen
@@ -237,31 +275,55 @@ def print_parts(run_dir: Path) -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description="What a checkpoint costs.")
-    arguments.add_argument("--parts", type=Path, help="only assemble this run, and say how long it takes")
+    arguments.add_argument(
+        "--parts", type=Path, help="only assemble this run, and say how long it takes"
+    )
     options = arguments.parse_args()
     if options.parts is not None:
         print_parts(options.parts)
         return
     print(
-        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {torch.get_num_threads()} threads, {ROUNDS} times each.\n", flush=True
+        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {torch.get_num_threads()} threads, {ROUNDS} times each.\n",
+        flush=True,
     )
     measure = stalls()
     size = measure.bytes / 1e9
     print(f"fp32 weights and AdamW state of {size:.2f} GB (`{STATE}`), a virtual disk:\n")
     print("| what | fastest | a GB | median |\n| --- | --- | --- | --- |")
-    for name in (COPY, TORCH_SAVE, TORCH_SAVE_FSYNC, SYNCHRONOUS, FSYNC, CHECKSUMS, ASYNCHRONOUS, DURABLE):
+    for name in (
+        COPY,
+        TORCH_SAVE,
+        TORCH_SAVE_FSYNC,
+        SYNCHRONOUS,
+        FSYNC,
+        CHECKSUMS,
+        ASYNCHRONOUS,
+        DURABLE,
+    ):
         later = measure.seconds[name][1:]
-        print(f"| {name} | {min(later):.3f} s | {min(later) / size:.2f} s | {statistics.median(later):.3f} s |")
-    print(f"\nThe first asynchronous save, which makes its buffers, stalls {measure.seconds[ASYNCHRONOUS][0]:.3f} s. ", end="")
-    quiet, meanwhile = (statistics.median(measure.seconds[name]) for name in ("step", "step meanwhile"))
-    print(f"A step takes {quiet:.3f} s, and {meanwhile:.3f} s while an asynchronous save is written.\n", flush=True)
+        print(
+            f"| {name} | {min(later):.3f} s | {min(later) / size:.2f} s | {statistics.median(later):.3f} s |"
+        )
+    print(
+        f"\nThe first asynchronous save, which makes its buffers, stalls {measure.seconds[ASYNCHRONOUS][0]:.3f} s. ",
+        end="",
+    )
+    quiet, meanwhile = (
+        statistics.median(measure.seconds[name]) for name in ("step", "step meanwhile")
+    )
+    print(
+        f"A step takes {quiet:.3f} s, and {meanwhile:.3f} s while an asynchronous save is written.\n",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         killed = killed_run(Path(folder))
         found = [resume_seconds(killed, Path(folder)) for _ in range(ROUNDS)]
     print("From `python -m forge.resume` on the default run, killed behind a checkpoint:\n")
     print("| what | fastest | median |\n| --- | --- | --- |")
     for name in (PARENT, IMPORTS, DATA, MODEL, LOAD, LOADED, FIRST_STEP):
-        print(f"| {name} | {min(one[name] for one in found):.2f} s | {statistics.median(one[name] for one in found):.2f} s |")
+        print(
+            f"| {name} | {min(one[name] for one in found):.2f} s | {statistics.median(one[name] for one in found):.2f} s |"
+        )
 
 
 if __name__ == "__main__":

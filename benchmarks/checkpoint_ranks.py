@@ -34,7 +34,12 @@ from forge.training.checkpoint import Checkpointer
 
 ROUNDS = 7
 MATRICES, ROWS, WIDTH = 24, 2048, 1280
-SAVE, COMPUTE, CHANGE, DURABLE = "save", "stall before it computes", "stall before it changes weights", "until it is durable"
+SAVE, COMPUTE, CHANGE, DURABLE = (
+    "save",
+    "stall before it computes",
+    "stall before it changes weights",
+    "until it is durable",
+)
 LOAD, LOAD_OTHER = "load", "load what the other number of ranks saved"
 
 
@@ -44,7 +49,10 @@ def state(world: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Module()
     for number in range(MATRICES):
         whole = torch.full((ROWS, WIDTH), float(number))
-        model.register_parameter(f"matrix{number}", nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)))
+        model.register_parameter(
+            f"matrix{number}",
+            nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)),
+        )
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -55,7 +63,9 @@ def state(world: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 def measure(rank: int, world: int, folder: Path) -> dict[str, list[float]]:
     """Seconds of each round, by what took them."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store_{world}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store_{world}", rank=rank, world_size=world
+    )
     saver = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
     ranks = Ranks(rank=rank, size=world, host=saver, saver=saver)
     model, optimizer = state(world)
@@ -69,7 +79,9 @@ def measure(rank: int, world: int, folder: Path) -> dict[str, list[float]]:
     for mode in ("disabled", "async"):
         config.checkpoint.thaw()
         config.checkpoint.async_mode = mode
-        checkpointer = Checkpointer(folder / f"{mode}_{world}", config.checkpoint, config, tokenizer, "bench", ranks)
+        checkpointer = Checkpointer(
+            folder / f"{mode}_{world}", config.checkpoint, config, tokenizer, "bench", ranks
+        )
         for number in range(ROUNDS + 1):
             if rank == 0:
                 os.sync()
@@ -119,19 +131,26 @@ def on_ranks(world: int, folder: Path) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description="What saving and loading cost, on one rank and on four.")
+    arguments = argparse.ArgumentParser(
+        description="What saving and loading cost, on one rank and on four."
+    )
     arguments.add_argument("--version", default="", help="of forge, for the title")
     options = arguments.parse_args()
     size = 3 * MATRICES * ROWS * WIDTH * 4 / 1e9
     print(f"## {options.version}\n" if options.version else "", end="")
-    print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {os.cpu_count()} cores, a virtual disk, {ROUNDS} times each.\n")
+    print(
+        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {os.cpu_count()} cores, a virtual disk, {ROUNDS} times each.\n"
+    )
     print(f"fp32 weights and AdamW state of {size:.2f} GB; seconds, the fastest and the median:\n")
     with tempfile.TemporaryDirectory() as folder:
         tables = {world: on_ranks(world, Path(folder)) for world in (1, 4)}
         tables[1] |= {LOAD_OTHER: on_ranks_load_only(Path(folder))}
     print("| what | one rank | four ranks |\n| --- | --- | --- |")
     for name in (SAVE, COMPUTE, CHANGE, DURABLE, LOAD, LOAD_OTHER):
-        cells = [f"{min(later):.2f}, {statistics.median(later):.2f}" for later in (tables[world][name][1:] for world in (1, 4))]
+        cells = [
+            f"{min(later):.2f}, {statistics.median(later):.2f}"
+            for later in (tables[world][name][1:] for world in (1, 4))
+        ]
         print(f"| {name} | {' | '.join(cells)} |")
 
 

@@ -45,7 +45,11 @@ def resident_bytes(*, peak: bool) -> int:
     status = Path("/proc/self/status")
     if status.exists():  # getrusage would count what the parent held when it forked
         field = "VmHWM:" if peak else "VmRSS:"
-        return next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith(field))
+        return next(
+            int(line.split()[1]) << 10
+            for line in status.read_text().splitlines()
+            if line.startswith(field)
+        )
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -67,7 +71,13 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         return cross_entropy(hidden @ weight.T, targets, z_loss_weight=case.z_loss_weight).total
 
     def chunked() -> torch.Tensor:
-        return chunked_cross_entropy(hidden, Head(weight), targets, z_loss_weight=case.z_loss_weight, chunk_size=case.chunk_size or 0).total
+        return chunked_cross_entropy(
+            hidden,
+            Head(weight),
+            targets,
+            z_loss_weight=case.z_loss_weight,
+            chunk_size=case.chunk_size or 0,
+        ).total
 
     loss: Callable[[], torch.Tensor] = plain if case.chunk_size is None else chunked
     before, seconds, value = resident_bytes(peak=False), [], 0.0
@@ -89,15 +99,27 @@ def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_in_fresh_process(case: Case, args: argparse.Namespace) -> dict[str, Any]:
-    options = [f"--{name}={getattr(args, name)}" for name in ("tokens", "vocab", "dim", "iterations", "threads")]
-    options += [f"--z-loss-weight={case.z_loss_weight}", f"--measure={-1 if case.chunk_size is None else case.chunk_size}"]
-    done = subprocess.run([sys.executable, __file__, *options], check=True, capture_output=True, text=True)
+    options = [
+        f"--{name}={getattr(args, name)}"
+        for name in ("tokens", "vocab", "dim", "iterations", "threads")
+    ]
+    options += [
+        f"--z-loss-weight={case.z_loss_weight}",
+        f"--measure={-1 if case.chunk_size is None else case.chunk_size}",
+    ]
+    done = subprocess.run(
+        [sys.executable, __file__, *options], check=True, capture_output=True, text=True
+    )
     return json.loads(done.stdout)
 
 
 def table(args: argparse.Namespace) -> str:
     """Every case measured `args.rounds` times, interleaved, as a Markdown page."""
-    cases = [Case(chunk_size=size, z_loss_weight=z) for z in args.z_loss_weights for size in (None, *args.chunk_sizes)]
+    cases = [
+        Case(chunk_size=size, z_loss_weight=z)
+        for z in args.z_loss_weights
+        for size in (None, *args.chunk_sizes)
+    ]
     results: dict[Case, list[dict[str, Any]]] = {case: [] for case in cases}
     for _ in range(args.rounds):
         for case in cases:
@@ -117,7 +139,8 @@ def table(args: argparse.Namespace) -> str:
         plain = Case(chunk_size=None, z_loss_weight=case.z_loss_weight)
         growth, base_growth = (max(run["growth"] for run in results[key]) for key in (case, plain))
         seconds, base_seconds = (
-            [second for run in results[key] for second in run["seconds"][1:] or run["seconds"]] for key in (case, plain)
+            [second for run in results[key] for second in run["seconds"][1:] or run["seconds"]]
+            for key in (case, plain)
         )
         times = " | ".join(
             f"{1e3 * statistic(seconds):,.0f} | {statistic(seconds) / statistic(base_seconds):.2f}x"
@@ -128,7 +151,12 @@ def table(args: argparse.Namespace) -> str:
             f"| {results[case][0]['loss']:.6f} |"
         )
     command = shlex.join(["python", *sys.argv])
-    lines += ["", f"    {command}", "", f"torch {first['torch']}, Python {platform.python_version()}, {platform.platform()}, {cpu_name()}"]
+    lines += [
+        "",
+        f"    {command}",
+        "",
+        f"torch {first['torch']}, Python {platform.python_version()}, {platform.platform()}, {cpu_name()}",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -136,7 +164,13 @@ def cpu_name() -> str:
     """Name of the processor, as far as this system tells."""
     info = Path("/proc/cpuinfo")
     names = (
-        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+        [
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        if info.exists()
+        else []
     )
     return f"{len(names)} x {names[0]}" if names else platform.processor() or platform.machine()
 
@@ -146,17 +180,33 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--iterations", type=int, default=4, help="forward and backward passes a process")
+    parser.add_argument(
+        "--iterations", type=int, default=4, help="forward and backward passes a process"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="processes a case")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--chunk-sizes", type=int, nargs="+", default=CHUNK_SIZES, help="0 = auto")
     parser.add_argument("--z-loss-weights", type=float, nargs="+", default=Z_LOSS_WEIGHTS)
     parser.add_argument("--output", type=Path, help="also write the table here")
-    parser.add_argument("--measure", type=int, help="measure one chunk size (-1 = plain) in this process and print JSON")
+    parser.add_argument(
+        "--measure",
+        type=int,
+        help="measure one chunk size (-1 = plain) in this process and print JSON",
+    )
     parser.add_argument("--z-loss-weight", type=float, default=0.0, help="with --measure")
     args = parser.parse_args()
     if args.measure is not None:
-        print(json.dumps(measure(Case(chunk_size=None if args.measure < 0 else args.measure, z_loss_weight=args.z_loss_weight), args)))
+        print(
+            json.dumps(
+                measure(
+                    Case(
+                        chunk_size=None if args.measure < 0 else args.measure,
+                        z_loss_weight=args.z_loss_weight,
+                    ),
+                    args,
+                )
+            )
+        )
         return
     page = table(args)
     print(page, end="")

@@ -18,8 +18,24 @@ import torch
 
 RUNS = {
     "single": [sys.executable, "-m", "forge.train"],
-    "fsdp": [sys.executable, "-m", "forge.train", "parallel=fsdp", "run.num_processes=2", "run.num_threads=1"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "forge.train", "run.num_threads=1"],
+    "fsdp": [
+        sys.executable,
+        "-m",
+        "forge.train",
+        "parallel=fsdp",
+        "run.num_processes=2",
+        "run.num_threads=1",
+    ],
+    "torchrun": [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "forge.train",
+        "run.num_threads=1",
+    ],
     "tp2": [sys.executable, "-m", "forge.train", "parallel=tp2", "run.num_threads=1"],
 }
 ABOUT = """Training loss less that of the first line, by step, and the validation loss at the end. Two ranks that shard (fsdp) or replicate
@@ -36,18 +52,30 @@ def main() -> None:
     folder = parser.parse_args().runs
     for name, command in RUNS.items():
         print(f"{name} ...", file=sys.stderr)
-        subprocess.run([*command, f"run.dir={folder / name}", "metrics.enable_console=false"], check=True, stdout=sys.stderr)
+        subprocess.run(
+            [*command, f"run.dir={folder / name}", "metrics.enable_console=false"],
+            check=True,
+            stdout=sys.stderr,
+        )
     losses = {name: rows(folder / name, "train/loss") for name in RUNS}
     validation = {name: list(rows(folder / name, "eval/loss").values())[-1] for name in RUNS}
     print("# The default run on other layouts\n")
-    print(f"`python benchmarks/default_layouts.py`, torch {torch.__version__}, {platform.machine()}, 2 cores.\n")
+    print(
+        f"`python benchmarks/default_layouts.py`, torch {torch.__version__}, {platform.machine()}, 2 cores.\n"
+    )
     print(f"{ABOUT}\n")
-    print("| run | " + " | ".join(f"step {step}" for step in STEPS) + " | validation loss | less the first |")
+    print(
+        "| run | "
+        + " | ".join(f"step {step}" for step in STEPS)
+        + " | validation loss | less the first |"
+    )
     print("| --- |" + " ---: |" * (len(STEPS) + 2))
     for name, command in RUNS.items():
         words = " ".join(["python", *command[1:]])
         apart = " | ".join(f"{losses[name][step] - losses['single'][step]:.0e}" for step in STEPS)
-        print(f"| `{words}` | {apart} | {validation[name]:.5f} | {validation[name] - validation['single']:.0e} |")
+        print(
+            f"| `{words}` | {apart} | {validation[name]:.5f} | {validation[name] - validation['single']:.0e} |"
+        )
 
 
 def rows(run: Path, key: str) -> dict[int, float]:

@@ -41,7 +41,9 @@ class Example:
         self.sweep.begin(self.common, argv=["forge.train", "-m"])
         self._resolved: dict[tuple[str, ...], Resolution] = {}
 
-    def done(self, overrides: Sequence[str], *, seed: int, gain: float = 0.0, arm: str | None = None) -> Point:
+    def done(
+        self, overrides: Sequence[str], *, seed: int, gain: float = 0.0, arm: str | None = None
+    ) -> Point:
         """A run that has finished."""
         point = self._made(overrides, seed, arm)
         rows = self.log(point, seed=seed, gain=gain, until=self.steps)
@@ -49,7 +51,9 @@ class Example:
         self.sweep.note("ended", point.number, code=0)
         return point
 
-    def failed(self, overrides: Sequence[str], *, seed: int, at: int, why: str, arm: str | None = None) -> Point:
+    def failed(
+        self, overrides: Sequence[str], *, seed: int, at: int, why: str, arm: str | None = None
+    ) -> Point:
         """A run that has failed after some steps."""
         point = self._made(overrides, seed, arm)
         self.log(point, seed=seed, gain=0.0, until=at)
@@ -58,7 +62,15 @@ class Example:
         self.sweep.note("ended", point.number, code=1)
         return point
 
-    def partial(self, overrides: Sequence[str], *, seed: int, at: int, gain: float = 0.0, arm: str | None = None) -> Point:
+    def partial(
+        self,
+        overrides: Sequence[str],
+        *,
+        seed: int,
+        at: int,
+        gain: float = 0.0,
+        arm: str | None = None,
+    ) -> Point:
         """A run that is under way, or was stopped: it is running while somebody holds its lock."""
         point = self._made(overrides, seed, arm)
         self.log(point, seed=seed, gain=gain, until=at)
@@ -74,19 +86,41 @@ class Example:
         offset = 0.03 * luck.normal() + 0.004 * noise.normal()
         rate = SECONDS * (1 + 0.05 * noise.normal())
         last: dict[str, float] = {}
-        json_lines.append(point.path / "attempts.jsonl", {"event": "start", "config": "config.yaml", "step": 0, "from": "nothing"})
-        with (point.path / "metrics.jsonl").open("a") as metrics, (point.path / "performance.jsonl").open("a") as performance:
+        json_lines.append(
+            point.path / "attempts.jsonl",
+            {"event": "start", "config": "config.yaml", "step": 0, "from": "nothing"},
+        )
+        with (
+            (point.path / "metrics.jsonl").open("a") as metrics,
+            (point.path / "performance.jsonl").open("a") as performance,
+        ):
             for step in range(10, until + 1, 10):
-                loss = 4.2 - gain * step / self.steps + offset + 4.2 * (1 + 12 * step / STEPS) ** -1.6
-                training = {"train/loss": loss + 0.05 * noise.normal(), "lr": 1e-3, "tokens": 2048 * step}
+                loss = (
+                    4.2 - gain * step / self.steps + offset + 4.2 * (1 + 12 * step / STEPS) ** -1.6
+                )
+                training = {
+                    "train/loss": loss + 0.05 * noise.normal(),
+                    "lr": 1e-3,
+                    "tokens": 2048 * step,
+                }
                 rows = [{"step": step, **training}]
                 if step % 100 == 0 or step == until:
-                    rows.append({"step": step, "eval/loss": loss, "eval/token_accuracy": 1 / (1 + loss)})
+                    rows.append(
+                        {"step": step, "eval/loss": loss, "eval/token_accuracy": 1 / (1 + loss)}
+                    )
                 for row in rows:
                     metrics.write(json.dumps(row) + "\n")
                     last |= row
                 performance.write(
-                    json.dumps({"step": step, "time": 1.7e9 + rate * step, "step_seconds": rate, "tokens_per_second": 2048 / rate}) + "\n"
+                    json.dumps(
+                        {
+                            "step": step,
+                            "time": 1.7e9 + rate * step,
+                            "step_seconds": rate,
+                            "tokens_per_second": 2048 / rate,
+                        }
+                    )
+                    + "\n"
                 )
         return {name: value for name, value in last.items() if name != "step"}
 
@@ -96,7 +130,9 @@ class Example:
         if key not in self._resolved:
             self._resolved[key] = cli.resolved([*self.common, *overrides])[1]
         resolution = self._resolved[key]
-        config = replace(resolution.config, seed=seed, run=replace(resolution.config.run, dir=str(point.path)))
+        config = replace(
+            resolution.config, seed=seed, run=replace(resolution.config.run, dir=str(point.path))
+        )
         config.freeze()
         point.path.mkdir(parents=True)
         serialize.save(config, point.path / "config.yaml")
@@ -104,15 +140,31 @@ class Example:
 
     def _added(self, overrides: Sequence[str], seed: int, arm: str | None) -> Point:
         words = [*overrides, f"seed={seed}"]
-        digest = hashlib.blake2b(" ".join([*self.common, *words]).encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(
+            " ".join([*self.common, *words]).encode(), digest_size=16
+        ).hexdigest()
         varied = {} if arm else dict(text.split("=", 1) for text in overrides)
-        return self.sweep.add(hash=digest, overrides=[*self.common, *words], varied={**varied, "seed": str(seed)}, arm=arm)
+        return self.sweep.add(
+            hash=digest,
+            overrides=[*self.common, *words],
+            varied={**varied, "seed": str(seed)},
+            arm=arm,
+        )
 
 
-def finish(run_dir: Path, metrics: Mapping[str, Any], *, step: int, objective: str = "eval/loss") -> None:
+def finish(
+    run_dir: Path, metrics: Mapping[str, Any], *, step: int, objective: str = "eval/loss"
+) -> None:
     """Write how a run ended."""
     value = {"name": objective, "value": metrics.get(objective)}
-    content = {"status": "finished", "reason": "end", "step": step, "config": "config.yaml", "objective": value, "metrics": dict(metrics)}
+    content = {
+        "status": "finished",
+        "reason": "end",
+        "step": step,
+        "config": "config.yaml",
+        "objective": value,
+        "metrics": dict(metrics),
+    }
     directory.write_json(run_dir / "result.json", content)
     attempts.ended(run_dir, status="finished", reason="end", step=step)
 
@@ -121,19 +173,31 @@ def grid(path: Path, *, arms: int, seeds: int, steps: int = STEPS) -> SweepDirec
     """A sweep over the learning rate and the weight decay; of its last arm one run has failed and one was stopped."""
     example = Example(path, steps=steps)
     for i in range(arms):
-        overrides = [f"optimizer.lr={1e-3 * (1 + i % 5):g}", f"optimizer.weight_decay={0.05 * (1 + i // 5):g}"]
+        overrides = [
+            f"optimizer.lr={1e-3 * (1 + i % 5):g}",
+            f"optimizer.weight_decay={0.05 * (1 + i // 5):g}",
+        ]
         for seed in range(1, seeds + 1):
             if i == arms - 1 and seed == seeds:
-                example.failed(overrides, seed=seed, at=steps // 4, why="the loss was not finite in 10 steps in a row")
+                example.failed(
+                    overrides,
+                    seed=seed,
+                    at=steps // 4,
+                    why="the loss was not finite in 10 steps in a row",
+                )
             elif i == arms - 1 and seed == seeds - 1:
                 example.partial(overrides, seed=seed, at=steps // 2)
             else:
-                example.done(overrides, seed=seed, gain=0.02 * (3 - abs(3 - i % 5)) - 0.01 * (i // 5))
+                example.done(
+                    overrides, seed=seed, gain=0.02 * (3 - abs(3 - i % 5)) - 0.01 * (i // 5)
+                )
     return example.sweep
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("path", type=Path)
     parser.add_argument("--arms", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=3)

@@ -23,14 +23,19 @@ CLOCK = {"time", "seconds", "run_id", "versions", "rows", "files"}
 TOLERANCE = 1e-6
 
 
-def compare(ours: Path, theirs: Path, *, exact: bool = True, tidy: bool = True) -> tuple[list[str], list[str]]:
+def compare(
+    ours: Path, theirs: Path, *, exact: bool = True, tidy: bool = True
+) -> tuple[list[str], list[str]]:
     """What is the same and what differs, a line each.
 
     exact: to the bit; otherwise the losses by TOLERANCE. tidy: the same checkpoints are there, and nothing half written or removed.
     """
     same: list[str] = []
     different: list[str] = []
-    for good, line in [*(_bits(ours, theirs) if exact else _losses(ours, theirs)), *(_folders(ours, theirs) if tidy else ())]:
+    for good, line in [
+        *(_bits(ours, theirs) if exact else _losses(ours, theirs)),
+        *(_folders(ours, theirs) if tidy else ()),
+    ]:
         (same if good else different).append(line)
     return same, different
 
@@ -38,7 +43,10 @@ def compare(ours: Path, theirs: Path, *, exact: bool = True, tidy: bool = True) 
 def tensors(checkpoint: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint by its stored name."""
     one_process()
-    wanted = {key: torch.empty(what.size, dtype=what.properties.dtype) for key, what in tensor_files.stored(checkpoint / WEIGHTS).items()}
+    wanted = {
+        key: torch.empty(what.size, dtype=what.properties.dtype)
+        for key, what in tensor_files.stored(checkpoint / WEIGHTS).items()
+    }
     load(wanted, storage_reader=tensor_files.reader(checkpoint / WEIGHTS))
     return wanted
 
@@ -47,15 +55,22 @@ def _bits(ours: Path, theirs: Path) -> Iterator[tuple[bool, str]]:
     a, b = (listed(path / "checkpoints")[-1].path for path in (ours, theirs))
     yield a.name == b.name, f"last checkpoint: {a.name} and {b.name}"
     left, right = tensors(a), tensors(b)
-    wrong = sorted(name for name in left.keys() | right.keys() if not _equal(left.get(name), right.get(name)))
+    wrong = sorted(
+        name for name in left.keys() | right.keys() if not _equal(left.get(name), right.get(name))
+    )
     total = sum(tensor.numel() for tensor in left.values())
     yield (
         not wrong,
-        f"{len(left)} tensors of weights and optimizer state, {total:,} numbers" + (f": {', '.join(wrong[:5])}" if wrong else ""),
+        f"{len(left)} tensors of weights and optimizer state, {total:,} numbers"
+        + (f": {', '.join(wrong[:5])}" if wrong else ""),
     )
     left, right = (_without(json.loads((path / META).read_text()), CLOCK) for path in (a, b))
     wrong = [name for name in left.keys() | right.keys() if left.get(name) != right.get(name)]
-    yield not wrong, "counters and state of the callbacks in the checkpoint" + (f": {', '.join(wrong)}" if wrong else "")
+    yield (
+        not wrong,
+        "counters and state of the callbacks in the checkpoint"
+        + (f": {', '.join(wrong)}" if wrong else ""),
+    )
     for name in (METRICS, SAMPLES):
         left, right = ((path / name).read_bytes() for path in (ours, theirs))
         yield left == right, f"{name}, {len(left):,} bytes, {left.count(chr(10).encode())} rows"
@@ -69,12 +84,21 @@ def _losses(ours: Path, theirs: Path) -> Iterator[tuple[bool, str]]:
     for key in ("train/loss", "eval/loss"):
         left, right = (_values(path, key) for path in (ours, theirs))
         steps = left.keys() == right.keys()
-        worst = max(abs(left[step] - right[step]) / abs(left[step]) for step in left) if steps else math.inf
-        yield steps and worst <= TOLERANCE, f"{key} of {len(left)} rows: largest relative difference {worst:.1e}"
+        worst = (
+            max(abs(left[step] - right[step]) / abs(left[step]) for step in left)
+            if steps
+            else math.inf
+        )
+        yield (
+            steps and worst <= TOLERANCE,
+            f"{key} of {len(left)} rows: largest relative difference {worst:.1e}",
+        )
 
 
 def _folders(ours: Path, theirs: Path) -> Iterator[tuple[bool, str]]:
-    left, right = (sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (ours, theirs))
+    left, right = (
+        sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (ours, theirs)
+    )
     yield left == right, f"checkpoints that are kept: {', '.join(right)}"
 
 

@@ -42,7 +42,9 @@ class Marks(Callback):
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
         order = self.folder / ORDER
-        self.order: dict[str, Any] = json.loads(order.read_text()) if order.exists() else {"place": None}
+        self.order: dict[str, Any] = (
+            json.loads(order.read_text()) if order.exists() else {"place": None}
+        )
         self.loop: Loop | None = None
         self.written = 0
 
@@ -52,11 +54,15 @@ class Marks(Callback):
         self._count(loop.state.step)
         for other in loop.callbacks:
             if isinstance(other, Saving):
-                other.checkpointer.before_commit.append(lambda _: self._hold(self._late("commit", "last save")))
+                other.checkpointer.before_commit.append(
+                    lambda _: self._hold(self._late("commit", "last save"))
+                )
             if isinstance(other, Evaluation):
                 other.run = self._between_batches(other.run)
         if self.order["place"] == "tensors":
-            tensor_storage._write = self._around_tensors(tensor_storage._write, len(list(loop.model.parameters())))
+            tensor_storage._write = self._around_tensors(
+                tensor_storage._write, len(list(loop.model.parameters()))
+            )
         if self.order["place"] == "prune":
             shutil.rmtree = self._half_removed(shutil.rmtree)
 

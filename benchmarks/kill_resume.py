@@ -33,10 +33,21 @@ import yaml
 from kill_marks import ORDER, PLACES, REACHED, STEP
 
 HERE = Path(__file__).resolve().parent
-COMMON = ["run.num_threads=1", "checkpoint.async_mode=async", "checkpoint.interval=50", "checkpoint.keep_last_n=2", "eval.interval=150"]
+COMMON = [
+    "run.num_threads=1",
+    "checkpoint.async_mode=async",
+    "checkpoint.interval=50",
+    "checkpoint.keep_last_n=2",
+    "eval.interval=150",
+]
 DOUBLE = "+callbacks.double._target_=kill_marks.Double"
 TRUST = "run.trust=[kill_marks.]"
-LAUNCH, IMPORTS, DATA, STEPS = "composing the config", "the worker starts", "preparing the data", "between or inside steps"
+LAUNCH, IMPORTS, DATA, STEPS = (
+    "composing the config",
+    "the worker starts",
+    "preparing the data",
+    "between or inside steps",
+)
 PATIENCE = 600.0
 
 
@@ -71,26 +82,60 @@ class Outcome:
     log: str
 
 
-def plan(count: int, draw: random.Random, *, last_step: int, interval: int, hold: float) -> list[Kill]:
+def plan(
+    count: int, draw: random.Random, *, last_step: int, interval: int, hold: float
+) -> list[Kill]:
     """`count` kills, in the order of the steps: each kind of place once or more, the rest at random times."""
-    first = [Kill(place=LAUNCH, delay=draw.uniform(0.05, 0.5)), Kill(place=DATA, delay=draw.uniform(0, 1))]
-    first += [Kill(place=IMPORTS, delay=draw.uniform(0.6, 2.5)), Kill(place=STEPS, step=draw.randrange(1, interval))]
-    last = [_at(name, last_step, draw, hold) for name in ("last save", "last evaluation", "end", "close")]
-    places = ["commit", "evaluation", "tensors", "prune", "commit", "evaluation", "tensors", "commit"]
+    first = [
+        Kill(place=LAUNCH, delay=draw.uniform(0.05, 0.5)),
+        Kill(place=DATA, delay=draw.uniform(0, 1)),
+    ]
+    first += [
+        Kill(place=IMPORTS, delay=draw.uniform(0.6, 2.5)),
+        Kill(place=STEPS, step=draw.randrange(1, interval)),
+    ]
+    last = [
+        _at(name, last_step, draw, hold)
+        for name in ("last save", "last evaluation", "end", "close")
+    ]
+    places = [
+        "commit",
+        "evaluation",
+        "tensors",
+        "prune",
+        "commit",
+        "evaluation",
+        "tensors",
+        "commit",
+    ]
     between = max(count - len(first) - len(last), 0)
     chosen = (places + [STEPS] * count)[:between]
     draw.shuffle(chosen)
     steps = sorted(draw.randrange(2 * interval, last_step - 3 * interval) for _ in chosen)
-    return [*first, *(_at(name, step, draw, hold) for name, step in zip(chosen, steps, strict=True)), *last][:count]
+    return [
+        *first,
+        *(_at(name, step, draw, hold) for name, step in zip(chosen, steps, strict=True)),
+        *last,
+    ][:count]
 
 
 def _at(place: str, step: int, draw: random.Random, hold: float) -> Kill:
     longest = 0.2 if place == STEPS else hold
-    return Kill(place=place, step=step, delay=draw.uniform(0, longest), skip=draw.randrange(3) if "evaluation" in place else 0)
+    return Kill(
+        place=place,
+        step=step,
+        delay=draw.uniform(0, longest),
+        skip=draw.randrange(3) if "evaluation" in place else 0,
+    )
 
 
 def run_killed(
-    command: Callable[[int], Sequence[str]], run_dir: Path, kills: Sequence[Kill], *, scratch: Path, env: dict[str, str]
+    command: Callable[[int], Sequence[str]],
+    run_dir: Path,
+    kills: Sequence[Kill],
+    *,
+    scratch: Path,
+    env: dict[str, str],
 ) -> Iterator[Outcome]:
     """Start a run and kill it, as often as there are kills, then let it end. command: of the n-th start, with `marks(scratch)`.
 
@@ -112,25 +157,47 @@ def run_killed(
             break
 
 
-def _start(command: Sequence[str], run_dir: Path, kill: Kill | None, scratch: Path, env: dict[str, str], refused: int) -> Outcome:
+def _start(
+    command: Sequence[str],
+    run_dir: Path,
+    kill: Kill | None,
+    scratch: Path,
+    env: dict[str, str],
+    refused: int,
+) -> Outcome:
     for name in (STEP, REACHED, ORDER):
         (scratch / name).unlink(missing_ok=True)
     if kill is not None and kill.place in PLACES:
-        order = {"place": kill.place, "step": kill.step, "skip": kill.skip, "seconds": kill.delay + 1}
+        order = {
+            "place": kill.place,
+            "step": kill.step,
+            "skip": kill.skip,
+            "seconds": kill.delay + 1,
+        }
         (scratch / ORDER).write_text(json.dumps(order))
     with tempfile.NamedTemporaryFile("w", dir=scratch, prefix="log_", delete=False) as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=env)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=env
+        )
     try:
         if kill is not None and _is_there(process, kill, scratch, Path(file.name)):
             time.sleep(kill.delay)
-            os.killpg(process.pid, kill.number) if kill.to == "group" else process.send_signal(kill.number)
+            os.killpg(process.pid, kill.number) if kill.to == "group" else process.send_signal(
+                kill.number
+            )
         code = process.wait(PATIENCE)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     said = Path(file.name).read_text()
     return Outcome(
-        kill=kill, code=code, went_on_from=_went_on_from(said), step=_step(scratch), left=_left(run_dir), refused=refused, log=said
+        kill=kill,
+        code=code,
+        went_on_from=_went_on_from(said),
+        step=_step(scratch),
+        left=_left(run_dir),
+        refused=refused,
+        log=said,
     )
 
 
@@ -162,7 +229,9 @@ def _check(outcome: Outcome) -> None:
     else:
         right = [0, 128 + kill.number] if outcome.step >= 0 else [128 + kill.number, -kill.number]
     if outcome.code not in right:
-        raise RuntimeError(f"exit code {outcome.code} of a start that was to end by {kill}:\n{outcome.log}")
+        raise RuntimeError(
+            f"exit code {outcome.code} of a start that was to end by {kill}:\n{outcome.log}"
+        )
 
 
 def _step(scratch: Path) -> int:
@@ -175,7 +244,11 @@ def _step(scratch: Path) -> int:
 def _went_on_from(said: str) -> str:
     for line in said.splitlines():
         if line.startswith("going on from "):
-            return line.removeprefix("going on from ").partition(" at step")[0].removeprefix("checkpoints/")
+            return (
+                line.removeprefix("going on from ")
+                .partition(" at step")[0]
+                .removeprefix("checkpoints/")
+            )
         if line.startswith("this run is finished"):
             return "finished"
     return "the beginning"
@@ -199,19 +272,40 @@ def environment(cache: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description="Kill a run again and again, and compare it with one that was left alone.")
+    arguments = argparse.ArgumentParser(
+        description="Kill a run again and again, and compare it with one that was left alone."
+    )
     arguments.add_argument("--kills", type=int, default=20)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--signal", default="KILL", help="KILL, TERM, INT, USR1, or several of them, of which each kill draws one")
-    arguments.add_argument("--to", default="group", help="group, parent, or both, as group,parent; an interrupt goes to the group")
     arguments.add_argument(
-        "--micro-batch", default="", help="train.batch_size of the starts in turn, as 4,8,2; the largest is the global batch"
+        "--signal",
+        default="KILL",
+        help="KILL, TERM, INT, USR1, or several of them, of which each kill draws one",
     )
-    arguments.add_argument("--hold", type=float, default=1.0, help="most seconds between reaching a place and the kill there")
+    arguments.add_argument(
+        "--to",
+        default="group",
+        help="group, parent, or both, as group,parent; an interrupt goes to the group",
+    )
+    arguments.add_argument(
+        "--micro-batch",
+        default="",
+        help="train.batch_size of the starts in turn, as 4,8,2; the largest is the global batch",
+    )
+    arguments.add_argument(
+        "--hold",
+        type=float,
+        default=1.0,
+        help="most seconds between reaching a place and the kill there",
+    )
     arguments.add_argument("overrides", nargs="*", help="of the run")
     options = arguments.parse_intermixed_args()
     sizes = [int(size) for size in options.micro_batch.split(",") if size]
-    common = [*COMMON, *([f"train.global_batch_size={max(sizes)}"] if sizes else []), *options.overrides]
+    common = [
+        *COMMON,
+        *([f"train.global_batch_size={max(sizes)}"] if sizes else []),
+        *options.overrides,
+    ]
     typed = " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
     print(f"`{typed}`, torch {torch.__version__}, {os.cpu_count()} cores.\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -219,47 +313,103 @@ def main() -> int:
 
 
 def _compare(folder: Path, options: argparse.Namespace, sizes: list[int], common: list[str]) -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started by a shell in the background has it ignored
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what is started by a shell in the background has it ignored
     alone, killed, scratch = folder / "alone", folder / "killed", folder / "marks"
     scratch.mkdir()
 
     def command(run_dir: Path, attempt: int, *more: str) -> list[str]:
         size = [f"train.batch_size={sizes[attempt % len(sizes)]}", DOUBLE] if sizes else []
-        return [sys.executable, "-m", "forge.train", *common, *size, f"run.dir={run_dir}", TRUST, *more]
+        return [
+            sys.executable,
+            "-m",
+            "forge.train",
+            *common,
+            *size,
+            f"run.dir={run_dir}",
+            TRUST,
+            *more,
+        ]
 
     begin = time.perf_counter()
-    done = subprocess.run(command(alone, 0), env=environment(folder / "cache_alone"), capture_output=True, text=True)
+    done = subprocess.run(
+        command(alone, 0), env=environment(folder / "cache_alone"), capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
     steps = json.loads((alone / "result.json").read_text())["step"]
     interval = yaml.safe_load((alone / "config.yaml").read_text())["checkpoint"]["interval"]
     print(f"Undisturbed: {steps} steps, {time.perf_counter() - begin:.0f} s.\n")
-    print("| start | went on from | at step | where | signal | left in checkpoints/ | exit code |\n" + "| --- " * 7 + "|", flush=True)
+    print(
+        "| start | went on from | at step | where | signal | left in checkpoints/ | exit code |\n"
+        + "| --- " * 7
+        + "|",
+        flush=True,
+    )
     begin, refused = time.perf_counter(), 0
-    kills = plan(options.kills, random.Random(options.seed), last_step=steps, interval=interval, hold=options.hold)
-    kills = list(_with_signals(kills, options.signal.split(","), options.to.split(","), random.Random(options.seed)))
+    kills = plan(
+        options.kills,
+        random.Random(options.seed),
+        last_step=steps,
+        interval=interval,
+        hold=options.hold,
+    )
+    kills = list(
+        _with_signals(
+            kills, options.signal.split(","), options.to.split(","), random.Random(options.seed)
+        )
+    )
     env = environment(folder / "cache_killed")
-    starts = run_killed(lambda attempt: command(killed, attempt, *marks(scratch)), killed, kills, scratch=scratch, env=env)
+    starts = run_killed(
+        lambda attempt: command(killed, attempt, *marks(scratch)),
+        killed,
+        kills,
+        scratch=scratch,
+        env=env,
+    )
     for row, outcome in enumerate(starts, start=1):
         refused += outcome.refused
         print(_row(row, outcome), flush=True)
     print(f"\nAll starts: {time.perf_counter() - begin:.0f} s.", end="")
-    print(f" {refused} were refused since the process before had not ended yet, and typed again." if refused else "")
-    same, different = kill_compare.compare(alone, killed, exact=not sizes, tidy=(options.signal, options.to) == ("KILL", "group"))
+    print(
+        f" {refused} were refused since the process before had not ended yet, and typed again."
+        if refused
+        else ""
+    )
+    same, different = kill_compare.compare(
+        alone, killed, exact=not sizes, tidy=(options.signal, options.to) == ("KILL", "group")
+    )
     print("\nAgainst the undisturbed run:\n")
-    print("\n".join([*(f"* the same: {line}" for line in same), *(f"* DIFFERENT: {line}" for line in different)]) + "\n")
+    print(
+        "\n".join(
+            [
+                *(f"* the same: {line}" for line in same),
+                *(f"* DIFFERENT: {line}" for line in different),
+            ]
+        )
+        + "\n"
+    )
     return 1 if different else 0
 
 
-def _with_signals(kills: Sequence[Kill], names: Sequence[str], targets: Sequence[str], draw: random.Random) -> Iterator[Kill]:
+def _with_signals(
+    kills: Sequence[Kill], names: Sequence[str], targets: Sequence[str], draw: random.Random
+) -> Iterator[Kill]:
     for kill in kills:
         name, to = draw.choice(names), draw.choice(targets)
-        yield replace(kill, number=signal.Signals[f"SIG{name}"], to="group" if name == "INT" else to)
+        yield replace(
+            kill, number=signal.Signals[f"SIG{name}"], to="group" if name == "INT" else to
+        )
 
 
 def _row(number: int, outcome: Outcome) -> str:
     kill = outcome.kill
-    where, sent = (PLACES.get(kill.place, kill.place), f"{signal.Signals(kill.number).name} to {kill.to}") if kill else ("the end", "")
+    where, sent = (
+        (PLACES.get(kill.place, kill.place), f"{signal.Signals(kill.number).name} to {kill.to}")
+        if kill
+        else ("the end", "")
+    )
     step = str(outcome.step) if outcome.step >= 0 else "before the first"
     return f"| {number} | {outcome.went_on_from} | {step} | {where} | {sent} | {outcome.left} | {outcome.code} |"
 

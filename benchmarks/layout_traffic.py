@@ -24,11 +24,23 @@ TECHNIQUES = ("fsdp", "hsdp", "ep", "tp", "loss", "cp", "pp")
 def row(layout: str, shared: list[str]) -> str:
     """One layout as a line of a Markdown table."""
     preset, *values = layout.split("+")
-    config = compose.config([f"parallel={preset}", *(f"parallel.{value}" for value in values), "run.device=cuda", *shared])
+    config = compose.config(
+        [
+            f"parallel={preset}",
+            *(f"parallel.{value}" for value in values),
+            "run.device=cuda",
+            *shared,
+        ]
+    )
     ranks = config.run.num_processes or 1
-    config = resolve(config, world_size=ranks, devices=Devices(gpus=ranks, source="the table", memory=MEMORY)).config
+    config = resolve(
+        config, world_size=ranks, devices=Devices(gpus=ranks, source="the table", memory=MEMORY)
+    ).config
     sent = bytes_per_step(config)
-    by_technique = [sum(count for name, count in sent.items() if name.startswith(f"{technique}:")) for technique in TECHNIQUES]
+    by_technique = [
+        sum(count for name, count in sent.items() if name.startswith(f"{technique}:"))
+        for technique in TECHNIQUES
+    ]
     cells = [f"{count / 1e9:.3g}" if count else "" for count in (*by_technique, sum(sent.values()))]
     memory = sum(memory_by_part(config).values()) / 2**30
     return f"| {layout.replace('+', ' ')} | {config.train.grad_accum_steps} | {' | '.join(cells)} | {memory:.3g} |"

@@ -38,7 +38,9 @@ class Bare:
     def __init__(self, model: Decoder, batch: int, seq: int, clip: float) -> None:
         self.model, self.clip = model, clip
         self.tokens = torch.randint(model.section.vocab_size, (batch, seq + 1))
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True
+        )
 
     def steps(self, count: int) -> list[float]:
         """Seconds of each of `count` steps."""
@@ -79,12 +81,26 @@ class Interleave(Callback):
 def measure(overrides: str, steps: int) -> tuple[int, list[float], list[float]]:
     """(parameters, seconds of forge's steps, seconds of bare steps), the first two blocks of each left out."""
     with tempfile.TemporaryDirectory() as folder:
-        config = forge.compose([*COMMON.split(), *overrides.split(), f"train.max_steps={steps}", f"run.dir={folder}/run"])
+        config = forge.compose(
+            [
+                *COMMON.split(),
+                *overrides.split(),
+                f"train.max_steps={steps}",
+                f"run.dir={folder}/run",
+            ]
+        )
         run_dir, resolved = directory.create(config.validate(), overrides=())
         parts = assemble(Path(run_dir))
         copy = Decoder(resolved.model)  # type: ignore[arg-type]
         copy.load_state_dict(parts.model.state_dict())
-        timer = Interleave(Bare(copy, resolved.train.batch_size, resolved.train.seq_len, resolved.train.grad_clip_norm))
+        timer = Interleave(
+            Bare(
+                copy,
+                resolved.train.batch_size,
+                resolved.train.seq_len,
+                resolved.train.grad_clip_norm,
+            )
+        )
         parts.loop.callbacks = [*parts.loop.callbacks, timer]
         parts.loop.run()
     size = sum(p.numel() for p in copy.parameters())
@@ -93,8 +109,18 @@ def measure(overrides: str, steps: int) -> tuple[int, list[float], list[float]]:
 
 
 def main() -> None:
-    print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {torch.get_num_threads()} threads.\n")
-    names = ["model", "batch", "steps each", "bare fastest", "forge fastest", "bare median", "forge median"]
+    print(
+        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {torch.get_num_threads()} threads.\n"
+    )
+    names = [
+        "model",
+        "batch",
+        "steps each",
+        "bare fastest",
+        "forge fastest",
+        "bare median",
+        "forge median",
+    ]
     names += ["added, fastest", "added, median", "ratio of medians"]
     print(f"| {' | '.join(names)} |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -102,12 +128,23 @@ def main() -> None:
     for overrides, steps, batch in ((SMALL, 3000, "1 x 64"), (LARGE, 150, "8 x 256")):
         size, ours, bare = measure(overrides, steps)
         low, middle = (min(ours), min(bare)), (statistics.median(ours), statistics.median(bare))
-        row = [f"{size / 1e6:.2f}M", batch, str(len(ours)), *(f"{s * 1e3:.3f} ms" for s in (low[1], low[0], middle[1], middle[0]))]
-        row += [f"{(low[0] - low[1]) * 1e3:+.3f} ms", f"{(middle[0] - middle[1]) * 1e3:+.3f} ms", f"{middle[0] / middle[1]:.4f}"]
+        row = [
+            f"{size / 1e6:.2f}M",
+            batch,
+            str(len(ours)),
+            *(f"{s * 1e3:.3f} ms" for s in (low[1], low[0], middle[1], middle[0])),
+        ]
+        row += [
+            f"{(low[0] - low[1]) * 1e3:+.3f} ms",
+            f"{(middle[0] - middle[1]) * 1e3:+.3f} ms",
+            f"{middle[0] / middle[1]:.4f}",
+        ]
         print(f"| {' | '.join(row)} |", flush=True)
         cuts = statistics.quantiles(bare, n=20)
         low_high = f"{cuts[0] / middle[1]:.3f} to {cuts[-1] / middle[1]:.3f}"
-        spreads.append(f"{size / 1e6:.2f}M: bare steps, 5th to 95th percentile: {low_high} of the median")
+        spreads.append(
+            f"{size / 1e6:.2f}M: bare steps, 5th to 95th percentile: {low_high} of the median"
+        )
     print("\n" + "\n\n".join(spreads))
 
 

@@ -18,7 +18,22 @@ import sys
 import torch
 from cross_entropy import cpu_name
 from moe_exchange import over_ranks
-from moe_layers import CPU, CUDA, DENSE, KERNELS, SMALL, Case, Work, clear, dense, dropped, experts, forward_backward, in_turns, inputs
+from moe_layers import (
+    CPU,
+    CUDA,
+    DENSE,
+    KERNELS,
+    SMALL,
+    Case,
+    Work,
+    clear,
+    dense,
+    dropped,
+    experts,
+    forward_backward,
+    in_turns,
+    inputs,
+)
 from torch import Tensor, nn
 
 from forge.models.dispatch import Order, Room, capacity, empty, fill, gather, order, room, spread
@@ -46,43 +61,72 @@ def main() -> None:
     cases = SMALL if options.small else CUDA if device.type == "cuda" else CPU
     load = os.getloadavg()[0]
     print(f"# A mixture of experts against a dense layer\n\n    python {' '.join(sys.argv)}\n")
-    print(f"{versions(options.threads, device)} Medians of {options.rounds} passes, forward and backward.\n\n{ABOUT}\n")
-    print("| tokens x dim | experts x width | top_k | layer | ms | fastest | of dense | GFLOP/s | dropped |")
+    print(
+        f"{versions(options.threads, device)} Medians of {options.rounds} passes, forward and backward.\n\n{ABOUT}\n"
+    )
+    print(
+        "| tokens x dim | experts x width | top_k | layer | ms | fastest | of dense | GFLOP/s | dropped |"
+    )
     print("| --- | --- | ---: | --- |" + " ---: |" * 5, flush=True)
     for case in cases:
         print(whole_layers(case, device, options.rounds), flush=True)
     print(f"\n{ABOUT_PIECES}\n")
-    print("| tokens x dim | experts x width | top_k | layer | router, ms | permute, ms | experts, ms | router + permute | sum of whole |")
+    print(
+        "| tokens x dim | experts x width | top_k | layer | router, ms | permute, ms | experts, ms | router + permute | sum of whole |"
+    )
     print("| --- | --- | ---: | --- |" + " ---: |" * 5, flush=True)
     for case in cases:
         for kernel in PIECES:
             print(pieces_of_layer(case, kernel, device, options.rounds), flush=True)
     if device.type == "cpu":
         print(f"\n{ABOUT_RANKS}\n")
-        print("| tokens x dim | experts x width | top_k | layer | ms | sent, MB | all-to-alls alone, ms | share | in it, ms | share |")
+        print(
+            "| tokens x dim | experts x width | top_k | layer | ms | sent, MB | all-to-alls alone, ms | share | in it, ms | share |"
+        )
         print("| --- | --- | ---: | --- |" + " ---: |" * 6, flush=True)
         print("\n".join(over_ranks(cases, options.rounds)))
-    print(f"\nLoad average {load:.1f} before the first pass, {os.getloadavg()[0]:.1f} after the last, on {os.cpu_count()} cores.")
+    print(
+        f"\nLoad average {load:.1f} before the first pass, {os.getloadavg()[0]:.1f} after the last, on {os.cpu_count()} cores."
+    )
 
 
 def versions(threads: int, device: torch.device) -> str:
     """What the numbers were measured with."""
-    place = torch.cuda.get_device_name() if device.type == "cuda" else f"{cpu_name()}, {threads} thread{'s' * (threads > 1)}"
+    place = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"{cpu_name()}, {threads} thread{'s' * (threads > 1)}"
+    )
     return f"torch {torch.__version__}, Python {platform.python_version()}, {place}, {'bf16' if device.type == 'cuda' else 'fp32'}."
 
 
 def whole_layers(case: Case, device: torch.device, rounds: int) -> str:
     """A line for each kernel."""
     x, y_grad = inputs(case, device)
-    layers: dict[str, nn.Module] = {DENSE: dense(case, device)} | {name: experts(case, name, device) for name in KERNELS}
-    seconds = in_turns({name: lambda layer=layer: forward_backward(layer, x, y_grad) for name, layer in layers.items()}, rounds, device)
+    layers: dict[str, nn.Module] = {DENSE: dense(case, device)} | {
+        name: experts(case, name, device) for name in KERNELS
+    }
+    seconds = in_turns(
+        {
+            name: lambda layer=layer: forward_backward(layer, x, y_grad)
+            for name, layer in layers.items()
+        },
+        rounds,
+        device,
+    )
     lines = []
     for name, layer in layers.items():
         median = statistics.median(seconds[name])
         ratio = median / statistics.median(seconds[DENSE])
-        share = "" if not isinstance(layer, MoE) or layer.section.capacity_factor == 0 else f"{dropped(layer):.1%}"
+        share = (
+            ""
+            if not isinstance(layer, MoE) or layer.section.capacity_factor == 0
+            else f"{dropped(layer):.1%}"
+        )
         rate = case.flops / median / 1e9
-        lines.append(f"| {case} | {name} | {1e3 * median:,.2f} | {1e3 * min(seconds[name]):,.2f} | {ratio:.2f}x | {rate:,.0f} | {share} |")
+        lines.append(
+            f"| {case} | {name} | {1e3 * median:,.2f} | {1e3 * min(seconds[name]):,.2f} | {ratio:.2f}x | {rate:,.0f} | {share} |"
+        )
     return "\n".join(lines)
 
 
@@ -91,7 +135,9 @@ def pieces_of_layer(case: Case, kernel: str, device: torch.device, rounds: int) 
     x, y_grad = inputs(case, device)
     layer = experts(case, kernel, device)
     works = pieces(layer, x, y_grad) | {"whole": lambda: forward_backward(layer, x, y_grad)}
-    router, permute, products, whole = (statistics.median(taken) for taken in in_turns(works, rounds, device).values())
+    router, permute, products, whole = (
+        statistics.median(taken) for taken in in_turns(works, rounds, device).values()
+    )
     total = router + permute + products
     cells = " | ".join(f"{1e3 * taken:,.2f}" for taken in (router, permute, products))
     return f"| {case} | {kernel}, {PIECES[kernel]} | {cells} | {(router + permute) / total:.1%} | {total / whole:.0%} |"
@@ -113,7 +159,9 @@ def pieces(layer: MoE, x: Tensor, y_grad: Tensor) -> dict[str, Work]:
         again = layer.router(flat)
         loss = balance_loss(again.shares, found.counts)
         entropy(again.shares)
-        torch.autograd.backward([again.weights, loss], [torch.ones_like(again.weights), torch.ones_like(loss)])
+        torch.autograd.backward(
+            [again.weights, loss], [torch.ones_like(again.weights), torch.ones_like(loss)]
+        )
 
     def permute() -> None:
         flat.grad = products.grad = weights.grad = None
@@ -135,7 +183,9 @@ def places(layer: MoE, chosen: Tensor, sequences: int) -> tuple[Order, Room | No
     found = order(chosen, section.num_experts, sequences, apart=True)
     if not section.capacity_factor:
         return found, None
-    size = capacity(section.capacity_factor, len(chosen) // sequences, section.top_k, section.num_experts)
+    size = capacity(
+        section.capacity_factor, len(chosen) // sequences, section.top_k, section.num_experts
+    )
     return found, room(found, size, torch.full_like(found.counts, size))
 
 
@@ -156,7 +206,11 @@ def back(products: Tensor, weights: Tensor, found: Order, rows: Room | None) -> 
     """products: [n, dim], of the experts -> [tokens, dim]."""
     if rows is not None:
         products, weights = empty(products, rows), weights * rows.kept[found.place].view_as(weights)
-    return (gather(products, found).unflatten(0, weights.shape) * weights.unsqueeze(-1)).sum(1).to(products.dtype)
+    return (
+        (gather(products, found).unflatten(0, weights.shape) * weights.unsqueeze(-1))
+        .sum(1)
+        .to(products.dtype)
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,10 @@ def over_ranks(cases: Sequence[Case], rounds: int) -> list[str]:
     """A line for each case and kernel, as rank 0 of two gloo ranks finds it; each has a thread, and data of its own."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
-        ranks = [context.Process(target=_rank, args=(rank, Path(folder), list(cases), rounds)) for rank in range(RANKS)]
+        ranks = [
+            context.Process(target=_rank, args=(rank, Path(folder), list(cases), rounds))
+            for rank in range(RANKS)
+        ]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -43,7 +46,9 @@ def over_ranks(cases: Sequence[Case], rounds: int) -> list[str]:
 
 def _rank(rank: int, folder: Path, cases: list[Case], rounds: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
+    )
     group = dist.group.WORLD
     assert group is not None
     mesh = make_mesh(Parallel(ep=RANKS, dp_shard=1), "cpu")
@@ -56,12 +61,18 @@ def _rank(rank: int, folder: Path, cases: list[Case], rounds: int) -> None:
             spread_experts(layer, mesh)
             run = partial(forward_backward, layer, x, y_grad)
             together(run, WARM_UP)
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU]
+            ) as profile:
                 whole = statistics.median(together(run, rounds))
             inside = statistics.median(in_all_to_alls(profile, rounds))
             bare = statistics.median(together(alone, WARM_UP + rounds)[WARM_UP:])
-            exchanged = " | ".join(f"{1e3 * found:,.2f} | {found / whole:.1%}" for found in (bare, inside))
-            lines.append(f"| {case} | {kernel} | {1e3 * whole:,.2f} | {sent / 1e6:,.2f} | {exchanged} |")
+            exchanged = " | ".join(
+                f"{1e3 * found:,.2f} | {found / whole:.1%}" for found in (bare, inside)
+            )
+            lines.append(
+                f"| {case} | {kernel} | {1e3 * whole:,.2f} | {sent / 1e6:,.2f} | {exchanged} |"
+            )
     if rank == 0:
         (folder / "lines").write_text(json.dumps(lines))
     dist.destroy_process_group()
@@ -80,7 +91,9 @@ def in_all_to_alls(profile: torch.profiler.profile, rounds: int) -> list[float]:
     """Seconds of each pass that went by in all-to-alls, waiting for the other rank included. All passes have as many of them."""
     events = profile.events()
     assert events is not None
-    seconds = [event.cpu_time_total / 1e6 for event in events if event.name in COLLECTIVES]  # in the order in which they began
+    seconds = [
+        event.cpu_time_total / 1e6 for event in events if event.name in COLLECTIVES
+    ]  # in the order in which they began
     each = len(seconds) // rounds
     assert each > 0
     assert each * rounds == len(seconds)
@@ -91,7 +104,9 @@ def exchanges(layer: MoE, x: torch.Tensor, group: dist.ProcessGroup) -> tuple[Wo
     """(the all-to-alls of a pass, forward and backward, and nothing else; bytes that this rank sends in it)."""
     section, routed = layer.section, layer.router(x.detach().flatten(0, 1))
     if section.capacity_factor:
-        rows = capacity(section.capacity_factor, x.shape[1], section.top_k, section.num_experts) * len(x)
+        rows = capacity(
+            section.capacity_factor, x.shape[1], section.top_k, section.num_experts
+        ) * len(x)
         there = x.new_ones(section.num_experts, rows, x.shape[2])
         back = exchange(there, 0, 1, group)
 
@@ -114,4 +129,6 @@ def exchanges(layer: MoE, x: torch.Tensor, group: dist.ProcessGroup) -> tuple[Wo
             exchange_rows(back, receive, send, group)
 
     other = 1 - dist.get_rank()
-    return uneven, 2 * (send[other] + receive[other]) * there.shape[1] * there.itemsize + counts[: len(counts) // RANKS].nbytes
+    return uneven, 2 * (send[other] + receive[other]) * there.shape[1] * there.itemsize + counts[
+        : len(counts) // RANKS
+    ].nbytes

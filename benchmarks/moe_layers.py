@@ -67,20 +67,26 @@ def inputs(case: Case, device: torch.device, *, seed: int = 1) -> tuple[Tensor, 
     """(x, gradient of the output): [sequences, tokens of one, dim]."""
     draw = torch.Generator().manual_seed(seed)
     shape = (case.sequences, case.tokens // case.sequences, case.dim)
-    x, grad = (torch.randn(shape, generator=draw).to(device, matrix_dtype(device)) for _ in range(2))
+    x, grad = (
+        torch.randn(shape, generator=draw).to(device, matrix_dtype(device)) for _ in range(2)
+    )
     return x.requires_grad_(), grad
 
 
 def dense(case: Case, device: torch.device) -> nn.Module:
     """A feed-forward layer as wide as the experts of one token together."""
     torch.manual_seed(0)
-    return FeedForward(Decoder(dim=case.dim, n_heads=1), case.top_k * case.width).to(device, matrix_dtype(device))
+    return FeedForward(Decoder(dim=case.dim, n_heads=1), case.top_k * case.width).to(
+        device, matrix_dtype(device)
+    )
 
 
 def experts(case: Case, kernel: str, device: torch.device) -> MoE:
     """A mixture of experts, in training; its router, its counts and its sums are fp32 and int64 in any case."""
     torch.manual_seed(0)
-    section = MoEConfig(num_experts=case.experts, top_k=case.top_k, ffn_hidden_dim=case.width, **KERNELS[kernel])
+    section = MoEConfig(
+        num_experts=case.experts, top_k=case.top_k, ffn_hidden_dim=case.width, **KERNELS[kernel]
+    )
     layer = MoE(Decoder(dim=case.dim, n_heads=1, moe=section)).to(device)
     layer.experts.to(matrix_dtype(device))
     return layer.train()
@@ -110,7 +116,9 @@ def dropped(layer: MoE) -> float:
     return layer.record.sums[SUMS.index("dropped")].item() / assignments
 
 
-def in_turns(works: Mapping[str, Work], rounds: int, device: torch.device) -> dict[str, list[float]]:
+def in_turns(
+    works: Mapping[str, Work], rounds: int, device: torch.device
+) -> dict[str, list[float]]:
     """Seconds of each, `rounds` times in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(WARM_UP + rounds):

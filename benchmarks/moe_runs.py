@@ -60,30 +60,54 @@ def main() -> None:
     """Run what is missing, then print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=Path, required=True, help="where the runs are kept")
-    parser.add_argument("--steps", type=int, default=1600, help=f"of each run, a multiple of {POINTS}")
+    parser.add_argument(
+        "--steps", type=int, default=1600, help=f"of each run, a multiple of {POINTS}"
+    )
     parser.add_argument("--trial-steps", type=int, default=400, help="of each trial of a rate")
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.001, 0.003, 0.01], help="model.moe.bias_update_rate to try")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[42], help="the first one is the one shown in full")
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[0.001, 0.003, 0.01],
+        help="model.moe.bias_update_rate to try",
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[42], help="the first one is the one shown in full"
+    )
     parser.add_argument("shared", nargs="*", help="overrides of all runs")
     options = parser.parse_args()
     if options.steps % POINTS:
         parser.error(f"--steps={options.steps}: must be a multiple of {POINTS}")
     print(f"# A mixture of experts beside a dense model, {options.steps:,} steps\n")
-    print(f"    python benchmarks/moe_runs.py {' '.join(sys.argv[1:]).replace(str(options.runs), 'DIR')}\n")
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {cpu_name()}, one thread a run.\n")
+    print(
+        f"    python benchmarks/moe_runs.py {' '.join(sys.argv[1:]).replace(str(options.runs), 'DIR')}\n"
+    )
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {cpu_name()}, one thread a run.\n"
+    )
     print(equal_flops(options.shared), flush=True)
     rate, trials = chosen_rate(options)
     print(f"\n{trials}", flush=True)
     for seed in options.seeds:
         for name in RUNS:
-            train(run_folder(options.runs, name, seed), command(name, rate, seed, options.steps, options.shared))
-    print(f"\n{what_ran(options, rate)}\n\n{ABOUT.format(window=options.steps // POINTS)}\n\n{over_time(options)}\n\n{by_seed(options)}")
+            train(
+                run_folder(options.runs, name, seed),
+                command(name, rate, seed, options.steps, options.shared),
+            )
+    print(
+        f"\n{what_ran(options, rate)}\n\n{ABOUT.format(window=options.steps // POINTS)}\n\n{over_time(options)}\n\n{by_seed(options)}"
+    )
 
 
 def command(name: str, rate: float, seed: int, steps: int, shared: Sequence[str]) -> list[str]:
     """What is typed behind `python` for a run, but for its directory."""
     model = [word.format(rate=rate) for word in RUNS[name]]
-    recipe = [f"seed={seed}", f"train.max_steps={steps}", f"eval.interval={max(steps // 4, 1)}", "run.num_threads=1"]
+    recipe = [
+        f"seed={seed}",
+        f"train.max_steps={steps}",
+        f"eval.interval={max(steps // 4, 1)}",
+        "run.num_threads=1",
+    ]
     return ["-m", "forge.train", *model, *recipe, *shared]
 
 
@@ -91,7 +115,9 @@ def train(folder: Path, words: Sequence[str]) -> None:
     """Run forge.train into a directory; does nothing where it has ended before."""
     print(f"{folder.name} ...", file=sys.stderr, flush=True)
     quiet = ["metrics.enable_console=false", "eval.sample_tokens=0", "checkpoint.interval=1000000"]
-    subprocess.run([sys.executable, *words, *quiet, f"run.dir={folder}"], check=True, stdout=sys.stderr)
+    subprocess.run(
+        [sys.executable, *words, *quiet, f"run.dir={folder}"], check=True, stdout=sys.stderr
+    )
 
 
 def run_folder(runs: Path, name: str, seed: int) -> Path:
@@ -101,21 +127,32 @@ def run_folder(runs: Path, name: str, seed: int) -> Path:
 
 def composed(name: str, rate: float, shared: Sequence[str]) -> tuple[Decoder, int]:
     """(model, tokens of a sequence) of a run."""
-    config = forge.compose([*(word.format(rate=rate) for word in RUNS[name]), *shared]).validate().config
+    config = (
+        forge.compose([*(word.format(rate=rate) for word in RUNS[name]), *shared]).validate().config
+    )
     assert isinstance(config.model, Decoder)
     return config.model, config.train.seq_len
 
 
 def equal_flops(shared: Sequence[str]) -> str:
     """FLOPs and parameters of all models, in a table; exits unless all spend the same on a token, routers aside."""
-    lines = ["| run | parameters | active parameters | FLOPs a token | of routers | without them |", "| --- |" + " ---: |" * 5]
+    lines = [
+        "| run | parameters | active parameters | FLOPs a token | of routers | without them |",
+        "| --- |" + " ---: |" * 5,
+    ]
     without = {}
     for name in RUNS:
         model, seq_len = composed(name, 0.001, shared)
         flops = model.flops_per_token(seq_len)
         routers = 6 * model.n_moe_layers * model.moe.num_experts * model.dim
         without[name] = flops - routers
-        cells = (model.num_params_estimate, model.num_active_params, flops, routers, flops - routers)
+        cells = (
+            model.num_params_estimate,
+            model.num_active_params,
+            flops,
+            routers,
+            flops - routers,
+        )
         lines.append(f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} |")
     if len(set(without.values())) > 1:
         raise SystemExit(f"The models do not spend the same on a token: {without}")
@@ -127,15 +164,25 @@ def chosen_rate(options: argparse.Namespace) -> tuple[float, str]:
     if len(options.rates) == 1:
         return options.rates[0], f"The rate of the selection bias was given: {options.rates[0]:g}."
     seed, half = options.seeds[0], options.trial_steps // 2
-    lines = [f"Trials of the selection bias, {options.trial_steps} steps each, the loads over the second half:\n"]
-    lines += ["| model.moe.bias_update_rate | busiest expert | idlest expert | validation loss |", "| ---: |" + " ---: |" * 3]
+    lines = [
+        f"Trials of the selection bias, {options.trial_steps} steps each, the loads over the second half:\n"
+    ]
+    lines += [
+        "| model.moe.bias_update_rate | busiest expert | idlest expert | validation loss |",
+        "| ---: |" + " ---: |" * 3,
+    ]
     loads = {}
     for rate in options.rates:
         folder = options.runs / f"trial_{rate:g}_{seed}"
         train(folder, command(BIASED, rate, seed, options.trial_steps, options.shared))
-        busiest, idlest = (mean(folder, f"train/moe/{name}", half, options.trial_steps) for name in ("load_max", "load_min"))
+        busiest, idlest = (
+            mean(folder, f"train/moe/{name}", half, options.trial_steps)
+            for name in ("load_max", "load_min")
+        )
         loads[rate] = busiest
-        lines.append(f"| {rate:g} | {busiest:.2f} | {idlest:.2f} | {last(folder, 'eval/loss'):.4f} |")
+        lines.append(
+            f"| {rate:g} | {busiest:.2f} | {idlest:.2f} | {last(folder, 'eval/loss'):.4f} |"
+        )
     rate = min(loads, key=lambda rate: loads[rate])
     return rate, "\n".join([*lines, f"\n{rate:g} is taken."])
 
@@ -143,9 +190,14 @@ def chosen_rate(options: argparse.Namespace) -> tuple[float, str]:
 def what_ran(options: argparse.Namespace, rate: float) -> str:
     """Command and speed of each run of the first seed."""
     seed = options.seeds[0]
-    lines = ["| run | command | tokens a second, median | fastest tenth |", "| --- | --- | ---: | ---: |"]
+    lines = [
+        "| run | command | tokens a second, median | fastest tenth |",
+        "| --- | --- | ---: | ---: |",
+    ]
     for name in RUNS:
-        speeds = list(values(run_folder(options.runs, name, seed), "tokens_per_second", PERFORMANCE).values())
+        speeds = list(
+            values(run_folder(options.runs, name, seed), "tokens_per_second", PERFORMANCE).values()
+        )
         words = " ".join(["python", *command(name, rate, seed, options.steps, options.shared)])
         cells = (statistics.median(speeds), statistics.quantiles(speeds, n=10)[-1])
         lines.append(f"| {name} | `{words}` | {' | '.join(f'{cell:,.0f}' for cell in cells)} |")
@@ -156,7 +208,10 @@ def over_time(options: argparse.Namespace) -> str:
     """Losses and loads of the first seed, by step."""
     width = options.steps // POINTS
     steps = [part * width for part in AT]
-    lines = ["| | run | " + " | ".join(f"step {step}" for step in steps) + " |", "| --- | --- |" + " ---: |" * len(steps)]
+    lines = [
+        "| | run | " + " | ".join(f"step {step}" for step in steps) + " |",
+        "| --- | --- |" + " ---: |" * len(steps),
+    ]
     for key, what in SHOWN.items():
         for name in RUNS:
             folder = run_folder(options.runs, name, options.seeds[0])
@@ -166,21 +221,35 @@ def over_time(options: argparse.Namespace) -> str:
             if key.startswith("eval/"):
                 cells = [f"{found[step]:.4f}" if step in found else "" for step in steps]
             else:
-                cells = [f"{mean(folder, key, step - width, step):.{4 if key == 'train/loss' else 3}f}" for step in steps]
+                cells = [
+                    f"{mean(folder, key, step - width, step):.{4 if key == 'train/loss' else 3}f}"
+                    for step in steps
+                ]
             lines.append(f"| {what} | {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def by_seed(options: argparse.Namespace) -> str:
     """Validation loss at the end of all runs, and how far each is from the dense one of its seed."""
-    final = {name: [last(run_folder(options.runs, name, seed), "eval/loss") for seed in options.seeds] for name in RUNS}
+    final = {
+        name: [last(run_folder(options.runs, name, seed), "eval/loss") for seed in options.seeds]
+        for name in RUNS
+    }
     heads = [f"seed {seed}" for seed in options.seeds]
-    lines = ["Validation loss at the end; in brackets less that of the dense run of the same seed. Seeds differ much, as tiny_search.md"]
+    lines = [
+        "Validation loss at the end; in brackets less that of the dense run of the same seed. Seeds differ much, as tiny_search.md"
+    ]
     lines += ["shows: one or two say little about small differences.\n"]
-    lines += [f"| run | {' | '.join(heads)} | mean difference |", "| --- |" + " ---: |" * (len(heads) + 1)]
+    lines += [
+        f"| run | {' | '.join(heads)} | mean difference |",
+        "| --- |" + " ---: |" * (len(heads) + 1),
+    ]
     for name, losses in final.items():
         apart = [loss - dense for loss, dense in zip(losses, final[DENSE], strict=True)]
-        cells = [f"{loss:.4f} ({difference:+.4f})" for loss, difference in zip(losses, apart, strict=True)]
+        cells = [
+            f"{loss:.4f} ({difference:+.4f})"
+            for loss, difference in zip(losses, apart, strict=True)
+        ]
         lines.append(f"| {name} | {' | '.join(cells)} | {statistics.mean(apart):+.4f} |")
     return "\n".join(lines)
 
@@ -193,7 +262,9 @@ def values(folder: Path, key: str, file: str = METRICS) -> dict[int, float]:
 
 def mean(folder: Path, key: str, after: int, until: int) -> float:
     """Mean of what was logged of a metric in the steps behind one and up to another."""
-    return statistics.mean(value for step, value in values(folder, key).items() if after < step <= until)
+    return statistics.mean(
+        value for step, value in values(folder, key).items() if after < step <= until
+    )
 
 
 def last(folder: Path, key: str) -> float:

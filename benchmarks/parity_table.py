@@ -42,9 +42,19 @@ from forge.training.parity_verdict import BOUNDS  # noqa: E402
 def row(case: Case) -> tuple[str, bool]:
     """The line of a layout, and whether it is within the bounds."""
     found = outcomes(case)
-    cells = [f"{value:.0e}" for outcome in found for value in (outcome.loss, outcome.gradient, outcome.weights)]
-    equal = all(not outcome.faults and outcome.same_state and outcome.same_choices is not False for outcome in found)
-    return f"| {case.name} | {case.model} | `{case.layout}` | {' | '.join(cells)} | {'yes' if equal else '**no**'} |", equal
+    cells = [
+        f"{value:.0e}"
+        for outcome in found
+        for value in (outcome.loss, outcome.gradient, outcome.weights)
+    ]
+    equal = all(
+        not outcome.faults and outcome.same_state and outcome.same_choices is not False
+        for outcome in found
+    )
+    return (
+        f"| {case.name} | {case.model} | `{case.layout}` | {' | '.join(cells)} | {'yes' if equal else '**no**'} |",
+        equal,
+    )
 
 
 def refusal(case: Refused) -> str:
@@ -59,8 +69,13 @@ def refusal(case: Refused) -> str:
 
 def in_bf16(case: InBf16) -> str:
     """The line of a layout in bf16: how far it is from fp32, and how far one device is."""
-    sides = distance_in_bf16(case.model, case.both), distance_in_bf16(case.model, f"{case.both} {case.layout}")
-    cells = [f"{value:.2e}" for one, several in zip(*sides, strict=True) for value in (one, several)]
+    sides = (
+        distance_in_bf16(case.model, case.both),
+        distance_in_bf16(case.model, f"{case.both} {case.layout}"),
+    )
+    cells = [
+        f"{value:.2e}" for one, several in zip(*sides, strict=True) for value in (one, several)
+    ]
     return f"| {case.name} | {case.model} | `{' '.join(filter(None, (case.both, case.layout)))}` | {' | '.join(cells)} |"
 
 
@@ -73,9 +88,15 @@ def main() -> int:
     print("# Every layout computes what one device does\n")
     print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, gloo ranks on a CPU.")
     print("The tests are tests/parallel/test_parity.py and test_parity_moe.py.\n")
-    print(f"Plain SGD with lr={LR:g} through the path of training, on the same global batches as one device ({'; '.join(bounds)}).")
-    print("Weights at step 0 are bit-equal everywhere. Of each layout the largest relative difference is shown: of a loss; of the gradient")
-    print("of a parameter, ||a - b|| / ||a||, or of the global gradient norm, in any step; and of a parameter after the last step.\n")
+    print(
+        f"Plain SGD with lr={LR:g} through the path of training, on the same global batches as one device ({'; '.join(bounds)})."
+    )
+    print(
+        "Weights at step 0 are bit-equal everywhere. Of each layout the largest relative difference is shown: of a loss; of the gradient"
+    )
+    print(
+        "of a parameter, ||a - b|| / ||a||, or of the global gradient norm, in any step; and of a parameter after the last step.\n"
+    )
     print(f"Every model: `{' '.join(SMALL)}`, with\n")
     print("| model | |\n| --- | --- |")
     for name, overrides in MODELS.items():
@@ -86,7 +107,9 @@ def main() -> int:
     for title, cases in (("Dense models", CASES), ("Mixtures of experts", MOE_CASES)):
         print(f"\n## {title}\n")
         if cases is MOE_CASES:
-            print("Of these every token goes to the same experts too, and selection biases are equal to the bit.\n")
+            print(
+                "Of these every token goes to the same experts too, and selection biases are equal to the bit.\n"
+            )
         print(head)
         print(f"|{' --- |' * 10}", flush=True)
         for case in cases:
@@ -94,9 +117,15 @@ def main() -> int:
             print(line, flush=True)
             equal = equal and within
     print("\n## bf16\n")
-    print("How far training in bf16 is from fp32 on one device: the largest relative difference of a loss, and ||a - b|| / ||b|| of all")
-    print("gradients and of all weights. A layout rounds what one device rounds, so it is as far: on the left one device, on the right the")
-    print(f"layout, after {STEPS[torch.float32]} steps. The test is tests/parallel/test_parity_bf16.py.\n")
+    print(
+        "How far training in bf16 is from fp32 on one device: the largest relative difference of a loss, and ||a - b|| / ||b|| of all"
+    )
+    print(
+        "gradients and of all weights. A layout rounds what one device rounds, so it is as far: on the left one device, on the right the"
+    )
+    print(
+        f"layout, after {STEPS[torch.float32]} steps. The test is tests/parallel/test_parity_bf16.py.\n"
+    )
     print("| layout | model | overrides | loss | | gradients | | weights | |")
     print(f"|{' --- |' * 9}", flush=True)
     for case in BF16_CASES:

@@ -30,8 +30,18 @@ print(time.perf_counter() - began, found, sep="|")
 RATES = ",".join(f"{n}e-4" for n in range(1, 11))
 SWEEPS = {
     "values": [f"optimizer.lr={RATES}", "seed=range({})"],
-    "groups and values": ["model=tiny,small", "scheduler=cosine,linear,wsd,rex,constant", f"optimizer.lr={RATES}", "seed=range({})"],
-    "all wrong": ["model.n_heads=3,5", f"optimizer.lr={RATES}", "train.seq_len=99999", "seed=range({})"],
+    "groups and values": [
+        "model=tiny,small",
+        "scheduler=cosine,linear,wsd,rex,constant",
+        f"optimizer.lr={RATES}",
+        "seed=range({})",
+    ],
+    "all wrong": [
+        "model.n_heads=3,5",
+        f"optimizer.lr={RATES}",
+        "train.seq_len=99999",
+        "seed=range({})",
+    ],
 }
 TIMES = 3
 
@@ -41,22 +51,32 @@ def seconds(overrides: list[str]) -> tuple[float, float, str]:
     taken = []
     for _ in range(TIMES):
         began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", CODE, *overrides], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", CODE, *overrides], check=True, capture_output=True, text=True
+        )
         own, _, found = done.stdout.strip().partition("|")
         taken.append((float(own), time.perf_counter() - began))
-    return statistics.median(own for own, _ in taken), statistics.median(whole for _, whole in taken), found
+    return (
+        statistics.median(own for own, _ in taken),
+        statistics.median(whole for _, whole in taken),
+        found,
+    )
 
 
 def main() -> None:
     versions = f"hydra-core {hydra_version}, omegaconf {omegaconf_version}, Python {platform.python_version()}, {os.cpu_count()} cores"
-    print(f"`python {' '.join(sys.argv)}`, {versions}; medians of {TIMES}, imports of Hydra and forge included.\n")
+    print(
+        f"`python {' '.join(sys.argv)}`, {versions}; medians of {TIMES}, imports of Hydra and forge included.\n"
+    )
     print("| what varies | found | seconds | with Python's start |\n| --- | --- | --- | --- |")
     for name, overrides in SWEEPS.items():
         for count in (100, 1000):
             combinations = 1
             for text in overrides[:-1]:
                 combinations *= len(text.split(","))
-            own, whole, found = seconds([*overrides[:-1], overrides[-1].format(max(count // combinations, 1))])
+            own, whole, found = seconds(
+                [*overrides[:-1], overrides[-1].format(max(count // combinations, 1))]
+            )
             print(f"| {name} | {found} | {own:.2f} | {whole:.2f} |", flush=True)
 
 

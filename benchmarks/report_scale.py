@@ -51,7 +51,11 @@ def make(path: Path, *, arms: int, seeds: int, logs: int = LOGS) -> Path:
         rate, decay = 10 ** random.uniform(-4, -2), random.uniform(0, 0.3)
         gain = 0.3 - 0.2 * (np.log10(rate) + 2.6) ** 2 - decay / 10
         for seed in range(1, seeds + 1):
-            example.done([f"optimizer.lr={rate:.4g}", f"optimizer.weight_decay={decay:.3g}"], seed=seed, gain=gain)
+            example.done(
+                [f"optimizer.lr={rate:.4g}", f"optimizer.weight_decay={decay:.3g}"],
+                seed=seed,
+                gain=gain,
+            )
     return example.sweep.path
 
 
@@ -60,7 +64,12 @@ def measured(verb: str, path: Path) -> tuple[str, int]:
     taken, lines = [], 0
     for _ in range(TIMES):
         began, used = time.perf_counter(), cpu_seconds()
-        done = subprocess.run([sys.executable, "-m", f"forge.{verb}", str(path)], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", f"forge.{verb}", str(path)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         taken.append((time.perf_counter() - began, cpu_seconds() - used))
         lines = len(done.stdout.splitlines())
     wall, cpu = (statistics.median(column) for column in zip(*taken, strict=True))
@@ -78,13 +87,29 @@ def size(path: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the sweeps here; those that are there are taken as they are")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="leave the sweeps here; those that are there are taken as they are",
+    )
     options = parser.parse_args()
     machine = f"Python {platform.python_version()}, {os.cpu_count()} cores; load {os.getloadavg()[0]:.1f} at the start"
     print(f"`python {' '.join(sys.argv)}`, {machine}; 1,000 points with {LOGS} logs each. ", end="")
     print(f"Medians of {TIMES}, in brackets of CPU time, which other processes disturb less.\n")
-    heads = ("sweep", "report, s", "its lines", "index.html, MB", "report.md, MB", "arms.csv, MB", "runs.csv, MB", "status, s")
+    heads = (
+        "sweep",
+        "report, s",
+        "its lines",
+        "index.html, MB",
+        "report.md, MB",
+        "arms.csv, MB",
+        "runs.csv, MB",
+        "status, s",
+    )
     print(f"| {' | '.join(heads)} |\n| {' | '.join(['---'] * len(heads))} |")
     with tempfile.TemporaryDirectory() as scratch:
         for name, (arms, seeds) in SWEEPS.items():
@@ -92,9 +117,15 @@ def main() -> None:
             if not path.exists():
                 make(path, arms=arms, seeds=seeds)
             (report, lines), (status, _) = (measured(verb, path) for verb in ("report", "status"))
-            sizes = [size(path / "report" / file) for file in ("index.html", "report.md", "arms.csv", "runs.csv")]
+            sizes = [
+                size(path / "report" / file)
+                for file in ("index.html", "report.md", "arms.csv", "runs.csv")
+            ]
             seeds_said = "1 seed" if seeds == 1 else f"{seeds} seeds"
-            print(f"| {arms:,} arms of {seeds_said} | {report} | {lines:,} | {' | '.join(sizes)} | {status} |", flush=True)
+            print(
+                f"| {arms:,} arms of {seeds_said} | {report} | {lines:,} | {' | '.join(sizes)} | {status} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

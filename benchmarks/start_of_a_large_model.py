@@ -32,20 +32,39 @@ def measure() -> None:
     model = build_model(config, torch.device("cpu"), Ranks())
     seconds = time.perf_counter() - begin
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps([seconds, more / 2**20, sum(parameter.numel() for parameter in model.parameters()), torch.__version__]))
+    print(
+        json.dumps(
+            [
+                seconds,
+                more / 2**20,
+                sum(parameter.numel() for parameter in model.parameters()),
+                torch.__version__,
+            ]
+        )
+    )
 
 
 def main() -> None:
     if sys.argv[1:] == ["--once"]:
         measure()
         return
-    runs = [subprocess.run([sys.executable, __file__, "--once"], check=True, capture_output=True, text=True).stdout for _ in range(ROUNDS)]
+    runs = [
+        subprocess.run(
+            [sys.executable, __file__, "--once"], check=True, capture_output=True, text=True
+        ).stdout
+        for _ in range(ROUNDS)
+    ]
     found = [json.loads(run.splitlines()[-1]) for run in runs]
     _, _, parameters, version = found[0]
-    print(f"`python {' '.join(sys.argv)}`, torch {version}, {os.cpu_count()} cores, {platform.machine()}, {ROUNDS} times.\n")
+    print(
+        f"`python {' '.join(sys.argv)}`, torch {version}, {os.cpu_count()} cores, {platform.machine()}, {ROUNDS} times.\n"
+    )
     print(f"A decoder of {parameters:,} parameters (`{MODEL}`).\n")
     print("| what | least | most |\n| --- | --- | --- |")
-    for name, values, unit in (("build it with its initial weights", [f[0] for f in found], "s"), ("memory", [f[1] for f in found], "GiB")):
+    for name, values, unit in (
+        ("build it with its initial weights", [f[0] for f in found], "s"),
+        ("memory", [f[1] for f in found], "GiB"),
+    ):
         print(f"| {name} | {min(values):.2f} {unit} | {max(values):.2f} {unit} |")
 
 

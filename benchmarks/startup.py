@@ -20,10 +20,18 @@ import torch
 def first_step(cache: str) -> tuple[float, float]:
     """(seconds to the first logged step, seconds to the end of a run of one step without evaluation)."""
     with tempfile.TemporaryDirectory() as folder:
-        overrides = ["train.max_steps=1", "metrics.log_interval=1", "eval=off", f"run.dir={folder}/run"]
+        overrides = [
+            "train.max_steps=1",
+            "metrics.log_interval=1",
+            "eval=off",
+            f"run.dir={folder}/run",
+        ]
         begin = time.time()
         subprocess.run(
-            [sys.executable, "-m", "forge.train", *overrides], check=True, capture_output=True, env={**os.environ, "FORGE_CACHE": cache}
+            [sys.executable, "-m", "forge.train", *overrides],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "FORGE_CACHE": cache},
         )
         end = time.time()
         row = json.loads(Path(folder, "run", "performance.jsonl").read_text().splitlines()[0])
@@ -47,7 +55,10 @@ def main() -> None:
         "`forge.train --cfg job`, median of 5": ("forge.train", "--cfg", "job"),
         "`forge.check`, median of 5": ("forge.check",),
         "`forge.check model=llama3_70b`, median of 5": ("forge.check", "model=llama3_70b"),
-        "`forge.explain scheduler.decay_steps`, median of 5": ("forge.explain", "scheduler.decay_steps"),
+        "`forge.explain scheduler.decay_steps`, median of 5": (
+            "forge.explain",
+            "scheduler.decay_steps",
+        ),
     }.items():
         print(f"| {name} | {verb(*arguments):.2f} |", flush=True)
     with tempfile.TemporaryDirectory() as cache:

@@ -21,7 +21,10 @@ from forge.diagnosis.limits import cpu_quota, usable_cores
 
 CORES = usable_cores(cpu_quota())
 OWN = ("OMP_NUM_THREADS",)
-WAYS = {"all cores each, as OpenMP has it": {"OMP_NUM_THREADS": str(CORES)}, "a share of the cores each, as forge has it": {}}
+WAYS = {
+    "all cores each, as OpenMP has it": {"OMP_NUM_THREADS": str(CORES)},
+    "a share of the cores each, as forge has it": {},
+}
 
 
 def speeds(at_a_time: int, steps: int, environ: dict[str, str]) -> list[float]:
@@ -38,7 +41,10 @@ def speeds(at_a_time: int, steps: int, environ: dict[str, str]) -> list[float]:
         ]
         command = [sys.executable, "-m", "forge.train", "-m", *words, "train=quick"]
         subprocess.run(command, check=True, env={**kept, **environ}, stdout=subprocess.DEVNULL)
-        return [json.loads(file.read_text())["metrics"]["tokens_per_second"] for file in Path(folder).glob("*/points/*/result.json")]
+        return [
+            json.loads(file.read_text())["metrics"]["tokens_per_second"]
+            for file in Path(folder).glob("*/points/*/result.json")
+        ]
 
 
 def main() -> None:
@@ -47,10 +53,17 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3)
     options = parser.parse_args()
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {CORES} cores"
-    print(f"`python {' '.join(sys.argv)}`, {versions}: the default run, tokens a second of all runs together;")
+    print(
+        f"`python {' '.join(sys.argv)}`, {versions}: the default run, tokens a second of all runs together;"
+    )
     print(f"medians of {options.times}, with the lowest and the highest.\n")
     counts = sorted({1, 2, CORES})
-    print("| threads | " + " | ".join(f"{n} at a time" if n > 1 else "alone" for n in counts) + " |\n|" + " --- |" * (len(counts) + 1))
+    print(
+        "| threads | "
+        + " | ".join(f"{n} at a time" if n > 1 else "alone" for n in counts)
+        + " |\n|"
+        + " --- |" * (len(counts) + 1)
+    )
     found: dict[tuple[str, int], list[float]] = {}
     for _ in range(options.times):  # in turn, so that what else the machine does falls on all
         for way, environ in WAYS.items():
@@ -58,7 +71,13 @@ def main() -> None:
                 found.setdefault((way, n), []).append(sum(speeds(n, options.steps, environ)))
     for way in WAYS:
         cells = [found[way, n] for n in counts]
-        print(f"| {way} | " + " | ".join(f"{statistics.median(c):,.0f} ({min(c):,.0f} to {max(c):,.0f})" for c in cells) + " |")
+        print(
+            f"| {way} | "
+            + " | ".join(
+                f"{statistics.median(c):,.0f} ({min(c):,.0f} to {max(c):,.0f})" for c in cells
+            )
+            + " |"
+        )
 
 
 if __name__ == "__main__":

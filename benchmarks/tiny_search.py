@@ -60,14 +60,29 @@ CENTRE = "d128 L2"
 def candidates() -> list[tuple[str, str]]:
     """(name, overrides): the shapes, then one change at a time to the centre."""
     shapes = [(name, f"{BASE} {text}") for name, text in SHAPES.items()]
-    return shapes + [(name, f"{BASE} {SHAPES[CENTRE]} {change}") for name, change in CHANGES.items()]
+    return shapes + [
+        (name, f"{BASE} {SHAPES[CENTRE]} {change}") for name, change in CHANGES.items()
+    ]
 
 
 def train(overrides: str, *, steps: int, seed: int = 42) -> dict[str, float]:
     """Run forge.train on one core in a fresh directory; returns the final metrics."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "forge.train", *FIXED, *overrides.split(), f"seed={seed}", f"run.dir={folder}/run"]
-        command += [f"train.max_steps={steps}", "eval.enabled=true", "eval.interval=1000000", "run.num_threads=1"]
+        command = [
+            sys.executable,
+            "-m",
+            "forge.train",
+            *FIXED,
+            *overrides.split(),
+            f"seed={seed}",
+            f"run.dir={folder}/run",
+        ]
+        command += [
+            f"train.max_steps={steps}",
+            "eval.enabled=true",
+            "eval.interval=1000000",
+            "run.num_threads=1",
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         return json.loads(Path(folder, "run", "result.json").read_text())["metrics"]
 
@@ -91,27 +106,41 @@ def xz_bits_per_byte() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tflops", type=float, default=12.0, help="training arithmetic of each candidate")
+    parser.add_argument(
+        "--tflops", type=float, default=12.0, help="training arithmetic of each candidate"
+    )
     parser.add_argument("--only", help="names of candidates, separated by commas; default all")
     options = parser.parse_args()
     chosen = [c for c in candidates() if options.only is None or c[0] in options.only.split(",")]
-    print(f"`python {' '.join(sys.argv)}`: {options.tflops:g} TFLOP each, seed 42, torch {torch.__version__}.\n")
-    print("| candidate | steps | bits per byte | loss | overrides |\n| --- | --- | --- | --- | --- |", flush=True)
-    planned = [(name, overrides, steps_for(overrides, options.tflops * 1e12)) for name, overrides in chosen]
+    print(
+        f"`python {' '.join(sys.argv)}`: {options.tflops:g} TFLOP each, seed 42, torch {torch.__version__}.\n"
+    )
+    print(
+        "| candidate | steps | bits per byte | loss | overrides |\n| --- | --- | --- | --- | --- |",
+        flush=True,
+    )
+    planned = [
+        (name, overrides, steps_for(overrides, options.tflops * 1e12)) for name, overrides in chosen
+    ]
     pool = ThreadPoolExecutor(os.cpu_count())
     runs = [pool.submit(train, overrides, steps=steps) for _, overrides, steps in planned]
     best: tuple[float, str, str, int] | None = None
     for (name, overrides, steps), run in zip(planned, runs, strict=True):
         metrics = run.result()
         bits = metrics["eval/bits_per_byte"]
-        print(f"| {name} | {steps} | {bits:.4f} | {metrics['eval/loss']:.4f} | `{overrides}` |", flush=True)
+        print(
+            f"| {name} | {steps} | {bits:.4f} | {metrics['eval/loss']:.4f} | `{overrides}` |",
+            flush=True,
+        )
         if best is None or bits < best[0]:
             best = (bits, name, overrides, steps)
     assert best is not None
     again = [pool.submit(train, best[2], steps=best[3], seed=seed) for seed in (1, 2)]
     bits = [best[0], *(run.result()["eval/bits_per_byte"] for run in again)]
     spread = f"{statistics.mean(bits):.4f} (standard deviation {statistics.stdev(bits):.4f})"
-    print(f"\nBest: {best[1]}, seeds 42, 1, 2: {', '.join(f'{b:.4f}' for b in bits)}; mean {spread}.")
+    print(
+        f"\nBest: {best[1]}, seeds 42, 1, 2: {', '.join(f'{b:.4f}' for b in bits)}; mean {spread}."
+    )
     print(f"`xz -9` on the same validation text: {xz_bits_per_byte():.4f} bits per byte.")
 
 

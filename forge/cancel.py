@@ -23,7 +23,9 @@ from forge.status import named, parser, points_of
 def main(argv: Sequence[str] | None = None) -> int:
     """Say what was ended; 1 when something could not be reached from here, 2 for what is neither a sweep nor a run."""
     description = "End points of a sweep, or all of it, or a run. What runs saves first, and goes on with the same command again."
-    options = cli.parse(parser("forge.cancel", description, "of points; none = all that are not done"), argv)
+    options = cli.parse(
+        parser("forge.cancel", description, "of points; none = all that are not done"), argv
+    )
     return cli.refuse(lambda: cancel(*named(options, "forge.cancel")))
 
 
@@ -32,10 +34,23 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
     sweep, points = points_of(place, numbers)
     found = survey(points)
     if found.silent:
-        raise ConfigError([Problem(key=str(place), what=f"Slurm does not answer: {found.silent}", fix="again when it does")])
-    open_points = [point for point in points if found.states[point.number] not in (DONE, FAILED, CANCELLED)]
+        raise ConfigError(
+            [
+                Problem(
+                    key=str(place),
+                    what=f"Slurm does not answer: {found.silent}",
+                    fix="again when it does",
+                )
+            ]
+        )
+    open_points = [
+        point for point in points if found.states[point.number] not in (DONE, FAILED, CANCELLED)
+    ]
     if not open_points:
-        print("there is nothing left to cancel: " + told.counted([found.states[point.number] for point in points]))
+        print(
+            "there is nothing left to cancel: "
+            + told.counted([found.states[point.number] for point in points])
+        )
         return 0
     if sweep is not None:
         links.check(sweep.path, apart=(POINTS,))
@@ -82,7 +97,12 @@ def _end(point: Point, found: Survey) -> tuple[str, bool]:
         return f"it was {state}", True
     who = process_of(point)
     if who is None or who.host != platform.node():
-        return f"it runs on {who.host}, process {who.pid}; type this there" if who else "it is not known what runs it", False
+        return (
+            f"it runs on {who.host}, process {who.pid}; type this there"
+            if who
+            else "it is not known what runs it",
+            False,
+        )
     with suppress(ProcessLookupError):
         os.kill(who.pid, signal.SIGTERM)
     return f"process {who.pid} saves and ends", True

@@ -25,7 +25,10 @@ OF_EVERY_RUN, OF_SWEEPS = [("launch", "local")], ("sweep", "sweeper")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan and exit 0, or print every problem and exit 2."""
-    arguments = cli.parser("forge.check", "What would run: sizes, steps, memory and every derived value; or all problems.")
+    arguments = cli.parser(
+        "forge.check",
+        "What would run: sizes, steps, memory and every derived value; or all problems.",
+    )
     options = cli.parse(arguments, argv)
     if options.help:
         return cli.show(help.page("forge.check", arguments, options.overrides))
@@ -51,8 +54,15 @@ def report(composition: Composition, resolution: Resolution) -> str:
             [
                 ("parameters", f"{model.num_params_estimate:,}"),
                 *((f"  {name}", f"{n:,}") for name, n in model.params_by_part().items()),
-                *([("active parameters", f"{model.num_active_params:,} (what one token meets)")] if model.is_moe else []),
-                ("FLOPs a token", f"{flops:.4g} (forward and backward, {train.seq_len} tokens of context)"),
+                *(
+                    [("active parameters", f"{model.num_active_params:,} (what one token meets)")]
+                    if model.is_moe
+                    else []
+                ),
+                (
+                    "FLOPs a token",
+                    f"{flops:.4g} (forward and backward, {train.seq_len} tokens of context)",
+                ),
                 ("FLOPs in all", f"{flops * tokens * train.max_steps:.4g}"),
             ],
         )
@@ -70,12 +80,18 @@ def report(composition: Composition, resolution: Resolution) -> str:
     fresh = f"{config.run.root}/<date>_{directory.readable(config.run.name or config.preset)}_<id>"
     memory = memory_by_part(config)
     if memory:
-        rows = [("estimated memory", byte_size(sum(memory.values()))), *((f"  {name}", byte_size(n)) for name, n in memory.items())]
+        rows = [
+            ("estimated memory", byte_size(sum(memory.values()))),
+            *((f"  {name}", byte_size(n)) for name, n in memory.items()),
+        ]
         lines += _table("each device", rows)
     lines += _table(
         "where",
         [
-            ("world", f"{ranks_of(world.size)} on {world.device}, from {world.source} ({world.devices.source})"),
+            (
+                "world",
+                f"{ranks_of(world.size)} on {world.device}, from {world.source} ({world.devices.source})",
+            ),
             ("directory", config.run.dir or fresh),
             *_job(config, world.size),
             *_going_on(config),
@@ -101,7 +117,12 @@ def _job(config: Config, ranks: int) -> list[tuple[str, str]]:
     if not isinstance(needs, Allocation) or not isinstance(section, Slurm):
         return []
     gpus = f", {needs.gpus_per_node} GPUs each" if needs.gpus_per_node else ""
-    return [("job", f"{needs.nodes} node{'s' * (needs.nodes > 1)} with {needs.tasks_per_node} ranks{gpus}, {section.time} minutes")]
+    return [
+        (
+            "job",
+            f"{needs.nodes} node{'s' * (needs.nodes > 1)} with {needs.tasks_per_node} ranks{gpus}, {section.time} minutes",
+        )
+    ]
 
 
 def _going_on(config: Config) -> list[tuple[str, str]]:
@@ -109,13 +130,22 @@ def _going_on(config: Config) -> list[tuple[str, str]]:
     if config.run.dir is None or not is_run(Path(config.run.dir)):
         return []
     newest, skipped = newest_usable(Path(config.run.dir) / config.checkpoint.dir, to_go_on=True)
-    start = f"step {newest.step} of {config.train.max_steps}" if newest else "the beginning: it has no checkpoint that can be used"
-    return [("goes on from", start), *((f"  passed over: {one.path.name}", fault) for one, fault in skipped)]
+    start = (
+        f"step {newest.step} of {config.train.max_steps}"
+        if newest
+        else "the beginning: it has no checkpoint that can be used"
+    )
+    return [
+        ("goes on from", start),
+        *((f"  passed over: {one.path.name}", fault) for one, fault in skipped),
+    ]
 
 
 def _choices(composition: Composition) -> list[tuple[str, str]]:
     groups = composition.library.groups()
-    made = [(g, str(composition.choices[g])) for g in groups if composition.choices.get(g) is not None]
+    made = [
+        (g, str(composition.choices[g])) for g in groups if composition.choices.get(g) is not None
+    ]
     return [choice for choice in made if choice not in OF_EVERY_RUN and choice[0] not in OF_SWEEPS]
 
 

@@ -18,7 +18,9 @@ from forge.launch.saved import CheckpointError, Saved, best_of, listed, saved_fo
 
 def main(argv: Sequence[str] | None = None) -> int:
     """List them, oldest first; exit 2 for what is no run directory."""
-    parser = argparse.ArgumentParser(prog="python -m forge.checkpoints", description="List the checkpoints of a run.")
+    parser = argparse.ArgumentParser(
+        prog="python -m forge.checkpoints", description="List the checkpoints of a run."
+    )
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(argv)
@@ -54,22 +56,49 @@ def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
     heads = ("step", "saved at", "because of", "size", "evaluation", "")
     cells = [heads, *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    )
 
 
 def _row(saved: Saved, run_id: str, *, best: bool) -> dict[str, Any]:
     meta = saved.meta
     kept = {name: meta.get(name) for name in ("time", "reason", "metrics")}
     kept |= {"weights_only": bool(meta.get("weights_only")), "best": best}
-    return {"step": saved.step, "path": str(saved.path), **kept, "bytes": saved.size, "fault": saved.fault(run_id)}
+    return {
+        "step": saved.step,
+        "path": str(saved.path),
+        **kept,
+        "bytes": saved.size,
+        "fault": saved.fault(run_id),
+    }
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    shown = {name: value for name, value in (row["metrics"] or {}).items() if name in ("loss", "bits_per_byte")}
-    metrics = ", ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in shown.items())
-    notes = [said for name, said in (("best", "the best"), ("weights_only", "weights alone")) if row[name]]
+    shown = {
+        name: value
+        for name, value in (row["metrics"] or {}).items()
+        if name in ("loss", "bits_per_byte")
+    }
+    metrics = ", ".join(
+        f"{name} {'not finite' if value is None else f'{value:.4g}'}"
+        for name, value in shown.items()
+    )
+    notes = [
+        said
+        for name, said in (("best", "the best"), ("weights_only", "weights alone"))
+        if row[name]
+    ]
     state = f"cannot be used: {row['fault']}" if row["fault"] else ", ".join(["ok", *notes])
-    return (str(row["step"]), row["time"] or "", row["reason"] or "", byte_size(row["bytes"]), metrics, state)
+    return (
+        str(row["step"]),
+        row["time"] or "",
+        row["reason"] or "",
+        byte_size(row["bytes"]),
+        metrics,
+        state,
+    )
 
 
 if __name__ == "__main__":

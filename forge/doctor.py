@@ -25,7 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from forge.config import cli, help
     except Exception as error:  # without Hydra and OmegaConf the rest can still be looked at
         found = examine(Plan(runs=Path("runs").absolute(), cache=_cache(None)))
-        return _show([*found, _no_config(error)], as_json="--json" in (sys.argv[1:] if argv is None else argv))
+        return _show(
+            [*found, _no_config(error)],
+            as_json="--json" in (sys.argv[1:] if argv is None else argv),
+        )
     arguments = cli.parser("forge.doctor", ABOUT)
     arguments.add_argument("--json", action="store_true", help="the same as JSON")
     options = cli.parse(arguments, argv)
@@ -63,12 +66,21 @@ def _composed(options) -> Config:
 
 def _cache(cache_dir: str | None) -> Path:
     """Where forge.data keeps what it prepares."""
-    return Path(os.path.abspath(os.path.expanduser(cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge")))
+    return Path(
+        os.path.abspath(
+            os.path.expanduser(cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge")
+        )
+    )
 
 
 def _no_config(error: Exception) -> Finding:
     what = f"no config can be composed: {type(error).__name__}: {error}"
-    return missing("config", what, "install the packages that are missing; pip install -e . in a checkout installs all", needed=True)
+    return missing(
+        "config",
+        what,
+        "install the packages that are missing; pip install -e . in a checkout installs all",
+        needed=True,
+    )
 
 
 def _show(findings: Sequence[Finding], *, as_json: bool) -> int:

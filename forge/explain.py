@@ -21,7 +21,10 @@ from forge.config.unknown import unknown
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print value, origin, meaning, bounds and rules of each key, and exit 0; or all problems, and exit 2."""
-    arguments = cli.parser("forge.explain", "The value of an option, where it comes from, what it means and which rules read it.")
+    arguments = cli.parser(
+        "forge.explain",
+        "The value of an option, where it comes from, what it means and which rules read it.",
+    )
     options = cli.parse(arguments, argv)
     overrides = [text for text in options.overrides if "=" in text or text.startswith("~")]
     keys = [text.lstrip("-") for text in options.overrides if text not in overrides]
@@ -48,11 +51,22 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
     """Everything known about one option, section or group, as text."""
     choice = composition.choices.get(key)
     if key not in composition.tree and key in composition.library.groups():
-        return f"{key}={_show(choice)}   (its options: {', '.join(composition.library.options(key))})"
+        return (
+            f"{key}={_show(choice)}   (its options: {', '.join(composition.library.options(key))})"
+        )
     value = get(resolution.config, key)
     if isinstance(value, Section):
-        names = [f"  {key}.{name} = {_show(getattr(value, name))}" for name in _fields(value) if not name.startswith("_")]
-        return "\n".join([f"{key}={choice}   ({type(value).__name__}: {(type(value).__doc__ or '').strip()})", *names])
+        names = [
+            f"  {key}.{name} = {_show(getattr(value, name))}"
+            for name in _fields(value)
+            if not name.startswith("_")
+        ]
+        return "\n".join(
+            [
+                f"{key}={choice}   ({type(value).__name__}: {(type(value).__doc__ or '').strip()})",
+                *names,
+            ]
+        )
     lines = [f"{key} = {_show(value)}"]
     derived = next((d for d in resolution.derived if d.key == key), None)
     written = _show(OmegaConf.select(composition.tree, key))
@@ -65,7 +79,9 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
         lines.append(f"  from          {origin(composition, key)}")
     for option, _, _, field in walk_options():
         if option == key:
-            lines.append(f"  meaning       {field.metadata.get('help', 'what is built for this section')}")
+            lines.append(
+                f"  meaning       {field.metadata.get('help', 'what is built for this section')}"
+            )
             admitted = describe_bounds(field.metadata)
             lines += [f"  admits        {admitted}"] if admitted else []
             break
@@ -75,8 +91,16 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
 
 def _no_keys(keys: Sequence[str], composition: Composition) -> list[Problem]:
     library = composition.library
-    faults = [(key, unknown(composition.tree, key, library)) for key in keys if key not in library.groups()]
-    return [Problem(key=key, what=found.what, fix=found.fix) for key, found in faults if found is not None]
+    faults = [
+        (key, unknown(composition.tree, key, library))
+        for key in keys
+        if key not in library.groups()
+    ]
+    return [
+        Problem(key=key, what=found.what, fix=found.fix)
+        for key, found in faults
+        if found is not None
+    ]
 
 
 def _fields(section: Section) -> list[str]:
@@ -84,7 +108,11 @@ def _fields(section: Section) -> list[str]:
 
 
 def _show(value: object) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if value is None or isinstance(value, bool) else str(value)
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if value is None or isinstance(value, bool)
+        else str(value)
+    )
 
 
 if __name__ == "__main__":

@@ -12,13 +12,32 @@ from forge.launch import saved
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the weights in checkpoint.export_dtype; exit 2 for a run that has no checkpoint."""
-    parser = argparse.ArgumentParser(prog="python -m forge.export", description="Write the weights of a run as one safetensors file.")
+    parser = argparse.ArgumentParser(
+        prog="python -m forge.export",
+        description="Write the weights of a run as one safetensors file.",
+    )
     parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
-    parser.add_argument("--best", action="store_true", help="the best checkpoint by the run's eval.metric, instead of the newest")
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="the best checkpoint by the run's eval.metric, instead of the newest",
+    )
     parser.add_argument("file", type=Path, help="the .safetensors file to write")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="number format (default: the run's checkpoint.export_dtype)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file where there is one")
-    parser.add_argument("--trust", action="append", default=[], metavar="PREFIX", help="also build the model from modules like mypkg.")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="number format (default: the run's checkpoint.export_dtype)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the file where there is one"
+    )
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="also build the model from modules like mypkg.",
+    )
     options = parser.parse_args(argv)
     try:
         print(_export(options))
@@ -42,7 +61,10 @@ def _export(options: argparse.Namespace) -> str:
     trained = load_run(path, trust=options.trust, fp32=True)
     name = options.dtype or trained.config.checkpoint.export_dtype
     dtype = getattr(torch, name)
-    tensors = {key: value.detach().to("cpu", dtype).contiguous() for key, value in trained.model.state_dict().items()}
+    tensors = {
+        key: value.detach().to("cpu", dtype).contiguous()
+        for key, value in trained.model.state_dict().items()
+    }
     scratch = options.file.with_name(f".{options.file.name}.partial")
     options.file.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -24,7 +24,14 @@ from forge.launch import directory, local
 EQUAL, DIFFERENT = 0, 1
 SIDES = ("a", "b")
 DTYPES = ("float64", "float32")
-SAME = ("seed", "data", "tokenizer", "train.seq_len", "train.global_batch_size", "train.global_batch_tokens")
+SAME = (
+    "seed",
+    "data",
+    "tokenizer",
+    "train.seq_len",
+    "train.global_batch_size",
+    "train.global_batch_tokens",
+)
 """What both sides must have, or they read something else."""
 
 
@@ -69,16 +76,23 @@ def _main(options: argparse.Namespace) -> int:
     sides = resolved(words, options.config_dir)
     for name, side in sides.items():
         world, text = side.world, shlex.join(words.sides[name]) or "as it is"
-        print(f"{name}: {text}   ({world.size} rank{'s' if world.size > 1 else ''} on {world.device}, from {world.source})")
+        print(
+            f"{name}: {text}   ({world.size} rank{'s' if world.size > 1 else ''} on {world.device}, from {world.source})"
+        )
     config = sides["a"].config
     batch = f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens"
-    print(f"both: {words.steps} steps of SGD with lr={words.lr:g} in {words.dtype}, {batch} a step, seed {config.seed}", flush=True)
+    print(
+        f"both: {words.steps} steps of SGD with lr={words.lr:g} in {words.dtype}, {batch} a step, seed {config.seed}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(prefix="forge_parity_") as folder:
         for name, side in sides.items():
             place = Path(folder) / name
             place.mkdir()
             serialize.save(side.config, place / CONFIG)
-            directory.write_json(place / "parity.json", {"steps": words.steps, "dtype": words.dtype, "lr": words.lr})
+            directory.write_json(
+                place / "parity.json", {"steps": words.steps, "dtype": words.dtype, "lr": words.lr}
+            )
             code = local.start(place, side.world.size, module="forge.parity_worker")
             if code:
                 print(f"{name} failed; nothing was compared", file=sys.stderr)
@@ -113,8 +127,16 @@ def read(words: Sequence[str]) -> Words:
             found[key] = value
     for side in SIDES:
         if side not in found:
-            problems.append(_problem(f"{side}=", f"the overrides of side {side} are missing.", 'a="parallel=single" b="parallel.tp=2"'))
-    result = Words(sides={side: _split(side, found.get(side, ""), problems) for side in SIDES}, common=common)
+            problems.append(
+                _problem(
+                    f"{side}=",
+                    f"the overrides of side {side} are missing.",
+                    'a="parallel=single" b="parallel.tp=2"',
+                )
+            )
+    result = Words(
+        sides={side: _split(side, found.get(side, ""), problems) for side in SIDES}, common=common
+    )
     for key, kind, bound in (("steps", int, 1), ("lr", float, 1e-12)):
         if key in found:
             try:
@@ -122,11 +144,21 @@ def read(words: Sequence[str]) -> Words:
             except ValueError:
                 number = math.nan
             if not bound <= number < math.inf:
-                problems.append(_problem(f"{key}={found[key]}", f"{key} is a positive number.", f"{key}={getattr(result, key):g}"))
+                problems.append(
+                    _problem(
+                        f"{key}={found[key]}",
+                        f"{key} is a positive number.",
+                        f"{key}={getattr(result, key):g}",
+                    )
+                )
             setattr(result, key, number)
     result.dtype = found.get("dtype", result.dtype)
     if result.dtype not in DTYPES:
-        problems.append(_problem(f"dtype={result.dtype}", f"dtype is {' or '.join(DTYPES)}.", f"dtype={DTYPES[0]}"))
+        problems.append(
+            _problem(
+                f"dtype={result.dtype}", f"dtype is {' or '.join(DTYPES)}.", f"dtype={DTYPES[0]}"
+            )
+        )
     if problems:
         raise ConfigError(problems)
     return result
@@ -136,14 +168,24 @@ def resolved(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolut
     """Both sides, with the same global batch. Raises ConfigError with the problems of both, and where they do not read the same."""
     sides = _sides(words, config_dirs, ())
     sizes = {side.config.train.global_batch_size or 1 for side in sides.values()}
-    given = any(text.startswith("train.global_batch_") for text in (*words.common, *words.sides["a"], *words.sides["b"]))
+    given = any(
+        text.startswith("train.global_batch_")
+        for text in (*words.common, *words.sides["a"], *words.sides["b"])
+    )
     if len(sizes) > 1 and not given:
         sides = _sides(words, config_dirs, (f"train.global_batch_size={math.lcm(*sizes)}",))
     problems = list(_unlike(sides["a"], sides["b"]))
     for name, side in sides.items():
         if side.config.precision.mixed_precision != "fp32":
             key = f"precision.mixed_precision={side.config.precision.mixed_precision}"
-            problems.append(_problem(key, "parity is of sums in float64 or float32.", "precision=fp32", where=f"side {name}"))
+            problems.append(
+                _problem(
+                    key,
+                    "parity is of sums in float64 or float32.",
+                    "precision=fp32",
+                    where=f"side {name}",
+                )
+            )
     if problems:
         raise ConfigError(problems)
     return sides
@@ -157,7 +199,12 @@ def _sides(words: Words, config_dirs: Sequence[str], more: Sequence[str]) -> dic
         try:
             sides[name] = cli.resolved([*precision, *both, *more], config_dirs)[1]
         except ConfigError as error:
-            problems += [dataclasses.replace(one, where="; ".join(t for t in (f"side {name}", one.where) if t)) for one in error.problems]
+            problems += [
+                dataclasses.replace(
+                    one, where="; ".join(t for t in (f"side {name}", one.where) if t)
+                )
+                for one in error.problems
+            ]
     if problems:
         raise ConfigError(problems)
     return sides
@@ -165,16 +212,26 @@ def _sides(words: Words, config_dirs: Sequence[str], more: Sequence[str]) -> dic
 
 def _unlike(a: Resolution, b: Resolution) -> Iterator[Problem]:
     for change in changes(a.config, b.config):
-        if not change.free and any(change.key == key or change.key.startswith(f"{key}.") for key in SAME):
+        if not change.free and any(
+            change.key == key or change.key.startswith(f"{key}.") for key in SAME
+        ):
             what = f"{change.key} is {shown(change.before)} in a and {shown(change.after)} in b, so that they read different batches."
-            yield _problem(change.key, what, f"give {change.key} once, outside of a and b", where="a and b")
+            yield _problem(
+                change.key, what, f"give {change.key} once, outside of a and b", where="a and b"
+            )
 
 
 def _split(side: str, text: str, problems: list[Problem]) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        problems.append(_problem(f"{side}={text}", f"its quotes do not match: {error}.", f'{side}="key=value key=value"'))
+        problems.append(
+            _problem(
+                f"{side}={text}",
+                f"its quotes do not match: {error}.",
+                f'{side}="key=value key=value"',
+            )
+        )
         return []
 
 

@@ -31,9 +31,18 @@ def _fail(folder: Path, error: Exception) -> int:
     code = REFUSED if isinstance(error, ValueError) else FAILED
     others = failure.recorded(folder, failure.PATIENCE if is_lost_peer(error) else 0.0)
     trace = "".join(traceback.format_exception(error))
-    said, rank = str(error) if isinstance(error, ValueError) else trace, int(os.environ.get("RANK", 0))
+    said, rank = (
+        str(error) if isinstance(error, ValueError) else trace,
+        int(os.environ.get("RANK", 0)),
+    )
     if others is None and failure.record(
-        folder, rank=rank, kind=type(error).__name__, message=str(error), said=said, code=code, trace=trace
+        folder,
+        rank=rank,
+        kind=type(error).__name__,
+        message=str(error),
+        said=said,
+        code=code,
+        trace=trace,
     ):
         print(said, file=sys.stderr)
     return code if others is None else int(others.get("code", FAILED))
@@ -58,10 +67,14 @@ def _measure(folder: Path) -> None:
     torch.manual_seed(config.seed)
     ranks = join(config, device)
     with ranks.main_first():
-        prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=config.run.trust))
+        prepared = prepare(
+            config.data, config.tokenizer, build=partial(build, trust=config.run.trust)
+        )
     check_vocabulary(config, prepared)
     dtype = getattr(torch, how["dtype"])
-    record = measure(config, ranks, prepared.train, dtype=dtype, steps=how["steps"], lr=how["lr"], device=device)
+    record = measure(
+        config, ranks, prepared.train, dtype=dtype, steps=how["steps"], lr=how["lr"], device=device
+    )
     if ranks.main:
         record.save(folder)
     ranks.close()

@@ -42,29 +42,50 @@ def _main(options: argparse.Namespace) -> int:
     from forge.launch.directory import short
 
     _check_files(options)
-    report = compare(read(options.places), metric=options.metric, baseline=options.baseline, reach=options.reach)
+    report = compare(
+        read(options.places), metric=options.metric, baseline=options.baseline, reach=options.reach
+    )
     most = {} if options.top is None else {"most": options.top}
     files = _files(options, report.source.path)
     printed = [kind for kind, path in files.items() if path == STDOUT]
     try:
-        written = _write({kind: path for kind, path in files.items() if kind not in printed}, report, most)
+        written = _write(
+            {kind: path for kind, path in files.items() if kind not in printed}, report, most
+        )
     finally:
         if not printed:
             show(report, Console(force_jupyter=False, width=width()), **most)
     for kind in printed:
         sys.stdout.write(_text(kind, STDOUT, report, most))
     if written:
-        print(f"written: {', '.join(short(path) for path in written)}", file=sys.stderr if printed else sys.stdout)
+        print(
+            f"written: {', '.join(short(path) for path in written)}",
+            file=sys.stderr if printed else sys.stdout,
+        )
     return 0
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m forge.report", description=ABOUT, allow_abbrev=False)
-    parser.add_argument(
-        "places", nargs="+", type=Path, metavar="SWEEP | RUN", help="the directory of a sweep, or those of one or more runs"
+    parser = argparse.ArgumentParser(
+        prog="python -m forge.report", description=ABOUT, allow_abbrev=False
     )
-    parser.add_argument("--metric", metavar="NAME", help="compare by this final metric, like eval/loss; default: run.objective of the runs")
-    parser.add_argument("--baseline", metavar="ARM", help="compare with this arm; default: that of the ablation, else the first")
+    parser.add_argument(
+        "places",
+        nargs="+",
+        type=Path,
+        metavar="SWEEP | RUN",
+        help="the directory of a sweep, or those of one or more runs",
+    )
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="compare by this final metric, like eval/loss; default: run.objective of the runs",
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="ARM",
+        help="compare with this arm; default: that of the ablation, else the first",
+    )
     parser.add_argument(
         "--reach",
         type=_finite,
@@ -77,10 +98,21 @@ def _arguments() -> argparse.ArgumentParser:
         metavar="N",
         help="the best N arms in tables and page, beside the baseline; default: 30 on a terminal, 50 in Markdown and page",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with learning curves that needs no network")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown; - prints it")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row an arm, of all; - prints them")
-    parser.add_argument("--runs-csv", type=Path, metavar="FILE", help="write a row a run; - prints them")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page with learning curves that needs no network",
+    )
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables as Markdown; - prints it"
+    )
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write a row an arm, of all; - prints them"
+    )
+    parser.add_argument(
+        "--runs-csv", type=Path, metavar="FILE", help="write a row a run; - prints them"
+    )
     return parser
 
 
@@ -106,14 +138,24 @@ def _check_files(options: argparse.Namespace) -> None:
     for kind, path in named.items():
         why, elsewhere = "", f"{_flag(kind)} FILE elsewhere"
         if path == STDOUT:
-            why = "a page is not printed" if kind == "html" else "only one of them can be printed" if several else ""
+            why = (
+                "a page is not printed"
+                if kind == "html"
+                else "only one of them can be printed"
+                if several
+                else ""
+            )
             elsewhere = f"{_flag(kind)} FILE"
         elif path.is_dir():
             why, elsewhere = "it is a directory", f"{_flag(kind)} {path / NAMES[kind]}"
         elif fault := unmakeable(str(path.parent)):
             why = f"it cannot be written: {fault}"
         if why:
-            problems.append(Problem(key=f"{_flag(kind)} {path}", what=f"{why}.", fix=elsewhere, where=COMMAND_LINE))
+            problems.append(
+                Problem(
+                    key=f"{_flag(kind)} {path}", what=f"{why}.", fix=elsewhere, where=COMMAND_LINE
+                )
+            )
     if problems:
         raise ConfigError(problems)
 
@@ -125,7 +167,9 @@ def _write(files: dict[str, Path], report: Report, most: dict[str, int]) -> list
             path.write_text(_text(kind, path, report, most), encoding="utf-8")
         except OSError as error:
             what = f"it cannot be written: {error.strerror or error}."
-            raise ConfigError([Problem(key=str(path), what=what, fix=f"{_flag(kind)} FILE elsewhere")]) from None
+            raise ConfigError(
+                [Problem(key=str(path), what=what, fix=f"{_flag(kind)} FILE elsewhere")]
+            ) from None
     return list(files.values())
 
 

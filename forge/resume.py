@@ -43,13 +43,22 @@ def _main(options, meeting: Meeting | None) -> int:
 
     if not options.overrides:
         raise ConfigError(
-            [Problem(key="RUN", what="which run is to go on?", fix="python -m forge.resume runs/<run>", where=cli.COMMAND_LINE)]
+            [
+                Problem(
+                    key="RUN",
+                    what="which run is to go on?",
+                    fix="python -m forge.resume runs/<run>",
+                    where=cli.COMMAND_LINE,
+                )
+            ]
         )
     place, *typed = options.overrides
     moved = [text for text in typed if text.lstrip("+").startswith("run.dir=")]
     if moved:
         what = f"it is the run in {place} that goes on, in its own directory."
-        raise ConfigError([Problem(key=moved[0], what=what, fix="leave it out", where=cli.COMMAND_LINE)])
+        raise ConfigError(
+            [Problem(key=moved[0], what=what, fix="leave it out", where=cli.COMMAND_LINE)]
+        )
     overrides = overrides_of(Path(place), typed)
     composition, resolution = cli.resolved(overrides, options.config_dir)
     _check_reach(Path(place), typed, options.config_dir, composition.tree, resolution.config)
@@ -59,13 +68,32 @@ def _main(options, meeting: Meeting | None) -> int:
 def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
     """The overrides a run goes on with: its own, then `typed`. Raises ConfigError for what is no run, or needs trust that was not typed."""
     if not stored.is_run(run_dir):
-        what = f"{run_dir} is no run directory: " + ("it has no config.yaml." if os.path.exists(run_dir) else "there is no such directory.")
-        raise ConfigError([Problem(key=str(run_dir), what=what, fix="give the directory of a run", where=cli.COMMAND_LINE)])
+        what = f"{run_dir} is no run directory: " + (
+            "it has no config.yaml." if os.path.exists(run_dir) else "there is no such directory."
+        )
+        raise ConfigError(
+            [
+                Problem(
+                    key=str(run_dir),
+                    what=what,
+                    fix="give the directory of a run",
+                    where=cli.COMMAND_LINE,
+                )
+            ]
+        )
     own = _own(run_dir)
     missing = [text for text in consent(own) if text not in consent(typed)]
     if missing and not consent(typed):
-        raise _asks(run_dir, missing, "was made with code outside of forge, which is only used by who asks for it.")
-    return [*_outdone(without_consent(own), typed), *typed, f"run.dir={quoted(str(run_dir.resolve()))}"]
+        raise _asks(
+            run_dir,
+            missing,
+            "was made with code outside of forge, which is only used by who asks for it.",
+        )
+    return [
+        *_outdone(without_consent(own), typed),
+        *typed,
+        f"run.dir={quoted(str(run_dir.resolve()))}",
+    ]
 
 
 def _own(run_dir: Path) -> list[str]:
@@ -74,18 +102,36 @@ def _own(run_dir: Path) -> list[str]:
     try:
         return [str(text) for text in stored.read_json(file)]
     except (OSError, ValueError, TypeError) as error:
-        what, fix = f"{file} cannot be read: {error}.", f"type the overrides of the run again, with run.dir={run_dir}"
-        raise ConfigError([Problem(key=str(run_dir), what=what, fix=fix, where=cli.COMMAND_LINE)]) from None
+        what, fix = (
+            f"{file} cannot be read: {error}.",
+            f"type the overrides of the run again, with run.dir={run_dir}",
+        )
+        raise ConfigError(
+            [Problem(key=str(run_dir), what=what, fix=fix, where=cli.COMMAND_LINE)]
+        ) from None
 
 
-def _check_reach(run_dir: Path, typed: Sequence[str], config_dirs: Sequence[str], composed: DictConfig, config: Config) -> None:
+def _check_reach(
+    run_dir: Path,
+    typed: Sequence[str],
+    config_dirs: Sequence[str],
+    composed: DictConfig,
+    config: Config,
+) -> None:
     """Refuse commands of a job, folders outside of the run and values of the environment that nobody typed.
 
     They are those of a directory, or of files that it names.
     """
     raw = OmegaConf.to_container(composed)
     assert isinstance(raw, dict)
-    options = list(dict.fromkeys([*reaching(to_plain(config)), *looking_up({str(name): value for name, value in raw.items()})]))
+    options = list(
+        dict.fromkeys(
+            [
+                *reaching(to_plain(config)),
+                *looking_up({str(name): value for name, value in raw.items()}),
+            ]
+        )
+    )
     missing = unsaid(behind(options, without_consent(_own(run_dir))), typed, config_dirs)
     if missing:
         what = f"has {', '.join(options)}, which reaches beyond its directory and is only used by who asks for it."
@@ -95,7 +141,12 @@ def _check_reach(run_dir: Path, typed: Sequence[str], config_dirs: Sequence[str]
 def _asks(run_dir: Path, words: Sequence[str], what: str, key: Sequence[str] = ()) -> ConfigError:
     """What only who types it may decide, with the command that does. key: of its words, those that are the problem."""
     command = shlex.join(["python", "-m", "forge.resume", str(run_dir), *dict.fromkeys(words)])
-    problem = Problem(key=" ".join(key or words), what=f"the run {what}", fix=f"if you trust it: {command}", where=cli.COMMAND_LINE)
+    problem = Problem(
+        key=" ".join(key or words),
+        what=f"the run {what}",
+        fix=f"if you trust it: {command}",
+        where=cli.COMMAND_LINE,
+    )
     return ConfigError([problem])
 
 
@@ -104,9 +155,17 @@ def _outdone(own: Sequence[str], typed: Sequence[str]) -> list[str]:
 
     run.allow_change is said each time, or one change that was allowed would let all later ones pass.
     """
-    groups = {text.lstrip("+").partition("=")[0] for text in typed if text not in own and "." not in text.partition("=")[0]}
+    groups = {
+        text.lstrip("+").partition("=")[0]
+        for text in typed
+        if text not in own and "." not in text.partition("=")[0]
+    }
     keys = [(text, text.lstrip("+").partition("=")[0]) for text in own]
-    return [text for text, key in keys if key != "run.allow_change" and key.partition(".")[0] not in groups]
+    return [
+        text
+        for text, key in keys
+        if key != "run.allow_change" and key.partition(".")[0] not in groups
+    ]
 
 
 if __name__ == "__main__":

@@ -36,8 +36,19 @@ CLEAR = "\x1b[H\x1b[2J"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print it once, or again and again with --watch; 2 for what is neither a sweep nor a run."""
-    arguments = parser("forge.status", "How far the points of a sweep, or a run, have come.", "points to be shown with their logs")
-    arguments.add_argument("--watch", type=float, nargs="?", const=EVERY, metavar="SECONDS", help=f"again every {EVERY:g} s till all end")
+    arguments = parser(
+        "forge.status",
+        "How far the points of a sweep, or a run, have come.",
+        "points to be shown with their logs",
+    )
+    arguments.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=EVERY,
+        metavar="SECONDS",
+        help=f"again every {EVERY:g} s till all end",
+    )
     arguments.add_argument("--json", action="store_true", help="the table as JSON")
     options = cli.parse(arguments, argv)
 
@@ -55,9 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser(prog: str, description: str, numbers: str) -> argparse.ArgumentParser:
     """A parser of a sweep and numbers of its points. numbers: what they are for."""
-    result = argparse.ArgumentParser(prog=f"python -m {prog}", description=description, allow_abbrev=False)
+    result = argparse.ArgumentParser(
+        prog=f"python -m {prog}", description=description, allow_abbrev=False
+    )
     result.usage = f"python -m {prog} [OPTION ...] SWEEP [NUMBER ...]"
-    result.add_argument("place", nargs="?", metavar="SWEEP", help="the directory of a sweep, or of a run")
+    result.add_argument(
+        "place", nargs="?", metavar="SWEEP", help="the directory of a sweep, or of a run"
+    )
     result.add_argument("numbers", nargs="*", metavar="NUMBER", help=numbers)
     return result
 
@@ -74,7 +89,9 @@ def named(options: argparse.Namespace, prog: str) -> tuple[Path, list[int]]:
     return Path(options.place), [int(word.lstrip("#")) for word in options.numbers]
 
 
-def points_of(place: Path, numbers: Sequence[int] = ()) -> tuple[SweepDirectory | None, list[Point]]:
+def points_of(
+    place: Path, numbers: Sequence[int] = ()
+) -> tuple[SweepDirectory | None, list[Point]]:
     """The points of a sweep with these numbers, or all; a single run counts as one. Raises ConfigError."""
     if is_run(place) and not numbers:
         return None, [Point(number=0, hash="", slug=place.name, path=place.resolve(), overrides=())]
@@ -85,7 +102,9 @@ def points_of(place: Path, numbers: Sequence[int] = ()) -> tuple[SweepDirectory 
         what = f"{place} has no point {absent[0]}."
         fix = f"one of {min(points)} to {max(points)}" if points else "it has none at all"
         raise ConfigError([Problem(key=str(absent[0]), what=what, fix=fix, where=COMMAND_LINE)])
-    return sweep, [points[number] for number in dict.fromkeys(numbers)] if numbers else list(points.values())
+    return sweep, [points[number] for number in dict.fromkeys(numbers)] if numbers else list(
+        points.values()
+    )
 
 
 def row(point: Point, found: Survey) -> dict[str, Any]:
@@ -114,14 +133,30 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
     """A line a point, as wide as the terminal; the best so far, and what to do next."""
     rows = [row(point, found) for point in points]
     apart = columns(points)
-    heads = [["#", "arm", *shortest(list(apart)).values(), "state", "step", "loss", "eval", "left", "job", "why"]]
+    heads = [
+        [
+            "#",
+            "arm",
+            *shortest(list(apart)).values(),
+            "state",
+            "step",
+            "loss",
+            "eval",
+            "left",
+            "job",
+            "why",
+        ]
+    ]
     cells = [_cells(one, [column[i] for column in apart.values()]) for i, one in enumerate(rows)]
     states = [found.states[point.number] for point in points]
     lines = [f"{short(sweep.path)}   ({told.counted(states)})", "", *aligned([*heads, *cells])]
     last = [*_best(sweep, points, states, apart), *_next(sweep, states, over=_is_over(found))]
     lines += ["", *last] if last else []
     if found.silent:
-        lines += ["", f"Slurm does not answer, so its jobs are shown as their directories have them: {found.silent}"]
+        lines += [
+            "",
+            f"Slurm does not answer, so its jobs are shown as their directories have them: {found.silent}",
+        ]
     return "\n".join(lines)
 
 
@@ -130,29 +165,55 @@ def _cells(one: dict[str, Any], apart: Sequence[str]) -> list[str]:
     evaluation = next(iter(one["evaluation"].values()), None)
     left = "" if one["seconds_left"] is None else told.span(one["seconds_left"])
     numbers = [_number(one["loss"]), _number(evaluation), left]
-    return [f"{one['number']:03d}", one["arm"] or "", *apart, one["state"], steps, *numbers, _job(one), one["why"]]
+    return [
+        f"{one['number']:03d}",
+        one["arm"] or "",
+        *apart,
+        one["state"],
+        steps,
+        *numbers,
+        _job(one),
+        one["why"],
+    ]
 
 
-def _best(sweep: SweepDirectory, points: Sequence[Point], states: Sequence[str], apart: dict[str, list[str]]) -> list[str]:
+def _best(
+    sweep: SweepDirectory,
+    points: Sequence[Point],
+    states: Sequence[str],
+    apart: dict[str, list[str]],
+) -> list[str]:
     """`best: #003 lr=0.003 seed=1   eval/loss 4.21`, where points that are done can be compared."""
-    found = best(sweep.path, [point for point, state in zip(points, states, strict=True) if state == DONE])
+    found = best(
+        sweep.path, [point for point, state in zip(points, states, strict=True) if state == DONE]
+    )
     if found is None:
         return []
     point, objective, value = found
     i = points.index(point)
-    own = [f"{name}={column[i]}" for name, column in zip(shortest(list(apart)).values(), apart.values(), strict=True) if column[i]]
+    own = [
+        f"{name}={column[i]}"
+        for name, column in zip(shortest(list(apart)).values(), apart.values(), strict=True)
+        if column[i]
+    ]
     label = " ".join([f"#{point.number:03d}", *([point.arm] if point.arm else []), *own])
     return [f"best: {label}   {objective} {value:.5g}"]
 
 
 def _next(sweep: SweepDirectory, states: Sequence[str], *, over: bool) -> list[str]:
-    return [f"compare them with: python -m forge.report {short(sweep.path)}"] if over and states.count(DONE) > 1 else []
+    return (
+        [f"compare them with: python -m forge.report {short(sweep.path)}"]
+        if over and states.count(DONE) > 1
+        else []
+    )
 
 
 def details(point: Point, found: Survey) -> str:
     """One point: where it is, how far, why it failed, its last steps, and what it said last."""
     one = row(point, found)
-    lines = [told.line(point, one["state"]) if point.hash else f"{short(point.path)}   {one['state']}"]
+    lines = [
+        told.line(point, one["state"]) if point.hash else f"{short(point.path)}   {one['state']}"
+    ]
     steps = "none" if one["of"] is None else f"{one['step']:,} of {one['of']:,}"
     rows = [("directory", short(point.path)), ("steps", steps), ("loss", _number(one["loss"]))]
     rows += [(name, _number(value)) for name, value in one["evaluation"].items()]
@@ -174,8 +235,18 @@ def _last_steps(point: Point, *, running: bool) -> list[str]:
     for one in last_logged(point.path, STEPS):
         speed = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
         left = told.span(one.left) if running and one.left is not None else ""
-        cells.append([f"{one.step:,}", _number(one.loss), _number(one.evaluation and one.evaluation[1]), speed, left])
-    return ["", "its last steps:", *(f"  {line}" for line in aligned(cells))] if len(cells) > 1 else []
+        cells.append(
+            [
+                f"{one.step:,}",
+                _number(one.loss),
+                _number(one.evaluation and one.evaluation[1]),
+                speed,
+                left,
+            ]
+        )
+    return (
+        ["", "its last steps:", *(f"  {line}" for line in aligned(cells))] if len(cells) > 1 else []
+    )
 
 
 def logs_of(point: Point) -> list[Path]:
@@ -185,7 +256,10 @@ def logs_of(point: Point) -> list[Path]:
         from forge.launch import slurm
 
         printed += [file for file in [slurm.log_file(point.path)] if file is not None]
-    ranks = sorted((point.path / "logs").glob("rank_*.log"), key=lambda file: int(file.stem.removeprefix("rank_") or 0))
+    ranks = sorted(
+        (point.path / "logs").glob("rank_*.log"),
+        key=lambda file: int(file.stem.removeprefix("rank_") or 0),
+    )
     return [file for file in (*printed, *ranks) if file.is_file() and file.stat().st_size] or [
         file for file in [log_file(point.path, 0)] if file.is_file()
     ]

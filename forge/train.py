@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and exit with the worker's code; 2 when the configuration is refused."""
     arguments = cli.parser("forge.train", "Train what the groups and values name, on this machine.")
-    arguments.add_argument("-c", "--cfg", choices=("job",), help="print the composed config instead of running it")
+    arguments.add_argument(
+        "-c", "--cfg", choices=("job",), help="print the composed config instead of running it"
+    )
     arguments.add_argument("-p", "--package", default="", help="with --cfg: only this section")
     arguments.add_argument(
         "-m",
@@ -44,10 +46,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="a sweep: every combination of what is given several values, as seed=1,2,3",
     )
-    arguments.add_argument("-i", "--info", nargs="?", const="all", help="what Hydra says of the composition: defaults, searchpath, ...")
-    arguments.add_argument("-sc", "--shell-completion", action="store_true", help="completion of forge-train: -sc install=bash (fish, zsh)")
+    arguments.add_argument(
+        "-i",
+        "--info",
+        nargs="?",
+        const="all",
+        help="what Hydra says of the composition: defaults, searchpath, ...",
+    )
+    arguments.add_argument(
+        "-sc",
+        "--shell-completion",
+        action="store_true",
+        help="completion of forge-train: -sc install=bash (fish, zsh)",
+    )
     arguments.add_argument("--version", action="store_true", help="the version of forge")
-    return on_ranks(lambda meeting: _answer(arguments, list(sys.argv[1:] if argv is None else argv), meeting))
+    return on_ranks(
+        lambda meeting: _answer(arguments, list(sys.argv[1:] if argv is None else argv), meeting)
+    )
 
 
 def on_ranks(verb: Callable[[Meeting | None], int]) -> int:
@@ -88,7 +103,9 @@ def train(config: Config) -> Result:
     the run fails, KeyboardInterrupt when SIGINT came before it had begun.
     """
     if not isinstance(config, Config):
-        raise TypeError(f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}")
+        raise TypeError(
+            f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}"
+        )
     found = started()
     if found is not None and found.size > 1:
         ended = _train_together(found, config)
@@ -103,7 +120,9 @@ def train(config: Config) -> Result:
     if ended.code == cli.INTERRUPTED and (result is None or result.status != "stopped"):
         raise KeyboardInterrupt
     if result is None or result.status == "failed" or ended.code in (FAILED, REFUSED):
-        said = directory.read_error(ended.run_dir) or f"its worker ended with exit code {ended.code}"
+        said = (
+            directory.read_error(ended.run_dir) or f"its worker ended with exit code {ended.code}"
+        )
         raise RuntimeError(f"the run in {ended.run_dir} failed: {said}")
     return result
 
@@ -134,7 +153,9 @@ def _main(options, meeting: Meeting | None) -> int:
 
 def _sweep(options, meeting: Meeting | None) -> int:
     if meeting is not None:
-        what = "another launcher has started the ranks, and a sweep starts those of each point itself."
+        what = (
+            "another launcher has started the ranks, and a sweep starts those of each point itself."
+        )
         fix = "type it without torchrun or srun; launch=slurm submits the points as jobs"
         raise ConfigError([Problem(key="-m", what=what, fix=fix, where=cli.COMMAND_LINE)])
     from forge.launch import sweep
@@ -151,13 +172,23 @@ class Ended:
     refused: str | None = None
 
 
-def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequence[str] = (), *, meeting: Meeting | None = None) -> Ended:
+def launch(
+    resolution: Resolution,
+    overrides: Sequence[str],
+    config_dirs: Sequence[str] = (),
+    *,
+    meeting: Meeting | None = None,
+) -> Ended:
     """Make the run directory, or take up the one there is, and train in it.
 
     A fresh one is removed when the run is refused before its first step, as for data that cannot be read. meeting: of the ranks
     that another launcher has started, of which this is the main one.
     """
-    hopeless = [replace(warning, warning=False) for warning in resolution.warnings if warning.rule == HOST_MEMORY]
+    hopeless = [
+        replace(warning, warning=False)
+        for warning in resolution.warnings
+        if warning.rule == HOST_MEMORY
+    ]
     if hopeless:
         raise ConfigError(hopeless)
     for warning in resolution.warnings:
@@ -171,7 +202,11 @@ def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequen
     before = directory.before(resolution.config)
     run_dir, changes = directory.prepare(resolution, overrides=overrides, config_dirs=config_dirs)
     # Of a fresh run of this machine it is said once it has begun.
-    goes_on = (job and resolution.config.checkpoint.enabled) if before.fresh else _can_go_on(run_dir, resolution.config)
+    goes_on = (
+        (job and resolution.config.checkpoint.enabled)
+        if before.fresh
+        else _can_go_on(run_dir, resolution.config)
+    )
     again = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""
     print(f"run directory: {directory.short(run_dir)}{again}")
     for change in changes:
@@ -200,7 +235,9 @@ def launch(resolution: Resolution, overrides: Sequence[str], config_dirs: Sequen
 
 def _can_go_on(run_dir: Path, config: Config) -> bool:
     """Whether a run has a checkpoint to go on from, or has not got as far as to need one."""
-    return newest_usable(run_dir / config.checkpoint.dir, to_go_on=True)[0] is not None or not attempts.reached(run_dir)
+    return newest_usable(run_dir / config.checkpoint.dir, to_go_on=True)[
+        0
+    ] is not None or not attempts.reached(run_dir)
 
 
 def is_job(config: Config) -> bool:
@@ -227,10 +264,22 @@ def _yaml(overrides: Sequence[str], options) -> str:
     if composition.problems:
         raise ConfigError(composition.problems)
     named = re.fullmatch(r"\w+(\.\w+)*", options.package)
-    node = OmegaConf.select(composition.tree, options.package) if named else None if options.package else composition.tree
+    node = (
+        OmegaConf.select(composition.tree, options.package)
+        if named
+        else None
+        if options.package
+        else composition.tree
+    )
     if not OmegaConf.is_config(node):
         raise ConfigError(
-            [Problem(key=f"--package {options.package}", what="there is no such section.", fix="a group, such as --package model")]
+            [
+                Problem(
+                    key=f"--package {options.package}",
+                    what="there is no such section.",
+                    fix="a group, such as --package model",
+                )
+            ]
         )
     return OmegaConf.to_yaml(node)
 
@@ -238,8 +287,18 @@ def _yaml(overrides: Sequence[str], options) -> str:
 def _completion(words: Sequence[str]) -> int:
     """Answer a shell; Hydra knows a console script, so `python -m forge.train` becomes forge-train."""
     if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|fish|zsh)", words[0]):
-        raise ConfigError([Problem(key="-sc", what="it takes what to do, and for which shell.", fix="-sc install=bash (or fish, zsh)")])
-    os.environ["COMP_LINE"] = re.sub(r"^.*\s-m\s+forge\.train\b", "forge-train", os.environ.get("COMP_LINE", ""))
+        raise ConfigError(
+            [
+                Problem(
+                    key="-sc",
+                    what="it takes what to do, and for which shell.",
+                    fix="-sc install=bash (or fish, zsh)",
+                )
+            ]
+        )
+    os.environ["COMP_LINE"] = re.sub(
+        r"^.*\s-m\s+forge\.train\b", "forge-train", os.environ.get("COMP_LINE", "")
+    )
     sys.argv[0] = "forge-train"
     return _hydra(["-sc", words[0]])
 

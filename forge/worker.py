@@ -29,7 +29,11 @@ from forge.parallel.meeting import Meeting, Word
 if TYPE_CHECKING:
     from forge.training.loop import Loop
 
-REASONS = {"end": "all steps are done", "max_time": "train.max_time is used up", "target": "eval.target is reached"}
+REASONS = {
+    "end": "all steps are done",
+    "max_time": "train.max_time is used up",
+    "target": "eval.target is reached",
+}
 REASONS["patience"] = "there was no improvement for eval.patience evaluations"
 LOWER = "lower train.batch_size (train.global_batch_size keeps the batch of a step), train.seq_len or the model; "
 LOWER += "train.activation_checkpointing=full and objective.loss_fn=chunked_cross_entropy need less memory too"
@@ -100,7 +104,9 @@ def _lead(run_dir: Path, trust: Sequence[str], meeting: Meeting | None) -> int:
     with lock, log_file(run_dir):
         done = directory.finished(run_dir)
         if done is not None:
-            print(f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}")
+            print(
+                f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}"
+            )
             return end(0)
         return _guarded(run_dir, trust, meeting)
 
@@ -117,7 +123,10 @@ def _follow(meeting: Meeting | None) -> int:
         return word.code
     run_dir = Path(word.run_dir)
     if not is_run(run_dir):
-        print(f"rank {os.environ['RANK']} on {platform.node()} does not see {run_dir}; all hosts need one file system", file=sys.stderr)
+        print(
+            f"rank {os.environ['RANK']} on {platform.node()} does not see {run_dir}; all hosts need one file system",
+            file=sys.stderr,
+        )
         return FAILED
     with log_file(run_dir):
         return _guarded(run_dir, word.trust, meeting)
@@ -128,7 +137,9 @@ def _guarded(run_dir: Path, trust: Sequence[str], meeting: Meeting | None) -> in
     report = Report(run_dir)
     try:
         if is_main():
-            (run_dir / ERROR).unlink(missing_ok=True)  # of an earlier start: who finds one from here on knows why this one fails
+            (run_dir / ERROR).unlink(
+                missing_ok=True
+            )  # of an earlier start: who finds one from here on knows why this one fails
         if is_main() and meeting is not None:
             meeting.tell(Word(run_dir=str(run_dir), trust=list(trust)))
         return _train(run_dir, trust, meeting, report)
@@ -157,11 +168,22 @@ def _train(run_dir: Path, trust: Sequence[str], meeting: Meeting | None, report:
         return FAILED if parts.guard.fault else code
     metrics: dict[str, float] = {**parts.logger.last, "tokens_per_second": parts.logger.mean_rate()}
     if parts.evaluation is not None and parts.evaluation.at is not None:
-        metrics |= {f"eval/{name}": value for name, value in parts.evaluation.metrics.items()} | {"eval/step": parts.evaluation.at}
+        metrics |= {f"eval/{name}": value for name, value in parts.evaluation.metrics.items()} | {
+            "eval/step": parts.evaluation.at
+        }
     known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     status = "failed" if parts.guard.fault else "stopped" if loop.interrupted else "finished"
-    result = {"status": status, "reason": reason, "step": loop.state.step, "tokens": loop.state.tokens, "config": newest(run_dir).name}
-    result |= {"objective": {"name": config.run.objective, "value": known.get(str(config.run.objective))}, "metrics": known}
+    result = {
+        "status": status,
+        "reason": reason,
+        "step": loop.state.step,
+        "tokens": loop.state.tokens,
+        "config": newest(run_dir).name,
+    }
+    result |= {
+        "objective": {"name": config.run.objective, "value": known.get(str(config.run.objective))},
+        "metrics": known,
+    }
     write_json(run_dir / RESULT, result)
     if parts.guard.fault:
         report(RuntimeError(parts.guard.fault), step=loop.state.step)
@@ -169,7 +191,10 @@ def _train(run_dir: Path, trust: Sequence[str], meeting: Meeting | None, report:
         return FAILED
     attempts.ended(run_dir, status=status, reason=reason, step=loop.state.step)
     if status == "finished" and config.run.objective not in known:
-        print(f"run.objective={config.run.objective} was never logged; logged were {', '.join(known)}", file=sys.stderr)
+        print(
+            f"run.objective={config.run.objective} was never logged; logged were {', '.join(known)}",
+            file=sys.stderr,
+        )
     if config.metrics.enable_console:
         say(summary(parts, reason, run_dir))
     parts.ranks.close()
@@ -197,18 +222,37 @@ class Report:
 
     def _tell(self, error: Exception, step: int | None) -> int:
         logging.getLogger("forge.worker").debug("failed", exc_info=error)
-        others = failure.recorded(self.run_dir, failure.PATIENCE if is_lost_peer(error) else 0.0) if ranks() > 1 else None
+        others = (
+            failure.recorded(self.run_dir, failure.PATIENCE if is_lost_peer(error) else 0.0)
+            if ranks() > 1
+            else None
+        )
         if others is not None:
-            return int(others.get("code", FAILED))  # another rank has said why; this one only lost its peer
+            return int(
+                others.get("code", FAILED)
+            )  # another rank has said why; this one only lost its peer
         trace = "".join(traceback.format_exception(error))
-        rank, code = int(os.environ.get("RANK", 0)), REFUSED if isinstance(error, ValueError) else FAILED
+        rank, code = (
+            int(os.environ.get("RANK", 0)),
+            REFUSED if isinstance(error, ValueError) else FAILED,
+        )
         said = _words(error, trace, step, f"rank {rank} of {ranks()}" if rank else "")
         with suppress(OSError):  # the directory may be why it failed
             goes_on = self._has_begun() and not isinstance(error, NoneLeft)
             refused = code == REFUSED and not goes_on and _raised_by_forge(error)
-            kind, said = type(error).__name__, said if refused else f"{said}{failure.place(self.run_dir, goes_on=goes_on)}"
+            kind, said = (
+                type(error).__name__,
+                said if refused else f"{said}{failure.place(self.run_dir, goes_on=goes_on)}",
+            )
             if not failure.record(
-                self.run_dir, rank=rank, kind=kind, message=str(error), said=said, code=code, trace=trace, refused=refused
+                self.run_dir,
+                rank=rank,
+                kind=kind,
+                message=str(error),
+                said=said,
+                code=code,
+                trace=trace,
+                refused=refused,
             ):
                 return FAILED
             attempts.ended(self.run_dir, status="failed", reason=f"{kind}: {error}", step=step)
@@ -219,7 +263,9 @@ class Report:
         """Whether there is something to go on with: this start has made a step, or there was one before it."""
         if self._loop is not None and self._loop.state.step > self._first:
             return True
-        return sum(line.get("event") == "start" for line in attempts.read(self.run_dir)) > (self._loop is not None)
+        return sum(line.get("event") == "start" for line in attempts.read(self.run_dir)) > (
+            self._loop is not None
+        )
 
 
 def _raised_by_forge(error: BaseException) -> bool:
@@ -235,7 +281,12 @@ def _words(error: Exception, trace: str, step: int | None, who: str) -> str:
         said = f"out of memory: {LOWER}.\n{error}"
     elif ranks() > 1 and is_lost_peer(error):
         said = f"{NO_REASON}.\n{error}"
-    told = isinstance(error, ValueError | OSError) or type(error).__name__ == "CallbackError" or said != str(error) or step is not None
+    told = (
+        isinstance(error, ValueError | OSError)
+        or type(error).__name__ == "CallbackError"
+        or said != str(error)
+        or step is not None
+    )
     if told:
         return f"\n{who}: {said}" if who else f"\n{said}"
     end = f"{trace}\nthe run failed: {type(error).__name__}"
@@ -245,7 +296,9 @@ def _words(error: Exception, trace: str, step: int | None, who: str) -> str:
 def is_lost_peer(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, is that of a collective whose other side is gone or does not answer."""
     while error is not None:
-        if (type(error).__module__.startswith("torch") and type(error).__name__.startswith("Dist")) or LOST.search(str(error)):
+        if (
+            type(error).__module__.startswith("torch") and type(error).__name__.startswith("Dist")
+        ) or LOST.search(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -275,9 +328,15 @@ def log_file(run_dir: Path) -> Iterator[None]:
         kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         handlers.append(kept)
     except OSError as error:
-        print(f"{path} cannot be written: {error.strerror}; the run goes on without it", file=sys.stderr)
+        print(
+            f"{path} cannot be written: {error.strerror}; the run goes on without it",
+            file=sys.stderr,
+        )
     logging.getLogger("forge").setLevel(logging.DEBUG)
-    shout, logging.raiseExceptions = logging.raiseExceptions, False  # a log that cannot be written, on a full disk, is no error of the run
+    shout, logging.raiseExceptions = (
+        logging.raiseExceptions,
+        False,
+    )  # a log that cannot be written, on a full disk, is no error of the run
     for handler in handlers:
         root.addHandler(handler)
     try:
@@ -292,7 +351,11 @@ def log_file(run_dir: Path) -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    return (
+        type(error).__name__ == "OutOfMemoryError"
+        or isinstance(error, MemoryError)
+        or "can't allocate memory" in str(error)
+    )
 
 
 def die_with_parent() -> None:

@@ -24,13 +24,18 @@ def columns(points: Sequence[Point]) -> dict[str, list[str]]:
     """
     typed = [_typed(point) for point in points]
     varied = dict.fromkeys(key for point in points for key in point.varied)
-    others = dict.fromkeys(key for own in typed for key in own if key.partition(".")[0] not in ASIDE)
+    others = dict.fromkeys(
+        key for own in typed for key in own if key.partition(".")[0] not in ASIDE
+    )
     keys = [*varied, *(key for key in others if key not in varied and _differs(key, points, typed))]
     return {key: [_cell(own[key]) if key in own else "" for own in typed] for key in keys}
 
 
 def _differs(key: str, points: Sequence[Point], typed: Sequence[dict[str, str]]) -> bool:
-    kinds = {(point.arm, _same(own[key]) if key in own else None) for point, own in zip(points, typed, strict=True)}
+    kinds = {
+        (point.arm, _same(own[key]) if key in own else None)
+        for point, own in zip(points, typed, strict=True)
+    }
     return len(kinds) > len({arm for arm, _ in kinds})
 
 
@@ -45,7 +50,11 @@ def _typed(point: Point) -> dict[str, str]:
 def _cell(text: str) -> str:
     """A value as it is shown: 0.001 for 1e-3, without quotes."""
     override = read(f"key={text}")
-    return shown(override.value()) if isinstance(override, Override) and not override.is_sweep_override() else text
+    return (
+        shown(override.value())
+        if isinstance(override, Override) and not override.is_sweep_override()
+        else text
+    )
 
 
 def _same(text: str) -> float | str:

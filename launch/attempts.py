@@ -21,18 +21,31 @@ def started(run_dir: Path, *, step: int, source: str, resume_from: str | None) -
     """Note a start: which config is in force, and from where the run goes on."""
     where = {"host": platform.node(), "pid": os.getpid(), "config": newest(run_dir).name}
     made = {"git_revision": revision(OURS), "versions": versions()}
-    began = {"event": "start", "time": now(), "step": step, "from": source, "resume_from": resume_from}
+    began = {
+        "event": "start",
+        "time": now(),
+        "step": step,
+        "from": source,
+        "resume_from": resume_from,
+    }
     json_lines.append(run_dir / ATTEMPTS, {**began, **where, **made})
 
 
 def ended(run_dir: Path, *, status: str, reason: str, step: int | None) -> None:
     """Note an end; a start without one was killed."""
-    json_lines.append(run_dir / ATTEMPTS, {"event": "end", "time": now(), "status": status, "reason": reason, "step": step})
+    json_lines.append(
+        run_dir / ATTEMPTS,
+        {"event": "end", "time": now(), "status": status, "reason": reason, "step": step},
+    )
 
 
 def reached(run_dir: Path) -> int:
     """The last step that the run is known to have saved: it went on from there, or ended there of its own."""
-    own = [line for line in read(run_dir) if line.get("event") == "end" or not _elsewhere(str(line.get("from")))]
+    own = [
+        line
+        for line in read(run_dir)
+        if line.get("event") == "end" or not _elsewhere(str(line.get("from")))
+    ]
     return max((step for line in own if isinstance(step := line.get("step"), int)), default=0)
 
 

@@ -12,7 +12,9 @@ from forge.config.spelling import ours
 SEARCH, TRUST = "hydra.searchpath", "run.trust"
 COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
 FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")
-PLAIN = re.compile(r"\$\{[\w.\[\]-]*\}")  # it refers to another option; what else there is in ${} may read the environment
+PLAIN = re.compile(
+    r"\$\{[\w.\[\]-]*\}"
+)  # it refers to another option; what else there is in ${} may read the environment
 
 
 def consent(overrides: Sequence[str]) -> list[str]:
@@ -36,7 +38,13 @@ def looking_up(config: Mapping[str, Any], above: str = "") -> list[str]:
     found = []
     for name, value in config.items():
         key = f"{above}{name}"
-        found += looking_up(value, f"{key}.") if isinstance(value, Mapping) else [key] if looks_up(str(value)) else []
+        found += (
+            looking_up(value, f"{key}.")
+            if isinstance(value, Mapping)
+            else [key]
+            if looks_up(str(value))
+            else []
+        )
     return found
 
 
@@ -51,14 +59,27 @@ def behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """The overrides that may have set these options: their own, those of all below one, and directories that have files which do."""
     keys = tuple(f"{key}." for key in (SEARCH, *options))
     said = [(text, f"{key_of(text)}.") for text in overrides if options]
-    return [text for text, key in said if key.startswith(keys) or (looks_up(text) and any(one.startswith(key) for one in keys))]
+    return [
+        text
+        for text, key in said
+        if key.startswith(keys) or (looks_up(text) and any(one.startswith(key) for one in keys))
+    ]
 
 
 def unsaid(overrides: Sequence[str], typed: Sequence[str], config_dirs: Sequence[str]) -> list[str]:
     """Those of the overrides that are not typed: any value of the same option counts, and each directory of the search path."""
     known = {key_of(text) for text in typed}
-    folders = {absolute(entry) for entry in [*config_dirs, *(entry for text in typed for entry in searched(text))]}
-    return [text for text in overrides if not (folders.issuperset(searched(text)) if key_of(text) == SEARCH else key_of(text) in known)]
+    folders = {
+        absolute(entry)
+        for entry in [*config_dirs, *(entry for text in typed for entry in searched(text))]
+    }
+    return [
+        text
+        for text in overrides
+        if not (
+            folders.issuperset(searched(text)) if key_of(text) == SEARCH else key_of(text) in known
+        )
+    ]
 
 
 def searched(text: str) -> list[str]:

@@ -30,7 +30,12 @@ from forge.launch.saved import listed, saved_folder
 
 ERROR, RESULT, OVERRIDES = "error.json", "result.json", "overrides.json"
 OF_RESULT = {"status": str, "reason": str, "step": int, "config": str, "metrics": dict}
-PROLONGING = {"end": ("train.max_steps", "train.max_epochs"), "max_time": ("train.max_time",), "target": ("eval",), "patience": ("eval",)}
+PROLONGING = {
+    "end": ("train.max_steps", "train.max_epochs"),
+    "max_time": ("train.max_time",),
+    "target": ("eval",),
+    "patience": ("eval",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,11 @@ def before(config: Config) -> Before:
 
 
 def prepare(
-    resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = (), made: Made | None = None
+    resolution: Resolution,
+    *,
+    overrides: Sequence[str],
+    config_dirs: Sequence[str] = (),
+    made: Made | None = None,
 ) -> tuple[Path, list[Change]]:
     """The directory of a run that is to start or to go on, with all that its worker reads; and what changes. Raises ConfigError."""
     given = resolution.config.run.dir
@@ -100,7 +109,11 @@ def prepare(
 
 
 def create(
-    resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = (), made: Made | None = None
+    resolution: Resolution,
+    *,
+    overrides: Sequence[str],
+    config_dirs: Sequence[str] = (),
+    made: Made | None = None,
 ) -> tuple[Path, Config]:
     """Make the directory and write the resolved config, overrides, provenance and warnings into it.
 
@@ -108,7 +121,11 @@ def create(
     directory cannot be made.
     """
     config, made = resolution.config, made or made_now()
-    path = Path(config.run.dir) if config.run.dir else Path(config.run.root) / fresh_name(config.run.name or config.preset)
+    path = (
+        Path(config.run.dir)
+        if config.run.dir
+        else Path(config.run.root) / fresh_name(config.run.name or config.preset)
+    )
     key = "run.dir" if config.run.dir else "run.root"
     absent = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
@@ -118,8 +135,12 @@ def create(
         config.freeze()
         with Lock(path).acquire():
             if is_run(path):
-                raise Held(f"another process has just made a run in {path}. Type the command again, or give another run.dir")
-            write_json(path / "provenance.json", {"run_id": secrets.token_hex(8), **made.provenance})
+                raise Held(
+                    f"another process has just made a run in {path}. Type the command again, or give another run.dir"
+                )
+            write_json(
+                path / "provenance.json", {"run_id": secrets.token_hex(8), **made.provenance}
+            )
             if made.diff and config.run.record_diff:
                 (path / "git.diff").write_text(made.diff, encoding="utf-8")
             _write_version(path, 1, config, resolution, portable(overrides, config_dirs, config))
@@ -131,7 +152,9 @@ def create(
     return path, config
 
 
-def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[Change]:
+def go_on(
+    path: Path, resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = ()
+) -> list[Change]:
     """Keep what changes in a run that goes on as config.N.yaml, with its overrides and the list of changes, which is returned.
 
     A version that the run never started with gives way. Which changes are allowed is a matter of the rules. Raises ConfigError
@@ -146,14 +169,23 @@ def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str], confi
             before = serialize.load(file, trust=config.run.trust)
             before = replace(before, run=replace(before.run, trust=serialize.stored_trust(file)))
             found = changes(before, config)
-            if base and any(not change.free and not permitted(change.key, config.run.allow_change) for change in found):
-                raise Held(f"another process has just changed the run in {path}. Type the command again")
+            if base and any(
+                not change.free and not permitted(change.key, config.run.allow_change)
+                for change in found
+            ):
+                raise Held(
+                    f"another process has just changed the run in {path}. Type the command again"
+                )
             _drop_versions(path, above=max(base, 1))
             if found and base:
-                write_json(path / numbered("changes.json", base + 1), [asdict(change) for change in found])
+                write_json(
+                    path / numbered("changes.json", base + 1), [asdict(change) for change in found]
+                )
                 write_json(path / numbered("provenance.json", base + 1), provenance())
             if found:
-                _write_version(path, base + 1, config, resolution, portable(overrides, config_dirs, config))
+                _write_version(
+                    path, base + 1, config, resolution, portable(overrides, config_dirs, config)
+                )
     except Held as error:
         raise _held(path, error) from None
     except OSError as error:
@@ -167,7 +199,9 @@ def changed(run_dir: Path, since: str = "") -> list[Change]:
     first = stored.number(since) + 1 if since else n
     found: list[Change] = []
     for version in range(max(first, 2), n + 1):
-        found += [Change(**change) for change in read_json(run_dir / numbered("changes.json", version))]
+        found += [
+            Change(**change) for change in read_json(run_dir / numbered("changes.json", version))
+        ]
     return found
 
 
@@ -179,7 +213,11 @@ def finished(run_dir: Path) -> Result | None:
     since = changed(run_dir, read_json(run_dir / RESULT)["config"])
     sections = PROLONGING.get(result.reason)
     for change in since:
-        if sections is None or change.key.startswith(sections) or (change.key == "checkpoint.resume_from" and change.after is not None):
+        if (
+            sections is None
+            or change.key.startswith(sections)
+            or (change.key == "checkpoint.resume_from" and change.after is not None)
+        ):
             return None
     return result
 
@@ -192,17 +230,25 @@ def run_id(run_dir: Path) -> str:
     try:
         return str(read_json(run_dir / "provenance.json")["run_id"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        known = [one.meta["run_id"] for one in listed(saved_folder(run_dir)) if "run_id" in one.meta]
+        known = [
+            one.meta["run_id"] for one in listed(saved_folder(run_dir)) if "run_id" in one.meta
+        ]
         if known:
             return known[-1]
-        raise ValueError(f"{run_dir / 'provenance.json'} is missing or damaged, and with it the id of the run; begin another") from error
+        raise ValueError(
+            f"{run_dir / 'provenance.json'} is missing or damaged, and with it the id of the run; begin another"
+        ) from error
 
 
 def resume_command(run_dir: Path) -> str:
     """What to type for the run to go on; what it needs trust for is typed again."""
     try:
         own = [str(text) for text in read_json(newest_overrides(run_dir))]
-        asked = [*consent(own), *behind(reaching(read_yaml(newest(run_dir))), without_consent(own)), *filter(looks_up, own)]
+        asked = [
+            *consent(own),
+            *behind(reaching(read_yaml(newest(run_dir))), without_consent(own)),
+            *filter(looks_up, own),
+        ]
     except (OSError, ValueError, TypeError, AttributeError, YAMLError):
         asked = []  # whoever types the command is told what is wrong with them
     return shlex.join(["python", "-m", "forge.resume", short(run_dir), *dict.fromkeys(asked)])
@@ -212,8 +258,14 @@ def longer(run_dir: Path, reason: str, step: int) -> str:
     """What to add to the command of a run that has finished, for it to go on twice as long."""
     if reason != "end":
         return "..."
-    epochs, steps = (read_yaml(newest(run_dir))["train"][name] for name in ("max_epochs", "max_steps"))
-    return f"train.max_epochs={2 * epochs:g}" if epochs and step < steps else f"train.max_steps={2 * step}"
+    epochs, steps = (
+        read_yaml(newest(run_dir))["train"][name] for name in ("max_epochs", "max_steps")
+    )
+    return (
+        f"train.max_epochs={2 * epochs:g}"
+        if epochs and step < steps
+        else f"train.max_steps={2 * step}"
+    )
 
 
 def newest_overrides(run_dir: Path) -> Path:
@@ -283,7 +335,9 @@ def write_first(path: Path, content: Any) -> bool:
     return True
 
 
-def _write_version(path: Path, n: int, config: Config, resolution: Resolution, overrides: Sequence[str]) -> None:
+def _write_version(
+    path: Path, n: int, config: Config, resolution: Resolution, overrides: Sequence[str]
+) -> None:
     write_json(path / numbered(OVERRIDES, n), list(overrides))
     write_json(path / numbered("derived.json", n), [asdict(d) for d in resolution.derived])
     write_json(path / numbered("warnings.json", n), [asdict(w) for w in resolution.warnings])
@@ -306,4 +360,6 @@ def _held(path: Path, error: Held) -> ConfigError:
 
 def _unwritable(key: str, path: Path, error: OSError) -> ConfigError:
     what = f"the run directory {path} cannot be written: {error.strerror or error}."
-    return ConfigError([Problem(key=key, what=what, fix="choose another place with run.root or run.dir")])
+    return ConfigError(
+        [Problem(key=key, what=what, fix="choose another place with run.root or run.dir")]
+    )

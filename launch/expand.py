@@ -43,7 +43,9 @@ class Combination:
     def label(self) -> str:
         """What tells it from its neighbours, in a few words."""
         words = [f"arm={self.arm}"] if self.arm else []
-        return " ".join([*words, *(f"{key}={value}" for key, value in self.varied.items())] or self.overrides)
+        return " ".join(
+            [*words, *(f"{key}={value}" for key, value in self.varied.items())] or self.overrides
+        )
 
 
 @dataclass(kw_only=True)
@@ -89,11 +91,17 @@ def grid(
     """
     found, typed = Grid(), dict[str, str]()
     below = [(f"{key}={value}", of_params(key, written_at)) for key, value in params.items()]
-    for number, (text, where) in enumerate([*below, *((ours(text), COMMAND_LINE) for text in overrides)]):
+    for number, (text, where) in enumerate(
+        [*below, *((ours(text), COMMAND_LINE) for text in overrides)]
+    ):
         override = read(text)
         key = override.get_key_element() if isinstance(override, Override) else text
         problem, texts = None, [text]  # what composing refuses keeps a place of its own
-        if isinstance(override, Override) and override.is_sweep_override() and not _is_entry(override):
+        if (
+            isinstance(override, Override)
+            and override.is_sweep_override()
+            and not _is_entry(override)
+        ):
             fault = _unfit(override)
             texts = [] if fault else [f"{key}={value}" for value in _values(override, library)]
             fault = fault or (None if texts else _empty(override, library))
@@ -110,7 +118,11 @@ def grid(
 
 def expand(found: Grid, ablation: Ablation | None = None) -> list[Combination]:
     """Every combination; of an ablation, arm by arm, the baseline first, each with all others and then with its seeds."""
-    arms = dict(sorted(ablation.arms.items(), key=lambda arm: arm[0] != ablation.baseline)) if ablation else {}
+    arms = (
+        dict(sorted(ablation.arms.items(), key=lambda arm: arm[0] != ablation.baseline))
+        if ablation
+        else {}
+    )
     seeds = [f"seed={seed}" for seed in ablation.seeds] if ablation else []
     result = []
     for arm, own in (arms or {"": []}).items():
@@ -123,15 +135,25 @@ def expand(found: Grid, ablation: Ablation | None = None) -> list[Combination]:
             for seed in seeds or [""]:
                 with_seed = {**varied, "seed": seed.partition("=")[2]} if seed else varied
                 texts_of_all = (*texts, *own, *([seed] if seed else []))
-                result.append(Combination(overrides=texts_of_all, varied=with_seed, arm=arm or None, of_arm=tuple(own)))
+                result.append(
+                    Combination(
+                        overrides=texts_of_all, varied=with_seed, arm=arm or None, of_arm=tuple(own)
+                    )
+                )
     return result
 
 
 def contradictions(
-    overrides: Sequence[str], params: Mapping[str, str], ablation: Ablation, written_at: Callable[[str], str] = typed_at
+    overrides: Sequence[str],
+    params: Mapping[str, str],
+    ablation: Ablation,
+    written_at: Callable[[str], str] = typed_at,
 ) -> list[Problem]:
     """What is typed, or varies, and an arm or the seeds of an ablation set as well; and what no arm can set."""
-    typed = {key_of(f"{key}="): (f"{key}={value}", of_params(key, written_at)) for key, value in params.items()}
+    typed = {
+        key_of(f"{key}="): (f"{key}={value}", of_params(key, written_at))
+        for key, value in params.items()
+    }
     typed |= {key_of(text): (text, COMMAND_LINE) for text in map(ours, overrides)}
     problems = []
     for arm, own in ablation.arms.items():
@@ -142,11 +164,20 @@ def contradictions(
                 problems.append(Problem(key=text, what=fault[0], fix=fault[1], where=where))
             elif key in typed:
                 what = f"the arm {arm} of the ablation sets {key}, so it cannot be the same in all arms."
-                problems.append(Problem(key=typed[key][0], what=what, fix="leave it out, or change the arm", where=typed[key][1]))
+                problems.append(
+                    Problem(
+                        key=typed[key][0],
+                        what=what,
+                        fix="leave it out, or change the arm",
+                        where=typed[key][1],
+                    )
+                )
     if ablation.seeds and "seed" in typed:
         text, where = typed["seed"]
         fix = f"sweep.ablation.seeds=[{text.partition('=')[2]}]"
-        problems.append(Problem(key=text, what="the ablation has seeds of its own.", fix=fix, where=where))
+        problems.append(
+            Problem(key=text, what="the ablation has seeds of its own.", fix=fix, where=where)
+        )
     return problems
 
 
@@ -154,15 +185,24 @@ def _unfit_for_arm(text: str, after: Sequence[str]) -> tuple[str, str] | None:
     """Why an override of an arm counts for nothing, or for too much, and what to do. after: those that follow it in the arm."""
     key, override = key_of(text), read(ours(text))
     if key == "seed":
-        return "seeds are what the runs of an arm differ in.", f"sweep.ablation.seeds=[{text.partition('=')[2]}], for all arms"
+        return (
+            "seeds are what the runs of an arm differ in.",
+            f"sweep.ablation.seeds=[{text.partition('=')[2]}], for all arms",
+        )
     if key in OF_POINTS or key.replace("/", ".").partition(".")[0] in OF_ALL:
         return SAME_FOR_ALL, "leave it out of the arm"
     if key in map(key_of, after):
-        return f"{key} is there twice in the arm, so that this would count for nothing.", "leave one of the two out"
+        return (
+            f"{key} is there twice in the arm, so that this would count for nothing.",
+            "leave one of the two out",
+        )
     if isinstance(override, Override) and override.is_sweep_override():
         value = text.partition("=")[2]
         several = f"an arm for each of them, or {PARAMS}.{key}={value} for all arms"
-        return f"an arm has one value of {key}.", f"{several}; {key}=[{value}] for a list" if _is_list(key) else several
+        return (
+            f"an arm has one value of {key}.",
+            f"{several}; {key}=[{value}] for a list" if _is_list(key) else several,
+        )
     return None
 
 
@@ -185,9 +225,16 @@ def _unfit(override: Override) -> tuple[str, str] | None:
     if key in OF_POINTS:
         return "each point has a directory of its own in that of the sweep.", "leave it out"
     if not override.is_discrete_sweep():
-        return "an interval has no first value; only sweeper=optuna takes one.", "sweeper=optuna, or values with commas between"
+        return (
+            "an interval has no first value; only sweeper=optuna takes one.",
+            "sweeper=optuna, or values with commas between",
+        )
     value = override.value()
-    if isinstance(value, RangeSweep) and value.step == 1 and not (isinstance(value.start, int) and isinstance(value.stop, int)):
+    if (
+        isinstance(value, RangeSweep)
+        and value.step == 1
+        and not (isinstance(value.start, int) and isinstance(value.stop, int))
+    ):
         what = "it goes in steps of 1, as a third number does not say otherwise."
         return what, f"{key}=range(START, STOP, STEP), or values with commas between"
     return None
@@ -197,7 +244,10 @@ def _empty(override: Override, library: Callable[[], Library]) -> tuple[str, str
     """Why several values are none, and what to do."""
     key, value = override.key_or_group, override.value()
     if isinstance(value, RangeSweep):
-        return f"no number is in it: it goes from {value.start} to below {value.stop} in steps of {value.step}.", AS_RANGE.format(key=key)
+        return (
+            f"no number is in it: it goes from {value.start} to below {value.stop} in steps of {value.step}.",
+            AS_RANGE.format(key=key),
+        )
     if isinstance(value, Glob) and library().is_group(key):
         return f"no {key} has such a name.", f"options: {', '.join(library().options(key))}"
     if isinstance(value, Glob):
@@ -212,5 +262,9 @@ def _is_list(key: str) -> bool:
 def _values(override: Override, library: Callable[[], Library]) -> list[str]:
     value = override.value()
     if isinstance(value, Glob):
-        return value.filter(library().options(override.key_or_group)) if library().is_group(override.key_or_group) else []
+        return (
+            value.filter(library().options(override.key_or_group))
+            if library().is_group(override.key_or_group)
+            else []
+        )
     return [str(text) for text in override.sweep_string_iterator()]

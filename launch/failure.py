@@ -13,12 +13,30 @@ from forge.launch.directory import ERROR, resume_command, short, write_first
 PATIENCE = 3.0  # seconds that a rank which has lost another waits for that one, or its launcher, to say why
 
 
-def record(run_dir: Path, *, rank: int, kind: str, message: str, said: str, code: int, trace: str = "", refused: bool = False) -> bool:
+def record(
+    run_dir: Path,
+    *,
+    rank: int,
+    kind: str,
+    message: str,
+    said: str,
+    code: int,
+    trace: str = "",
+    refused: bool = False,
+) -> bool:
     """Keep the reason unless there is one; whether it was kept. said: what the terminal is told. code: for the process to exit with.
 
     refused: it is a mistake that forge has found before the first step. Raises OSError.
     """
-    content = {"rank": rank, "type": kind, "message": message, "traceback": trace, "said": said, "code": code, "refused": refused}
+    content = {
+        "rank": rank,
+        "type": kind,
+        "message": message,
+        "traceback": trace,
+        "said": said,
+        "code": code,
+        "refused": refused,
+    }
     return write_first(run_dir / ERROR, content)
 
 

@@ -9,7 +9,9 @@ from pathlib import Path, PurePath
 
 from forge.config.errors import ConfigError, Problem
 
-OF_WANDB = "wandb/*/logs/debug-core.log"  # made by W&B for each of its runs, and never written through
+OF_WANDB = (
+    "wandb/*/logs/debug-core.log"  # made by W&B for each of its runs, and never written through
+)
 OTHER_DISK = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, for this run with run.allow_change=[checkpoint.dir]"
 
 
@@ -42,5 +44,15 @@ def _leading_out(folder: Path, apart: Collection[str]) -> Iterator[Path]:
 
 def _unlisted(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):  # one that was removed meanwhile
-        what = f"links in it cannot be looked for, and nothing is written: {error.strerror or error}."
-        raise ConfigError([Problem(key=str(error.filename), what=what, fix=f"chmod u+rx {shlex.quote(str(error.filename))}")])
+        what = (
+            f"links in it cannot be looked for, and nothing is written: {error.strerror or error}."
+        )
+        raise ConfigError(
+            [
+                Problem(
+                    key=str(error.filename),
+                    what=what,
+                    fix=f"chmod u+rx {shlex.quote(str(error.filename))}",
+                )
+            ]
+        )

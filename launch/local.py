@@ -30,9 +30,14 @@ PARENT = "FORGE_PARENT"  # tells a worker the process that started it
 def search_path() -> str:
     """PYTHONPATH of a worker: where this process imports from, beyond Python's own folders, so that a user's package is found there too."""
     library = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    own = [os.path.join(path, "") for path in (*library, *site.getsitepackages(), site.getusersitepackages())]
+    own = [
+        os.path.join(path, "")
+        for path in (*library, *site.getsitepackages(), site.getusersitepackages())
+    ]
     added = [os.path.abspath(path) for path in sys.path if path and not path.endswith(".zip")]
-    return os.pathsep.join(dict.fromkeys(path for path in added if not os.path.join(path, "").startswith(tuple(own))))
+    return os.pathsep.join(
+        dict.fromkeys(path for path in added if not os.path.join(path, "").startswith(tuple(own)))
+    )
 
 
 def heard() -> list[int]:
@@ -40,7 +45,11 @@ def heard() -> list[int]:
 
     A shell ignores SIGINT for what a script starts in the background; who sends it to such a command still means it.
     """
-    return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT]
+    return [
+        number
+        for number in STOPPING
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT
+    ]
 
 
 class Ranks:
@@ -72,7 +81,9 @@ class Ranks:
         self._first, self._deadline = 0, float("inf")
         self._workers: list[Worker] = []
         (run_dir / ERROR).unlink(missing_ok=True)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a rank takes it once Python has started
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGINT}
+        )  # a rank takes it once Python has started
         try:
             for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
                 log = log_file(run_dir, rank) if rank else output
@@ -91,7 +102,9 @@ class Ranks:
     def poll(self) -> int | None:
         """The exit code of the rank that failed first, or 0, once all have ended."""
         workers = self._workers
-        running = [worker.poll() is None for worker in workers]  # all are asked each time: a rank that died is seen whichever it is
+        running = [
+            worker.poll() is None for worker in workers
+        ]  # all are asked each time: a rank that died is seen whichever it is
         for rank, worker in enumerate(workers):
             if self._first == 0 and worker.returncode:
                 self._first = worker.returncode
@@ -128,7 +141,9 @@ class Ranks:
             worker.wait()
 
 
-def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust: Sequence[str] = ()) -> int:
+def start(
+    run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust: Sequence[str] = ()
+) -> int:
     """Run the ranks of a run directory and return the exit code of the one that failed first, or 0.
 
     The terminal is the main rank's: it shows progress and errors itself; what another says is shown when that one is why the run
@@ -139,7 +154,10 @@ def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust:
     running = Ranks(run_dir, ranks, module=module, trust=trust)
     try:
         if threading.current_thread() is threading.main_thread():
-            previous = {number: signal.signal(number, lambda number, _: running.pass_on(number)) for number in heard()}
+            previous = {
+                number: signal.signal(number, lambda number, _: running.pass_on(number))
+                for number in heard()
+            }
         return running.wait()
     finally:
         running.kill()
@@ -149,9 +167,16 @@ def start(run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust:
 
 def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[dict[str, str]]:
     """What each rank is told; nothing of another launcher that may have started this process."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")} | dict(added)
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")
+    } | dict(added)
     inherited |= threads.shared(ranks * at_a_time, inherited)
-    common = {**inherited, "PYTHONPATH": search_path(), PARENT: str(os.getpid()), "WORLD_SIZE": str(ranks)}
+    common = {
+        **inherited,
+        "PYTHONPATH": search_path(),
+        PARENT: str(os.getpid()),
+        "WORLD_SIZE": str(ranks),
+    }
     if ranks > 1:
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
@@ -168,7 +193,9 @@ def _rank(words: Sequence[str], environ: dict[str, str], file: Path | None) -> W
             log = opened.enter_context(file.open("ab"))
         except OSError:
             log = subprocess.DEVNULL  # the rank itself warns of it
-        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
 
 
 def log_file(run_dir: Path, rank: int) -> Path:
@@ -176,13 +203,22 @@ def log_file(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank_{rank}.log"
 
 
-def _report(run_dir: Path, rank: int, ranks: int, code: int, passed_on: set[int]) -> tuple[str | None, float]:
+def _report(
+    run_dir: Path, rank: int, ranks: int, code: int, passed_on: set[int]
+) -> tuple[str | None, float]:
     """What ended the run, unless the main rank has said it, and the seconds that the others have to end."""
     said = failure.ended_by(run_dir, -code, rank=rank, ranks=ranks) if code < 0 else None
     asked = -code in passed_on
     if said and ranks > 1 and not asked:
         with suppress(OSError):
-            failure.record(run_dir, rank=rank, kind=signal.Signals(-code).name, message=said, said=said, code=128 - code)
+            failure.record(
+                run_dir,
+                rank=rank,
+                kind=signal.Signals(-code).name,
+                message=said,
+                said=said,
+                code=128 - code,
+            )
     reason = failure.recorded(run_dir)
     if reason is not None:
         own = reason.get("rank") == 0 and reason.get("type") not in signal.Signals.__members__

@@ -74,7 +74,9 @@ class LocalPoints:
 
         def stop(number: int, _: FrameType | None) -> None:
             if not self.signal:
-                self.say(f"\n{signal.Signals(number).name}: points that run are saved; once more ends them at once")
+                self.say(
+                    f"\n{signal.Signals(number).name}: points that run are saved; once more ends them at once"
+                )
             self.signal = number
             for one in active:
                 one.ranks.pass_on(number)
@@ -84,7 +86,11 @@ class LocalPoints:
             previous = {number: signal.signal(number, stop) for number in heard()}
         try:
             while active or (waiting and not self.signal):
-                while not self.signal and len(active) < self.jobs and (task := _next(waiting, len(free))) is not None:
+                while (
+                    not self.signal
+                    and len(active) < self.jobs
+                    and (task := _next(waiting, len(free))) is not None
+                ):
                     waiting.remove(task)
                     if (begun := self._begin(task, free)) is not None:
                         active.append(begun)
@@ -144,15 +150,25 @@ class LocalPoints:
         else:
             said = [] if failure.recorded(point.path) else one.said
             reason = said[-1] if said else told.cause(point.path, code)
-            self._tell_failure(point, reason, said or told.why(point.path, code), f"after {told.span(took)}")
+            self._tell_failure(
+                point, reason, said or told.why(point.path, code), f"after {told.span(took)}"
+            )
 
-    def _tell_failure(self, point: Point, reason: str, words: Sequence[str], more: str = "") -> None:
+    def _tell_failure(
+        self, point: Point, reason: str, words: Sequence[str], more: str = ""
+    ) -> None:
         self.failed.append((point, reason))
-        self.say("\n".join([told.line(point, "FAILED", more), *(f"     | {text}" for text in words)]))
+        self.say(
+            "\n".join([told.line(point, "FAILED", more), *(f"     | {text}" for text in words)])
+        )
 
     def _leave(self, points: Sequence[Task]) -> None:
         for task in points:
-            self.say(told.line(task.point, "left", f"at work elsewhere: {holder(task.point.path / LOCK)}"))
+            self.say(
+                told.line(
+                    task.point, "left", f"at work elsewhere: {holder(task.point.path / LOCK)}"
+                )
+            )
 
     def _event(self, point: Point) -> str:
         """The last thing that the ledger says of it."""

@@ -20,7 +20,11 @@ log = logging.getLogger(__name__)
 
 LOCK = "run.lock"
 PATIENCE = 3.0  # seconds that a killed process, and the children it had, may take to let go
-NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # as Lustre without its flock option, and some network file systems
+NO_LOCKS = {
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.ENOLCK,
+}  # as Lustre without its flock option, and some network file systems
 _held: set[int] = set()
 
 
@@ -36,7 +40,12 @@ class Lock:
     """
 
     def __init__(
-        self, run_dir: Path, name: str = LOCK, *, advice: str = "Wait for it, end it, or give another run.dir", apart: Collection[str] = ()
+        self,
+        run_dir: Path,
+        name: str = LOCK,
+        *,
+        advice: str = "Wait for it, end it, or give another run.dir",
+        apart: Collection[str] = (),
     ) -> None:
         """name: of the file. advice: what is said to who comes second. apart: folders in it, of directories with locks of their own."""
         self.path, self.advice, self.apart = run_dir / name, advice, apart
@@ -52,7 +61,11 @@ class Lock:
                 os.close(descriptor)
                 raise Held(f"{self.path.parent} is in use by {holder(self.path)}. {self.advice}")
             time.sleep(0.05)
-        who = {"host": platform.node(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        who = {
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, (json.dumps(who) + "\n").encode(), 0)
         self._descriptor = descriptor
@@ -116,7 +129,10 @@ def _lock(descriptor: int) -> bool:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        log.warning("this file system has no locks (%s), so see to it that no two processes work in one run directory", error.strerror)
+        log.warning(
+            "this file system has no locks (%s), so see to it that no two processes work in one run directory",
+            error.strerror,
+        )
     return True
 
 

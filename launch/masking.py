@@ -13,19 +13,45 @@ WORD = r"(?!(?:str|int|bool|bytes|none|null|true|false|any|optional)\b)(?!(?:con
 WORD += r"[^\s\"'`(){}\[\],;$]{1,500}(?=[\s,;]|$)"
 TYPE = r"(?::\s*[\w.]+(?:\[[\w., ]*\])?(?:\s*\|\s*\w+)*\s*(?==))?"  # of a default, as in `password: str = "..."`
 PATTERNS = {
-    ("://",): r"(?P<kept>\bhttps?://|\b[a-z][a-z0-9+.-]{0,20}://[^\s/@:'\"]{0,200}:)[^\s/'\"]{1,500}(?=@)",
-    ("bearer", "authorization"): r"(?P<kept>\bbearer\s+|\bauthorization['\"]?\s*[:=]\s*[frbu]{0,2}['\"]?(?:basic|token)\s+)[\w.~+/=-]{8,}",
-    ("pass", "pwd", "secret", "credential", "key", "_token", "-token", "authtoken", "accesstoken"): (
+    (
+        "://",
+    ): r"(?P<kept>\bhttps?://|\b[a-z][a-z0-9+.-]{0,20}://[^\s/@:'\"]{0,200}:)[^\s/'\"]{1,500}(?=@)",
+    (
+        "bearer",
+        "authorization",
+    ): r"(?P<kept>\bbearer\s+|\bauthorization['\"]?\s*[:=]\s*[frbu]{0,2}['\"]?(?:basic|token)\s+)[\w.~+/=-]{8,}",
+    (
+        "pass",
+        "pwd",
+        "secret",
+        "credential",
+        "key",
+        "_token",
+        "-token",
+        "authtoken",
+        "accesstoken",
+    ): (
         rf"(?P<kept>{SECRET}[\w.-]{{0,40}}['\"\]]{{0,2}}\s*{TYPE}(?:=>|:=|[:=])\s*[frbu]{{0,2}})(?:{QUOTED}|{WORD})"
     ),
     ("token",): (
         r"(?P<kept>(?<!special_)(?<!unk_)token['\"\]]{0,2}\s*[:=]\s*['\"]?)(?=[^\s'\"]{0,500}\d)[\w+/=-]{16,500}(?=['\"\s,;)]|$)"
         r"|(?P<variable>\b(?-i:(?:[A-Z0-9]+_)*TOKEN)['\"\]]{0,2}\s*=\s*['\"]?)[\w+/=-]{8,500}(?=['\"\s,;)]|$)"
     ),
-    ("curl", "x-api-key"): r"(?P<kept>\bcurl\b.{0,300}?\s(?:-u|--user)[\s=]+['\"]?[^\s:'\"]{1,100}:|x-api-key:\s*)[^\s'\"]{4,500}",
+    (
+        "curl",
+        "x-api-key",
+    ): r"(?P<kept>\bcurl\b.{0,300}?\s(?:-u|--user)[\s=]+['\"]?[^\s:'\"]{1,100}:|x-api-key:\s*)[^\s'\"]{4,500}",
     ("hooks.slack.com",): r"(?P<kept>hooks\.slack\.com/services/)[\w/]{8,}",
-    ("--", "password"): r"(?P<kept>--(?:password|passwd|token|secret|api-key)(?:\s+|=)|^.?\s*password\s+)[^\s'\"]{6,}",
-    ("wandb", "login", "key", "secret"): r"(?P<kept>)\b[0-9a-f]{40}\b",  # a key of W&B; elsewhere it is a commit
+    (
+        "--",
+        "password",
+    ): r"(?P<kept>--(?:password|passwd|token|secret|api-key)(?:\s+|=)|^.?\s*password\s+)[^\s'\"]{6,}",
+    (
+        "wandb",
+        "login",
+        "key",
+        "secret",
+    ): r"(?P<kept>)\b[0-9a-f]{40}\b",  # a key of W&B; elsewhere it is a commit
     ("akia", "asia", "aiza", "eyj"): (  # AWS, Google, JSON web tokens
         r"(?P<kept>)\b(?:(?-i:A[KS]IA[0-9A-Z]{16})\b|(?-i:AIza)[\w-]{35}|eyJ[\w-]{10,2000}\.eyJ[\w-]{10,2000}\.[\w-]+)"
     ),

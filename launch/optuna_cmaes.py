@@ -14,8 +14,18 @@ from forge.launch.optuna_setting import OTHER_NAME
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-STATE = {("cmaes._cma", "CMA"), ("cmaes._sepcma", "SepCMA"), ("cmaes._cmawm", "CMAwM"), ("numpy", "ndarray"), ("numpy", "dtype")}
-STATE |= {(f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")}
+STATE = {
+    ("cmaes._cma", "CMA"),
+    ("cmaes._sepcma", "SepCMA"),
+    ("cmaes._cmawm", "CMAwM"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+}
+STATE |= {
+    (f"numpy.{core}.multiarray", name)
+    for core in ("core", "_core")
+    for name in ("_reconstruct", "scalar")
+}
 """All that a state is made of; any other name in a pickle could be that of a command."""
 
 
@@ -24,7 +34,11 @@ class CmaEs(CmaEsSampler):
 
     def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
         for trial in reversed(completed_trials):
-            parts = {key: part for key, part in trial.system_attrs.items() if key.startswith(self._attr_key_optimizer)}
+            parts = {
+                key: part
+                for key, part in trial.system_attrs.items()
+                if key.startswith(self._attr_key_optimizer)
+            }
             if parts:
                 return restored(self._concat_optimizer_attrs(parts))
         return None
@@ -43,4 +57,6 @@ def restored(digits: str) -> Any:
         return _State(io.BytesIO(bytes.fromhex(digits))).load()
     except Exception as error:  # a damaged one raises whatever it comes to
         what = f"the state of cmaes in the journal of the sweep cannot be used: {error}."
-        raise ConfigError([Problem(key="sweeper.sampler=cmaes", what=what, fix=OTHER_NAME)]) from None
+        raise ConfigError(
+            [Problem(key="sweeper.sampler=cmaes", what=what, fix=OTHER_NAME)]
+        ) from None

@@ -25,7 +25,11 @@ class NoneCanRun(ConfigError):
         self.tried, self.all_of_them = tried, all_of_them
 
     def __str__(self) -> str:
-        which = f"the {self.tried} points of the space" if self.all_of_them else f"{self.tried} points of the space that were tried"
+        which = (
+            f"the {self.tried} points of the space"
+            if self.all_of_them
+            else f"{self.tried} points of the space that were tried"
+        )
         lines = [f"none of {which} can run; nothing was started or written."]
         lines += [problem.render(number) for number, problem in enumerate(self.problems[:SHOWN], 1)]
         left = len(self.problems) - SHOWN
@@ -46,14 +50,29 @@ def check_search(flight: Preflight, section: Optuna, space: Space) -> None:
         problems.append(Problem(key="sweeper=optuna", what=what, fix=fix))
     if isinstance(flight.launch, Local) and section.n_jobs > 1:
         what = "on this machine launch.jobs says how many trials run at a time."
-        problems.append(Problem(key=f"sweeper.n_jobs={section.n_jobs}", what=what, fix=f"launch.jobs={section.n_jobs}"))
+        problems.append(
+            Problem(
+                key=f"sweeper.n_jobs={section.n_jobs}",
+                what=what,
+                fix=f"launch.jobs={section.n_jobs}",
+            )
+        )
     endless = [f"{key}={param}" for key, param in space.params.items() if param.count is None]
     if section.sampler == "grid" and endless:
-        what, fix = f"{endless[0]} has no values to go through one by one.", "range(START, STOP, STEP), or sweeper.sampler=tpe"
+        what, fix = (
+            f"{endless[0]} has no values to go through one by one.",
+            "range(START, STOP, STEP), or sweeper.sampler=tpe",
+        )
         problems.append(Problem(key="sweeper.sampler=grid", what=what, fix=fix))
     elif section.sampler == "grid" and (space.size or 0) > LARGEST_GRID:
-        what = f"the grid has {space.size:,} points, and at most {LARGEST_GRID:,} can be gone through."
-        problems.append(Problem(key="sweeper.sampler=grid", what=what, fix="fewer values, or sweeper.sampler=tpe"))
+        what = (
+            f"the grid has {space.size:,} points, and at most {LARGEST_GRID:,} can be gone through."
+        )
+        problems.append(
+            Problem(
+                key="sweeper.sampler=grid", what=what, fix="fewer values, or sweeper.sampler=tpe"
+            )
+        )
     if problems:
         raise ConfigError(problems)
 
@@ -83,8 +102,14 @@ def _alike(refused: Sequence[Mapping[tuple[str, str], Problem]]) -> bool:
 def _as_typed(problem: Problem, space: Space) -> Problem:
     """What is wrong with any value of an interval is wrong with the interval."""
     param = space.params.get(problem.option)
-    if not isinstance(param, Numbers) or param.step is not None or " is an integer;" not in problem.what:
+    if (
+        not isinstance(param, Numbers)
+        or param.step is not None
+        or " is an integer;" not in problem.what
+    ):
         return problem
     whole = Numbers(low=round(param.low), high=round(param.high), step=1, log=param.log)
     what = f"{problem.option} is an integer, and an interval has all numbers between its ends."
-    return replace(problem, key=f"{problem.option}={param}", what=what, fix=f"{problem.option}={whole}")
+    return replace(
+        problem, key=f"{problem.option}={param}", what=what, fix=f"{problem.option}={whole}"
+    )

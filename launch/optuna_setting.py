@@ -33,7 +33,9 @@ class Setting:
     @property
     def kept(self) -> dict[str, Any]:
         """What the journal keeps of it; of the direction Optuna itself does."""
-        return json.loads(json.dumps({"objective": self.objective, "options": dict(self.options)}, default=str))
+        return json.loads(
+            json.dumps({"objective": self.objective, "options": dict(self.options)}, default=str)
+        )
 
 
 def check_installed(section: Optuna) -> None:
@@ -43,7 +45,10 @@ def check_installed(section: Optuna) -> None:
         raise ConfigError([Problem(key="sweeper=optuna", what=what, fix=fix)])
     missing = [name for name in NEEDS.get(section.sampler, ()) if find_spec(name) is None]
     if missing:
-        what, fix = f"it needs the package {missing[0]}, which is not installed.", f"pip install {missing[0]}, or sweeper.sampler=tpe"
+        what, fix = (
+            f"it needs the package {missing[0]}, which is not installed.",
+            f"pip install {missing[0]}, or sweeper.sampler=tpe",
+        )
         raise ConfigError([Problem(key=f"sweeper.sampler={section.sampler}", what=what, fix=fix)])
 
 
@@ -57,14 +62,29 @@ def check_same(setting: Setting, space: Space, study: Study, name: str) -> None:
         problems.append(Problem(key=f"run.objective={setting.objective}", what=what, fix=fix))
     direction = study.direction.name.lower()
     if direction != setting.direction:
-        what, fix = f"the trials of {name} were to {direction} {before['objective']}.", f"{OTHER_NAME}, or sweeper.direction={direction}"
+        what, fix = (
+            f"the trials of {name} were to {direction} {before['objective']}.",
+            f"{OTHER_NAME}, or sweeper.direction={direction}",
+        )
         problems.append(Problem(key=f"sweeper.direction={setting.direction}", what=what, fix=fix))
-    known = {key: one for trial in study.get_trials(deepcopy=False) for key, one in trial.distributions.items()}
+    known = {
+        key: one
+        for trial in study.get_trials(deepcopy=False)
+        for key, one in trial.distributions.items()
+    }
     problems += _other_kinds(space, known, name)
-    others = list(_other_options(before["options"], setting.kept["options"], {*known, *space.params}, name))
+    others = list(
+        _other_options(before["options"], setting.kept["options"], {*known, *space.params}, name)
+    )
     problems += others[:SHOWN]
     if len(others) > SHOWN:
-        problems.append(Problem(key=f"sweep.name={name}", what=f"{len(others) - SHOWN} more options differ.", fix=OTHER_NAME))
+        problems.append(
+            Problem(
+                key=f"sweep.name={name}",
+                what=f"{len(others) - SHOWN} more options differ.",
+                fix=OTHER_NAME,
+            )
+        )
     if problems:
         raise ConfigError(problems)
 
@@ -82,7 +102,9 @@ def _other_kinds(space: Space, known: Mapping[str, Any], name: str) -> Iterator[
                 yield Problem(key=f"{key}={param}", what=what, fix=OTHER_NAME)
 
 
-def _other_options(before: Mapping[str, Any], now: Mapping[str, Any], searched: set[str], name: str) -> Iterator[Problem]:
+def _other_options(
+    before: Mapping[str, Any], now: Mapping[str, Any], searched: set[str], name: str
+) -> Iterator[Problem]:
     """Options that are not searched, and are not what they were."""
     above = tuple(f"{key.replace('/', '.')}." for key in searched)
     for key in sorted({*before, *now}):
@@ -90,4 +112,8 @@ def _other_options(before: Mapping[str, Any], now: Mapping[str, Any], searched: 
         if one != other and not f"{key}.".startswith(above):
             was = f"no {key}" if one is ABSENT else f"{key}={one}"
             what = f"the trials of {name} had {was}, and what they reached cannot be compared."
-            yield Problem(key=key if other is ABSENT else f"{key}={other}", what=what, fix=f"{OTHER_NAME}, or leave it as it was")
+            yield Problem(
+                key=key if other is ABSENT else f"{key}={other}",
+                what=what,
+                fix=f"{OTHER_NAME}, or leave it as it was",
+            )

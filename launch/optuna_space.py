@@ -49,7 +49,11 @@ class Numbers:
     @property
     def some(self) -> list[Number]:
         """A few that stand for all: the ends, and of an interval what lies well inside, since its ends are hardly ever drawn."""
-        return [self.low, self.high] if self.count else [self._at(1 / math.pi), self._at(1 - 1 / math.pi)]
+        return (
+            [self.low, self.high]
+            if self.count
+            else [self._at(1 / math.pi), self._at(1 - 1 / math.pi)]
+        )
 
     def drawn(self, draw: random.Random) -> Number:
         """Any of them."""
@@ -65,7 +69,11 @@ class Numbers:
 
     def __str__(self) -> str:
         """As it is typed."""
-        if self.step is not None and not self.log and (self.step != 1 or isinstance(self.step, float)):
+        if (
+            self.step is not None
+            and not self.log
+            and (self.step != 1 or isinstance(self.step, float))
+        ):
             return f"range({self.low:.12g}, {self.nth(self.count or 0):.12g}, {self.step:.12g})"
         inner = f"interval({self.low:.12g}, {self.high:.12g})"
         inner = inner if self.step is None else f"int({inner})"
@@ -124,7 +132,9 @@ def param_of(distribution: BaseDistribution) -> Numbers | Choices:
     if isinstance(distribution, CategoricalDistribution):
         return Choices(values=tuple(str(value) for value in distribution.choices))
     assert isinstance(distribution, FloatDistribution | IntDistribution)
-    return Numbers(low=distribution.low, high=distribution.high, step=distribution.step, log=distribution.log)
+    return Numbers(
+        low=distribution.low, high=distribution.high, step=distribution.step, log=distribution.log
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,9 +27,17 @@ class Trials:
     The n-th trial is drawn with a generator of its own, by the seed and n, so that a sweep that was stopped goes on as if it had not been.
     """
 
-    def __init__(self, folder: Path, space: Space, setting: Setting, *, sampler: str, seed: int) -> None:
+    def __init__(
+        self, folder: Path, space: Space, setting: Setting, *, sampler: str, seed: int
+    ) -> None:
         """Looks at the journal that is there, and writes nothing. Raises ConfigError when its trials are not of this sweep."""
-        self.file, self.space, self.setting, self.sampler, self.seed = folder / FILE, space, setting, sampler, seed
+        self.file, self.space, self.setting, self.sampler, self.seed = (
+            folder / FILE,
+            space,
+            setting,
+            sampler,
+            seed,
+        )
         if self.file.exists() and (study := self._opened()) is not None:
             check_same(setting, space, study, folder.name)
 
@@ -41,7 +49,9 @@ class Trials:
         study = self._opened()
         if study is None:
             direction = optuna.study.StudyDirection[self.setting.direction.upper()]
-            study = optuna.create_study(storage=_storage(self.file), study_name=self.file.parent.name, direction=direction)
+            study = optuna.create_study(
+                storage=_storage(self.file), study_name=self.file.parent.name, direction=direction
+            )
             study.set_user_attr("setting", self.setting.kept)
         self.study: Study = study
         for trial in self.known():
@@ -54,12 +64,19 @@ class Trials:
         """All in order, or those that are COMPLETE, FAIL, WAITING or RUNNING; without those that another has taken the place of."""
         trials = self.study.get_trials(deepcopy=False)
         replaced = {trial.user_attrs.get(INSTEAD_OF) for trial in trials}
-        return [trial for trial in trials if trial.number not in replaced and (not states or trial.state.name in states)]
+        return [
+            trial
+            for trial in trials
+            if trial.number not in replaced and (not states or trial.state.name in states)
+        ]
 
     def ask(self) -> Trial:
         """The next: one that is enqueued, else what the sampler chooses from all that is known."""
         trials = self.known()
-        place = next((place for place, trial in enumerate(trials) if trial.state.name == "WAITING"), len(trials))
+        place = next(
+            (place for place, trial in enumerate(trials) if trial.state.name == "WAITING"),
+            len(trials),
+        )
         if place == len(trials) and self.sampler == "grid":
             self.study.enqueue_trial(self.space.nth(self._order()[place]))
         digest = hashlib.blake2b(f"{self.seed}/{place}".encode(), digest_size=4).digest()
@@ -111,7 +128,9 @@ class Trials:
             storage = _storage(self.file)
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
             what = f"{self.file} cannot be read: {error}."
-            raise ConfigError([Problem(key=f"sweep.name={self.file.parent.name}", what=what, fix=OTHER_NAME)]) from None
+            raise ConfigError(
+                [Problem(key=f"sweep.name={self.file.parent.name}", what=what, fix=OTHER_NAME)]
+            ) from None
         names = optuna.get_all_study_names(storage)
         return optuna.load_study(study_name=names[0], storage=storage) if names else None
 

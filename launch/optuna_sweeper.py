@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
 POLL = 2.0  # seconds between looks at trials that something else works on
 ROUNDS = 3  # times that a trial is started which is stopped, and not by the user
-HOW = ("sweep.", "sweeper.", "launch.jobs.")  # overrides that say how trials are found, and not what they are
+HOW = (
+    "sweep.",
+    "sweeper.",
+    "launch.jobs.",
+)  # overrides that say how trials are found, and not what they are
 
 
 def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command], int]) -> int:
@@ -60,13 +64,17 @@ def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command]
     objective = str(first.resolution.config.run.objective)
     options = identity(compose(space.fixed, config_dirs=flight.config_dirs).typed())
     seed = first.resolution.config.seed if section.seed is None else section.seed
-    setting = Setting(objective=objective, direction=section.direction or direction_of(objective), options=options)
+    setting = Setting(
+        objective=objective, direction=section.direction or direction_of(objective), options=options
+    )
     trials = Trials(flight.place, space, setting, sampler=section.sampler, seed=seed)
     sweep = Command(flight, [])
     if isinstance(flight.launch, Slurm):
         sizes = [(flight.place, first.resolution.world.size)] * jobs
         slurm.check(sizes, flight.launch, name=flight.place.name, folder=flight.place / FOLDER)
-    total = min(section.n_trials, space.size or 0) if section.sampler == "grid" else section.n_trials
+    total = (
+        min(section.n_trials, space.size or 0) if section.sampler == "grid" else section.n_trials
+    )
     with sweep.open():
         trials.begin(retry=flight.sweep.retry)
         return Search(flight, trials, execute, total=total, jobs=jobs).run()
@@ -77,7 +85,11 @@ def searched(overrides: Sequence[str], flight: Preflight) -> tuple[Space, Planne
     section = flight.sweeper
     assert isinstance(section, Optuna)
     flight.overrides = tuple(overrides)
-    space = read_space(overrides, section.params, lambda: chosen(flight.overrides, config_dirs=flight.config_dirs)[0].library)
+    space = read_space(
+        overrides,
+        section.params,
+        lambda: chosen(flight.overrides, config_dirs=flight.config_dirs)[0].library,
+    )
     check_search(flight, section, space)
     return space, first_that_runs(flight, space)
 
@@ -122,8 +134,22 @@ class Search:
     Those that run together are chosen together, so that the same seed gives the same trials whichever of them ends first.
     """
 
-    def __init__(self, flight: Preflight, trials: Trials, execute: Callable[[Command], int], *, total: int, jobs: int) -> None:
-        self.flight, self.trials, self.execute, self.total, self.jobs = flight, trials, execute, total, jobs
+    def __init__(
+        self,
+        flight: Preflight,
+        trials: Trials,
+        execute: Callable[[Command], int],
+        *,
+        total: int,
+        jobs: int,
+    ) -> None:
+        self.flight, self.trials, self.execute, self.total, self.jobs = (
+            flight,
+            trials,
+            execute,
+            total,
+            jobs,
+        )
         self.sweep = Command(flight, []).directory
 
     def run(self) -> int:
@@ -136,10 +162,16 @@ class Search:
             more = min(self.total - ended, self.jobs - ended % self.jobs) - len(batch)
             batch += [asked for _ in range(more) if (asked := self._ask()) is not None]
             if batch:
-                command.planned = list({asked.planned.hash: asked.planned for asked in batch}.values())
+                command.planned = list(
+                    {asked.planned.hash: asked.planned for asked in batch}.values()
+                )
                 code = self.execute(command)
                 batch = [asked for asked in batch if not self._settle(asked, command.reasons)]
-                time.sleep(POLL if any(self._point(asked)[1] in (RUNNING, QUEUED) for asked in batch) else 0.0)
+                time.sleep(
+                    POLL
+                    if any(self._point(asked)[1] in (RUNNING, QUEUED) for asked in batch)
+                    else 0.0
+                )
         for asked in batch:
             self.trials.put_back(asked.trial.number)
         self._finish()
@@ -153,8 +185,18 @@ class Search:
         try:
             asked = Asked(trial=trial, planned=self.flight.check([one])[0])
         except ConfigError as error:
-            self.trials.fail(trial, "; ".join(f"{problem.key}: {problem.what}" for problem in error.problems))
-            print("\n".join([_refused(one.label), *(f"     | {text}" for text in str(error).splitlines()[1:])]), flush=True)
+            self.trials.fail(
+                trial, "; ".join(f"{problem.key}: {problem.what}" for problem in error.problems)
+            )
+            print(
+                "\n".join(
+                    [
+                        _refused(one.label),
+                        *(f"     | {text}" for text in str(error).splitlines()[1:]),
+                    ]
+                ),
+                flush=True,
+            )
             return None
         point, state = self._point(asked)
         retried = (FAILED, CANCELLED) if self.flight.sweep.retry else ()
@@ -178,7 +220,12 @@ class Search:
         point, state = self._point(asked)
         assert point is not None
         result = directory.read_result(point.path)
-        if state == DONE and result is not None and result.objective is not None and math.isfinite(result.objective):
+        if (
+            state == DONE
+            and result is not None
+            and result.objective is not None
+            and math.isfinite(result.objective)
+        ):
             asked.trial.set_user_attr(POINT, point.number)
             self.trials.tell(asked.trial, result.objective)
             return told.reached(point)
@@ -190,7 +237,9 @@ class Search:
         return reason
 
     def _point(self, asked: Asked) -> tuple[Point | None, str]:
-        point = next((point for point in self.sweep.points() if point.hash == asked.planned.hash), None)
+        point = next(
+            (point for point in self.sweep.points() if point.hash == asked.planned.hash), None
+        )
         return point, survey([point]).states[point.number] if point else ""
 
     def _announce(self) -> None:
@@ -204,7 +253,11 @@ class Search:
         """'12 trials: 4 done, 1 failed, 7 to run'."""
         done, failed = len(self.trials.known("COMPLETE")), len(self.trials.known("FAIL"))
         left = max(self.total - done - failed, 0)
-        words = [f"{count} {word}" for count, word in ((done, "done"), (failed, "failed"), (left, "to run")) if count]
+        words = [
+            f"{count} {word}"
+            for count, word in ((done, "done"), (failed, "failed"), (left, "to run"))
+            if count
+        ]
         count = done + failed + left
         return f"{count} trial{'s' * (count != 1)}: {', '.join(words)}"
 
@@ -214,24 +267,39 @@ class Search:
         points = {point.number: point for point in self.sweep.points()}
         failed = self.trials.known("FAIL")
         for trial in failed:
-            point, reason = points.get(trial.user_attrs.get(POINT, -1)), trial.user_attrs.get(REASON, "")
+            point, reason = (
+                points.get(trial.user_attrs.get(POINT, -1)),
+                trial.user_attrs.get(REASON, ""),
+            )
             label = " ".join(trial.user_attrs.get(OVERRIDES, []))
-            words = told.failures([(point, reason)]) if point else [f"  {_refused(label)}", f"       {reason}"]
+            words = (
+                told.failures([(point, reason)])
+                if point
+                else [f"  {_refused(label)}", f"       {reason}"]
+            )
             print("\n".join(words))
         if failed and not self.flight.sweep.retry:
             print("  the same command with sweep.retry=true runs them again")
         best = self.trials.best
         if best is not None:
             point = points[best.user_attrs[POINT]]
-            print(f"best: {self.trials.setting.objective} {best.value:.6g}   ({told.label(point)}; {short(point.path)})")
+            print(
+                f"best: {self.trials.setting.objective} {best.value:.6g}   ({told.label(point)}; {short(point.path)})"
+            )
             print(f"  {self._command(best)}")
         sys.stdout.flush()
 
     def _command(self, trial: FrozenTrial) -> str:
         """What to type for the run of a trial alone."""
-        fixed = [text for text in self.trials.space.fixed if not f"{key_of(ours(text)).replace('/', '.')}.".startswith(HOW)]
+        fixed = [
+            text
+            for text in self.trials.space.fixed
+            if not f"{key_of(ours(text)).replace('/', '.')}.".startswith(HOW)
+        ]
         folders = [word for folder in self.flight.config_dirs for word in ("--config-dir", folder)]
-        return shlex.join(["python", "-m", "forge.train", *folders, *fixed, *trial.user_attrs[OVERRIDES]])
+        return shlex.join(
+            ["python", "-m", "forge.train", *folders, *fixed, *trial.user_attrs[OVERRIDES]]
+        )
 
 
 def _refused(label: str) -> str:
@@ -243,7 +311,9 @@ def _reason(point: Point, state: str, objective: str) -> str:
     """Why a trial has no objective, in one line."""
     if state == DONE:
         known = read_json(point.path / directory.RESULT)["metrics"]
-        return f"{objective} is not finite" if objective in known else f"{objective} was never logged"
+        return (
+            f"{objective} is not finite" if objective in known else f"{objective} was never logged"
+        )
     if state == CANCELLED:
         return "cancelled"
     return told.cause(point.path, point.code) or f"stopped {ROUNDS} times before its end"

@@ -15,9 +15,19 @@ from forge.launch.directory import ERROR
 from forge.launch.lock import LOCK, held_by, in_use
 from forge.launch.sweep_directory import Point
 
-STATES = WAITING, RUNNING, DONE, PARTIAL, FAILED, CANCELLED = "waiting", "running", "done", "partial", "failed", "cancelled"
+STATES = WAITING, RUNNING, DONE, PARTIAL, FAILED, CANCELLED = (
+    "waiting",
+    "running",
+    "done",
+    "partial",
+    "failed",
+    "cancelled",
+)
 QUEUED = "queued"  # of a job that a cluster has not begun; only `survey` asks it
-STOPPED = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)}
+STOPPED = {
+    128 + number
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +42,18 @@ def process_of(point: Point) -> Process | None:
     """What works on a point: who holds its run directory, or was started here for it and has yet to take it."""
     if in_use(point.path):
         who = held_by(point.path / LOCK)
-        return Process(pid=int(who["pid"]), host=str(who["host"])) if {"pid", "host"} <= set(who) else None
+        return (
+            Process(pid=int(who["pid"]), host=str(who["host"]))
+            if {"pid", "host"} <= set(who)
+            else None
+        )
     here = platform.node()
-    if point.event in ("started", "cancelled") and point.pid and point.host == here and _runs(point.pid, point.path):
+    if (
+        point.event in ("started", "cancelled")
+        and point.pid
+        and point.host == here
+        and _runs(point.pid, point.path)
+    ):
         return Process(pid=point.pid, host=here)
     return None
 
@@ -64,6 +83,8 @@ def state_of(point: Point, running: Callable[[Point], bool] = at_work) -> str:
         return DONE
     if point.event == "cancelled":
         return CANCELLED
-    if (point.path / ERROR).is_file() or (point.event == "ended" and point.code and point.code not in STOPPED):
+    if (point.path / ERROR).is_file() or (
+        point.event == "ended" and point.code and point.code not in STOPPED
+    ):
         return FAILED
     return PARTIAL if made and attempts.read(point.path) else WAITING

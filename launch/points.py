@@ -45,12 +45,19 @@ class Planned:
 class Preflight:
     """Checks points one after the other against those before them; group choices are composed once for all."""
 
-    def __init__(self, overrides: Sequence[str], config_dirs: Sequence[str] = (), devices: Devices | None = None) -> None:
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        config_dirs: Sequence[str] = (),
+        devices: Devices | None = None,
+    ) -> None:
         """overrides: as typed, several values and all. Raises ConfigError when nothing composes at all."""
         self.overrides, self.config_dirs = tuple(overrides), tuple(config_dirs)
         self._composer = Composer(config_dirs)
         self._here = devices or find_devices()
-        self._typed = grid(overrides, {}, lambda: chosen(overrides, config_dirs=config_dirs)[0].library)
+        self._typed = grid(
+            overrides, {}, lambda: chosen(overrides, config_dirs=config_dirs)[0].library
+        )
         if self._typed.problems:
             raise ConfigError(self._typed.problems)
         self._first, self._config = self._composer(self._typed.first)
@@ -75,13 +82,28 @@ class Preflight:
         path = Path(self.sweep.root).expanduser() / name
         if why := unmakeable(str(path)):
             what = f"the directory {path} cannot be made or written: {why}."
-            raise ConfigError([Problem(key=f"sweep.root={self.sweep.root}", what=what, fix="choose another place with sweep.root")])
+            raise ConfigError(
+                [
+                    Problem(
+                        key=f"sweep.root={self.sweep.root}",
+                        what=what,
+                        fix="choose another place with sweep.root",
+                    )
+                ]
+            )
         return path.resolve()
 
     def _named(self, group: str) -> str:
         """The file of a group that all points have, when they have one."""
-        varies = any(key.lstrip("+") == group and len(texts) > 1 for key, texts in self._typed.choices.items())
-        files = [path.removeprefix(f"{group}/") for path, _ in self._first.files if path.startswith(f"{group}/")]
+        varies = any(
+            key.lstrip("+") == group and len(texts) > 1
+            for key, texts in self._typed.choices.items()
+        )
+        files = [
+            path.removeprefix(f"{group}/")
+            for path, _ in self._first.files
+            if path.startswith(f"{group}/")
+        ]
         return "" if varies else "+".join(files).replace("/", "-")
 
     def points(self) -> list[Planned]:
@@ -89,11 +111,19 @@ class Preflight:
         params, ablation = self.sweeper.params, self.sweep.ablation
         written_at = self._first.written_at
         found = grid(self.overrides, params, lambda: self._first.library, written_at)
-        problems = [*found.problems, *contradictions(self.overrides, params, ablation, written_at), *self._of_one_run()]
+        problems = [
+            *found.problems,
+            *contradictions(self.overrides, params, ablation, written_at),
+            *self._of_one_run(),
+        ]
         count = len(found) * max(len(ablation.arms), 1) * max(len(ablation.seeds), 1)
         if count > MOST:
             what = f"these are {count:,} points, and a sweep has at most {MOST:,}."
-            problems.append(Problem(key="-m", what=what, fix="fewer values, or several sweeps", where=COMMAND_LINE))
+            problems.append(
+                Problem(
+                    key="-m", what=what, fix="fewer values, or several sweeps", where=COMMAND_LINE
+                )
+            )
         if problems:
             raise ConfigError(problems)
         return self.check(expand(found, ablation))
@@ -104,11 +134,21 @@ class Preflight:
         if run.dir is not None:
             what = "each point has a directory of its own in that of the sweep."
             fix = "leave it out; sweep.name and sweep.root say where the sweep is"
-            yield Problem(key=f"run.dir={run.dir}", what=what, fix=fix, where=self._first.written_at("run.dir"))
+            yield Problem(
+                key=f"run.dir={run.dir}",
+                what=what,
+                fix=fix,
+                where=self._first.written_at("run.dir"),
+            )
         if run.inline:
             what = "the points of a sweep run in processes of their own."
             fix = "run.inline=false, or one point without -m"
-            yield Problem(key="run.inline=true", what=what, fix=fix, where=self._first.written_at("run.inline"))
+            yield Problem(
+                key="run.inline=true",
+                what=what,
+                fix=fix,
+                where=self._first.written_at("run.inline"),
+            )
 
     def check(self, combinations: Sequence[Combination]) -> list[Planned]:
         """The points of these combinations. Raises ConfigError with all problems of all, and when two are the same run."""
@@ -133,31 +173,54 @@ class Preflight:
         known = [*composition.problems, *self._differences(config)]
         try:
             resolution = resolve(
-                config, known=tuple(known), origin=lambda key: origin(composition, key), devices=self._shared(config.launch)
+                config,
+                known=tuple(known),
+                origin=lambda key: origin(composition, key),
+                devices=self._shared(config.launch),
             )
         except ConfigError as error:
             raise ConfigError(as_typed(error.problems, combination.overrides)) from None
-        if hopeless := [replace(warning, warning=False) for warning in resolution.warnings if warning.rule == HOST_MEMORY]:
+        if hopeless := [
+            replace(warning, warning=False)
+            for warning in resolution.warnings
+            if warning.rule == HOST_MEMORY
+        ]:
             raise ConfigError(hopeless)
-        free = {key: value for key, value in combination.changes.items() if is_free(resolution.config, key)}
-        return Planned(combination=combination, resolution=resolution, hash=hash_of(resolution.config, free))
+        free = {
+            key: value
+            for key, value in combination.changes.items()
+            if is_free(resolution.config, key)
+        }
+        return Planned(
+            combination=combination, resolution=resolution, hash=hash_of(resolution.config, free)
+        )
 
     def _places(self, combination: Combination) -> dict[str, str]:
         """Where the overrides of a point are that were not typed, by key."""
         written_at = self._first.written_at
         typed = {key_of(ours(text)) for text in self.overrides}
-        places = {key_of(key): of_params(key, written_at) for key in self.sweeper.params if key_of(key) not in typed}
+        places = {
+            key_of(key): of_params(key, written_at)
+            for key in self.sweeper.params
+            if key_of(key) not in typed
+        }
         if self.sweep.ablation.seeds:
             places["seed"] = f"{written_at(SEEDS)}, {SEEDS}"
         if combination.arm:
-            places |= {key_of(text) or "''": of_arm(combination.arm, written_at) for text in combination.of_arm}
+            places |= {
+                key_of(text) or "''": of_arm(combination.arm, written_at)
+                for text in combination.of_arm
+            }
         return places
 
     def _differences(self, config: Config) -> Iterable[Problem]:
         """Sections that are the sweep's, and not a point's, where this one has others."""
         for section in SHARED:
             mine, first = getattr(config, section), getattr(self._config, section)
-            other = next((name for name in vars(mine) if getattr(mine, name) != getattr(first, name, None)), None)
+            other = next(
+                (name for name in vars(mine) if getattr(mine, name) != getattr(first, name, None)),
+                None,
+            )
             if type(mine) is not type(first):
                 what = f"the first point has another {section}, and all are started together."
                 yield Problem(key=section, what=what, fix=f"leave {section} out of what varies")
@@ -168,7 +231,11 @@ class Preflight:
 
     def _shared(self, launch: Launch) -> Devices:
         """The devices that a point has: of those here, its share, where several run at a time."""
-        if not isinstance(launch, Local) or not self._here.gpus or (launch.jobs == 1 and launch.devices_per_job is None):
+        if (
+            not isinstance(launch, Local)
+            or not self._here.gpus
+            or (launch.jobs == 1 and launch.devices_per_job is None)
+        ):
             return self._here
         gpus = launch.devices_per_job or max(self._here.gpus // max(launch.jobs, 1), 1)
         source = f"launch.jobs={launch.jobs} share {self._here.gpus} GPUs"
@@ -180,7 +247,10 @@ def _placed(problems: Sequence[Problem], places: Mapping[str, str]) -> tuple[Pro
     given = "seed" in places and any(problem.option == SEEDS for problem in problems)
     result = []
     for problem in problems:
-        place = next((place for key, place in places.items() if f"{problem.option}.".startswith(f"{key}.")), "")
+        place = next(
+            (place for key, place in places.items() if f"{problem.option}.".startswith(f"{key}.")),
+            "",
+        )
         if place and problem.where.startswith(COMMAND_LINE):
             problem = replace(problem, where=place + problem.where.removeprefix(COMMAND_LINE))
         result += [] if given and problem.option == "seed" else [problem]
@@ -197,4 +267,9 @@ def _twins(planned: Sequence[Planned]) -> Iterable[Problem]:
             named = [f"#{number} ({planned[number].combination.label})" for number in numbers[:3]]
             more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
             what = f"{', '.join(named[:-1])} and {named[-1]}{more} are the same run."
-            yield Problem(key="-m", what=what, fix="give each value once, and values that make a difference", where=COMMAND_LINE)
+            yield Problem(
+                key="-m",
+                what=what,
+                fix="give each value once, and values that make a difference",
+                where=COMMAND_LINE,
+            )

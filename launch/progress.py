@@ -49,10 +49,16 @@ def progress(run_dir: Path, now: float | None = None) -> Progress:
     losses = [loss for row in rows if (loss := _number(row, "train/loss")) is not None]
     steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]
     result = read_result(run_dir)
-    step = max([*steps[-1:], result.step if result else 0, attempts.reached(run_dir) if not steps else 0])
+    step = max(
+        [*steps[-1:], result.step if result else 0, attempts.reached(run_dir) if not steps else 0]
+    )
     of = last_step(run_dir)
     return Progress(
-        step=step, of=of, loss=losses[-1] if losses else None, evaluation=_evaluation(rows), left=_left(clock, step, of, now or time.time())
+        step=step,
+        of=of,
+        loss=losses[-1] if losses else None,
+        evaluation=_evaluation(rows),
+        left=_left(clock, step, of, now or time.time()),
     )
 
 

@@ -12,7 +12,16 @@ from typing import Any
 
 from forge.launch.masking import masked
 
-PACKAGES = ("forge-lm", "torch", "hydra-core", "omegaconf", "numpy", "tokenizers", "torchao", "datasets")
+PACKAGES = (
+    "forge-lm",
+    "torch",
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "tokenizers",
+    "torchao",
+    "datasets",
+)
 OURS = Path(__file__).resolve().parents[1]
 BETWEEN = "\x1f"  # words of a command line, where masking looks at two that belong together
 
@@ -52,15 +61,25 @@ def revision(folder: Path) -> str | None:
 
 def diff() -> str:
     """What differs from those commits, in forge and where the command was typed, as `git apply` takes it, but for what is masked."""
-    folders = dict.fromkeys(git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd()))
+    folders = dict.fromkeys(
+        git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd())
+    )
     plain = ("--no-ext-diff", "--no-textconv", "--no-color")
-    return masked("".join(git(Path(folder), "diff", *plain, "HEAD") for folder in folders if folder))
+    return masked(
+        "".join(git(Path(folder), "diff", *plain, "HEAD") for folder in folders if folder)
+    )
 
 
 def git(folder: Path, *arguments: str) -> str:
     """The output of a git command, empty when it fails."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, encoding="utf-8", errors="replace", timeout=10)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=10,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -30,18 +30,32 @@ class PointsRefused(ConfigError):
         self.wrong, self.combinations = tuple(wrong), tuple(combinations)
         found = merged([problem for point in wrong for problem in point.problems])
         self._pairs = [_pairs(one) for one in combinations]
-        self._of_point = {point.number: {found[problem] for problem in point.problems} for point in wrong}
+        self._of_point = {
+            point.number: {found[problem] for problem in point.problems} for point in wrong
+        }
         super().__init__(list(dict.fromkeys(found.values())))
 
     def __str__(self) -> str:
-        lines = [f"{len(self.wrong)} of {len(self.combinations)} points cannot run; nothing was started or written."]
+        lines = [
+            f"{len(self.wrong)} of {len(self.combinations)} points cannot run; nothing was started or written."
+        ]
         for number, problem in enumerate(self.problems, 1):
             lines += [problem.render(number), f"     {self._where(problem)}"]
-        if len(self.wrong) == len(self.combinations) and len(set(map(frozenset, self._of_point.values()))) == 1:
+        if (
+            len(self.wrong) == len(self.combinations)
+            and len(set(map(frozenset, self._of_point.values()))) == 1
+        ):
             return "\n".join(lines)  # what is wrong with one is wrong with all
         lines += ["", "the points that cannot run, each with the numbers of its problems:"]
         for point in self.wrong:
-            numbers = ", ".join(map(str, sorted(1 + self.problems.index(problem) for problem in self._of_point[point.number])))
+            numbers = ", ".join(
+                map(
+                    str,
+                    sorted(
+                        1 + self.problems.index(problem) for problem in self._of_point[point.number]
+                    ),
+                )
+            )
             lines.append(f"  #{point.number:<4} {point.combination.label}   ({numbers})")
         return "\n".join(lines)
 
@@ -59,11 +73,17 @@ class PointsRefused(ConfigError):
             if len(values) <= FEW and having == self._with({key: set(values)}):
                 return _points(having, f"{key}={', '.join(values[:-1])} or {values[-1]}")
         listed = " ".join(f"#{number}" for number in sorted(having))
-        return f"in {len(having)} points: {listed}" if len(having) > 1 else f"in one point: {listed}"
+        return (
+            f"in {len(having)} points: {listed}" if len(having) > 1 else f"in one point: {listed}"
+        )
 
     def _with(self, values: Mapping[str, set[str]]) -> set[int]:
         """The points in which each of some keys has one of its values."""
-        return {number for number, pairs in enumerate(self._pairs) if all(pairs[key] in some for key, some in values.items())}
+        return {
+            number
+            for number, pairs in enumerate(self._pairs)
+            if all(pairs[key] in some for key, some in values.items())
+        }
 
 
 def merged(problems: Sequence[Problem]) -> dict[Problem, Problem]:
@@ -71,22 +91,33 @@ def merged(problems: Sequence[Problem]) -> dict[Problem, Problem]:
     alike: dict[Problem, list[str]] = {}
     for problem in dict.fromkeys(problems):
         alike.setdefault(_without_value(problem), []).append(problem.key.partition("=")[2])
-    return {problem: _with_values(_without_value(problem), alike[_without_value(problem)]) for problem in problems}
+    return {
+        problem: _with_values(_without_value(problem), alike[_without_value(problem)])
+        for problem in problems
+    }
 
 
 def _without_value(problem: Problem) -> Problem:
     name, _, value = problem.key.partition("=")
-    same = re.sub(rf"={re.escape(value)}(?![\w.])", f"={VALUE}", problem.fix) if value else problem.fix
+    same = (
+        re.sub(rf"={re.escape(value)}(?![\w.])", f"={VALUE}", problem.fix) if value else problem.fix
+    )
     return replace(problem, key=f"{name}={VALUE}" if value else problem.key, fix=same)
 
 
 def _with_values(problem: Problem, values: Sequence[str]) -> Problem:
     text = ",".join(values if len(values) <= FEW else [*values[:FEW], "..."])
-    return replace(problem, key=problem.key.replace(VALUE, text), fix=problem.fix.replace(VALUE, text))
+    return replace(
+        problem, key=problem.key.replace(VALUE, text), fix=problem.fix.replace(VALUE, text)
+    )
 
 
 def _points(having: set[int], what: str) -> str:
-    return f"in the {len(having)} points with {what}" if len(having) > 1 else f"in the point with {what}"
+    return (
+        f"in the {len(having)} points with {what}"
+        if len(having) > 1
+        else f"in the point with {what}"
+    )
 
 
 def _pairs(combination: Combination) -> dict[str, str]:

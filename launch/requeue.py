@@ -12,7 +12,10 @@ from types import FrameType
 
 STOPPED = 300.0  # seconds for Slurm to end the processes of a job that is queued again
 SECONDS = 60.0  # that scontrol may take
-LIMIT, PREEMPTION = signal.SIGUSR2, signal.SIGTERM  # what Slurm sends before the time limit, and to make room for another job
+LIMIT, PREEMPTION = (
+    signal.SIGUSR2,
+    signal.SIGTERM,
+)  # what Slurm sends before the time limit, and to make room for another job
 
 
 class Noted:
@@ -67,7 +70,9 @@ def _again(number: int, most: int) -> str:
         return f"the job is {state}: Slurm ends it, or queues it again itself"
     if number == PREEMPTION and not preempted:
         return f"{signal.Signals(number).name} was sent to the job by someone"
-    print(f"queueing the job again, for the {times + 1}. time of {most}", file=sys.stderr, flush=True)  # there is no time afterwards
+    print(
+        f"queueing the job again, for the {times + 1}. time of {most}", file=sys.stderr, flush=True
+    )  # there is no time afterwards
     failed = _scontrol("requeue", job)
     return failed if isinstance(failed, str) else ""
 

@@ -15,7 +15,16 @@ from forge.config.stored import BEST, fields_of, is_run, newest, read_json, read
 
 FORMAT = 2
 META, CONFIG, TOKENIZER, WEIGHTS = "meta.json", "config.yaml", "tokenizer", "weights"
-OF_META = {"time": str, "reason": str, "run_id": str, "step": int, "metrics": dict, "files": dict, "train": dict, "rows": dict}
+OF_META = {
+    "time": str,
+    "reason": str,
+    "run_id": str,
+    "step": int,
+    "metrics": dict,
+    "files": dict,
+    "train": dict,
+    "rows": dict,
+}
 
 
 class CheckpointError(ValueError):
@@ -84,7 +93,9 @@ def saved_folder(run_dir: Path) -> Path:
     try:
         return run_dir / read_yaml(newest(run_dir))["checkpoint"]["dir"]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{newest(run_dir)} cannot be read: {next(iter(str(error).splitlines()), 'no details')}") from error
+        raise CheckpointError(
+            f"{newest(run_dir)} cannot be read: {next(iter(str(error).splitlines()), 'no details')}"
+        ) from error
 
 
 def listed(folder: Path) -> list[Saved]:
@@ -93,7 +104,9 @@ def listed(folder: Path) -> list[Saved]:
     return sorted((saved for saved in found if saved.step >= 0), key=lambda saved: saved.step)
 
 
-def newest_usable(folder: Path, run_id: str | None = None, *, to_go_on: bool = False) -> tuple[Saved | None, list[tuple[Saved, str]]]:
+def newest_usable(
+    folder: Path, run_id: str | None = None, *, to_go_on: bool = False
+) -> tuple[Saved | None, list[tuple[Saved, str]]]:
     """The newest checkpoint that can be used, and those newer than it, each with the reason that it cannot."""
     skipped = []
     for saved in reversed(listed(folder)):
@@ -104,7 +117,9 @@ def newest_usable(folder: Path, run_id: str | None = None, *, to_go_on: bool = F
     return None, skipped
 
 
-def find(path: Path, *, name: str = "", to_go_on: bool = False) -> tuple[Saved, list[tuple[Saved, str]]]:
+def find(
+    path: Path, *, name: str = "", to_go_on: bool = False
+) -> tuple[Saved, list[tuple[Saved, str]]]:
     """The checkpoint that `path` means: itself, or the newest usable one of a run or of a folder of them; and those skipped.
 
     RUN/best means the best one of a run. to_go_on: for training to go on from it, and not for its weights alone.
@@ -122,7 +137,9 @@ def find(path: Path, *, name: str = "", to_go_on: bool = False) -> tuple[Saved, 
         return found, skipped
     what = "there is no complete checkpoint" if path.is_dir() else "there is no such directory"
     reasons = "".join(f"; {saved.path.name}: {fault}" for saved, fault in skipped)
-    raise CheckpointError(f"{name}{path}: {what}{reasons}; give a step_N directory, or a run that has one")
+    raise CheckpointError(
+        f"{name}{path}: {what}{reasons}; give a step_N directory, or a run that has one"
+    )
 
 
 def best_of(saved: list[Saved]) -> Saved | None:
@@ -135,7 +152,9 @@ def best_of(saved: list[Saved]) -> Saved | None:
 def _best(path: Path, name: str) -> Saved:
     found = best_of(listed(_folder(path)))
     if found is None:
-        raise CheckpointError(f"{name}{path / BEST}: {path} has no checkpoint that was evaluated; python -m forge.checkpoints lists them")
+        raise CheckpointError(
+            f"{name}{path / BEST}: {path} has no checkpoint that was evaluated; python -m forge.checkpoints lists them"
+        )
     return found
 
 
@@ -146,11 +165,19 @@ def _folder(path: Path) -> Path:
 
 def file_sizes(path: Path) -> dict[str, int]:
     """The size of every file below a directory, by relative name."""
-    return {str(file.relative_to(path)): file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file()}
+    return {
+        str(file.relative_to(path)): file.stat().st_size
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+    }
 
 
 def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
     """The `count` best by a metric of the evaluation at their step, best first; those without one do not count."""
-    scored = [(value, one) for one in saved if (value := one.meta.get("metrics", {}).get(metric)) is not None]
+    scored = [
+        (value, one)
+        for one in saved
+        if (value := one.meta.get("metrics", {}).get(metric)) is not None
+    ]
     scored.sort(key=lambda pair: pair[0], reverse=metric in HIGHER_IS_BETTER)
     return [one for _, one in scored[:count]]

@@ -24,7 +24,9 @@ def scripts(resolution: Resolution) -> str | None:
     given, world = resolution.config.run.dir, resolution.world.size
     place = Path(given) if given else Path(resolution.config.run.root) / UNMADE
     if section.dry_run:
-        return "\n".join(slurm.scripts([(place, world)], section, name=_name(resolution), folder=place / FOLDER))
+        return "\n".join(
+            slurm.scripts([(place, world)], section, name=_name(resolution), folder=place / FOLDER)
+        )
     slurm.check([(place, world)], section, name=_name(resolution), folder=place / FOLDER)
     return None
 
@@ -34,19 +36,37 @@ def start(run_dir: Path, resolution: Resolution) -> int:
     section, folder, trust = resolution.config.launch, run_dir / FOLDER, resolution.config.run.trust
     assert isinstance(section, Submitit)
     if isinstance(section, Slurm):
-        job, others = slurm.submit([(run_dir, resolution.world.size)], section, name=_name(resolution), folder=folder, trust=trust)[0], []
+        job, others = (
+            slurm.submit(
+                [(run_dir, resolution.world.size)],
+                section,
+                name=_name(resolution),
+                folder=folder,
+                trust=trust,
+            )[0],
+            [],
+        )
     else:
         from forge.launch import submitit_local
 
-        others = submitit_local.submit([(run_dir, resolution.world)], name=_name(resolution), folder=folder, trust=trust)
+        others = submitit_local.submit(
+            [(run_dir, resolution.world)], name=_name(resolution), folder=folder, trust=trust
+        )
         job = str(others[0].job_id)
-    print(f"submitted: job {job}   (python -m forge.status {short(run_dir)}; python -m forge.cancel {short(run_dir)})", flush=True)
+    print(
+        f"submitted: job {job}   (python -m forge.status {short(run_dir)}; python -m forge.cancel {short(run_dir)})",
+        flush=True,
+    )
     if not section.wait:
         return 0
     state = _ended(job, others)
     if directory.finished(run_dir) is not None:
         return 0
-    said = told.why(run_dir) or told.last_of(slurm.log_file(run_dir)) or [f"job {job} is {state or 'over'}"]
+    said = (
+        told.why(run_dir)
+        or told.last_of(slurm.log_file(run_dir))
+        or [f"job {job} is {state or 'over'}"]
+    )
     print("\n".join(["the run did not finish:", *(f"  | {text}" for text in said)]), flush=True)
     return FAILED
 

@@ -17,7 +17,16 @@ from forge.config.sbatch import OURS, given
 from forge.config.stored import read_json
 from forge.launch.directory import short, write_json
 from forge.launch.provenance import now
-from forge.launch.slurm_queue import SECONDS, NoAnswer, cancel, has_ended, largest_array, reasons, states, wait
+from forge.launch.slurm_queue import (
+    SECONDS,
+    NoAnswer,
+    cancel,
+    has_ended,
+    largest_array,
+    reasons,
+    states,
+    wait,
+)
 from forge.launch.slurm_script import Group, grouped, parameters, text
 from forge.launch.slurm_task import Rank
 
@@ -38,9 +47,19 @@ __all__ = [
 ]
 JOB = "job.json"
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
-DEFAULTS = {"account", "constraint", "mem", "partition", "qos"}  # that SBATCH_... may have, where no option says otherwise
+DEFAULTS = {
+    "account",
+    "constraint",
+    "mem",
+    "partition",
+    "qos",
+}  # that SBATCH_... may have, where no option says otherwise
 MEMORY = {"mem", "mem_per_cpu", "mem_per_gpu"}
-UNLIKE = {"array": "ARRAY_INX", "mem": "MEM_PER_NODE", "time": "TIMELIMIT"}  # variables that are not called like their option
+UNLIKE = {
+    "array": "ARRAY_INX",
+    "mem": "MEM_PER_NODE",
+    "time": "TIMELIMIT",
+}  # variables that are not called like their option
 OTHERS = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_")
 RANKS = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 PATIENCE = 20.0  # seconds for Slurm to say whether it would take a script that is only shown
@@ -65,7 +84,9 @@ class NotSubmitted(ConfigError):
         return self.problems[0].render()
 
 
-def scripts(points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()) -> list[str]:
+def scripts(
+    points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()
+) -> list[str]:
     """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Raises ConfigError.
 
     labels: of the points, which say below each script what the elements of its array are. Where this machine has sbatch, what
@@ -74,7 +95,11 @@ def scripts(points: Points, section: Slurm, *, name: str, folder: Path, labels: 
     made, problems = [], []
     for group in _groups(points, section):
         script = text(section, group, name=name, folder=folder)
-        said = [f"# element {element}: {labels[place]}" for element, place in enumerate(group.members) if labels]
+        said = [
+            f"# element {element}: {labels[place]}"
+            for element, place in enumerate(group.members)
+            if labels
+        ]
         made.append("\n".join([script, *said]))
         if shutil.which("sbatch"):
             problems += verdict(script, group, section)
@@ -89,7 +114,9 @@ def verdict(script: str, group: Group, section: Slurm) -> list[Problem]:
     refused, said = _tried(script, section, PATIENCE)
     if refused and not any(words in said for words in UNASKED):
         return [_refusal(group, said, "the script above is what it is given")]
-    print(f"sbatch --test-only {'cannot ask Slurm' if refused else 'says'}: {said}", file=sys.stderr)
+    print(
+        f"sbatch --test-only {'cannot ask Slurm' if refused else 'says'}: {said}", file=sys.stderr
+    )
     return []
 
 
@@ -100,17 +127,31 @@ def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
     """
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         fix = "type it on a machine of the cluster that has sbatch and srun; launch.dry_run=true prints the scripts anywhere"
-        raise ConfigError([Problem(key="launch=slurm", what="this machine has no Slurm: there is no sbatch on PATH.", fix=fix)])
+        raise ConfigError(
+            [
+                Problem(
+                    key="launch=slurm",
+                    what="this machine has no Slurm: there is no sbatch on PATH.",
+                    fix=fix,
+                )
+            ]
+        )
     _refuse_queued([path for path, _ in points])
     problems = []
     for group in _groups(points, section):
         refused, said = _tried(text(section, group, name=name, folder=folder), section, SECONDS)
-        problems += [_refusal(group, said, "launch.dry_run=true prints what it is given")] if refused else []
+        problems += (
+            [_refusal(group, said, "launch.dry_run=true prints what it is given")]
+            if refused
+            else []
+        )
     if problems:
         raise ConfigError(problems)
 
 
-def submit(points: Points, section: Slurm, *, name: str, folder: Path, trust: Sequence[str] = ()) -> list[str]:
+def submit(
+    points: Points, section: Slurm, *, name: str, folder: Path, trust: Sequence[str] = ()
+) -> list[str]:
     """Give the runs to Slurm and return the job of each: 123, or 123_4 for an element of an array. Does not wait for them.
 
     name: of the jobs. folder: for the scripts and the output of each rank, on a file system that all machines have.
@@ -122,10 +163,19 @@ def submit(points: Points, section: Slurm, *, name: str, folder: Path, trust: Se
     folder.mkdir(parents=True, exist_ok=True)
     jobs: dict[int, str] = {}
     for group in groups:
-        given = _submitted([Rank(points[place][0], trust) for place in group.members], section, group, name=name, folder=folder)
+        given = _submitted(
+            [Rank(points[place][0], trust) for place in group.members],
+            section,
+            group,
+            name=name,
+            folder=folder,
+        )
         for place, job in zip(group.members, given, strict=True):
             jobs[place] = job
-            write_json(points[place][0] / JOB, {"job": job, "submitted": now(), "folder": str(folder.resolve())})
+            write_json(
+                points[place][0] / JOB,
+                {"job": job, "submitted": now(), "folder": str(folder.resolve())},
+            )
     return [jobs[place] for place in range(len(points))]
 
 
@@ -147,7 +197,9 @@ def log_file(run_dir: Path, rank: int = 0) -> Path | None:
 
 
 def _groups(points: Points, section: Slurm) -> list[Group]:
-    return grouped([world for _, world in points], section, most=largest_array() if len(points) > 1 else None)
+    return grouped(
+        [world for _, world in points], section, most=largest_array() if len(points) > 1 else None
+    )
 
 
 def _refuse_queued(run_dirs: Sequence[Path]) -> None:
@@ -165,19 +217,26 @@ def _refuse_queued(run_dirs: Sequence[Path]) -> None:
         raise ConfigError(problems)
 
 
-def _submitted(ranks: Sequence[Rank], section: Slurm, group: Group, *, name: str, folder: Path) -> list[str]:
+def _submitted(
+    ranks: Sequence[Rank], section: Slurm, group: Group, *, name: str, folder: Path
+) -> list[str]:
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     executor = submitit.AutoExecutor(folder=folder.resolve(), cluster="slurm")
     made = parameters(section, group.needs, name=name)
     executor.update_parameters(**{f"slurm_{key}": value for key, value in made.items()})
-    executor.parameters.update({key: None for key, value in made.items() if value is None})  # or its own default would stand
+    executor.parameters.update(
+        {key: None for key, value in made.items() if value is None}
+    )  # or its own default would stand
     try:
         with _outside_of_jobs(section), redirect_stderr(io.StringIO()):
             return [job.job_id for job in executor.submit_array(ranks)]
     except (FailedJobError, FailedSubmissionError) as error:
-        what, fix = f"sbatch does not take {name}: {_said(str(error))}", "the same command, once that is mended, submits what is missing"
+        what, fix = (
+            f"sbatch does not take {name}: {_said(str(error))}",
+            "the same command, once that is mended, submits what is missing",
+        )
         raise NotSubmitted([Problem(key="launch=slurm", what=what, fix=fix)]) from error
 
 
@@ -185,7 +244,13 @@ def _tried(script: str, section: Slurm, seconds: float) -> tuple[bool, str]:
     """Whether `sbatch --test-only`, which submits nothing, refuses a script, and what it says."""
     try:
         with _outside_of_jobs(section):
-            done = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True, timeout=seconds)
+            done = subprocess.run(
+                ["sbatch", "--test-only"],
+                input=script,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+            )
     except subprocess.TimeoutExpired:
         return True, f"{NO_ANSWER} in {seconds:g} s"
     return done.returncode != 0, _said(done.stderr)
@@ -199,14 +264,20 @@ def _refusal(group: Group, said: str, fix: str) -> Problem:
 
 def _said(text: str) -> str:
     """What sbatch says, on one line."""
-    return " / ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in text.strip().splitlines())
+    return " / ".join(
+        line.removeprefix("sbatch: ").removeprefix("error: ") for line in text.strip().splitlines()
+    )
 
 
 @contextmanager
 def _outside_of_jobs(section: Slurm) -> Iterator[None]:
     """Without what a job or a launcher around this process has set, which sbatch hands on, and what would overrule the script."""
     overruling = _overruling(section)
-    set_aside = {name: os.environ.pop(name) for name in list(os.environ) if _of_another(name) or name in overruling}
+    set_aside = {
+        name: os.environ.pop(name)
+        for name in list(os.environ)
+        if _of_another(name) or name in overruling
+    }
     try:
         yield
     finally:
@@ -220,5 +291,9 @@ def _of_another(name: str) -> bool:
 def _overruling(section: Slurm) -> set[str]:
     """Variables that sbatch takes before a line of the script: those of what forge sets always, and of what an option says."""
     said = {name for name in DEFAULTS if getattr(section, name) is not None} | set(given(section))
-    said |= {"wait", *OURS} - DEFAULTS | (MEMORY if said & MEMORY else set()) | ({"exclusive"} if section.exclusive else set())
+    said |= (
+        {"wait", *OURS} - DEFAULTS
+        | (MEMORY if said & MEMORY else set())
+        | ({"exclusive"} if section.exclusive else set())
+    )
     return {f"SBATCH_{UNLIKE.get(name, name.upper())}" for name in said}

@@ -11,7 +11,18 @@ from forge.config.errors import ConfigError, Problem
 
 SECONDS = 60.0  # that a command of Slurm may take
 POLL = 5.0
-ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
+ENDED = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+}
 NO_REASON = {"", "None", "(null)", "N/A"}
 UNKNOWN_JOB = "Invalid job id specified"
 
@@ -20,7 +31,15 @@ class NoAnswer(ConfigError):
     """Slurm cannot be asked, or fails; of its jobs nothing is known."""
 
     def __init__(self, what: str) -> None:
-        super().__init__([Problem(key="Slurm", what=what, fix="try again once sinfo shows the nodes of the cluster")])
+        super().__init__(
+            [
+                Problem(
+                    key="Slurm",
+                    what=what,
+                    fix="try again once sinfo shows the nodes of the cluster",
+                )
+            ]
+        )
 
     def __str__(self) -> str:
         return self.problems[0].render()
@@ -36,12 +55,23 @@ def states(jobs: Iterable[str]) -> dict[str, str]:
     if not wanted:
         return {}
     ids = ",".join(sorted({job.partition("_")[0] for job in wanted}, key=int))
-    code, out, said = _ask(["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T"])
+    code, out, said = _ask(
+        ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T"]
+    )
     if code and UNKNOWN_JOB not in said:
         raise NoAnswer(f"squeue fails: {said}.")
     found = _parsed(out, wanted)
     if len(found) < len(wanted):
-        code, out, _ = _ask(["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={ids}", "--format=JobID,State"])
+        code, out, _ = _ask(
+            [
+                "sacct",
+                "--noheader",
+                "--parsable2",
+                "--allocations",
+                f"--jobs={ids}",
+                "--format=JobID,State",
+            ]
+        )
         found = {**(_parsed(out, wanted) if code == 0 else {}), **found}
     return found
 
@@ -53,7 +83,16 @@ def reasons(jobs: Iterable[str]) -> dict[str, str]:
         return {}
     ids = ",".join(sorted({job.partition("_")[0] for job in wanted}, key=int))
     try:
-        _, out, _ = _ask(["squeue", "--noheader", "--array", "--states=PENDING", f"--jobs={ids}", "--format=%i|%r"])
+        _, out, _ = _ask(
+            [
+                "squeue",
+                "--noheader",
+                "--array",
+                "--states=PENDING",
+                f"--jobs={ids}",
+                "--format=%i|%r",
+            ]
+        )
     except NoAnswer:
         return {}
     pairs = (line.strip().split("|", 1) for line in out.splitlines() if "|" in line)
@@ -76,7 +115,10 @@ def has_ended(state: str | None) -> bool:
 
 
 def wait(
-    jobs: Sequence[str], *, told: Callable[[str, str | None], None] = lambda job, state: None, poll: float = POLL
+    jobs: Sequence[str],
+    *,
+    told: Callable[[str, str | None], None] = lambda job, state: None,
+    poll: float = POLL,
 ) -> dict[str, str | None]:
     """Until all have ended; their last states. told: called with each as it ends. While Slurm gives no answer it asks on."""
     last: dict[str, str | None] = {}

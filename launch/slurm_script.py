@@ -58,7 +58,9 @@ def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any
     A rank that dies ends the others: srun is told so; and to hand on what the script has set, which it does not where the site, or
     launch.sbatch.export, gives jobs an environment of their own (SLURM_EXPORT_ENV=NONE).
     """
-    per_task = [f"--cpus-per-task={section.cpus_per_task}"] if section.cpus_per_task else []  # srun does not take sbatch's since 22.05
+    per_task = (
+        [f"--cpus-per-task={section.cpus_per_task}"] if section.cpus_per_task else []
+    )  # srun does not take sbatch's since 22.05
     return {
         "job_name": " ".join(name.split()),  # a line break would begin a line of the script
         "partition": section.partition,
@@ -80,7 +82,10 @@ def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any
         "stderr_to_stdout": True,
         "array_parallelism": section.array_parallelism or ALL,
         "wckey": None,
-        "additional_parameters": {"requeue" if section.max_requeues else "no_requeue": True, **given(section)},
+        "additional_parameters": {
+            "requeue" if section.max_requeues else "no_requeue": True,
+            **given(section),
+        },
     }
 
 
@@ -95,12 +100,25 @@ def unfinished(entries: Sequence[str]) -> Iterator[Problem]:
     if (bash := shutil.which("bash")) is None:
         return
     for entry in entries:
-        tried = subprocess.run([bash, "-n", "-c", entry], capture_output=True, text=True, env={"LC_ALL": "C"}, stdin=subprocess.DEVNULL)
-        said = [line.partition(": line ")[2].partition(": ")[2] or line for line in tried.stderr.splitlines()]
+        tried = subprocess.run(
+            [bash, "-n", "-c", entry],
+            capture_output=True,
+            text=True,
+            env={"LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+        )
+        said = [
+            line.partition(": line ")[2].partition(": ")[2] or line
+            for line in tried.stderr.splitlines()
+        ]
         said = said or (["the next line is a part of it"] if CONTINUED.search(entry) else [])
         if said:
             fix = "commands that are whole; one of several lines, like if ... fi, is one entry, with ; or line breaks in it"
-            yield Problem(key=f"launch.setup={entry}", what=f"bash does not take it for a whole command: {said[0]}.", fix=fix)
+            yield Problem(
+                key=f"launch.setup={entry}",
+                what=f"bash does not take it for a whole command: {said[0]}.",
+                fix=fix,
+            )
 
 
 def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
@@ -110,4 +128,6 @@ def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
     count = len(group.members)
     command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder.resolve()))}"
     made = parameters(section, group.needs, name=name)
-    return _make_sbatch_string(command=command, folder=folder.resolve(), map_count=count if count > 1 else None, **made)
+    return _make_sbatch_string(
+        command=command, folder=folder.resolve(), map_count=count if count > 1 else None, **made
+    )

@@ -26,7 +26,9 @@ class Rank:
         """Train; a process that fails, or was stopped, ends with the exit code that says so, and with it the state of the job."""
         requeue.listen()
         os.environ.update({**threads.of_task(os.environ), **placed(dict(os.environ))})
-        worker = import_module("forge.worker")  # where training begins; what submits a job stands below it
+        worker = import_module(
+            "forge.worker"
+        )  # where training begins; what submits a job stands below it
         code = worker.main([self.run_dir, *self.trust])
         if code:
             launch = serialize.load(newest(Path(self.run_dir)), trust=self.trust).launch
@@ -40,5 +42,15 @@ def placed(environ: dict[str, str]) -> dict[str, str]:
 
     Where the ranks meet launch.setup may say, on a network of its own: what the shell had set that submitted the job has not come along.
     """
-    found = started({name: value for name, value in environ.items() if name.startswith("SLURM_") or name in MEETING})
-    return found.environment() if found is not None else {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    found = started(
+        {
+            name: value
+            for name, value in environ.items()
+            if name.startswith("SLURM_") or name in MEETING
+        }
+    )
+    return (
+        found.environment()
+        if found is not None
+        else {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    )

@@ -29,8 +29,16 @@ class Rank:
         """Train; a process that fails ends with the exit code that says so."""
         rank, ranks = os.environ["SUBMITIT_LOCAL_GLOBALID"], os.environ["SUBMITIT_LOCAL_NTASKS"]
         os.environ.update(threads.shared(int(ranks)))
-        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port))
-        worker = import_module("forge.worker")  # where training begins; what submits a job stands below it
+        os.environ.update(
+            RANK=rank,
+            LOCAL_RANK=rank,
+            WORLD_SIZE=ranks,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(self.port),
+        )
+        worker = import_module(
+            "forge.worker"
+        )  # where training begins; what submits a job stands below it
         code = worker.main([self.run_dir, *self.trust])
         if code:
             worker.leave(code)
@@ -50,7 +58,13 @@ def submit(points: Points, *, name: str, folder: Path, trust: Sequence[str] = ()
         for run_dir, world in points:
             executor = submitit.AutoExecutor(folder=folder.resolve(), cluster="local")
             gpus = world.size if world.device == "cuda" else 0
-            executor.update_parameters(name=name, tasks_per_node=world.size, gpus_per_node=gpus, timeout_min=MINUTES, stderr_to_stdout=True)
+            executor.update_parameters(
+                name=name,
+                tasks_per_node=world.size,
+                gpus_per_node=gpus,
+                timeout_min=MINUTES,
+                stderr_to_stdout=True,
+            )
             jobs.append(executor.submit(Rank(run_dir, free_port(), trust)))
         return jobs
     finally:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forge.launch.point_state import CANCELLED, DONE, FAILED, PARTIAL, QUEUED, RUNNING, WAITING, state_of
+from forge.launch.point_state import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    PARTIAL,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    state_of,
+)
 from forge.launch.sweep_directory import Point
 
 STOPPED = {"TIMEOUT", "PREEMPTED", "REVOKED", "DEADLINE"}
@@ -25,7 +34,11 @@ class Survey:
 def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
     """Look at run directories, and ask Slurm for the jobs of those that are not done. reasons: and why they wait."""
     states = {point.number: state_of(point) for point in points}
-    asked = {job: point.number for point in points if states[point.number] != DONE and (job := job_of(point)) is not None}
+    asked = {
+        job: point.number
+        for point in points
+        if states[point.number] != DONE and (job := job_of(point)) is not None
+    }
     if not asked:
         return Survey(states=states)
     from forge.launch import slurm
@@ -37,8 +50,14 @@ def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
     jobs = {asked[job]: state for job, state in found.items()}
     for number, said in jobs.items():
         states[number] = _with_job(states[number], said, ended=slurm.has_ended(said))
-    waiting = slurm.reasons([job for job, state in found.items() if state == "PENDING"]) if reasons else {}
-    return Survey(states=states, jobs=jobs, reasons={asked[job]: why for job, why in waiting.items()})
+    waiting = (
+        slurm.reasons([job for job, state in found.items() if state == "PENDING"])
+        if reasons
+        else {}
+    )
+    return Survey(
+        states=states, jobs=jobs, reasons={asked[job]: why for job, why in waiting.items()}
+    )
 
 
 def job_of(point: Point) -> str | None:

@@ -28,13 +28,20 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
         flight = Preflight(overrides, config_dirs, here)  # which refuses them
     planned = flight.points()
     if len(planned) == 1 and not planned[0].combination.varied:
-        print("warning: nothing varies, so this is a sweep of one point; without -m it is a run", file=sys.stderr)
-    for text in dict.fromkeys(f"{w.what} ({w.key}; -> {w.fix})" for one in planned for w in one.resolution.warnings):
+        print(
+            "warning: nothing varies, so this is a sweep of one point; without -m it is a run",
+            file=sys.stderr,
+        )
+    for text in dict.fromkeys(
+        f"{w.what} ({w.key}; -> {w.fix})" for one in planned for w in one.resolution.warnings
+    ):
         print(f"warning: {text}", file=sys.stderr)
     return execute(Command(flight, planned), here)
 
 
-def configs(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[tuple[str, Sequence[str]]]:
+def configs(
+    overrides: Sequence[str], config_dirs: Sequence[str] = ()
+) -> Iterator[tuple[str, Sequence[str]]]:
     """The points of a sweep, each as its label and its overrides; a search has one, what its trials have in common. Raises ConfigError."""
     plain = without_intervals(overrides)
     flight = Preflight(plain, config_dirs)
@@ -66,7 +73,12 @@ def _here(sweep: Command, jobs: int, devices: Devices) -> int:
     with sweep.open():
         sweep.announce()
         local = LocalPoints(sweep=sweep.directory, jobs=jobs, gpus=visible_gpus(devices.gpus))
-        local.run([_task(sweep, entry) for entry in (*sweep.due, *(entry for entry in sweep.entries if _is_local(entry)))])
+        local.run(
+            [
+                _task(sweep, entry)
+                for entry in (*sweep.due, *(entry for entry in sweep.entries if _is_local(entry)))
+            ]
+        )
         return sweep.finish(local.failed, local.signal)
 
 
@@ -77,4 +89,9 @@ def _is_local(entry: Entry) -> bool:
 
 def _task(sweep: Command, entry: Entry) -> Task:
     found = entry.planned.resolution
-    return Task(point=entry.point, world=found.world, prepare=lambda: sweep.prepare(entry), trust=found.config.run.trust)
+    return Task(
+        point=entry.point,
+        world=found.world,
+        prepare=lambda: sweep.prepare(entry),
+        trust=found.config.run.trust,
+    )

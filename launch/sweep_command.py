@@ -51,10 +51,20 @@ class Command:
             self.entries = self.enter(self.planned)
         except Held as error:
             what, _, fix = str(error).partition(". ")
-            raise ConfigError([Problem(key=f"sweep.name={path.name}", what=f"{what}.", fix=fix)]) from None
+            raise ConfigError(
+                [Problem(key=f"sweep.name={path.name}", what=f"{what}.", fix=fix)]
+            ) from None
         except OSError as error:
             what = f"the directory {path} cannot be written: {error.strerror or error}."
-            raise ConfigError([Problem(key=f"sweep.root={path.parent}", what=what, fix="choose another place with sweep.root")]) from None
+            raise ConfigError(
+                [
+                    Problem(
+                        key=f"sweep.root={path.parent}",
+                        what=what,
+                        fix="choose another place with sweep.root",
+                    )
+                ]
+            ) from None
         with lock:
             for entry in self.due:
                 if entry.state in (FAILED, CANCELLED):
@@ -71,33 +81,53 @@ class Command:
         points = self.directory.points()
         states = survey(points).states
         known = {point.hash: states[point.number] for point in points}
-        return [planned for planned in self.planned if self._is_due(known.get(planned.hash, WAITING))]
+        return [
+            planned for planned in self.planned if self._is_due(known.get(planned.hash, WAITING))
+        ]
 
     def _is_due(self, state: str) -> bool:
-        return state in (WAITING, PARTIAL) or (self.flight.sweep.retry and state in (FAILED, CANCELLED))
+        return state in (WAITING, PARTIAL) or (
+            self.flight.sweep.retry and state in (FAILED, CANCELLED)
+        )
 
     def announce(self) -> None:
         """Where it is, and what is to be done."""
         path = short(self.directory.path)
         again = [entry.point.number for entry in self.due if entry.state in (FAILED, CANCELLED)]
-        states = ["to run again" if entry.point.number in again else WORDS.get(entry.state, entry.state) for entry in self.entries]
+        states = [
+            "to run again" if entry.point.number in again else WORDS.get(entry.state, entry.state)
+            for entry in self.entries
+        ]
         others = len(self.directory.points()) - len(self.entries)
         more = f"; {others} other{'s' * (others != 1)} of earlier commands" if others else ""
         told.say(f"sweep: {path}   ({told.counted(states)}{more})")
         if any(entry.state != DONE for entry in self.entries):
             told.say(f"  watch it with: python -m forge.status {path} --watch")
-        left = len(self.entries) - len(self.due) - sum(entry.state in (DONE, RUNNING, QUEUED) for entry in self.entries)
+        left = (
+            len(self.entries)
+            - len(self.due)
+            - sum(entry.state in (DONE, RUNNING, QUEUED) for entry in self.entries)
+        )
         if left:
-            told.say(f"  left as they are: {left} that failed or were cancelled; sweep.retry=true runs them again")
+            told.say(
+                f"  left as they are: {left} that failed or were cancelled; sweep.retry=true runs them again"
+            )
 
     def prepare(self, entry: Entry) -> None:
         """Make the run directory of a point, or take up the one there is. Raises ConfigError."""
         found = entry.planned.resolution
         config = replace(found.config, run=replace(found.config.run, dir=str(entry.point.path)))
         config.freeze()
-        resolution = Resolution(config=config, derived=found.derived, warnings=found.warnings, world=found.world)
+        resolution = Resolution(
+            config=config, derived=found.derived, warnings=found.warnings, world=found.world
+        )
         self._made = self._made or made_now()
-        directory.prepare(resolution, overrides=entry.planned.combination.overrides, config_dirs=self.flight.config_dirs, made=self._made)
+        directory.prepare(
+            resolution,
+            overrides=entry.planned.combination.overrides,
+            config_dirs=self.flight.config_dirs,
+            made=self._made,
+        )
 
     def enter(self, planned: Sequence[Planned]) -> list[Entry]:
         """Planned points with their lines in the ledger, which new ones are given, in the state that they are in."""
@@ -107,15 +137,28 @@ class Command:
             if new.hash not in known:
                 one, config = new.combination, new.resolution.config
                 kept = portable(one.overrides, self.flight.config_dirs, config)
-                known[new.hash] = self.directory.add(hash=new.hash, overrides=kept, varied=one.varied, arm=one.arm, number=number)
+                known[new.hash] = self.directory.add(
+                    hash=new.hash, overrides=kept, varied=one.varied, arm=one.arm, number=number
+                )
                 number += 1
         points = [known[one.hash] for one in planned]
         found = survey(points)
         if found.silent and shutil.which("squeue"):
             what = f"Slurm does not answer, which has jobs of this sweep in its queue, or had: {found.silent}"
-            raise ConfigError([Problem(key=f"sweep.name={self.directory.path.name}", what=what, fix="again when it does")])
+            raise ConfigError(
+                [
+                    Problem(
+                        key=f"sweep.name={self.directory.path.name}",
+                        what=what,
+                        fix="again when it does",
+                    )
+                ]
+            )
         states = found.states
-        return [Entry(planned=one, point=point, state=states[point.number]) for one, point in zip(planned, points, strict=True)]
+        return [
+            Entry(planned=one, point=point, state=states[point.number])
+            for one, point in zip(planned, points, strict=True)
+        ]
 
     def finish(self, failed: Sequence[tuple[Point, str]], stopped: int = 0) -> int:
         """Tell how it ended, and give the exit code: 1 when any point has failed, now or before, 128+n after a signal."""
@@ -127,7 +170,10 @@ class Command:
         now = {point.number: reason for point, reason in failed}
         before = [number for number in mine if states[number] == FAILED and number not in now]
         told_of = [(points[number], reason) for number, reason in now.items()]
-        told_of += [(points[number], told.cause(points[number].path, points[number].code)) for number in before]
+        told_of += [
+            (points[number], told.cause(points[number].path, points[number].code))
+            for number in before
+        ]
         for text in told.failures(sorted(told_of, key=lambda pair: pair[0].number)):
             told.say(text)
         if told_of and not self.flight.sweep.retry:

@@ -75,23 +75,48 @@ class SweepDirectory:
         """What was typed for it, oldest first: time, argv, overrides and config_dirs, where there were any, of each."""
         return list(self._content().get("commands", []))
 
-    def begin(self, overrides: Sequence[str], argv: Sequence[str] | None = None, *, config_dirs: Sequence[str] = ()) -> None:
+    def begin(
+        self,
+        overrides: Sequence[str],
+        argv: Sequence[str] | None = None,
+        *,
+        config_dirs: Sequence[str] = (),
+    ) -> None:
         """Make the directory where there is none, and keep the command that was typed."""
         (self.path / POINTS).mkdir(parents=True, exist_ok=True)
-        command = {"time": now(), "argv": list(sys.argv if argv is None else argv), "overrides": list(overrides)}
+        command = {
+            "time": now(),
+            "argv": list(sys.argv if argv is None else argv),
+            "overrides": list(overrides),
+        }
         if config_dirs:
-            command["config_dirs"] = [path if "://" in path else os.path.abspath(path) for path in config_dirs]
+            command["config_dirs"] = [
+                path if "://" in path else os.path.abspath(path) for path in config_dirs
+            ]
         content = {"version": VERSION, "name": self.name, "commands": [*self.commands(), command]}
         write_json(self.path / SWEEP, content)
 
     def add(
-        self, *, hash: str, overrides: Sequence[str], varied: Mapping[str, str], arm: str | None = None, number: int | None = None
+        self,
+        *,
+        hash: str,
+        overrides: Sequence[str],
+        varied: Mapping[str, str],
+        arm: str | None = None,
+        number: int | None = None,
     ) -> Point:
         """A new point with this number, or the next; its run directory is made by whoever prepares the run."""
         number = self.next_number() if number is None else number
         slug = slug_of(varied, arm)
         folder = f"{POINTS}/{number:03d}_{slug}_{hash[:8]}"
-        line = {"hash": hash, "slug": slug, "dir": folder, "overrides": list(overrides), "varied": dict(varied), "arm": arm}
+        line = {
+            "hash": hash,
+            "slug": slug,
+            "dir": folder,
+            "overrides": list(overrides),
+            "varied": dict(varied),
+            "arm": arm,
+        }
         self.note("point", number, **line)
         return self._point({"number": number, **line})
 
@@ -101,7 +126,9 @@ class SweepDirectory:
 
     def note(self, event: str, number: int, **more: Any) -> None:
         """Add what happened to a point to the ledger."""
-        json_lines.append(self.path / LEDGER, {"event": event, "time": now(), "number": number, **more})
+        json_lines.append(
+            self.path / LEDGER, {"event": event, "time": now(), "number": number, **more}
+        )
 
     def points(self) -> list[Point]:
         """All points by number, each with the last thing that happened to it."""
@@ -112,15 +139,22 @@ class SweepDirectory:
                 found.setdefault(line["number"], self._point(line))
             elif number in found:
                 before = found[number]
-                event = before.event if (before.event, event) == ("cancelled", "ended") else str(event)
-                kept = {name: line.get(name, getattr(before, name)) for name in ("job", "cluster", "pid", "host")}
+                event = (
+                    before.event if (before.event, event) == ("cancelled", "ended") else str(event)
+                )
+                kept = {
+                    name: line.get(name, getattr(before, name))
+                    for name in ("job", "cluster", "pid", "host")
+                }
                 found[number] = replace(before, event=event, code=line.get("code"), **kept)
         return [found[number] for number in sorted(found)]
 
     def _point(self, line: Mapping[str, Any]) -> Point:
         if leads_out(line["dir"]):
             what = f"{self.path / LEDGER} has point {line['number']} in {line['dir']}, which is outside of the sweep."
-            raise ConfigError([Problem(key=str(self.path), what=what, fix="give another sweep.name")])
+            raise ConfigError(
+                [Problem(key=str(self.path), what=what, fix="give another sweep.name")]
+            )
         return Point(
             number=line["number"],
             hash=line["hash"],
@@ -140,7 +174,9 @@ class SweepDirectory:
             content = None
         if not isinstance(content, dict) or not isinstance(content.get("commands"), list):
             what = f"{self.path / SWEEP} cannot be read."
-            raise ConfigError([Problem(key=str(self.path), what=what, fix="give another sweep.name")])
+            raise ConfigError(
+                [Problem(key=str(self.path), what=what, fix="give another sweep.name")]
+            )
         return content
 
 
@@ -162,7 +198,9 @@ def find_sweep(path: Path) -> SweepDirectory:
     """The sweep in a directory. Raises ConfigError."""
     sweep = SweepDirectory(path)
     if not sweep.exists:
-        what = f"{path} is no sweep: " + (f"it has no {SWEEP}." if path.exists() else "there is no such directory.")
+        what = f"{path} is no sweep: " + (
+            f"it has no {SWEEP}." if path.exists() else "there is no such directory."
+        )
         fix = f"give the directory of a sweep, like {examples(path)}"
         raise ConfigError([Problem(key=str(path), what=what, fix=fix, where=COMMAND_LINE)])
     return sweep
@@ -171,7 +209,9 @@ def find_sweep(path: Path) -> SweepDirectory:
 def examples(path: Path | None = None, most: int = 3) -> str:
     """Sweeps that may have been meant, the last one first: those in a directory, else in sweeps; a pattern where there are none."""
     for folder in (*([path] if path is not None else []), Path(Sweep().root)):
-        found = sorted(folder.glob(f"*/{SWEEP}"), key=lambda file: file.stat().st_mtime, reverse=True)
+        found = sorted(
+            folder.glob(f"*/{SWEEP}"), key=lambda file: file.stat().st_mtime, reverse=True
+        )
         if found:
             return ", ".join(str(file.parent) for file in found[:most])
     return f"{Sweep().root}/<name>"

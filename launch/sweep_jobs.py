@@ -21,8 +21,15 @@ def run(sweep: Command) -> int:
     section = sweep.planned[0].resolution.config.launch
     assert isinstance(section, Submitit)
     if isinstance(section, Slurm):
-        name, folder, new = sweep.directory.path.name, sweep.directory.path / FOLDER, sweep.to_start()
-        sizes = [(folder / str(number), planned.resolution.world.size) for number, planned in enumerate(new)]
+        name, folder, new = (
+            sweep.directory.path.name,
+            sweep.directory.path / FOLDER,
+            sweep.to_start(),
+        )
+        sizes = [
+            (folder / str(number), planned.resolution.world.size)
+            for number, planned in enumerate(new)
+        ]
         if section.dry_run:
             labels = [planned.combination.label for planned in new]
             print("\n".join(slurm.scripts(sizes, section, name=name, folder=folder, labels=labels)))
@@ -40,21 +47,32 @@ def run(sweep: Command) -> int:
     return sweep.finish(ended.failed)
 
 
-def submit(sweep: Command, entries: Sequence[Entry], section: Submitit, ended: Ended) -> Callable[[], None]:
+def submit(
+    sweep: Command, entries: Sequence[Entry], section: Submitit, ended: Ended
+) -> Callable[[], None]:
     """Make their run directories and submit them; what waits for them, and tells `ended` of each. Raises ConfigError."""
     name, folder = sweep.directory.path.name, sweep.directory.path / FOLDER
     due = [(entry.point, entry.planned.resolution.world) for entry in entries]
-    trust = list(dict.fromkeys(prefix for entry in entries for prefix in entry.planned.resolution.config.run.trust))
+    trust = list(
+        dict.fromkeys(
+            prefix for entry in entries for prefix in entry.planned.resolution.config.run.trust
+        )
+    )
     for entry in entries:
         sweep.prepare(entry)
     if isinstance(section, Slurm):
         sizes = [(point.path, world.size) for point, world in due]
-        ids, cluster = slurm.submit(sizes, section, name=name, folder=folder, trust=trust) if due else [], "slurm"
+        ids, cluster = (
+            slurm.submit(sizes, section, name=name, folder=folder, trust=trust) if due else [],
+            "slurm",
+        )
         wait = ended.slurm
     else:
         from forge.launch import submitit_local
 
-        jobs = submitit_local.submit([(point.path, world) for point, world in due], name=name, folder=folder, trust=trust)
+        jobs = submitit_local.submit(
+            [(point.path, world) for point, world in due], name=name, folder=folder, trust=trust
+        )
         ids, cluster = [str(job.job_id) for job in jobs], "local"
         wait = ended.local(jobs, [point for point, _ in due])
     for (point, _), job in zip(due, ids, strict=True):
@@ -72,16 +90,29 @@ class Ended:
 
     def slurm(self) -> None:
         """Until the jobs of all points of the command have ended, those that earlier ones have submitted too."""
-        points = {job: entry.point for entry in self.sweep.entries if (job := slurm.job_of(entry.point.path)) is not None}
+        points = {
+            job: entry.point
+            for entry in self.sweep.entries
+            if (job := slurm.job_of(entry.point.path)) is not None
+        }
         open_jobs = [job for job, point in points.items() if finished(point.path) is None]
-        slurm.wait(open_jobs, told=lambda job, state: self._tell(points[job], f"job {job}: {state or 'gone'}", slurm.log_file))
+        slurm.wait(
+            open_jobs,
+            told=lambda job, state: self._tell(
+                points[job], f"job {job}: {state or 'gone'}", slurm.log_file
+            ),
+        )
 
     def local(self, jobs: Sequence[Any], points: Sequence[Point]) -> Callable[[], None]:
         """The same for jobs of submitit on this machine, of this command."""
         from forge.launch import submitit_local
 
-        files = {point.path: Path(job.paths.stdout) for job, point in zip(jobs, points, strict=True)}
-        return lambda: submitit_local.wait(jobs, lambda place: self._tell(points[place], f"job {jobs[place].job_id}", files.get))
+        files = {
+            point.path: Path(job.paths.stdout) for job, point in zip(jobs, points, strict=True)
+        }
+        return lambda: submitit_local.wait(
+            jobs, lambda place: self._tell(points[place], f"job {jobs[place].job_id}", files.get)
+        )
 
     def _tell(self, point: Point, job: str, log: Callable[[Path], Path | None]) -> None:
         if finished(point.path) is not None:
@@ -91,4 +122,6 @@ class Ended:
         else:
             words = told.why(point.path) or told.last_of(log(point.path))
             self.failed.append((point, told.cause(point.path) or job))
-            told.say("\n".join([told.line(point, "FAILED", job), *(f"     | {text}" for text in words)]))
+            told.say(
+                "\n".join([told.line(point, "FAILED", job), *(f"     | {text}" for text in words)])
+            )

@@ -24,7 +24,14 @@ def shared(processes: int, environ: Mapping[str, str] = os.environ) -> dict[str,
 def of_task(environ: Mapping[str, str]) -> dict[str, str]:
     """The same for a task of Slurm, which says how many cores of the node the step has, whether or not it keeps the task to its own."""
     cores = environ.get(ON_NODE, "")
-    tasks = next((int(found[0]) for name in TASKS if (found := re.match(r"[1-9]\d*", environ.get(name, "")))), 1)  # "4(x2)": of two nodes
+    tasks = next(
+        (
+            int(found[0])
+            for name in TASKS
+            if (found := re.match(r"[1-9]\d*", environ.get(name, "")))
+        ),
+        1,
+    )  # "4(x2)": of two nodes
     return {} if COUNT in environ or not cores.isdigit() else _of(int(cores), tasks)
 
 

@@ -29,7 +29,15 @@ def say(text: str) -> None:
 
 def label(point: Point) -> str:
     """What tells a point from its neighbours."""
-    return " ".join([*([point.arm] if point.arm else []), *(f"{key}={value}" for key, value in point.varied.items())]) or point.slug
+    return (
+        " ".join(
+            [
+                *([point.arm] if point.arm else []),
+                *(f"{key}={value}" for key, value in point.varied.items()),
+            ]
+        )
+        or point.slug
+    )
 
 
 def line(point: Point, event: str, more: str = "") -> str:
@@ -53,7 +61,9 @@ def why(path: Path, code: int | None = None) -> list[str]:
     reason = failure.recorded(path) or {}
     said = str(reason.get("said") or reason.get("message") or "")
     lines = [text.rstrip() for text in said.splitlines() if text.strip()] or _printed(path / OUTPUT)
-    return lines[-LAST_LINES:] or ([f"its processes ended with exit code {code}, and said nothing"] if code else [])
+    return lines[-LAST_LINES:] or (
+        [f"its processes ended with exit code {code}, and said nothing"] if code else []
+    )
 
 
 def last_of(file: Path | None) -> list[str]:
@@ -72,9 +82,16 @@ def cause(path: Path, code: int | None = None) -> str:
     message = [text for text in str(reason.get("message") or "").splitlines() if text.strip()]
     kind = str(reason.get("type") or "")
     known = message[0] if message else kind
-    if message and kind and kind not in ("ValueError", "RuntimeError", "CallbackError") and not kind.startswith("SIG"):
+    if (
+        message
+        and kind
+        and kind not in ("ValueError", "RuntimeError", "CallbackError")
+        and not kind.startswith("SIG")
+    ):
         known = f"{kind}: {known}"
-    return known or next((lines[-1] for lines in (why(path), _of_job(path), why(path, code)) if lines), "")
+    return known or next(
+        (lines[-1] for lines in (why(path), _of_job(path), why(path, code)) if lines), ""
+    )
 
 
 def _of_job(path: Path) -> list[str]:
@@ -89,7 +106,11 @@ def failures(failed: Iterable[tuple[Point, str]]) -> list[str]:
     """The list at the end: each point that failed, and why."""
     lines = []
     for point, words in failed:
-        lines += [f"  {line(point, 'failed')}", f"       {words}"] if words else [f"  {line(point, 'failed')}"]
+        lines += (
+            [f"  {line(point, 'failed')}", f"       {words}"]
+            if words
+            else [f"  {line(point, 'failed')}"]
+        )
         lines += [f"       {short(point.path)}"] if is_run(point.path) else []
     return lines
 
@@ -98,13 +119,20 @@ def counted(states: Sequence[str]) -> str:
     """'6 points: 4 done, 2 failed'."""
     counts = {state: states.count(state) for state in dict.fromkeys(states)}
     count = f"{len(states)} point{'s' * (len(states) != 1)}"
-    return f"{count}: {', '.join(f'{n} {state}' for state, n in counts.items())}" if counts else count
+    return (
+        f"{count}: {', '.join(f'{n} {state}' for state, n in counts.items())}" if counts else count
+    )
 
 
 def span(seconds: float) -> str:
     """A time in its two largest units: '41 s', '3 min 5 s', '2 h 10 min'."""
     whole = round(seconds)
-    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
+    parts = [
+        (whole // 86400, "d"),
+        (whole // 3600 % 24, "h"),
+        (whole // 60 % 60, "min"),
+        (whole % 60, "s"),
+    ]
     first = next((index for index, (count, _) in enumerate(parts) if count), 3)
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count) or "0 s"
 

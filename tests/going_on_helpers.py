@@ -14,7 +14,13 @@ from forge.config.stored import newest
 from forge.launch import directory
 from forge.resume import overrides_of
 
-RUN = ("run.dir=run", "model.dim=64", "model.n_heads=4", "train.max_steps=40", "scheduler.warmup_steps=4")
+RUN = (
+    "run.dir=run",
+    "model.dim=64",
+    "model.n_heads=4",
+    "train.max_steps=40",
+    "scheduler.warmup_steps=4",
+)
 """A small run in run/."""
 
 
@@ -44,10 +50,30 @@ def read(path: Path) -> Any:
 
 def content(folder: Path) -> dict[str, bytes]:
     """Every file with its bytes, but for the lock, which says who looked last."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != "run.lock"
+    }
 
 
-def end(run: Path, *, status: str = "finished", reason: str = "end", config: str = "config.yaml", step: int = 7) -> None:
+def end(
+    run: Path,
+    *,
+    status: str = "finished",
+    reason: str = "end",
+    config: str = "config.yaml",
+    step: int = 7,
+) -> None:
     """The result that a worker leaves."""
-    result = {"status": status, "reason": reason, "step": step, "tokens": 1, "config": config, "metrics": {}}
-    directory.write_json(run / "result.json", {**result, "objective": {"name": "train/loss", "value": None}})
+    result = {
+        "status": status,
+        "reason": reason,
+        "step": step,
+        "tokens": 1,
+        "config": config,
+        "metrics": {},
+    }
+    directory.write_json(
+        run / "result.json", {**result, "objective": {"name": "train/loss", "value": None}}
+    )

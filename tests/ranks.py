@@ -20,12 +20,19 @@ def on_ranks(world: int, work: Callable[[int], None]) -> None:
     """Run work(rank) on each of `world` ranks; fails with the trace of every rank that failed, or that did not end."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
-        ranks = [context.Process(target=_rank, args=(rank, world, work, Path(folder))) for rank in range(world)]
+        ranks = [
+            context.Process(target=_rank, args=(rank, world, work, Path(folder)))
+            for rank in range(world)
+        ]
         for process in ranks:
             process.start()
         for process in ranks:
             process.join(SECONDS)
-        failed = [f"rank {rank} failed:\n{_trace(Path(folder), rank)}" for rank, process in enumerate(ranks) if process.exitcode != 0]
+        failed = [
+            f"rank {rank} failed:\n{_trace(Path(folder), rank)}"
+            for rank, process in enumerate(ranks)
+            if process.exitcode != 0
+        ]
         for process in ranks:
             process.kill()
         assert not failed, "\n".join(failed)
@@ -36,7 +43,13 @@ def _rank(rank: int, world: int, work: Callable[[int], None], folder: Path) -> N
     try:
         torch.set_num_threads(1)
         store = f"file://{folder}/store"
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS / 2))
+        dist.init_process_group(
+            "gloo",
+            init_method=store,
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=SECONDS / 2),
+        )
         work(rank)
         dist.barrier()
         code = 0

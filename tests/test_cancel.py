@@ -32,11 +32,20 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDirectory:
     made = SweepDirectory(tmp_path / "mine")
     made.begin(["seed=1,2,3"], ["forge.train"])
     for seed in (1, 2, 3):
-        point = made.add(hash=f"{seed:032d}", overrides=[f"seed={seed}"], varied={"seed": str(seed)})
+        point = made.add(
+            hash=f"{seed:032d}", overrides=[f"seed={seed}"], varied={"seed": str(seed)}
+        )
         point.path.mkdir(parents=True)
         (point.path / "config.yaml").write_text("seed: 1\ntrain:\n  max_steps: 3\n")
         (point.path / "attempts.jsonl").write_text('{"event": "start", "step": 0}\n')
-    result = {"status": "finished", "reason": "end", "step": 3, "metrics": {}, "config": "config.yaml", "objective": {"value": 1}}
+    result = {
+        "status": "finished",
+        "reason": "end",
+        "step": 3,
+        "metrics": {},
+        "config": "config.yaml",
+        "objective": {"value": 1},
+    }
     (made.points()[0].path / "result.json").write_text(json.dumps(result))
     return made
 
@@ -63,7 +72,9 @@ def test_one_point_that_runs(sweep: SweepDirectory, capsys: pytest.CaptureFixtur
     assert events(sweep) == ["", "cancelled", ""]
 
 
-def test_all_of_it_with_the_command_that_starts_points(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_it_with_the_command_that_starts_points(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     command, rank = holder(sweep.path, LOCK), holder(sweep.points()[2].path)
     assert cancel.main(["mine"]) == 0
     assert (command.wait(timeout=20), rank.wait(timeout=20)) == (7, 7)
@@ -73,7 +84,10 @@ def test_all_of_it_with_the_command_that_starts_points(sweep: SweepDirectory, ca
     ]
     assert events(sweep) == ["", "cancelled", "cancelled"]
     assert cancel.main(["mine"]) == 0
-    assert capsys.readouterr().out == "there is nothing left to cancel: 3 points: 1 done, 2 cancelled\n"
+    assert (
+        capsys.readouterr().out
+        == "there is nothing left to cancel: 3 points: 1 done, 2 cancelled\n"
+    )
 
 
 def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +98,9 @@ def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == f"process {process.pid} saves and ends\n"
 
 
-def test_what_runs_elsewhere_is_not_reached(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_runs_elsewhere_is_not_reached(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = sweep.points()[1].path
     process = holder(place)
     (place / "run.lock").write_text('{"host": "far", "pid": 5}\n')
@@ -95,12 +111,17 @@ def test_what_runs_elsewhere_is_not_reached(sweep: SweepDirectory, capsys: pytes
     starter = holder(sweep.path, LOCK)
     (sweep.path / LOCK).write_text('{"host": "far", "pid": 6}\n')
     assert cancel.main(["mine"]) == 1
-    assert "the command that starts points runs on far, process 6; type this there" in capsys.readouterr().out
+    assert (
+        "the command that starts points runs on far, process 6; type this there"
+        in capsys.readouterr().out
+    )
     starter.kill()
     starter.wait()
 
 
-def test_jobs_of_slurm(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_slurm(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (1, 2):
         sweep.note("submitted", number, job=f"7_{number}", cluster="slurm")
     ended: list[str] = []
@@ -114,14 +135,19 @@ def test_jobs_of_slurm(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_slurm_that_does_not_answer(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_that_does_not_answer(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def silent(_):
         raise slurm.NoAnswer("squeue fails: no route.")
 
     sweep.note("submitted", 1, job="7_1", cluster="slurm")
     monkeypatch.setattr(slurm, "states", silent)
     assert cancel.main(["mine"]) == 2
-    assert "Slurm does not answer: squeue fails: no route.\n     -> again when it does" in capsys.readouterr().err
+    assert (
+        "Slurm does not answer: squeue fails: no route.\n     -> again when it does"
+        in capsys.readouterr().err
+    )
     assert events(sweep) == ["", "submitted", ""]
 
 
@@ -132,7 +158,10 @@ def test_what_is_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_is_typed_wrongly(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert cancel.main([]) == 2
-    assert "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.cancel sweeps/<name>\n" in capsys.readouterr().err
+    assert (
+        "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.cancel sweeps/<name>\n"
+        in capsys.readouterr().err
+    )
     assert cancel.main(["mine", "one"]) == 2
     said = "1. one   [command line]\n     a point is given by its number.\n     -> python -m forge.cancel mine 3\n"
     assert said in capsys.readouterr().err

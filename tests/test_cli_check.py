@@ -52,11 +52,21 @@ def plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def rows(text: str) -> dict[str, str]:
-    return {line[2:33].strip(): line[33:].strip() for line in text.splitlines() if line.startswith("  ")}
+    return {
+        line[2:33].strip(): line[33:].strip() for line in text.splitlines() if line.startswith("  ")
+    }
 
 
 def test_what_a_job_takes(plan: Plan):
-    found = rows(plan("launch=slurm", "launch.gpus_per_node=0", "launch.tasks_per_node=2", "parallel=tp4", "run.device=cpu"))
+    found = rows(
+        plan(
+            "launch=slurm",
+            "launch.gpus_per_node=0",
+            "launch.tasks_per_node=2",
+            "parallel=tp4",
+            "run.device=cpu",
+        )
+    )
     assert found["job"] == "2 nodes with 2 ranks, 60 minutes"
     assert "job" not in rows(plan())
 
@@ -70,36 +80,66 @@ def test_the_numbers_of_a_small_run(plan: Plan):
     assert found["weights (fp32)"] == found["gradients (fp32)"] == "0.1 MiB"
     assert found["run.num_processes"] == "1   (from the parallel degrees)"
     assert found["train.global_batch_size"] == "8   (4 a micro-batch * 2 micro-batches * 1 ranks)"
-    assert found["scheduler.decay_steps"] == "90   (train.max_steps=100 - scheduler.warmup_steps=10)"
+    assert (
+        found["scheduler.decay_steps"] == "90   (train.max_steps=100 - scheduler.warmup_steps=10)"
+    )
     assert found["world"].startswith("1 rank on cpu, from the parallel degrees (")
     assert found["directory"] == "runs/<date>_tiny_<id>"
     assert text.endswith("(train.max_steps=100 - scheduler.warmup_steps=10)\n"), "no warnings"
 
 
 def test_the_numbers_of_llama3_70b(plan: Plan):
-    text = plan("model=llama3_70b", "train.seq_len=8192", "train.batch_size=1", "tokenizer.vocab_size=128256", "run.device=cpu")
+    text = plan(
+        "model=llama3_70b",
+        "train.seq_len=8192",
+        "train.batch_size=1",
+        "tokenizer.vocab_size=128256",
+        "run.device=cpu",
+    )
     found = rows(text)
     assert found["parameters"] == "70,553,706,496"
-    assert [found[name] for name in ("embedding", "attention", "feed-forward", "norms", "output head")] == [
+    assert [
+        found[name] for name in ("embedding", "attention", "feed-forward", "norms", "output head")
+    ] == [
         "1,050,673,152",
         "12,079,595,520",
         "56,371,445,760",
         "1,318,912",
         "1,050,673,152",
     ]
-    assert sum(int(found[n].replace(",", "")) for n in ("embedding", "attention", "feed-forward", "norms", "output head")) == 70_553_706_496
-    assert found["weights (fp32)"] == found["gradients (fp32)"] == f"{4 * 70_553_706_496 / 2**30:.1f} GiB" == "262.8 GiB"
+    assert (
+        sum(
+            int(found[n].replace(",", ""))
+            for n in ("embedding", "attention", "feed-forward", "norms", "output head")
+        )
+        == 70_553_706_496
+    )
+    assert (
+        found["weights (fp32)"]
+        == found["gradients (fp32)"]
+        == f"{4 * 70_553_706_496 / 2**30:.1f} GiB"
+        == "262.8 GiB"
+    )
     assert found["optimizer state (fp32)"] == "525.7 GiB"
     matrices = 12_079_595_520 + 56_371_445_760 + 1_050_673_152
     assert found["FLOPs a token"].startswith(f"{6 * matrices + 12 * 80 * 8192 * 8192:.4g} ")
     assert found["global batch"] == "1 sequences = 8,192 tokens"
     assert text.count("warning") == 1
-    assert "1 rank (from a CPU) needs a GPU, or 1,051.3 GiB of a CPU's memory" in text, "the only one"
+    assert "1 rank (from a CPU) needs a GPU, or 1,051.3 GiB of a CPU's memory" in text, (
+        "the only one"
+    )
 
 
 def test_every_end_of_a_run_is_named(plan: Plan):
-    text = plan("train.max_epochs=2", "train.max_time=1.5", "train.max_steps=100000", "scheduler.warmup_steps=10")
-    assert rows(text)["ends after"] == "100,000 steps or 2 epochs or 1.5 minutes, whichever is first"
+    text = plan(
+        "train.max_epochs=2",
+        "train.max_time=1.5",
+        "train.max_steps=100000",
+        "scheduler.warmup_steps=10",
+    )
+    assert (
+        rows(text)["ends after"] == "100,000 steps or 2 epochs or 1.5 minutes, whichever is first"
+    )
 
 
 def test_warnings_are_shown_and_do_not_refuse(plan: Plan):
@@ -116,7 +156,10 @@ def test_warnings_are_shown_and_do_not_refuse(plan: Plan):
 
 
 def test_the_directory_that_a_run_would_get(plan: Plan):
-    assert rows(plan("run.name=mine", "run.root=/tmp/elsewhere"))["directory"] == "/tmp/elsewhere/<date>_mine_<id>"
+    assert (
+        rows(plan("run.name=mine", "run.root=/tmp/elsewhere"))["directory"]
+        == "/tmp/elsewhere/<date>_mine_<id>"
+    )
     assert rows(plan("run.dir=/tmp/a_new_one"))["directory"] == "/tmp/a_new_one"
 
 
@@ -130,31 +173,47 @@ def test_an_option_in_a_folder_of_its_group_gives_one_directory(
     assert shown == "runs/<date>_nano-deep_<id>"
     monkeypatch.chdir(tmp_path)
     made = directory.create(cli.resolved(chosen[:1], chosen[2:])[1], overrides=[])[0]
-    assert fnmatch(str(made.relative_to(tmp_path)), shown.replace("<date>", "*").replace("<id>", "*"))
+    assert fnmatch(
+        str(made.relative_to(tmp_path)), shown.replace("<date>", "*").replace("<id>", "*")
+    )
 
 
 def test_problems_exit_with_two(capsys: pytest.CaptureFixture[str]):
     assert check.main(["train.seq_len=99999", "optimizer.lrr=3"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("2 problems; nothing was started or written.\n  1. train.seq_len=99999   [command line]\n")
+    assert captured.err.startswith(
+        "2 problems; nothing was started or written.\n  1. train.seq_len=99999   [command line]\n"
+    )
 
 
-def test_a_layout_that_leaves_ranks_of_a_launcher_over_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_layout_that_leaves_ranks_of_a_launcher_over_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert check.main(["parallel=single"]) == 2
     error = capsys.readouterr().err
-    assert "dp_replicate=1 * dp_shard=1 * tp=1 * pp=1 * cp=1 * ep=1 = 1, and there are 4 ranks (from WORLD_SIZE)." in error
+    assert (
+        "dp_replicate=1 * dp_shard=1 * tp=1 * pp=1 * cp=1 * ep=1 = 1, and there are 4 ranks (from WORLD_SIZE)."
+        in error
+    )
     assert "-> parallel.dp_shard=4" in error
 
 
 def test_help(capsys: pytest.CaptureFixture[str]):
     assert check.main(["-h"]) == 0
-    assert capsys.readouterr().out.startswith("python -m forge.check [group=option] [key=value] ...\n\nWhat would run:")
+    assert capsys.readouterr().out.startswith(
+        "python -m forge.check [group=option] [key=value] ...\n\nWhat would run:"
+    )
 
 
 def test_every_derived_value_is_listed(plan: Plan):
-    arguments = ["scheduler=wsd", "scheduler.warmup_steps=10", "train.global_batch_tokens=4096", "run.device=cpu"]
+    arguments = [
+        "scheduler=wsd",
+        "scheduler.warmup_steps=10",
+        "train.global_batch_tokens=4096",
+        "run.device=cpu",
+    ]
     found = rows(plan(*arguments))
     _, resolution = cli.resolved(arguments)
     assert len(resolution.derived) > 6

@@ -40,7 +40,13 @@ def run(tmp_path: Path) -> Path:
 def save(run: Path, step: int, **meta: Any) -> Path:
     path = run / "checkpoints" / f"step_{step}"
     path.mkdir(parents=True)
-    about = {"format": 2, "step": step, "time": "2026-01-02T03:04:05+0000", "run_id": directory.run_id(run), "reason": "interval"}
+    about = {
+        "format": 2,
+        "step": step,
+        "time": "2026-01-02T03:04:05+0000",
+        "run_id": directory.run_id(run),
+        "reason": "interval",
+    }
     (path / "meta.json").write_text(json.dumps({**about, "metrics": {}, "files": {}, **meta}))
     return path
 
@@ -69,7 +75,17 @@ def test_as_json(seven: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert checkpoints.main([str(seven), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["step"] for row in rows] == [3, 20, 100, 110, 120, 130, 140]
-    assert set(rows[0]) == {"step", "path", "time", "reason", "metrics", "bytes", "fault", "best", "weights_only"}
+    assert set(rows[0]) == {
+        "step",
+        "path",
+        "time",
+        "reason",
+        "metrics",
+        "bytes",
+        "fault",
+        "best",
+        "weights_only",
+    }
     assert rows[0]["metrics"]["loss"] == 4.39123
     assert (rows[0]["fault"], rows[0]["path"]) == (None, f"{seven}/checkpoints/step_3")
     assert rows[1]["bytes"] == 2**20 + (seven / "checkpoints/step_20/meta.json").stat().st_size
@@ -84,7 +100,9 @@ def test_a_run_without_any(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_folder_of_another_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    composition, resolution = cli.resolved([f"run.dir={tmp_path / 'run'}", "checkpoint.dir=kept/here"])
+    composition, resolution = cli.resolved(
+        [f"run.dir={tmp_path / 'run'}", "checkpoint.dir=kept/here"]
+    )
     run = directory.create(resolution, overrides=composition.overrides)[0]
     save(run, 3).parent.rename(run / "moved")
     (run / "kept").mkdir()
@@ -99,8 +117,13 @@ def test_what_is_no_run(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture
         assert capsys.readouterr() == ("", f"{path} is no run directory: it has no config.yaml\n")
 
 
-@pytest.mark.parametrize(("name", "content"), [("provenance.json", "{"), ("provenance.json", "[]"), ("config.yaml", "a: [")])
-def test_a_run_that_is_damaged(run: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("provenance.json", "{"), ("provenance.json", "[]"), ("config.yaml", "a: [")],
+)
+def test_a_run_that_is_damaged(
+    run: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / name).write_text(content)
     assert checkpoints.main([str(run)]) == 2
     out, err = capsys.readouterr()

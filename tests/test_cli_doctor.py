@@ -29,13 +29,18 @@ WELL = "a run on the CPU has all that it needs"
 def shell(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "forge.doctor", *arguments]
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environ}
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environ, timeout=120)
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environ, timeout=120
+    )
 
 
 @pytest.fixture
 def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch is well, and is not asked again by every test."""
-    said = {"torch": {"version": "2.13.0", "cuda": None, "hip": None, "cpu": "AVX2", "threads": 1}, "nvml": {"error": "none"}}
+    said = {
+        "torch": {"version": "2.13.0", "cuda": None, "hip": None, "cpu": "AVX2", "threads": 1},
+        "nvml": {"error": "none"},
+    }
     said |= {"cuda": {"devices": []}, "distributed": {"gloo": True, "nccl": False}, "gloo": {}}
     monkeypatch.setattr(accelerator, "probe", lambda: said)
 
@@ -69,21 +74,40 @@ def test_the_same_as_json(tmp_path: Path, no_probe: None, capsys: pytest.Capture
 
 def test_every_finding_that_is_not_well_has_a_fix(no_probe: None):
     findings = examining.examine(
-        Plan(runs=Path("/dev/null/x"), cache=Path("/dev/null/y"), num_workers=2, loader_bytes=2**50, num_threads=9999)
+        Plan(
+            runs=Path("/dev/null/x"),
+            cache=Path("/dev/null/y"),
+            num_workers=2,
+            loader_bytes=2**50,
+            num_threads=9999,
+        )
     )
     assert {f.check for f in lacking(findings)} >= {"run.root", "cache", "locks"}
     assert {"/dev/shm", "threads"} <= {f.check for f in findings if f.status == "warn"}
     assert all(bool(f.fix) == (f.status != "ok") for f in findings)
 
 
-def test_overrides_name_the_places(tmp_path: Path, no_probe: None, capsys: pytest.CaptureFixture[str]):
+def test_overrides_name_the_places(
+    tmp_path: Path, no_probe: None, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "file").touch()
-    assert doctor.main([f"run.root={tmp_path}/file", f"data.cache_dir={tmp_path}/c", "run.num_threads=9999"]) == 1
+    assert (
+        doctor.main(
+            [f"run.root={tmp_path}/file", f"data.cache_dir={tmp_path}/c", "run.num_threads=9999"]
+        )
+        == 1
+    )
     text = capsys.readouterr().out
-    assert f"run.root       missing  {tmp_path}/file cannot be written: {tmp_path}/file is a file\n" in text
+    assert (
+        f"run.root       missing  {tmp_path}/file cannot be written: {tmp_path}/file is a file\n"
+        in text
+    )
     assert f"cache          ok       {tmp_path}/c (not there yet): " in text
     assert "-> choose another place: run.root=DIR\n" in text
-    assert "9999 threads a rank (run.num_threads=9999): more threads than cores wait for each other" in text
+    assert (
+        "9999 threads a rank (run.num_threads=9999): more threads than cores wait for each other"
+        in text
+    )
     assert text.splitlines()[-1] == "missing, and every run needs it: run.root, locks"
     assert doctor.main([f"run.dir={tmp_path}/file/x"]) == 1
     assert "-> choose another place: run.dir=DIR\n" in capsys.readouterr().out
@@ -97,7 +121,9 @@ def test_a_wrong_override_is_refused(capsys: pytest.CaptureFixture[str]):
     assert "did you mean run.root=/data?" in captured.err
 
 
-def test_a_device_that_is_not_there_is_no_reason_to_refuse(no_probe: None, capsys: pytest.CaptureFixture[str]):
+def test_a_device_that_is_not_there_is_no_reason_to_refuse(
+    no_probe: None, capsys: pytest.CaptureFixture[str]
+):
     assert doctor.main(["run.device=cuda"]) == 0
     assert "no NVIDIA driver" in capsys.readouterr().out
 
@@ -111,10 +137,21 @@ def test_help(capsys: pytest.CaptureFixture[str]):
 
 def test_the_plan_of_a_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
-    typed = ["data.num_workers=3", "data.prefetch_factor=5", "train.batch_size=7", "train.seq_len=128", "run.num_threads=2"]
+    typed = [
+        "data.num_workers=3",
+        "data.prefetch_factor=5",
+        "train.batch_size=7",
+        "train.seq_len=128",
+        "run.num_threads=2",
+    ]
     plan = doctor.plan(compose.config([*typed, 'data.cache_dir="~/c"']))
     assert plan.loader_bytes == 3 * 5 * (7 * 128 * 8 * 2)
-    assert (plan.runs, plan.num_workers, plan.num_threads, plan.cache) == (tmp_path / "runs", 3, 2, Path("~/c").expanduser())
+    assert (plan.runs, plan.num_workers, plan.num_threads, plan.cache) == (
+        tmp_path / "runs",
+        3,
+        2,
+        Path("~/c").expanduser(),
+    )
     monkeypatch.setenv("FORGE_CACHE", "here")
     assert doctor.plan(compose.config([])).cache == cache_root(None)
     monkeypatch.delenv("FORGE_CACHE")
@@ -123,10 +160,15 @@ def test_the_plan_of_a_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_a_broken_torch_is_told_and_the_rest_is_still_looked_at(tmp_path: Path):
     (tmp_path / "path" / "torch").mkdir(parents=True)
-    (tmp_path / "path" / "torch" / "__init__.py").write_text("raise ImportError('libtorch.so: no such file')\n")
+    (tmp_path / "path" / "torch" / "__init__.py").write_text(
+        "raise ImportError('libtorch.so: no such file')\n"
+    )
     done = shell(folder=tmp_path, PYTHONPATH=str(tmp_path / "path"))
     assert (done.returncode, done.stderr) == (1, "")
-    assert "torch          missing  it cannot be imported: ImportError: libtorch.so: no such file\n" in done.stdout
+    assert (
+        "torch          missing  it cannot be imported: ImportError: libtorch.so: no such file\n"
+        in done.stdout
+    )
     assert done.stdout.splitlines()[-1] == "missing, and every run needs it: torch"
     assert "\nthreads        ok       " in done.stdout
     assert "torch cannot be asked" in done.stdout
@@ -148,9 +190,15 @@ def test_exit_codes_follow_what_is_needed():
     fine = [ok("a", "x"), warn("b", "x", "y"), missing("c", "x", "y")]
     assert lacking(fine) == []
     assert report(fine).splitlines()[-1] == WELL
-    assert report([*fine, missing("d", "x", "y", needed=True)]).splitlines()[-1] == "missing, and every run needs it: d"
+    assert (
+        report([*fine, missing("d", "x", "y", needed=True)]).splitlines()[-1]
+        == "missing, and every run needs it: d"
+    )
 
 
 def test_no_torch_in_its_own_process(tmp_path: Path):
     code = "import sys; from forge import doctor; doctor.main(['--json']); sys.exit('torch' in sys.modules or 'pynvml' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=tmp_path).returncode
+        == 0
+    )

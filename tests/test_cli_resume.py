@@ -18,8 +18,22 @@ from forge.config import serialize
 from forge.launch import directory, local
 
 TINY = (
-    *("tokenizer.vocab_size=300", "model.vocab_size=300", "model.dim=16", "model.n_layers=1", "model.n_heads=2", "model.ffn_hidden_dim=32"),
-    *("train.seq_len=16", "train.batch_size=2", "scheduler.warmup_steps=2", "eval=off", "run.device=cpu", "run.num_threads=1"),
+    *(
+        "tokenizer.vocab_size=300",
+        "model.vocab_size=300",
+        "model.dim=16",
+        "model.n_layers=1",
+        "model.n_heads=2",
+        "model.ffn_hidden_dim=32",
+    ),
+    *(
+        "train.seq_len=16",
+        "train.batch_size=2",
+        "scheduler.warmup_steps=2",
+        "eval=off",
+        "run.device=cpu",
+        "run.num_threads=1",
+    ),
 )
 
 
@@ -39,13 +53,17 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def verb(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.mark.slow
 def test_from_the_first_command_to_a_longer_run_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("".join(f"{i} the sea and the ship\n" for i in range(200)))
-    first = verb("forge.train", "data=text", "data.path=my.txt", "run.dir=run", "train.max_steps=3", *TINY)
+    first = verb(
+        "forge.train", "data=text", "data.path=my.txt", "run.dir=run", "train.max_steps=3", *TINY
+    )
     assert (first.returncode, first.stderr) == (0, "")
     assert first.stdout.splitlines()[0] == "run directory: run"
     assert "\ngoes on with: python -m forge.resume run\n" in first.stdout
@@ -54,7 +72,10 @@ def test_from_the_first_command_to_a_longer_run_elsewhere(tmp_path: Path) -> Non
     run = tmp_path / "run"
     done = verb("forge.resume", "../run")
     said = "this run is finished: all steps are done, after 3 steps; to go on: "
-    assert (done.returncode, done.stdout.splitlines()[1]) == (0, f"{said}python -m forge.resume {run} train.max_steps=6")
+    assert (done.returncode, done.stdout.splitlines()[1]) == (
+        0,
+        f"{said}python -m forge.resume {run} train.max_steps=6",
+    )
     longer = verb(*shlex.split(done.stdout.splitlines()[1].removeprefix(f"{said}python -m ")))
     assert (longer.returncode, longer.stderr) == (0, "")
     assert longer.stdout.splitlines()[:3] == [
@@ -62,15 +83,23 @@ def test_from_the_first_command_to_a_longer_run_elsewhere(tmp_path: Path) -> Non
         "  changed: scheduler.decay_steps=4   (was 1; kept in config.2.yaml)",
         "  changed: train.max_steps=6   (was 3; kept in config.2.yaml)",
     ]
-    assert "going on from checkpoints/step_3 at step 3, where it stopped in the data: 3 steps to go" in longer.stdout
+    assert (
+        "going on from checkpoints/step_3 at step 3, where it stopped in the data: 3 steps to go"
+        in longer.stdout
+    )
     assert read(run / "result.json")["step"] == 6
 
 
-def test_it_starts_a_worker_in_the_run(started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_starts_a_worker_in_the_run(
+    started: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     take(*RUN)
     assert resume.main(["run"]) == 0
     assert started == [tmp_path / "run"]
-    assert capsys.readouterr().out == "run directory: run   (goes on with: python -m forge.resume run)\n"
+    assert (
+        capsys.readouterr().out
+        == "run directory: run   (goes on with: python -m forge.resume run)\n"
+    )
     assert resume.main(["run", "metrics.log_interval=3", "eval.target=2.5"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if "changed" in line] == [
         "  changed: eval.target=2.5   (was null; kept in config.2.yaml)",
@@ -102,7 +131,9 @@ MODEL = """\
 """
 
 
-def test_another_model_is_refused_with_a_diff_until_it_is_allowed(started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_model_is_refused_with_a_diff_until_it_is_allowed(
+    started: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     path, _ = take(*RUN, "model.ffn_hidden_dim=64")
     before = content(path)
     capsys.readouterr()
@@ -116,15 +147,24 @@ def test_another_model_is_refused_with_a_diff_until_it_is_allowed(started: list[
     assert capsys.readouterr().err.startswith("2 problems;")
     assert resume.main(["run", *changed, "run.allow_change=[model]"]) == 0
     assert started == [path]
-    recorded = {c["key"]: (c["before"], c["after"]) for c in read(path / "changes.2.json") if not c["free"]}
-    assert recorded == {"model.n_layers": (2, 3), "model.activation": ("silu", "relu2"), "model.gated_mlp": (True, False)}
+    recorded = {
+        c["key"]: (c["before"], c["after"]) for c in read(path / "changes.2.json") if not c["free"]
+    }
+    assert recorded == {
+        "model.n_layers": (2, 3),
+        "model.activation": ("silu", "relu2"),
+        "model.gated_mlp": (True, False),
+    }
 
 
 def test_a_mistyped_permission(started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     take(*RUN)
     assert resume.main(["run", "seed=3", "run.allow_change=[sead]"]) == 2
     said = capsys.readouterr().err
-    assert "there is no option or section 'sead'.\n     -> did you mean run.allow_change=[seed]?" in said
+    assert (
+        "there is no option or section 'sead'.\n     -> did you mean run.allow_change=[seed]?"
+        in said
+    )
     assert started == []
 
 
@@ -136,7 +176,9 @@ def test_a_mistyped_permission(started: list[Path], capsys: pytest.CaptureFixtur
         (lambda: Path("run").write_text(""), "run is no run directory: it has no config.yaml."),
     ],
 )
-def test_what_is_no_run(make: Callable[[], None], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_run(
+    make: Callable[[], None], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     make()
     assert resume.main(["run", "seed=1"]) == 2
     expected = [
@@ -150,7 +192,10 @@ def test_what_is_no_run(make: Callable[[], None], said: str, capsys: pytest.Capt
 
 def test_no_run_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert resume.main([]) == 2
-    assert "which run is to go on?\n     -> python -m forge.resume runs/<run>" in capsys.readouterr().err
+    assert (
+        "which run is to go on?\n     -> python -m forge.resume runs/<run>"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("damage", ["", "{", "3", "null"])
@@ -175,7 +220,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package `others` with a config folder and a callback; importing it leaves a trace."""
     folder = tmp_path / "lib" / "others"
     (folder / "conf" / "metrics").mkdir(parents=True)
-    (folder / "__init__.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'imported')!r}).touch()\n")
+    (folder / "__init__.py").write_text(
+        f"import pathlib; pathlib.Path({str(tmp_path / 'imported')!r}).touch()\n"
+    )
     (folder / "conf" / "__init__.py").write_text("")
     (folder / "conf" / "metrics" / "theirs.yaml").write_text("log_interval: 7\n")
     monkeypatch.syspath_prepend(tmp_path / "lib")
@@ -214,29 +261,48 @@ def test_code_of_others_is_used_only_by_who_asks_for_it(
     assert not imported()
     assert (content(path), started) == (before, [])
     said = capsys.readouterr().err.splitlines()
-    assert said[2] == "     the run was made with code outside of forge, which is only used by who asks for it."
+    assert (
+        said[2]
+        == "     the run was made with code outside of forge, which is only used by who asks for it."
+    )
     command = shlex.split(said[3].removeprefix("     -> if you trust it: "))
     assert command[:4] == ["python", "-m", "forge.resume", "run"]
     assert resume.main(command[3:]) == 0
     assert started == [path]
     assert not Path("run/config.2.yaml").exists(), "it is the same run"
-    printed = capsys.readouterr().out.splitlines()[0].partition("(goes on with: ")[2].removesuffix(")")
+    printed = (
+        capsys.readouterr().out.splitlines()[0].partition("(goes on with: ")[2].removesuffix(")")
+    )
     assert shlex.split(printed) == command, "what a run prints asks for it as well"
 
 
-def test_trust_that_somebody_wrote_into_a_run_is_not_taken(started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_trust_that_somebody_wrote_into_a_run_is_not_taken(
+    started: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Neither that of its overrides nor that of its config."""
     path, _ = take(*RUN)
-    (path / "overrides.json").write_text(json.dumps([*RUN[1:], "++run.trust=[evil.]", "+callbacks.e={_target_:evil.Callback}"]))
+    (path / "overrides.json").write_text(
+        json.dumps([*RUN[1:], "++run.trust=[evil.]", "+callbacks.e={_target_:evil.Callback}"])
+    )
     assert resume.main(["run"]) == 2
-    assert "1. ++run.trust=[evil.]   [command line]\n     the run was made with code outside of forge" in capsys.readouterr().err
-    (path / "overrides.json").write_text(json.dumps([*RUN[1:], "+callbacks.e={_target_:evil.Callback}"]))
+    assert (
+        "1. ++run.trust=[evil.]   [command line]\n     the run was made with code outside of forge"
+        in capsys.readouterr().err
+    )
+    (path / "overrides.json").write_text(
+        json.dumps([*RUN[1:], "+callbacks.e={_target_:evil.Callback}"])
+    )
     assert resume.main(["run"]) == 2
-    assert "evil.Callback may not be built for callbacks: it is under no trusted prefix." in capsys.readouterr().err
+    assert (
+        "evil.Callback may not be built for callbacks: it is under no trusted prefix."
+        in capsys.readouterr().err
+    )
     (path / "overrides.json").write_text(json.dumps(RUN[1:]))
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(
-        text.replace("trust: []", "trust: ['evil.']").replace("callbacks: {}", "callbacks: {e: {_target_: evil.Callback}}")
+        text.replace("trust: []", "trust: ['evil.']").replace(
+            "callbacks: {}", "callbacks: {e: {_target_: evil.Callback}}"
+        )
     )
     assert started == []
     assert resume.main(["run"]) == 0
@@ -255,7 +321,9 @@ def test_a_command_that_somebody_wrote_into_a_run_is_not_run(
     (path / "overrides.json").write_text(json.dumps([*RUN[1:], f"+callbacks.e={entry}"]))
     assert resume.main(["run"]) == 2
     assert said in capsys.readouterr().err
-    (path / "config.yaml").write_text((path / "config.yaml").read_text().replace("callbacks: {}", f"callbacks: {{e: {entry}}}"))
+    (path / "config.yaml").write_text(
+        (path / "config.yaml").read_text().replace("callbacks: {}", f"callbacks: {{e: {entry}}}")
+    )
     done = verb("forge.worker", "run")
     assert (done.returncode, started, mark.exists()) == (2, [], False)
     assert said in done.stderr

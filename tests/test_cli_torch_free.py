@@ -33,16 +33,22 @@ COMMANDS = {
     "help": "import forge.train; assert forge.train.main(['--help']) == 0",
     "a refusal": "import forge.train; assert forge.train.main(['optimizer.lrr=1']) == 2",
     "the worker's module": "import forge.worker",
-    "a run that goes on": MADE + "from forge import resume; from forge.launch import local; local.start = lambda path, ranks, **_: 0; "
+    "a run that goes on": MADE
+    + "from forge import resume; from forge.launch import local; local.start = lambda path, ranks, **_: 0; "
     "assert resume.main(['run', 'metrics.log_interval=3']) == 0",
-    "a change that is refused": MADE + "from forge import resume; assert resume.main(['run', 'seed=7']) == 2",
-    "a finished run": MADE + "from forge import worker; from pathlib import Path; Path('run/result.json').write_text(RESULT); "
+    "a change that is refused": MADE
+    + "from forge import resume; assert resume.main(['run', 'seed=7']) == 2",
+    "a finished run": MADE
+    + "from forge import worker; from pathlib import Path; Path('run/result.json').write_text(RESULT); "
     "assert worker.main(['run']) == 0",
     "a comparison that is refused": "from forge import parity; assert parity.main(['a=seed=1', 'b=']) == 2",
-    "its checkpoints": MADE + "from forge import checkpoints; assert checkpoints.main(['run']) == 0",
+    "its checkpoints": MADE
+    + "from forge import checkpoints; assert checkpoints.main(['run']) == 0",
     "a sweep that is refused": "import forge.train; assert forge.train.main(['-m', 'optimizer.lr=-1', 'seed=1,2']) == 2",
-    "a sweep of done points": SWEPT + "import forge.train; assert forge.train.main(['-m', 'seed=1,2']) == 0",
-    "the state of a sweep": SWEPT + "from forge import status; assert status.main(['sweeps/tiny']) == 0",
+    "a sweep of done points": SWEPT
+    + "import forge.train; assert forge.train.main(['-m', 'seed=1,2']) == 0",
+    "the state of a sweep": SWEPT
+    + "from forge import status; assert status.main(['sweeps/tiny']) == 0",
     "its end": SWEPT + "from forge import cancel; assert cancel.main(['sweeps/tiny']) == 0",
     "scripts for Slurm": "import forge.train; assert forge.train.main(['-m', 'seed=1,2', 'launch=slurm', 'launch.dry_run=true']) == 0",
     "a text of no run": "from forge import generate; assert generate.main(['nope']) == 2",
@@ -67,7 +73,9 @@ def test_torch_stays_out(code: str, tmp_path: Path):
 
 
 def test_import_forge_costs_nothing(tmp_path: Path):
-    assert modules_after("import forge", tmp_path).isdisjoint({"torch", "hydra", "omegaconf", "yaml"})
+    assert modules_after("import forge", tmp_path).isdisjoint(
+        {"torch", "hydra", "omegaconf", "yaml"}
+    )
 
 
 def test_to_show_a_config_reads_no_metadata_of_packages(tmp_path: Path):
@@ -84,6 +92,7 @@ serialize.save(compose(['model=tiny']).validate().config, Path('config.yaml'))
 """
     modules_after(code, tmp_path)
     loaded = modules_after(
-        "from forge.config import serialize; from pathlib import Path; serialize.load(Path('config.yaml'), trust=())", tmp_path
+        "from forge.config import serialize; from pathlib import Path; serialize.load(Path('config.yaml'), trust=())",
+        tmp_path,
     )
     assert "hydra" not in loaded

@@ -94,7 +94,9 @@ def test_the_seeds_own_failing_example(capsys: pytest.CaptureFixture[str]):
         "optimizer.betas=[1",
     ],
 )
-def test_a_refusal_exits_with_two_and_writes_nothing(arguments: str, capsys: pytest.CaptureFixture[str]):
+def test_a_refusal_exits_with_two_and_writes_nothing(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+):
     assert forge.train.main(arguments.split()) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("1 problem; nothing was started or written.\n")
@@ -102,7 +104,9 @@ def test_a_refusal_exits_with_two_and_writes_nothing(arguments: str, capsys: pyt
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(capsys: pytest.CaptureFixture[str]):
+def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(
+    capsys: pytest.CaptureFixture[str],
+):
     import forge.check
 
     huge = ["model=llama70b", "parallel=tp8", "run.device=cpu"]
@@ -112,7 +116,10 @@ def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(capsys
     assert forge.train.main(huge) == 2
     said = capsys.readouterr().err
     assert "-> a smaller model, such as model=small, or a machine with GPUs" in said
-    assert "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 GiB = 1,028.0 GiB of a CPU's memory" in said
+    assert (
+        "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 GiB = 1,028.0 GiB of a CPU's memory"
+        in said
+    )
     assert os.listdir() == []
 
 
@@ -155,7 +162,9 @@ def test_options_with_dashes_are_refused_beside_all_else(capsys: pytest.CaptureF
 def test_an_unwritable_place_is_refused(capsys: pytest.CaptureFixture[str]):
     assert forge.train.main(["run.root=/dev/null/x"]) == 2
     error = capsys.readouterr().err
-    assert "the directory /dev/null/x cannot be made or written: /dev/null is no directory." in error
+    assert (
+        "the directory /dev/null/x cannot be made or written: /dev/null is no directory." in error
+    )
 
 
 def test_help_lists_groups_options_and_flags(capsys: pytest.CaptureFixture[str]):
@@ -182,19 +191,33 @@ def test_help_of_a_group_has_every_option_and_key(group: str, capsys: pytest.Cap
     text = capsys.readouterr().out
     for option in Library().options(group):
         assert re.search(rf"^  {group}={option} +\S", text, re.MULTILINE), option
-    for key in (k for k, *_ in schemas.walk_options() if k.startswith(f"{group}.") and not k.endswith("_target_")):
+    for key in (
+        k
+        for k, *_ in schemas.walk_options()
+        if k.startswith(f"{group}.") and not k.endswith("_target_")
+    ):
         assert re.search(rf"^    {key} +\S+ .*\w", text, re.MULTILINE), key
 
 
 def test_help_of_two_groups(capsys: pytest.CaptureFixture[str]):
     forge.train.main(["--help", "eval", "seed=3", "precision"])
-    assert [line for line in capsys.readouterr().out.splitlines() if line and line[0] != " "] == ["eval", "precision"]
+    assert [line for line in capsys.readouterr().out.splitlines() if line and line[0] != " "] == [
+        "eval",
+        "precision",
+    ]
 
 
 @pytest.mark.parametrize(
-    "order", [["--cfg", "job", "model=small", "seed=7"], ["model=small", "--cfg", "job", "seed=7"], ["model=small", "seed=7", "-c", "job"]]
+    "order",
+    [
+        ["--cfg", "job", "model=small", "seed=7"],
+        ["model=small", "--cfg", "job", "seed=7"],
+        ["model=small", "seed=7", "-c", "job"],
+    ],
 )
-def test_the_config_is_shown_with_flags_and_overrides_in_any_order(order: list[str], capsys: pytest.CaptureFixture[str]):
+def test_the_config_is_shown_with_flags_and_overrides_in_any_order(
+    order: list[str], capsys: pytest.CaptureFixture[str]
+):
     assert forge.train.main(order) == 0
     shown = yaml.safe_load(capsys.readouterr().out)
     assert list(shown) == ["seed", *schemas.sections(), *schemas.free_dicts()]
@@ -204,8 +227,12 @@ def test_the_config_is_shown_with_flags_and_overrides_in_any_order(order: list[s
 def test_one_section_of_the_config(capsys: pytest.CaptureFixture[str]):
     assert forge.train.main(["--cfg", "job", "--package", "model", "model=llama7b"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("_target_: forge.models.decoder.Decoder\nvocab_size: 32000\npad_vocab_to: 1\nmax_seq_len: 4096\n")
-    assert set(yaml.safe_load(text)) == {key.split(".")[1] for key, *_ in schemas.walk_options() if key.startswith("model.")}
+    assert text.startswith(
+        "_target_: forge.models.decoder.Decoder\nvocab_size: 32000\npad_vocab_to: 1\nmax_seq_len: 4096\n"
+    )
+    assert set(yaml.safe_load(text)) == {
+        key.split(".")[1] for key, *_ in schemas.walk_options() if key.startswith("model.")
+    }
 
 
 def test_hydra_shows_the_defaults_list():
@@ -216,24 +243,48 @@ def test_hydra_shows_the_defaults_list():
     assert list(Path.cwd().iterdir()) == []
 
 
-LLAMAS = ["model=llama13b", "model=llama3_70b", "model=llama3_8b", "model=llama70b", "model=llama7b"]
+LLAMAS = [
+    "model=llama13b",
+    "model=llama3_70b",
+    "model=llama3_8b",
+    "model=llama70b",
+    "model=llama7b",
+]
 
 
 @pytest.mark.parametrize(
-    "line", ["forge-train model=ll", "python -m forge.train model=ll", "/x/bin/python3 -m forge.train seed=1 model=ll"]
+    "line",
+    [
+        "forge-train model=ll",
+        "python -m forge.train model=ll",
+        "/x/bin/python3 -m forge.train seed=1 model=ll",
+    ],
 )
-@pytest.mark.parametrize("program", [["-m", "forge.train"], [str(Path(sys.executable).with_name("forge-train"))]])
+@pytest.mark.parametrize(
+    "program", [["-m", "forge.train"], [str(Path(sys.executable).with_name("forge-train"))]]
+)
 def test_completion(line: str, program: list[str]):
     command = [sys.executable, *program, "-sc", "query=bash"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line))})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line))},
+    )
     assert done.stdout.split() == LLAMAS
 
 
 def test_completion_is_installed_for_the_console_script():
-    assert shell("-sc", "install=bash").stdout.rstrip().endswith("complete -o nospace -o default -F hydra_bash_completion forge-train")
+    assert (
+        shell("-sc", "install=bash")
+        .stdout.rstrip()
+        .endswith("complete -o nospace -o default -F hydra_bash_completion forge-train")
+    )
 
 
-@pytest.mark.parametrize("words", [[], ["nope"], ["install=powershell"], ["install=bash", "query=bash"]])
+@pytest.mark.parametrize(
+    "words", [[], ["nope"], ["install=powershell"], ["install=bash", "query=bash"]]
+)
 def test_completion_says_what_it_takes(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert forge.train.main(["-sc", *words]) == 2
     assert "-> -sc install=bash (or fish, zsh)" in capsys.readouterr().err

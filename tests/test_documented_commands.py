@@ -14,11 +14,33 @@ from forge.launch.optuna_refusal import first_that_runs
 from forge.launch.points import Preflight
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("getting_started", "concepts", "how_to", "layouts", "launching", "experts", "sweeps", "slurm", "optuna", "reports")
+NAMES = (
+    "getting_started",
+    "concepts",
+    "how_to",
+    "layouts",
+    "launching",
+    "experts",
+    "sweeps",
+    "slurm",
+    "optuna",
+    "reports",
+)
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES)]
-PARTS = {"sweeps.md", "slurm.md", "optuna.md", "reports.md"}  # their code spans are parts of a command
+PARTS = {
+    "sweeps.md",
+    "slurm.md",
+    "optuna.md",
+    "reports.md",
+}  # their code spans are parts of a command
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
-LEFT_OUT = (*REFUSED, "group=option", "...", "<", "experiment=tune")  # refused on purpose, a pattern, or the user's own file
+LEFT_OUT = (
+    *REFUSED,
+    "group=option",
+    "...",
+    "<",
+    "experiment=tune",
+)  # refused on purpose, a pattern, or the user's own file
 
 
 def commands() -> list[tuple[str, str]]:
@@ -45,7 +67,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("my.txt", "books/one.txt"):
         (tmp_path / name).write_text("text\n")
     (tmp_path / "corpus.jsonl").write_text('{"body": "text"}\n')
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}))
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []})
+    )
     return tmp_path
 
 

@@ -51,15 +51,25 @@ Starter = Callable[..., list[Outcome]]
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     """forge.train of a small model into a directory."""
-    draw, words = random.Random(0), ["the", "sea", "ship", "whale", "white", "captain", "said", "and"]
+    draw, words = (
+        random.Random(0),
+        ["the", "sea", "ship", "whale", "white", "captain", "said", "and"],
+    )
     text = tmp_path_factory.mktemp("corpus") / "text.txt"
     text.write_text("".join(f"{i} {' '.join(draw.choices(words, k=8))}\n" for i in range(300)))
     common = [sys.executable, "-m", "forge.train", "data=text", f"data.path={text}", *SMALL]
-    return lambda run_dir, batch_size=4, *more: [*common, f"run.dir={run_dir}", f"train.batch_size={batch_size}", *more]
+    return lambda run_dir, batch_size=4, *more: [
+        *common,
+        f"run.dir={run_dir}",
+        f"train.batch_size={batch_size}",
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(command: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(
+    command: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     path = tmp_path_factory.mktemp("undisturbed") / "run"
     subprocess.run(command(path), check=True, capture_output=True, timeout=60)
     return path
@@ -75,14 +85,28 @@ def killed(command: Callable[..., list[str]], tmp_path: Path) -> Starter:
         sizes = [*batch_sizes, *([batch_sizes[-1]] * len(kills))]
         env = {**os.environ, "PYTHONPATH": str(HERE)}
         more = marks(scratch)
-        return list(run_killed(lambda n: command(tmp_path / "run", sizes[n], *more), tmp_path / "run", kills, scratch=scratch, env=env))
+        return list(
+            run_killed(
+                lambda n: command(tmp_path / "run", sizes[n], *more),
+                tmp_path / "run",
+                kills,
+                scratch=scratch,
+                env=env,
+            )
+        )
 
     return run
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(killed: Starter, undisturbed: Path, tmp_path: Path) -> None:
-    kills = [Kill(place="step", step=3), Kill(place="commit", step=10, delay=0.2), Kill(place="evaluation", step=21, skip=1)]
+def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
+    killed: Starter, undisturbed: Path, tmp_path: Path
+) -> None:
+    kills = [
+        Kill(place="step", step=3),
+        Kill(place="commit", step=10, delay=0.2),
+        Kill(place="evaluation", step=21, skip=1),
+    ]
     first, save, evaluation, last = killed(kills)
     assert (first.step, first.left) == (3, "no checkpoint")
     assert (save.went_on_from, save.left) == ("the beginning", ".step_10.partial, step_5")
@@ -95,7 +119,9 @@ def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(killed: Starte
 
 
 @pytest.mark.slow
-def test_a_run_that_is_told_to_stop_saves_and_goes_on_with_the_same_bits(killed: Starter, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_told_to_stop_saves_and_goes_on_with_the_same_bits(
+    killed: Starter, undisturbed: Path, tmp_path: Path
+) -> None:
     stops = [
         Kill(place="evaluation", step=7, number=signal.SIGTERM),
         Kill(place="commit", step=10, number=signal.SIGTERM, to="parent"),
@@ -104,13 +130,21 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_with_the_same_bits(killed:
     outcomes = killed(stops)
     assert [one.code for one in outcomes] == [143, 143, -9, 0]
     assert outcomes[0].left == "step_5, step_7"
-    assert outcomes[3].went_on_from in ("step_18", "step_19", "step_20")  # its worker is told by the end of its parent, and saves
+    assert outcomes[3].went_on_from in (
+        "step_18",
+        "step_19",
+        "step_20",
+    )  # its worker is told by the end of its parent, and saves
     assert not kill_compare.compare(undisturbed, tmp_path / "run", tidy=False)[1]
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_micro_batch(killed: Starter, undisturbed: Path, tmp_path: Path) -> None:
-    outcomes = killed([Kill(place="step", step=12), Kill(place="step", step=22)], batch_sizes=(4, 8, 2))
+def test_a_run_goes_on_with_another_micro_batch(
+    killed: Starter, undisturbed: Path, tmp_path: Path
+) -> None:
+    outcomes = killed(
+        [Kill(place="step", step=12), Kill(place="step", step=22)], batch_sizes=(4, 8, 2)
+    )
     assert [one.went_on_from.startswith("step_") for one in outcomes] == [False, True, True]
     same, different = kill_compare.compare(undisturbed, tmp_path / "run", exact=False)
     assert not different, same
@@ -118,7 +152,9 @@ def test_a_run_goes_on_with_another_micro_batch(killed: Starter, undisturbed: Pa
 
 
 @pytest.mark.slow
-def test_a_second_process_is_refused_and_a_kill_lets_the_directory_go(command: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_a_kill_lets_the_directory_go(
+    command: Callable[..., list[str]], tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     endless = command(run_dir, 4, "train.max_steps=1000000", "eval=off")
     process = subprocess.Popen(endless, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -140,7 +176,9 @@ def test_a_second_process_is_refused_and_a_kill_lets_the_directory_go(command: C
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
-def test_a_command_that_is_killed_while_its_worker_starts_leaves_none_behind(command: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_command_that_is_killed_while_its_worker_starts_leaves_none_behind(
+    command: Callable[..., list[str]], tmp_path: Path
+) -> None:
     process = subprocess.Popen(command(tmp_path / "run"), stdout=subprocess.DEVNULL)
     _wait_for(lambda: _child(process.pid) is not None)
     rank = _child(process.pid)
@@ -156,7 +194,9 @@ def test_an_interrupt_before_the_loop_cannot_be_caught() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -signal.SIGINT
 
 
-def test_an_interrupt_while_the_config_is_composed_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_while_the_config_is_composed_is_no_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def verb() -> int:
         raise KeyboardInterrupt
 

@@ -30,7 +30,10 @@ Command = list[str]
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """forge.train of a small model; the text is prepared on the first use."""
-    draw, words = random.Random(0), ["the", "sea", "ship", "whale", "white", "captain", "said", "and"]
+    draw, words = (
+        random.Random(0),
+        ["the", "sea", "ship", "whale", "white", "captain", "said", "and"],
+    )
     text = tmp_path_factory.mktemp("corpus") / "text.txt"
     text.write_text("".join(f"{i} {' '.join(draw.choices(words, k=8))}\n" for i in range(300)))
     return ["-m", "forge.train", "data=text", f"data.path={text}", *SMALL]
@@ -42,11 +45,23 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **environ: str) -> subprocess.Popen[str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("SLURM_")
+        }
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {**inherited, "PYTHONPATH": os.pathsep.join(paths), "FORGE_TEST_MARK": str(tmp_path), **environ}
+        env = {
+            **inherited,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "FORGE_TEST_MARK": str(tmp_path),
+            **environ,
+        }
         process = subprocess.Popen(
-            [sys.executable, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+            [sys.executable, *arguments],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
         )
         processes.append(process)
         return process
@@ -63,7 +78,9 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def marked(tmp_path: Path, seconds: float = 8.0) -> list[int]:
     """Processes of this test that still live after so long."""
     deadline = time.monotonic() + seconds
-    while (found := [pid for pid in _all() if _has_mark(pid, tmp_path)]) and time.monotonic() < deadline:
+    while (
+        found := [pid for pid in _all() if _has_mark(pid, tmp_path)]
+    ) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
 
@@ -91,7 +108,9 @@ def ranks_of(run_dir: Path) -> dict[int, int]:
             continue
         rank = re.search(r"(?:^|\0)RANK=(\d+)\0", environ)
         if arguments[1:4] == [b"-m", b"forge.worker", str(run_dir).encode()] and rank:
-            found[int(rank[1])] = min(pid, found.get(int(rank[1]), pid))  # not its loader processes, which came later
+            found[int(rank[1])] = min(
+                pid, found.get(int(rank[1]), pid)
+            )  # not its loader processes, which came later
     return found
 
 
@@ -124,8 +143,15 @@ def only_run(root: Path) -> Path:
     return path
 
 
-def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(train: Command, spawn: Any, tmp_path: Path) -> None:
-    command = [*train, "run.num_processes=2", f"run.dir={tmp_path / 'run'}", "train.nccl_health_check_interval=2"]
+def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(
+    train: Command, spawn: Any, tmp_path: Path
+) -> None:
+    command = [
+        *train,
+        "run.num_processes=2",
+        f"run.dir={tmp_path / 'run'}",
+        "train.nccl_health_check_interval=2",
+    ]
     code, out, err = end(spawn(*command))
     assert (code, err) == (0, "")  # no rank speaks twice, torch has nothing to complain of
     assert [line for line in out.splitlines() if not line.startswith("data: ")] == [
@@ -133,7 +159,10 @@ def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(train: C
         f"goes on with: python -m forge.resume {tmp_path}/run",
     ]
     assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
-    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
+    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == [
+        "rank_0.log",
+        "rank_1.log",
+    ]
     code, out, err = end(spawn(*command))
     assert (code, err) == (0, "")
     assert "this run is finished: all steps are done, after 6 steps" in out
@@ -143,7 +172,12 @@ def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(train: C
 def test_each_rank_that_is_asked_records_a_trace_of_its_own(
     asked: str, recorded: list[int], train: Command, spawn: Any, tmp_path: Path
 ) -> None:
-    window = ["profiling=on", "profiling.start_step=2", "profiling.end_step=3", f"profiling.ranks={asked}"]
+    window = [
+        "profiling=on",
+        "profiling.start_step=2",
+        "profiling.end_step=3",
+        f"profiling.ranks={asked}",
+    ]
     code, _, err = end(spawn(*train, *window, "run.num_processes=2", f"run.dir={tmp_path / 'run'}"))
     assert code == 0, err
     traces = tmp_path / "run" / "profiler_traces"
@@ -153,17 +187,29 @@ def test_each_rank_that_is_asked_records_a_trace_of_its_own(
     assert [trace["distributedInfo"]["rank"] for trace in found] == recorded
 
 
-def test_a_rank_that_raises_is_reported_with_its_own_traceback(train: Command, spawn: Any, tmp_path: Path) -> None:
+def test_a_rank_that_raises_is_reported_with_its_own_traceback(
+    train: Command, spawn: Any, tmp_path: Path
+) -> None:
     """Not the error of the main rank, which loses its peer."""
     run = tmp_path / "run"
     began = time.monotonic()
-    command = [*train, *TROUBLE, *ENDLESS, "run.num_processes=2", f"run.dir={run}", "+callbacks.trouble.what=raise"]
+    command = [
+        *train,
+        *TROUBLE,
+        *ENDLESS,
+        "run.num_processes=2",
+        f"run.dir={run}",
+        "+callbacks.trouble.what=raise",
+    ]
     code, _, err = end(spawn(*command))
     ended = time.monotonic()
     assert code == 1
     shown = "callbacks.trouble (trouble.Trouble) failed in on_step_end at step 3: KeyError: 'trouble of its own'"
     again = f"python -m forge.resume {run} 'run.trust=[trouble.]'"
-    assert err == f"\nrank 1 of 2: {shown}\n(the traceback is in {run}/error.json; the run goes on with: {again})\n"
+    assert (
+        err
+        == f"\nrank 1 of 2: {shown}\n(the traceback is in {run}/error.json; the run goes on with: {again})\n"
+    )
     error = read(run / "error.json")
     assert (error["rank"], error["type"], error["message"]) == (1, "CallbackError", shown)
     assert "in on_step_end" in error["traceback"]
@@ -175,7 +221,9 @@ def attempts(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
 
 
-def test_one_of_four_is_killed_and_the_same_command_goes_on(train: Command, spawn: Any, tmp_path: Path) -> None:
+def test_one_of_four_is_killed_and_the_same_command_goes_on(
+    train: Command, spawn: Any, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     slowly = [*TROUBLE, "+callbacks.trouble.what=SIGCONT", "+callbacks.trouble.pause=0.1"]
     command = [
@@ -203,17 +251,23 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(train: Command, spaw
     assert not marked(tmp_path)
     code, out, err = end(spawn(*command))
     assert code == 0, err
-    assert re.search(r"going on from checkpoints/step_\d+ at step \d+, where it stopped in the data", out)
+    assert re.search(
+        r"going on from checkpoints/step_\d+ at step \d+, where it stopped in the data", out
+    )
     assert read(run / "result.json")["step"] == max(steps(run)) == 16
     assert not (run / "error.json").exists()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_to_one_rank_stops_all_after_the_same_step(rank: int, train: Command, spawn: Any, tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(
+    rank: int, train: Command, spawn: Any, tmp_path: Path
+) -> None:
     """It is seen by one alone, so without agreement one would save while the other trains on."""
     run = tmp_path / "run"
     more = [f"+callbacks.trouble.{option}" for option in ("what=SIGUSR1", f"rank={rank}")]
-    code, _, err = end(spawn(*train, *TROUBLE, *ENDLESS, *more, "run.num_processes=2", f"run.dir={run}"))
+    code, _, err = end(
+        spawn(*train, *TROUBLE, *ENDLESS, *more, "run.num_processes=2", f"run.dir={run}")
+    )
     assert code == 128 + signal.SIGUSR1
     assert "SIGUSR1" in err
     result = read(run / "result.json")
@@ -222,22 +276,42 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(rank: int, train: Co
     assert [line["step"] for line in attempts(run) if line["event"] == "end"] == [4]
 
 
-def test_a_signal_to_the_command_while_it_trains(train: Command, spawn: Any, tmp_path: Path) -> None:
+def test_a_signal_to_the_command_while_it_trains(
+    train: Command, spawn: Any, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     process = spawn(*train, *ENDLESS, "run.num_processes=2", f"run.dir={run}")
     wait_for(lambda: len(steps(run)) > 3)
     process.send_signal(signal.SIGTERM)
     code, _, err = end(process)
-    assert (code, err) == (143, "\nSIGTERM: finishing this step, then saving; once more ends at once\n")
-    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step_{read(run / 'result.json')['step']}"]
+    assert (code, err) == (
+        143,
+        "\nSIGTERM: finishing this step, then saving; once more ends at once\n",
+    )
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [
+        f"step_{read(run / 'result.json')['step']}"
+    ]
 
 
 @pytest.mark.parametrize(("what", "seconds"), [("SIGCONT", 60), ("hang", 3)])
-def test_a_command_that_is_killed_leaves_no_rank_and_no_loader(what: str, seconds: int, train: Command, spawn: Any, tmp_path: Path) -> None:
+def test_a_command_that_is_killed_leaves_no_rank_and_no_loader(
+    what: str, seconds: int, train: Command, spawn: Any, tmp_path: Path
+) -> None:
     """Ranks that can save first; those that wait for one that hangs run no Python, and end when their time is over."""
     run = tmp_path / "run"
-    more = [*(f"+callbacks.trouble.{option}" for option in (f"what={what}", "pause=0.02")), f"train.shutdown_timeout_sec={seconds}"]
-    process = spawn(*train, *TROUBLE, *ENDLESS, *more, "run.num_processes=2", f"run.dir={run}", "data.num_workers=1")
+    more = [
+        *(f"+callbacks.trouble.{option}" for option in (f"what={what}", "pause=0.02")),
+        f"train.shutdown_timeout_sec={seconds}",
+    ]
+    process = spawn(
+        *train,
+        *TROUBLE,
+        *ENDLESS,
+        *more,
+        "run.num_processes=2",
+        f"run.dir={run}",
+        "data.num_workers=1",
+    )
     wait_for(lambda: len(steps(run)) >= 3)
     time.sleep(0.5)
     assert len(marked(tmp_path, 0)) == 5  # the command, two ranks, and the loader of each
@@ -249,8 +323,14 @@ def test_a_command_that_is_killed_leaves_no_rank_and_no_loader(what: str, second
 
 def test_a_rank_that_hangs_is_named(train: Command, spawn: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    check = ["train.nccl_health_check_interval=1", "parallel.nccl_timeout_sec=2", "+callbacks.trouble.what=hang"]
-    code, _, err = end(spawn(*train, *TROUBLE, *ENDLESS, *check, "run.num_processes=2", f"run.dir={run}"))
+    check = [
+        "train.nccl_health_check_interval=1",
+        "parallel.nccl_timeout_sec=2",
+        "+callbacks.trouble.what=hang",
+    ]
+    code, _, err = end(
+        spawn(*train, *TROUBLE, *ENDLESS, *check, "run.num_processes=2", f"run.dir={run}")
+    )
     assert code == 1
     said = "no sign of life from rank 1 of 2 at step 3 within parallel.nccl_timeout_sec=2; see logs/rank_1.log"
     assert said in err
@@ -259,11 +339,19 @@ def test_a_rank_that_hangs_is_named(train: Command, spawn: Any, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_collective_takes_no_longer_than_its_timeout(train: Command, spawn: Any, tmp_path: Path) -> None:
+def test_a_collective_takes_no_longer_than_its_timeout(
+    train: Command, spawn: Any, tmp_path: Path
+) -> None:
     """Without the sign of life too, in the groups of the mesh as in that of all."""
     run = tmp_path / "run"
     process = spawn(
-        *train, *TROUBLE, *ENDLESS, "parallel.nccl_timeout_sec=2", "+callbacks.trouble.what=hang", "run.num_processes=2", f"run.dir={run}"
+        *train,
+        *TROUBLE,
+        *ENDLESS,
+        "parallel.nccl_timeout_sec=2",
+        "+callbacks.trouble.what=hang",
+        "run.num_processes=2",
+        f"run.dir={run}",
     )
     wait_for(lambda: len(steps(run)) >= 3)
     code, _, err = end(process, 20)
@@ -287,7 +375,11 @@ def test_torchrun(train: Command, spawn: Any, tmp_path: Path) -> None:
     assert out.count("run directory: ") == 1
     assert steps(run) == [1, 2, 3, 4, 5, 6]
     assert len(list((run / "logs").iterdir())) == 2
-    code, out, err = end(spawn(*local, "-m", "forge.resume", str(run), "train.max_steps=8", "scheduler.decay_steps=4"))
+    code, out, err = end(
+        spawn(
+            *local, "-m", "forge.resume", str(run), "train.max_steps=8", "scheduler.decay_steps=4"
+        )
+    )
     assert code == 0, err
     assert out.count("changed: train.max_steps=8") == 1
     assert steps(run)[-2:] == [7, 8]
@@ -296,7 +388,16 @@ def test_torchrun(train: Command, spawn: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_nodes(train: Command, spawn: Any, tmp_path: Path) -> None:
     port = str(free_port())
-    node = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port]
+    node = [
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        port,
+    ]
     command = [*train, f"run.root={tmp_path / 'runs'}"]
     both = [spawn(*torchrun(*node, "--node-rank", rank), *command) for rank in "01"]
     outcomes = [end(process) for process in both]
@@ -305,7 +406,9 @@ def test_two_nodes(train: Command, spawn: Any, tmp_path: Path) -> None:
     assert outcomes[1][1] == ""
 
 
-def test_ranks_that_someone_else_starts_are_refused_once(train: Command, spawn: Any, tmp_path: Path) -> None:
+def test_ranks_that_someone_else_starts_are_refused_once(
+    train: Command, spawn: Any, tmp_path: Path
+) -> None:
     outcomes = started_by_srun(spawn, [*train, f"run.root={tmp_path / 'runs'}", "model.dmi=8"])
     assert [(code, out) for code, out, _ in outcomes] == [(2, ""), (2, "")]
     assert outcomes[0][2].splitlines() == [
@@ -318,10 +421,14 @@ def test_ranks_that_someone_else_starts_are_refused_once(train: Command, spawn: 
     assert not (tmp_path / "runs").exists()
 
 
-def test_ranks_that_someone_else_starts_leave_nothing_of_a_run_that_is_refused(train: Command, spawn: Any, tmp_path: Path) -> None:
+def test_ranks_that_someone_else_starts_leave_nothing_of_a_run_that_is_refused(
+    train: Command, spawn: Any, tmp_path: Path
+) -> None:
     """The main rank removes the directory once the others have left it."""
     (tmp_path / "bad.txt").write_bytes(b"\xff")
-    outcomes = started_by_srun(spawn, [*train, f"run.root={tmp_path / 'runs'}", f"data.path={tmp_path / 'bad.txt'}"])
+    outcomes = started_by_srun(
+        spawn, [*train, f"run.root={tmp_path / 'runs'}", f"data.path={tmp_path / 'bad.txt'}"]
+    )
     assert [code for code, *_ in outcomes] == [2, 2]
     assert outcomes[0][2].splitlines()[1:] == [
         f"data.path: {tmp_path}/bad.txt is not UTF-8 text (invalid start byte near byte 0). Convert it (iconv -t utf-8), "
@@ -341,7 +448,12 @@ def test_srun(train: Command, spawn: Any, tmp_path: Path) -> None:
 
 def started_by_srun(spawn: Any, command: Command) -> list[tuple[int, str, str]]:
     """Both tasks of a step, with the variables that Slurm 22.05 sets."""
-    job = {"SLURM_JOB_ID": str(random.randrange(10**6)), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
+    job = {
+        "SLURM_JOB_ID": str(random.randrange(10**6)),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NTASKS": "2",
+    }
     job |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost"}
     tasks = [spawn(*command, **job, SLURM_PROCID=task, SLURM_LOCALID=task) for task in "01"]
     return [end(task) for task in tasks]
@@ -351,7 +463,10 @@ def started_by_srun(spawn: Any, command: Command) -> list[tuple[int, str, str]]:
 def test_a_sweep_is_refused_under_a_launcher(train: Command, spawn: Any) -> None:
     outcomes = started_by_srun(spawn, [*train, "-m", "seed=1,2"])
     assert [code for code, *_ in outcomes] == [2, 2]
-    assert "another launcher has started the ranks, and a sweep starts those of each point itself." in outcomes[0][2]
+    assert (
+        "another launcher has started the ranks, and a sweep starts those of each point itself."
+        in outcomes[0][2]
+    )
     assert outcomes[1][2] == ""
 
 

@@ -35,14 +35,19 @@ def test_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(sweep)]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("rates\n4 runs in 2 arms: 4 done.\nBest eval/loss: ")
-    places = ", ".join(f"sweeps/rates/report/{name}" for name in ("index.html", "report.md", "arms.csv", "runs.csv"))
+    places = ", ".join(
+        f"sweeps/rates/report/{name}"
+        for name in ("index.html", "report.md", "arms.csv", "runs.csv")
+    )
     assert out.splitlines()[-1] == f"written: {places}"
     assert err == ""
     assert {path.name for path in (sweep / "report").iterdir()} == WHOLE
     assert report.main([str(sweep)]) == 0
 
 
-def test_named_files_are_all_that_is_written(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_files_are_all_that_is_written(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert report.main([str(sweep), "--csv", "out/arms.csv", "--html", "out/page.html"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "written: out/page.html, out/arms.csv"
     assert {path.name for path in Path("out").iterdir()} == {"arms.csv", "page.html"}
@@ -50,7 +55,9 @@ def test_named_files_are_all_that_is_written(sweep: Path, capsys: pytest.Capture
     assert 'href="../sweeps/rates/points/000_' in Path("out/page.html").read_text()
 
 
-def test_what_is_printed_instead_of_the_tables(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_instead_of_the_tables(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert report.main([str(sweep), "--csv", "-", "--markdown", "a.md"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("arm,baseline,metric,")
@@ -63,13 +70,20 @@ def test_what_is_printed_instead_of_the_tables(sweep: Path, capsys: pytest.Captu
     assert report.main([str(sweep), "--runs-csv", "-", "--csv", "-"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "--csv -   [command line]\n     only one of them can be printed.\n     -> --csv FILE\n" in err
+    assert (
+        "--csv -   [command line]\n     only one of them can be printed.\n     -> --csv FILE\n"
+        in err
+    )
     assert not Path("-").exists()
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 120), ("60", 60), ("200", 200)])
 def test_as_wide_as_it_is_asked_to_be(
-    sweep: Path, columns: str | None, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sweep: Path,
+    columns: str | None,
+    width: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
@@ -81,7 +95,18 @@ def test_as_wide_as_it_is_asked_to_be(
 
 
 def test_options_reach_the_numbers(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--metric", "train/loss", "--baseline", "lr=0.002", "--reach", "9", "--markdown", "a.md", "--runs-csv", "b.csv"]
+    words = [
+        "--metric",
+        "train/loss",
+        "--baseline",
+        "lr=0.002",
+        "--reach",
+        "9",
+        "--markdown",
+        "a.md",
+        "--runs-csv",
+        "b.csv",
+    ]
     assert report.main([str(sweep), *words]) == 0
     out = capsys.readouterr().out
     assert "train/loss at the end" in out
@@ -91,7 +116,9 @@ def test_options_reach_the_numbers(sweep: Path, capsys: pytest.CaptureFixture[st
     assert len(Path("b.csv").read_text().splitlines()) == 5
 
 
-def test_single_runs_are_compared_and_nothing_is_written(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_runs_are_compared_and_nothing_is_written(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first, second = sorted((sweep / "points").iterdir())[:2]
     before = {path: path.stat().st_mtime_ns for path in sweep.rglob("*")}
     assert report.main([str(first), str(second)]) == 0
@@ -145,17 +172,24 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "said"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(sweep: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(
+    sweep: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert report.main(words) == 2
     assert capsys.readouterr() == ("", f"1 problem; nothing was started or written.\n  1. {said}\n")
     assert not (sweep / "report").exists()
 
 
-def test_nothing_is_done_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_done_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     example = Example(tmp_path / "sweeps" / "new", steps=20)
     assert report.main(["sweeps/new"]) == 2
-    assert "there is nothing to compare yet, for no run is done: it has no points." in capsys.readouterr().err
+    assert (
+        "there is nothing to compare yet, for no run is done: it has no points."
+        in capsys.readouterr().err
+    )
     example.partial([], seed=1, at=10)
     failed = example.failed([], seed=2, at=10, why="out of memory")
     example.waiting([], seed=3)
@@ -202,7 +236,9 @@ def test_a_place_that_cannot_be_written(sweep: Path, capsys: pytest.CaptureFixtu
     out, err = capsys.readouterr()
     assert out.startswith("rates\n")
     place = (sweep / "report" / "index.html").resolve()
-    assert err.endswith(f"  1. {place}\n     it cannot be written: File exists.\n     -> --html FILE elsewhere\n")
+    assert err.endswith(
+        f"  1. {place}\n     it cannot be written: File exists.\n     -> --html FILE elsewhere\n"
+    )
 
 
 def test_it_needs_neither_torch_nor_pandas(sweep: Path) -> None:

@@ -9,15 +9,29 @@ from pathlib import Path
 
 from tiny import TINY
 
-OPTIONS = [*TINY, "train.batch_size=-1", "eval.enabled=true", "eval.interval=3", "eval.steps=2", "eval.sample_tokens=0"]
+OPTIONS = [
+    *TINY,
+    "train.batch_size=-1",
+    "eval.enabled=true",
+    "eval.interval=3",
+    "eval.steps=2",
+    "eval.sample_tokens=0",
+]
 
 
 def metrics(folder: Path, name: str, *layout: str) -> str:
     text = folder / "text.txt"
-    text.write_text("the whale and the white ship of the sea said in his captain that it was a ship. " * 60)
+    text.write_text(
+        "the whale and the white ship of the sea said in his captain that it was a ship. " * 60
+    )
     data = ["data=text", f"data.path={text}", f"run.dir={folder / name}"]
     environ = {**os.environ, "FORGE_CACHE": str(folder / "cache")}
-    done = subprocess.run([sys.executable, "-m", "forge.train", *OPTIONS, *data, *layout], env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "forge.train", *OPTIONS, *data, *layout],
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return (folder / name / "metrics.jsonl").read_text()
 

@@ -29,7 +29,9 @@ def made(point: Point, steps: int, *, age: float = 0.0, pace: float = 2.0) -> Pa
     rows += [{"step": steps, "eval/loss": 4.25}] if steps > 4 else []
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     times = {n: now - age - (steps - n) * pace for n in range(1, steps + 1)}
-    clock = [{"step": n, "time": then, "tokens_per_second": 1000.0 + n} for n, then in times.items()]
+    clock = [
+        {"step": n, "time": then, "tokens_per_second": 1000.0 + n} for n, then in times.items()
+    ]
     (path / "performance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in clock))
     (path / "logs" / "output.log").write_text("step 1\nstep 2\n")
     (path / "logs" / "rank_1.log").write_text("warm\n")
@@ -42,9 +44,20 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDirectory:
     monkeypatch.chdir(tmp_path)
     made_of = SweepDirectory(tmp_path / "sweeps" / "mine")
     made_of.begin(["seed=1,2"], ["forge.train"])
-    points = [made_of.add(hash=f"{n:032d}", overrides=[f"seed={n}"], varied={"optimizer.lr": f"0.{n}", "seed": str(n)}) for n in range(4)]
-    (made(points[0], 10) / "result.json").write_text(json.dumps({**RESULT, "objective": {"name": "train/loss", "value": 4.0}}))
-    (made(points[1], 3) / "error.json").write_text(json.dumps({"type": "KeyError", "message": "no such thing\nmore", "said": "x"}))
+    points = [
+        made_of.add(
+            hash=f"{n:032d}",
+            overrides=[f"seed={n}"],
+            varied={"optimizer.lr": f"0.{n}", "seed": str(n)},
+        )
+        for n in range(4)
+    ]
+    (made(points[0], 10) / "result.json").write_text(
+        json.dumps({**RESULT, "objective": {"name": "train/loss", "value": 4.0}})
+    )
+    (made(points[1], 3) / "error.json").write_text(
+        json.dumps({"type": "KeyError", "message": "no such thing\nmore", "said": "x"})
+    )
     made(points[2], 5)
     return made_of
 
@@ -68,7 +81,9 @@ def test_the_table_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixtu
     ]
 
 
-def test_what_runs_has_some_time_left(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_runs_has_some_time_left(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Lock(sweep.points()[2].path):
         lines = table("sweeps/mine", capsys=capsys)
     assert lines[2].split() == ["#", "lr", "seed", "state", "step", "loss", "eval", "left", "why"]
@@ -97,15 +112,34 @@ def test_as_json(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> N
     }
 
 
-def test_all_that_was_typed_for_some_points_alone_tells_them_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_was_typed_for_some_points_alone_tells_them_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made_of = SweepDirectory(tmp_path / "mine")
     made_of.begin([], ["forge.train"])
-    aside = ["launch.jobs=2", "sweep.retry=true", "sweeper=optuna", "run.num_threads=2", "hydra/launcher=basic", "hydra.searchpath=[a]"]
+    aside = [
+        "launch.jobs=2",
+        "sweep.retry=true",
+        "sweeper=optuna",
+        "run.num_threads=2",
+        "hydra/launcher=basic",
+        "hydra.searchpath=[a]",
+    ]
     for words, varied in [
         (["optimizer.lr=0.001", "train.max_steps=20", "model=tiny"], {"optimizer.lr": "0.001"}),
         (["optimizer.lr=0.003", "train.max_steps=20", "model=tiny"], {"optimizer.lr": "0.003"}),
         (["optimizer.lr=1e-3", "train.max_steps=22", "+model='tiny'", *aside], {}),
-        (["optimizer.lr=3e-3", "train.max_steps=20", "model=tiny", "model.dim=8.0", "model.dim=16", "~eval.loss"], {}),
+        (
+            [
+                "optimizer.lr=3e-3",
+                "train.max_steps=20",
+                "model=tiny",
+                "model.dim=8.0",
+                "model.dim=16",
+                "~eval.loss",
+            ],
+            {},
+        ),
     ]:
         made_of.add(hash=str(words), overrides=words, varied=varied)
     assert table(str(made_of.path), capsys=capsys)[2:] == [
@@ -117,7 +151,9 @@ def test_all_that_was_typed_for_some_points_alone_tells_them_apart(tmp_path: Pat
     ]
 
 
-def test_what_an_arm_is_made_of_is_told_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_arm_is_made_of_is_told_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made_of = SweepDirectory(tmp_path / "mine")
     made_of.begin([], ["forge.train"])
     for optimizer in ([], ["optimizer=adamw_large"]):
@@ -134,35 +170,57 @@ def test_what_an_arm_is_made_of_is_told_by_its_name(tmp_path: Path, capsys: pyte
 
 
 def ended(point: Point, value: float | None, name: str = "eval/loss") -> None:
-    (made(point, 10) / "result.json").write_text(json.dumps({**RESULT, "objective": {"name": name, "value": value}}))
+    (made(point, 10) / "result.json").write_text(
+        json.dumps({**RESULT, "objective": {"name": name, "value": value}})
+    )
 
 
-def test_the_best_point_and_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_point_and_what_to_do_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     made_of = SweepDirectory(tmp_path / "mine")
     made_of.begin([], ["forge.train"])
-    points = [made_of.add(hash=str(n), overrides=[f"seed={n}"], varied={"seed": str(n)}, arm="base") for n in range(3)]
+    points = [
+        made_of.add(hash=str(n), overrides=[f"seed={n}"], varied={"seed": str(n)}, arm="base")
+        for n in range(3)
+    ]
     assert table("mine", capsys=capsys)[-1] == "002  base  2     waiting"
     ended(points[0], 4.5)
     ended(points[1], 4.25)
     assert table("mine", capsys=capsys)[-1] == "best: #001 base seed=1   eval/loss 4.25"
     ended(points[2], float("nan"))
-    last = ["best: #001 base seed=1   eval/loss 4.25", "compare them with: python -m forge.report mine"]
+    last = [
+        "best: #001 base seed=1   eval/loss 4.25",
+        "compare them with: python -m forge.report mine",
+    ]
     assert table("mine", capsys=capsys)[-2:] == last
     (made_of.path / FILE).touch()
     with (points[0].path / "config.yaml").open("a") as file:
         file.write("sweeper:\n  direction: maximize\n")
     assert table("mine", capsys=capsys)[-2] == "best: #000 base seed=0   eval/loss 4.5"
-    (points[2].path / "result.json").write_text(json.dumps({**RESULT, "objective": {"name": "train/loss", "value": 1.0}}))
-    assert table("mine", capsys=capsys)[-3:] == ["002  base  2     done   10/10  4.0000  4.2500", "", last[1]]
+    (points[2].path / "result.json").write_text(
+        json.dumps({**RESULT, "objective": {"name": "train/loss", "value": 1.0}})
+    )
+    assert table("mine", capsys=capsys)[-3:] == [
+        "002  base  2     done   10/10  4.0000  4.2500",
+        "",
+        last[1],
+    ]
 
 
 def test_accuracy_is_best_when_high(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made_of = SweepDirectory(tmp_path / "mine")
     made_of.begin([], ["forge.train"])
     for n, value in enumerate((0.25, 0.5)):
-        ended(made_of.add(hash=str(n), overrides=[], varied={"seed": str(n)}), value, "eval/token_accuracy")
-    assert table(str(made_of.path), capsys=capsys)[-2] == "best: #001 seed=1   eval/token_accuracy 0.5"
+        ended(
+            made_of.add(hash=str(n), overrides=[], varied={"seed": str(n)}),
+            value,
+            "eval/token_accuracy",
+        )
+    assert (
+        table(str(made_of.path), capsys=capsys)[-2] == "best: #001 seed=1   eval/token_accuracy 0.5"
+    )
 
 
 def test_a_reason_is_shown_whole_but_where_the_terminal_ends(
@@ -170,7 +228,9 @@ def test_a_reason_is_shown_whole_but_where_the_terminal_ends(
 ) -> None:
     reason = f"the loss is nan in {'a/long/path/' * 30}. Lower optimizer.lr."
     point = sweep.points()[1]
-    (point.path / "error.json").write_text(json.dumps({"type": "RuntimeError", "message": reason, "said": reason}))
+    (point.path / "error.json").write_text(
+        json.dumps({"type": "RuntimeError", "message": reason, "said": reason})
+    )
     assert table("sweeps/mine", capsys=capsys)[4].endswith(reason)
     assert f"  why it failed  {reason}" in table("sweeps/mine", "1", capsys=capsys)
     assert told.why(point.path) == [reason]
@@ -188,10 +248,32 @@ def test_arms_and_jobs_have_columns_where_there_are_any(
     sweep.note("submitted", 3, job="7_1", cluster="slurm")
     sweep.note("submitted", 4, job="7_2", cluster="slurm")
     monkeypatch.setattr(slurm, "states", lambda jobs: {"7_1": "PENDING", "7_2": "FAILED"})
-    monkeypatch.setattr(slurm, "reasons", lambda jobs: dict.fromkeys(jobs, "DependencyNeverSatisfied"))
+    monkeypatch.setattr(
+        slurm, "reasons", lambda jobs: dict.fromkeys(jobs, "DependencyNeverSatisfied")
+    )
     lines = table("sweeps/mine", capsys=capsys)
-    assert lines[2].split() == ["#", "arm", "optimizer.lr", "seed", "model.lr", "state", "step", "loss", "eval", "job", "why"]
-    assert lines[6].split() == ["003", "0.3", "3", "queued", "7_1", "PENDING", "(DependencyNeverSatisfied)"]
+    assert lines[2].split() == [
+        "#",
+        "arm",
+        "optimizer.lr",
+        "seed",
+        "model.lr",
+        "state",
+        "step",
+        "loss",
+        "eval",
+        "job",
+        "why",
+    ]
+    assert lines[6].split() == [
+        "003",
+        "0.3",
+        "3",
+        "queued",
+        "7_1",
+        "PENDING",
+        "(DependencyNeverSatisfied)",
+    ]
     assert lines[7].split() == ["004", "wide", "x", "failed", "7_2", "FAILED"]
 
 
@@ -201,12 +283,22 @@ def test_a_job_that_ended_before_its_run_began_says_why_in_its_own_log(
     point = sweep.points()[3]
     sweep.note("submitted", 3, job="7_1", cluster="slurm")
     point.path.mkdir()
-    (point.path / "job.json").write_text(json.dumps({"job": "7_1", "folder": str(sweep.path / "jobs")}))
+    (point.path / "job.json").write_text(
+        json.dumps({"job": "7_1", "folder": str(sweep.path / "jobs")})
+    )
     (sweep.path / "jobs").mkdir()
     said = "launch.setup failed with exit code 1: module load cudda"
     (sweep.path / "jobs" / "7_1_0_log.out").write_text(f"module: not found\n{said}\n\n")
     monkeypatch.setattr(slurm, "states", lambda jobs: {"7_1": "FAILED"})
-    assert table("sweeps/mine", capsys=capsys)[6].split(maxsplit=6) == ["003", "0.3", "3", "failed", "7_1", "FAILED", said]
+    assert table("sweeps/mine", capsys=capsys)[6].split(maxsplit=6) == [
+        "003",
+        "0.3",
+        "3",
+        "failed",
+        "7_1",
+        "FAILED",
+        said,
+    ]
     assert f"  why it failed  {said}" in table("sweeps/mine", "3", capsys=capsys)
 
 
@@ -243,7 +335,12 @@ def test_one_point_with_its_logs(sweep: SweepDirectory, capsys: pytest.CaptureFi
         "  step 1",
         "  step 2",
     ]
-    assert len([line for line in table("sweeps/mine", "0", "3", capsys=capsys) if line.startswith("#")]) == 2
+    assert (
+        len(
+            [line for line in table("sweeps/mine", "0", "3", capsys=capsys) if line.startswith("#")]
+        )
+        == 2
+    )
 
 
 def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +350,9 @@ def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str])
     assert "  eval/loss      4.2500" in lines
 
 
-def test_a_run_under_way_shows_its_last_steps(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_under_way_shows_its_last_steps(
+    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also the one whose loss was not finite; what a start has not said yet is left out."""
     point = sweep.add(hash="8" * 32, overrides=[], varied={"seed": "8"})
     path = made(point, 7, pace=20.0)
@@ -295,18 +394,29 @@ def test_watching_ends_when_all_have_ended(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "nothing is no sweep: there is no such directory.\n     -> give the directory of a sweep, like sweeps/mine"),
-        (["sweeps"], "sweeps is no sweep: it has no sweep.json.\n     -> give the directory of a sweep, like sweeps/mine"),
+        (
+            ["nothing"],
+            "nothing is no sweep: there is no such directory.\n     -> give the directory of a sweep, like sweeps/mine",
+        ),
+        (
+            ["sweeps"],
+            "sweeps is no sweep: it has no sweep.json.\n     -> give the directory of a sweep, like sweeps/mine",
+        ),
         (["sweeps/mine", "4"], "sweeps/mine has no point 4.\n     -> one of 0 to 3"),
         (["sweeps/mine", "-1"], "sweeps/mine has no point -1.\n     -> one of 0 to 3"),
-        ([], "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.status sweeps/mine\n"),
+        (
+            [],
+            "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.status sweeps/mine\n",
+        ),
         (
             ["sweeps/mine", "1", "abc"],
             "1. abc   [command line]\n     a point is given by its number.\n     -> python -m forge.status sweeps/mine 3\n",
         ),
     ],
 )
-def test_what_is_refused(arguments: list[str], said: str, sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_refused(
+    arguments: list[str], said: str, sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert status.main(arguments) == 2
     assert said in capsys.readouterr().err
 
@@ -327,6 +437,8 @@ def test_how_far_a_run_is(sweep: SweepDirectory) -> None:
 
 def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
     path = made(Point(number=0, hash="", slug="", path=tmp_path / "run", overrides=()), 5)
-    rows = "".join(json.dumps({"step": n, "train/loss": 1.0, "tokens": n * 1000}) + "\n" for n in range(20_000))
+    rows = "".join(
+        json.dumps({"step": n, "train/loss": 1.0, "tokens": n * 1000}) + "\n" for n in range(20_000)
+    )
     (path / "metrics.jsonl").write_text(rows)
     assert progress(path).step == 19_999

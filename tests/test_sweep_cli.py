@@ -32,14 +32,25 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shell(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "forge.train", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environ}, timeout=300)
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environ}, timeout=300
+    )
 
 
-def test_sixteen_points_with_twelve_bad_ones_write_and_start_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert forge.train.main(["-m", "model.n_heads=3,4", "optimizer.lr=-1,1e-3", "seed=1,2", "eval.interval=5,10"]) == 2
+def test_sixteen_points_with_twelve_bad_ones_write_and_start_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        forge.train.main(
+            ["-m", "model.n_heads=3,4", "optimizer.lr=-1,1e-3", "seed=1,2", "eval.interval=5,10"]
+        )
+        == 2
+    )
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("12 of 16 points cannot run; nothing was started or written.\n  1. model.n_heads=3   [command line]\n")
+    assert said.err.startswith(
+        "12 of 16 points cannot run; nothing was started or written.\n  1. model.n_heads=3   [command line]\n"
+    )
     assert "     in the 8 points with model.n_heads=3\n" in said.err
     assert "  #11   model.n_heads=4 optimizer.lr=-1 seed=2 eval.interval=10   (2)\n" in said.err
     assert list(Path().iterdir()) == []
@@ -47,22 +58,41 @@ def test_sixteen_points_with_twelve_bad_ones_write_and_start_nothing(capsys: pyt
 
 def test_torch_stays_out_of_a_preflight() -> None:
     code = "import sys; from forge.launch.points import Preflight; Preflight(['seed=1,2,3', 'model=tiny,small']).points(); "
-    done = subprocess.run([sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+    )
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 def test_what_all_points_would_be(capsys: pytest.CaptureFixture[str]) -> None:
-    assert forge.train.main(["--cfg", "job", "-p", "optimizer", "-m", "optimizer.lr=1e-3,3e-3"]) == 0
+    assert (
+        forge.train.main(["--cfg", "job", "-p", "optimizer", "-m", "optimizer.lr=1e-3,3e-3"]) == 0
+    )
     out = capsys.readouterr().out
     assert [document["lr"] for document in yaml.safe_load_all(out)] == [0.001, 0.003]
     assert "---\n# #001 optimizer.lr=0.003\n" in out
     assert forge.train.main(["--cfg", "job", "optimizer.lr=1e-3,3e-3"]) == 2
-    assert "optimizer.lr has several values, and this is not a sweep.\n     -> one value, or -m for a sweep\n" in capsys.readouterr().err
+    assert (
+        "optimizer.lr has several values, and this is not a sweep.\n     -> one value, or -m for a sweep\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_all_trials_of_a_search_would_be(capsys: pytest.CaptureFixture[str]) -> None:
     search = ["--cfg", "job", "-p", "optimizer", "-m", "sweeper=optuna"]
-    assert forge.train.main([*search, "optimizer.lr=interval(1e-5,1e-2)", "optimizer.eps=1e-8,1e-6", "optimizer.weight_decay=0.2"]) == 0
+    assert (
+        forge.train.main(
+            [
+                *search,
+                "optimizer.lr=interval(1e-5,1e-2)",
+                "optimizer.eps=1e-8,1e-6",
+                "optimizer.weight_decay=0.2",
+            ]
+        )
+        == 0
+    )
     (shown,) = yaml.safe_load_all(out := capsys.readouterr().out)
     assert out.startswith(
         "---\n# every trial of the search, but for optimizer.lr=interval(1e-05, 0.01) optimizer.eps=choice(1e-08, 1e-06)\n"
@@ -73,11 +103,15 @@ def test_what_all_trials_of_a_search_would_be(capsys: pytest.CaptureFixture[str]
     assert forge.train.main(search) == 2
     assert "there is nothing to search." in capsys.readouterr().err
     assert forge.train.main(["--cfg", "job", "-m", "optimizer.lr=interval(1e-5,1e-2)"]) == 2
-    assert "an interval has no first value; only sweeper=optuna takes one." in capsys.readouterr().err
+    assert (
+        "an interval has no first value; only sweeper=optuna takes one." in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
-    "started", [{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}], ids=["torchrun"]
+    "started",
+    [{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}],
+    ids=["torchrun"],
 )
 def test_ranks_that_are_there_already_run_no_sweep(started: dict[str, str]) -> None:
     ranks = [
@@ -109,7 +143,9 @@ class FakeSlurm:
         self.now: dict[str, str] = {}
         monkeypatch.setattr(slurm, "check", self.check)
         monkeypatch.setattr(slurm, "submit", self.submit)
-        monkeypatch.setattr(slurm, "states", lambda jobs: {job: self.now[job] for job in jobs if job in self.now})
+        monkeypatch.setattr(
+            slurm, "states", lambda jobs: {job: self.now[job] for job in jobs if job in self.now}
+        )
         monkeypatch.setattr(slurm, "wait", self.wait)
         monkeypatch.setattr(slurm, "verdict", lambda *_: [])
 
@@ -117,7 +153,9 @@ class FakeSlurm:
         assert not list(Path().iterdir()), "it is asked before anything is written"
         self.checked += len(points)
 
-    def submit(self, points: Any, section: Any, *, name: str, folder: Path, trust: Any) -> list[str]:
+    def submit(
+        self, points: Any, section: Any, *, name: str, folder: Path, trust: Any
+    ) -> list[str]:
         assert all((path / "config.yaml").is_file() for path, _ in points)
         self.taken.append((list(points), section, name, folder))
         jobs = [f"{len(self.taken)}_{place}" for place in range(len(points))]
@@ -144,10 +182,23 @@ JOBS = [*SMALL, "launch=slurm", "launch.partition=gpu", "sweep.name=mine"]
 def test_a_sweep_as_jobs(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
     assert forge.train.main(["-m", *JOBS, "seed=1,2"]) == 0
     ((points, section, name, folder),) = fake.taken
-    assert [(path.name.rpartition("_")[0], world) for path, world in points] == [("000_seed-1", 1), ("001_seed-2", 1)]
-    assert (section.partition, section.gpus_per_node, name, folder) == ("gpu", 0, "mine", Path("sweeps/mine/jobs").resolve())
-    assert capsys.readouterr().out.splitlines()[2:] == ["#000 submitted seed=1   job 1_0", "#001 submitted seed=2   job 1_1"]
-    assert [(point.job, point.cluster) for point in SweepDirectory(Path("sweeps/mine")).points()] == [("1_0", "slurm"), ("1_1", "slurm")]
+    assert [(path.name.rpartition("_")[0], world) for path, world in points] == [
+        ("000_seed-1", 1),
+        ("001_seed-2", 1),
+    ]
+    assert (section.partition, section.gpus_per_node, name, folder) == (
+        "gpu",
+        0,
+        "mine",
+        Path("sweeps/mine/jobs").resolve(),
+    )
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "#000 submitted seed=1   job 1_0",
+        "#001 submitted seed=2   job 1_1",
+    ]
+    assert [
+        (point.job, point.cluster) for point in SweepDirectory(Path("sweeps/mine")).points()
+    ] == [("1_0", "slurm"), ("1_1", "slurm")]
 
 
 def test_what_is_in_the_queue_is_not_submitted_again(
@@ -157,7 +208,11 @@ def test_what_is_in_the_queue_is_not_submitted_again(
     monkeypatch.setattr(slurm, "check", lambda *_, **__: None)
     assert forge.train.main(["-m", *JOBS, "seed=1,2"]) == 0
     ledger = Path("sweeps/mine/ledger.jsonl")
-    ledger.write_text("".join(line for line in ledger.read_text().splitlines(keepends=True) if "submitted" not in line))
+    ledger.write_text(
+        "".join(
+            line for line in ledger.read_text().splitlines(keepends=True) if "submitted" not in line
+        )
+    )
     capsys.readouterr()
     assert forge.train.main(["-m", *JOBS, "seed=1,2,3", "launch.dry_run=true"]) == 0
     shown = capsys.readouterr().out
@@ -175,12 +230,19 @@ def test_waiting_for_jobs_that_fail(fake: FakeSlurm, capsys: pytest.CaptureFixtu
     assert forge.train.main(["-m", *JOBS, "seed=1,2", "launch.wait=true"]) == 1
     out = capsys.readouterr().out
     assert "#000 FAILED    seed=1   job 1_0: FAILED\n" in out
-    assert "(2 points: 2 failed)\n  #000 failed    seed=1\n       job 1_0\n" in out.replace(": FAILED\n", "\n")
+    assert "(2 points: 2 failed)\n  #000 failed    seed=1\n       job 1_0\n" in out.replace(
+        ": FAILED\n", "\n"
+    )
 
 
-def test_a_sweep_of_one_point_is_told_so(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_of_one_point_is_told_so(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert forge.train.main(["-m", *JOBS, "seed=1"]) == 0
-    assert capsys.readouterr().err == "warning: nothing varies, so this is a sweep of one point; without -m it is a run\n"
+    assert (
+        capsys.readouterr().err
+        == "warning: nothing varies, so this is a sweep of one point; without -m it is a run\n"
+    )
 
 
 @pytest.mark.usefixtures("fake")
@@ -189,7 +251,9 @@ def test_scripts_are_shown_and_nothing_is_written(capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "#SBATCH --array=0-2" in out
     assert "#SBATCH --partition=gpu" in out
-    assert out.endswith("\n# element 0: seed=1\n# element 1: seed=2\n# element 2: seed=3\n# 3 of 3 points would be submitted\n")
+    assert out.endswith(
+        "\n# element 0: seed=1\n# element 1: seed=2\n# element 2: seed=3\n# 3 of 3 points would be submitted\n"
+    )
     assert forge.train.main([*JOBS, "launch.dry_run=true"]) == 0
     assert "#SBATCH --array" not in capsys.readouterr().out
     assert list(Path().iterdir()) == []
@@ -206,30 +270,63 @@ def test_a_machine_without_slurm_submits_nothing(
 
 
 def test_one_run_as_a_job(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
-    assert forge.train.main([*JOBS, "run.dir=mine", "parallel=ddp", "run.num_processes=2", "launch.tasks_per_node=1"]) == 0
+    assert (
+        forge.train.main(
+            [
+                *JOBS,
+                "run.dir=mine",
+                "parallel=ddp",
+                "run.num_processes=2",
+                "launch.tasks_per_node=1",
+            ]
+        )
+        == 0
+    )
     ((points, _, name, folder),) = fake.taken
-    assert (points, name, folder) == ([(Path("mine").resolve(), 2)], "mine", Path("mine/jobs").resolve())
-    assert capsys.readouterr().out.splitlines()[1] == ("submitted: job 1_0   (python -m forge.status mine; python -m forge.cancel mine)")
+    assert (points, name, folder) == (
+        [(Path("mine").resolve(), 2)],
+        "mine",
+        Path("mine/jobs").resolve(),
+    )
+    assert capsys.readouterr().out.splitlines()[1] == (
+        "submitted: job 1_0   (python -m forge.status mine; python -m forge.cancel mine)"
+    )
 
 
-def test_one_run_as_a_job_that_is_waited_for(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_as_a_job_that_is_waited_for(
+    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert forge.train.main([*JOBS, "run.dir=mine", "launch.wait=true"]) == 1
-    assert capsys.readouterr().out.splitlines()[-2:] == ["the run did not finish:", "  | job 1_0 is FAILED"]
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "the run did not finish:",
+        "  | job 1_0 is FAILED",
+    ]
 
 
 @pytest.mark.usefixtures("fake")
 def test_a_job_that_ended_before_its_run_began_is_told_by_its_log(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     log = tmp_path_factory.mktemp("jobs") / "log.out"
     log.write_text("module: not found\nlaunch.setup failed with exit code 1: module load cudda\n")
     monkeypatch.setattr(slurm, "log_file", lambda run_dir, rank=0: log)
     assert forge.train.main([*JOBS, "run.dir=mine", "launch.wait=true"]) == 1
-    said = ["module: not found", "launch.setup failed with exit code 1: module load cudda", f"({log})"]
-    assert capsys.readouterr().out.splitlines()[-4:] == ["the run did not finish:", *(f"  | {line}" for line in said)]
+    said = [
+        "module: not found",
+        "launch.setup failed with exit code 1: module load cudda",
+        f"({log})",
+    ]
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "the run did not finish:",
+        *(f"  | {line}" for line in said),
+    ]
 
 
-def test_ranks_that_have_been_started_train_where_they_are(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_have_been_started_train_where_they_are(
+    fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """launch=slurm in a file of the machine's own does not submit a job from within one."""
     begun = []
     monkeypatch.setattr(local, "start", lambda run_dir, ranks, **_: begun.append(ranks) or 0)
@@ -249,26 +346,56 @@ def test_python_waits_for_a_job_or_is_refused(fake: FakeSlurm) -> None:
 @pytest.mark.slow
 def test_jobs_of_submitit_on_this_machine() -> None:
     two = ["parallel=ddp", "run.num_processes=2"]
-    done = shell("-m", *TINY, *two, "launch=submitit_local", "launch.wait=true", "seed=1,2", "sweep.name=s")
+    done = shell(
+        "-m", *TINY, *two, "launch=submitit_local", "launch.wait=true", "seed=1,2", "sweep.name=s"
+    )
     assert done.returncode == 0, done.stderr
     assert "(2 points: 2 done)" in done.stdout
-    assert shell(*TINY, "hydra/launcher=submitit_local", "launch.wait=true", "run.dir=one").returncode == 0
-    failing = ["+callbacks.t={_target_: trouble.Trouble, what: raise, rank: 0}", "run.trust=[trouble.]"]
+    assert (
+        shell(*TINY, "hydra/launcher=submitit_local", "launch.wait=true", "run.dir=one").returncode
+        == 0
+    )
+    failing = [
+        "+callbacks.t={_target_: trouble.Trouble, what: raise, rank: 0}",
+        "run.trust=[trouble.]",
+    ]
     path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = shell("-m", *TINY, *failing, "launch=submitit_local", "launch.wait=true", "seed=3", "sweep.name=s", PYTHONPATH=path)
+    done = shell(
+        "-m",
+        *TINY,
+        *failing,
+        "launch=submitit_local",
+        "launch.wait=true",
+        "seed=3",
+        "sweep.name=s",
+        PYTHONPATH=path,
+    )
     assert done.returncode == 1
     assert "trouble of its own" in done.stdout
 
 
-SLOWED = ["+callbacks.t={_target_: trouble.Trouble, what: raise, rank: 0, step: 1000, pause: 0.2}", "run.trust=[trouble.]"]
-EVAL = ["eval.enabled=true", "eval.interval=10", "eval.steps=1", "eval.sample_prompts=[ship]", "eval.sample_tokens=4"]
+SLOWED = [
+    "+callbacks.t={_target_: trouble.Trouble, what: raise, rank: 0, step: 1000, pause: 0.2}",
+    "run.trust=[trouble.]",
+]
+EVAL = [
+    "eval.enabled=true",
+    "eval.interval=10",
+    "eval.steps=1",
+    "eval.sample_prompts=[ship]",
+    "eval.sample_tokens=4",
+]
 SWEEP = ["-m", *TINY, *EVAL, "train.max_steps=25", "checkpoint.interval=10", "seed=1,2,3"]
 
 
 @pytest.mark.slow
-def test_a_sweep_whose_command_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_sweep_whose_command_is_killed_ends_with_the_bits_of_an_undisturbed_one(
+    tmp_path: Path,
+) -> None:
     """Callbacks are free, so the slow points are the same runs. Done points are left, the one that was begun goes on."""
-    environ = {"PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environ = {
+        "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    }
     undisturbed = shell(*SWEEP, "launch.jobs=2", "sweep.name=undisturbed")
     assert undisturbed.returncode == 0, undisturbed.stdout
     command = [sys.executable, "-m", "forge.train", *SWEEP, *SLOWED, "sweep.name=killed"]
@@ -277,13 +404,19 @@ def test_a_sweep_whose_command_is_killed_ends_with_the_bits_of_an_undisturbed_on
     process.kill()
     process.wait()
     deadline = time.monotonic() + 30
-    while ranks := [pid for pid in os.listdir("/proc") if pid.isdecimal() and str(tmp_path / "sweeps").encode() in _command(pid)]:
+    while ranks := [
+        pid
+        for pid in os.listdir("/proc")
+        if pid.isdecimal() and str(tmp_path / "sweeps").encode() in _command(pid)
+    ]:
         assert time.monotonic() < deadline, ranks
         time.sleep(0.1)
     again = shell(*SWEEP, *SLOWED, "sweep.name=killed", **environ)
     assert again.returncode == 0, again.stdout
     assert "(3 points: 1 done, 1 to go on, 1 to start)" in again.stdout
-    ours, theirs = (sorted(Path("sweeps", name, "points").iterdir()) for name in ("undisturbed", "killed"))
+    ours, theirs = (
+        sorted(Path("sweeps", name, "points").iterdir()) for name in ("undisturbed", "killed")
+    )
     assert [path.name for path in ours] == [path.name for path in theirs]
     starts = [(path / "attempts.jsonl").read_text().count('"event": "start"') for path in theirs]
     assert (starts, second.name) == ([1, 2, 1], theirs[1].name)
@@ -299,7 +432,11 @@ def _begun(place: Path, process: subprocess.Popen[bytes]) -> Path:
     while True:
         assert process.poll() is None
         assert time.monotonic() < deadline
-        rows = [file for file in place.glob("points/001*/metrics.jsonl") if len(file.read_text().splitlines()) > 2]
+        rows = [
+            file
+            for file in place.glob("points/001*/metrics.jsonl")
+            if len(file.read_text().splitlines()) > 2
+        ]
         if rows:
             return rows[0].parent
         time.sleep(0.05)

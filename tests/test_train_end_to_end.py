@@ -39,13 +39,18 @@ SMALL = [
     "run.device=cpu",
     "run.num_threads=1",
 ]
-HANGING_SAVE = "import sys, time; from forge import worker; from forge.training.checkpoint import Checkpointer as C; \
+HANGING_SAVE = (
+    "import sys, time; from forge import worker; from forge.training.checkpoint import Checkpointer as C; \
 C.save = lambda *a, **k: time.sleep(60); sys.exit(worker.main(sys.argv[1:]))"
+)
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    draw, words = random.Random(0), ["the", "sea", "ship", "whale", "white", "captain", "said", "and"]
+    draw, words = (
+        random.Random(0),
+        ["the", "sea", "ship", "whale", "white", "captain", "said", "and"],
+    )
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
     path.write_text("".join(f"{i} {' '.join(draw.choices(words, k=8))}\n" for i in range(300)))
     return path
@@ -59,11 +64,25 @@ def command(corpus: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 
 @pytest.fixture(scope="session")
-def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+def trained(
+    corpus: Path, tmp_path_factory: pytest.TempPathFactory
+) -> subprocess.CompletedProcess[str]:
     """A finished run by the command line; its directory is in `args`."""
     path = tmp_path_factory.mktemp("trained") / "run"
-    overrides = ["data=text", f"data.path={corpus}", f"run.dir={path}", *SMALL, "train.max_steps=8", "eval.interval=4"]
-    done = subprocess.run([sys.executable, "-m", "forge.train", *overrides], capture_output=True, text=True, timeout=60)
+    overrides = [
+        "data=text",
+        f"data.path={corpus}",
+        f"run.dir={path}",
+        *SMALL,
+        "train.max_steps=8",
+        "eval.interval=4",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "forge.train", *overrides],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     done.args = path
     return done
 
@@ -76,11 +95,18 @@ def checkpoints(path: Path) -> list[str]:
     return sorted(p.name for p in (path / "checkpoints").iterdir())
 
 
-def test_a_run_shows_what_it_does_and_ends_with_a_summary(trained: subprocess.CompletedProcess[str]) -> None:
+def test_a_run_shows_what_it_does_and_ends_with_a_summary(
+    trained: subprocess.CompletedProcess[str],
+) -> None:
     path: Path = trained.args  # type: ignore[assignment]
     assert (trained.returncode, trained.stderr) == (0, "")
     found = result(path)
-    assert (found["status"], found["reason"], found["step"], found["tokens"]) == ("finished", "end", 8, 8 * 4 * 16)
+    assert (found["status"], found["reason"], found["step"], found["tokens"]) == (
+        "finished",
+        "end",
+        8,
+        8 * 4 * 16,
+    )
     assert checkpoints(path) == ["step_8"]
     assert f"run directory: {path}" in trained.stdout
     assert "all steps done, after 8 steps and 512 tokens" in trained.stdout
@@ -104,13 +130,17 @@ def test_inline_and_in_a_process_of_its_own_are_the_same_run(
     assert sys.modules["forge.train"].main(inline[3:]) == 0
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
-    ours, theirs = (load_run(place).model.state_dict() for place in (Path(inline[5].partition("=")[2]), path))
+    ours, theirs = (
+        load_run(place).model.state_dict() for place in (Path(inline[5].partition("=")[2]), path)
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert callable(train)
 
 
 @pytest.fixture
-def running(command: Callable[..., list[str]], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def running(
+    command: Callable[..., list[str]], tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """A run without end that has made its first steps, in a process group of its own.
 
     code: Python in place of forge.train, which is given the overrides, or the run directory where it is a worker.
@@ -118,15 +148,36 @@ def running(command: Callable[..., list[str]], tmp_path: Path) -> Iterator[Calla
     """
     started: list[subprocess.Popen[str]] = []
 
-    def start(*overrides: str, code: str = "", in_background: bool = False) -> subprocess.Popen[str]:
-        endless = command("train.max_steps=1000000", "eval.interval=1000000", "checkpoint.interval=1000000", *overrides)
+    def start(
+        *overrides: str, code: str = "", in_background: bool = False
+    ) -> subprocess.Popen[str]:
+        endless = command(
+            "train.max_steps=1000000",
+            "eval.interval=1000000",
+            "checkpoint.interval=1000000",
+            *overrides,
+        )
         if code == FROM_PYTHON:
             endless = [sys.executable, "-c", code, *endless[3:]]
         elif code:
-            made = subprocess.run([sys.executable, "-c", MAKE_ONLY, *endless[3:]], capture_output=True, text=True, timeout=60, check=True)
+            made = subprocess.run(
+                [sys.executable, "-c", MAKE_ONLY, *endless[3:]],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
             endless = [sys.executable, "-c", code, made.stdout.strip()]
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler)
-        process = subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        before = signal.signal(
+            signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler
+        )
+        process = subprocess.Popen(
+            endless,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         signal.signal(signal.SIGINT, before)
         started.append(process)
         metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 60
@@ -152,11 +203,19 @@ print(found.status, found.reason, found.step)"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "to_group", "options"),
-    [(signal.SIGTERM, False, []), (signal.SIGTERM, True, ["data.num_workers=2"]), (signal.SIGINT, True, ["data.num_workers=2"])],
+    [
+        (signal.SIGTERM, False, []),
+        (signal.SIGTERM, True, ["data.num_workers=2"]),
+        (signal.SIGINT, True, ["data.num_workers=2"]),
+    ],
     ids=["SIGTERM_to_the_parent", "SIGTERM_to_the_group", "Ctrl-C"],
 )
 def test_a_signal_saves_and_ends(
-    running: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: int, to_group: bool, options: list[str]
+    running: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+    number: int,
+    to_group: bool,
+    options: list[str],
 ) -> None:
     process, path = running(*options), tmp_path / "run"
     os.killpg(process.pid, number) if to_group else process.send_signal(number)
@@ -167,14 +226,21 @@ def test_a_signal_saves_and_ends(
     found = result(path)
     assert (found["status"], found["reason"]) == ("stopped", name)
     assert checkpoints(path) == [f"step_{found['step']}"]
-    assert not [line for line in (path / "metrics.jsonl").read_text().splitlines() if "eval/" in line]  # nothing but the save
+    assert not [
+        line for line in (path / "metrics.jsonl").read_text().splitlines() if "eval/" in line
+    ]  # nothing but the save
     assert f"{name}, after {found['step']} steps" in out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "options"),
-    [("", []), ("", ["run.inline=true"]), ("", ["parallel=fsdp", "run.num_processes=2"]), (FROM_PYTHON, [])],
+    [
+        ("", []),
+        ("", ["run.inline=true"]),
+        ("", ["parallel=fsdp", "run.num_processes=2"]),
+        (FROM_PYTHON, []),
+    ],
     ids=["one_rank", "inline", "two_ranks", "from_Python"],
 )
 def test_an_interrupt_of_the_command_alone(
@@ -193,7 +259,9 @@ def test_an_interrupt_of_the_command_alone(
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_at_once(running: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_a_second_signal_ends_at_once(
+    running: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     process = running(code=HANGING_SAVE)
     process.send_signal(signal.SIGTERM)
     time.sleep(1.3)
@@ -215,19 +283,37 @@ def test_a_stop_that_takes_too_long_is_ended(running: Callable[..., subprocess.P
     assert "the stop took longer than train.shutdown_timeout_sec=0.5" in err
 
 
-@pytest.mark.parametrize("more", [[], ["run.num_processes=2", "parallel=fsdp"], ["run.inline=true"]], ids=["alone", "two", "inline"])
-def test_a_mistake_in_the_data_is_said_once_and_leaves_nothing(command: Callable[..., list[str]], tmp_path: Path, more: list[str]) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [[], ["run.num_processes=2", "parallel=fsdp"], ["run.inline=true"]],
+    ids=["alone", "two", "inline"],
+)
+def test_a_mistake_in_the_data_is_said_once_and_leaves_nothing(
+    command: Callable[..., list[str]], tmp_path: Path, more: list[str]
+) -> None:
     """Neither a run directory, nor the folders above it, nor advice to go on with what is not there."""
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "fine"}\nnot json\n')
-    done = subprocess.run(command(f"data.path={bad}", f"run.dir={tmp_path}/new/run", *more), capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, f"run directory: {tmp_path}/new/run\ndata: read the corpus\n")
+    done = subprocess.run(
+        command(f"data.path={bad}", f"run.dir={tmp_path}/new/run", *more),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (
+        2,
+        f"run directory: {tmp_path}/new/run\ndata: read the corpus\n",
+    )
     what = f"data.path: {bad} line 2 is not JSON (Expecting value at column 1). Every line must be one JSON object."
-    assert done.stderr == f"\n{what}\n(nothing was trained, and the run directory is removed again)\n"
+    assert (
+        done.stderr == f"\n{what}\n(nothing was trained, and the run directory is removed again)\n"
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl"]
 
 
-def test_what_was_there_before_a_refused_run_stays(command: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_what_was_there_before_a_refused_run_stays(
+    command: Callable[..., list[str]], tmp_path: Path
+) -> None:
     """A folder of the user's with a hidden file, and a run that goes on when its text has become bad."""
     text = tmp_path / "mine.txt"
     text.write_text("".join(f"{i} the sea and the ship\n" for i in range(200)))
@@ -248,10 +334,15 @@ def test_what_was_there_before_a_refused_run_stays(command: Callable[..., list[s
     assert (tmp_path / "run" / "checkpoints" / "step_2").is_dir()
 
 
-def test_generate_and_export_refuse_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_and_export_refuse_a_run_without_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for verb, more in ((generate, []), (export, [str(tmp_path / "weights.safetensors")])):
         assert verb.main([str(tmp_path), *more]) == 2
-        assert capsys.readouterr() == ("", f"{tmp_path}: there is no complete checkpoint; give a step_N directory, or a run that has one\n")
+        assert capsys.readouterr() == (
+            "",
+            f"{tmp_path}: there is no complete checkpoint; give a step_N directory, or a run that has one\n",
+        )
         assert verb.main([str(tmp_path / "nothing"), *more]) == 2
         assert "there is no such directory" in capsys.readouterr().err
 
@@ -276,13 +367,20 @@ def test_generate_continues_a_text_the_same_way_for_a_seed(
     assert text()  # a new document
 
 
-def test_greedy_text_is_that_of_the_likeliest_tokens(trained: subprocess.CompletedProcess[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_greedy_text_is_that_of_the_likeliest_tokens(
+    trained: subprocess.CompletedProcess[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     run = load_run(Path(trained.args))  # type: ignore[arg-type]
     tokens = run.tokenizer.encode("the sea")
     for _ in range(6):
         with torch.no_grad():
             tokens.append(int(run.model(torch.tensor([tokens]))[0, -1].argmax()))
-    assert generate.main([str(trained.args), "--tokens", "6", "--temperature", "0", "--prompt", "the sea"]) == 0
+    assert (
+        generate.main(
+            [str(trained.args), "--tokens", "6", "--temperature", "0", "--prompt", "the sea"]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == run.tokenizer.decode(tokens) + "\n"
 
 
@@ -317,14 +415,28 @@ def test_export_writes_the_weights_of_the_checkpoint(
         assert capsys.readouterr().out == f"{file}: {len(weights)} tensors of step 8 in {name}\n"
         written = load_file(file)
         assert written.keys() == weights.keys()
-        assert all(torch.equal(written[key], value.to(dtype)) and written[key].dtype == dtype for key, value in weights.items())
-    assert export.main([str(trained.args), str(tmp_path / "default.safetensors")]) == 0  # checkpoint.export_dtype
-    assert {tensor.dtype for tensor in load_file(tmp_path / "default.safetensors").values()} == {torch.bfloat16}
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bfloat16.safetensors", "default.safetensors", "float32.safetensors"]
+        assert all(
+            torch.equal(written[key], value.to(dtype)) and written[key].dtype == dtype
+            for key, value in weights.items()
+        )
+    assert (
+        export.main([str(trained.args), str(tmp_path / "default.safetensors")]) == 0
+    )  # checkpoint.export_dtype
+    assert {tensor.dtype for tensor in load_file(tmp_path / "default.safetensors").values()} == {
+        torch.bfloat16
+    }
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "bfloat16.safetensors",
+        "default.safetensors",
+        "float32.safetensors",
+    ]
 
 
 def test_export_makes_the_folder_or_says_why_not(
-    trained: subprocess.CompletedProcess[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: subprocess.CompletedProcess[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert export.main([str(trained.args), str(tmp_path / "a" / "b" / "weights.safetensors")]) == 0
     assert (tmp_path / "a" / "b" / "weights.safetensors").is_file()
@@ -337,4 +449,6 @@ def test_export_makes_the_folder_or_says_why_not(
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     assert export.main([str(trained.args), str(tmp_path / "weights.safetensors")]) == 2
-    assert "weights.safetensors cannot be written: No space left on device" in capsys.readouterr().err
+    assert (
+        "weights.safetensors cannot be written: No space left on device" in capsys.readouterr().err
+    )

@@ -15,7 +15,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "docs" / "example_package"
-USE = ["hydra.searchpath=[pkg://forge_example.conf]", "run.trust=[forge_example.]", "+recipe=smooth"]
+USE = [
+    "hydra.searchpath=[pkg://forge_example.conf]",
+    "run.trust=[forge_example.]",
+    "+recipe=smooth",
+]
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "local")
 
 pytestmark = pytest.mark.slow
@@ -24,8 +28,19 @@ KINDS = (".py", ".tsv", ".css", ".js")
 
 def run(*command: object, cwd: Path, **env: str) -> str:
     """Output of a command that knows nothing of this checkout; it must succeed."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")}
-    done = subprocess.run([str(word) for word in command], cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=600)
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=clean | env,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -50,16 +65,26 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def wanted() -> set[str]:
     """Every file that a package of forge has."""
-    found = {f"forge/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml") if "local" not in path.parts}
+    found = {
+        f"forge/conf/{path.relative_to(ROOT / 'conf')}"
+        for path in (ROOT / "conf").rglob("*.yaml")
+        if "local" not in path.parts
+    }
     for folder, prefix in (("forge", "forge"), ("launch", "forge/launch")):
         base = ROOT / folder
-        found |= {f"{prefix}/{p.relative_to(base)}" for p in base.rglob("*") if p.suffix in KINDS and not p.is_symlink()}
+        found |= {
+            f"{prefix}/{p.relative_to(base)}"
+            for p in base.rglob("*")
+            if p.suffix in KINDS and not p.is_symlink()
+        }
     return {name for name in found if "__pycache__" not in name}
 
 
 def test_the_wheel_holds_everything(dist: Path, wanted: set[str]) -> None:
     (wheel,) = dist.glob("forge_lm-*.whl")
-    assert {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("forge/")} == wanted
+    assert {
+        name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("forge/")
+    } == wanted
 
 
 def test_the_sdist_holds_everything(dist: Path, wanted: set[str]) -> None:
@@ -75,24 +100,51 @@ def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("env")
     run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place)
     interpreter = place / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--no-deps", "--no-index"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        interpreter,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+    ]
     run(*install, *sorted(dist.glob("*.whl")), cwd=place)
-    site = Path(run(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")  # an editable install there is not followed
+    site = Path(
+        run(
+            interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place
+        ).strip()
+    )
+    (site / "dependencies.pth").write_text(
+        sysconfig.get_path("purelib") + "\n"
+    )  # an editable install there is not followed
     return interpreter
 
 
 def test_it_composes_checks_and_trains_elsewhere(python: Path, tmp_path: Path) -> None:
-    where = run(python, "-c", "import forge, forge.launch, forge_example; print(forge.__file__, forge_example.__file__)", cwd=tmp_path)
+    where = run(
+        python,
+        "-c",
+        "import forge, forge.launch, forge_example; print(forge.__file__, forge_example.__file__)",
+        cwd=tmp_path,
+    )
     assert all(Path(file).is_relative_to(python.parents[1]) for file in where.split())
     assert "model=tiny" in run(python, "-m", "forge.check", cwd=tmp_path)
-    assert "_target_: forge.models.decoder.Decoder" in run(python.with_name("forge-train"), "--cfg", "job", cwd=tmp_path)
-    assert "all steps done" in run(python, "-m", "forge.train", "debug=fast", "run.dir=fast", cwd=tmp_path)
+    assert "_target_: forge.models.decoder.Decoder" in run(
+        python.with_name("forge-train"), "--cfg", "job", cwd=tmp_path
+    )
+    assert "all steps done" in run(
+        python, "-m", "forge.train", "debug=fast", "run.dir=fast", cwd=tmp_path
+    )
     assert (tmp_path / "fast" / "result.json").is_file()
 
 
 def test_the_example_trains_elsewhere(python: Path, tmp_path: Path) -> None:
     assert "model=gated_conv" in run(python, "-m", "forge.check", *USE, cwd=tmp_path)
-    assert "all steps done" in run(python.with_name("forge-train"), *USE, "debug=fast", "run.dir=run", cwd=tmp_path)
+    assert "all steps done" in run(
+        python.with_name("forge-train"), *USE, "debug=fast", "run.dir=run", cwd=tmp_path
+    )
     assert (tmp_path / "run" / "ema.safetensors").is_file()
     assert (tmp_path / "run" / "metrics.csv").read_text().startswith("step,name,value\n")

@@ -83,7 +83,11 @@ class Report:
     def _standing(self, row: Row) -> float:
         if row.summary is None:
             return math.inf
-        value = (row.difference.mean if row.difference else 0.0) if self.compared and self.baseline.summary else row.summary.mean
+        value = (
+            (row.difference.mean if row.difference else 0.0)
+            if self.compared and self.baseline.summary
+            else row.summary.mean
+        )
         return -value if self.higher else value
 
     @property
@@ -100,7 +104,9 @@ class Report:
     def differing(self) -> list[str]:
         """The config keys in which arms differ; the seed among them where no arm has several."""
         alone = all(len(row.arm.runs) == 1 for row in self.rows)
-        return flat_config.differing((row.arm.options for row in self.rows if row.arm.options), seeds=alone)
+        return flat_config.differing(
+            (row.arm.options for row in self.rows if row.arm.options), seeds=alone
+        )
 
     def label(self, run: Run) -> str:
         """What a run is called: its number in the sweep, which its directory begins with; a single run by its directory."""
@@ -115,7 +121,13 @@ class Report:
         return {run: row.name for row in self.rows for run in row.arm.runs}
 
 
-def compare(source: Source, *, metric: str | None = None, baseline: str | None = None, reach: float | None = None) -> Report:
+def compare(
+    source: Source,
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    reach: float | None = None,
+) -> Report:
     """Compare the arms of a source by a metric (None: run.objective), each with the baseline (None: the sweep's, else the first).
 
     reach: the value that tokens and time are counted to; None: the mean of the baseline, where there is one. Raises ConfigError.
@@ -128,16 +140,31 @@ def compare(source: Source, *, metric: str | None = None, baseline: str | None =
     declared = baseline is not None or source.baseline is not None
     compared = declared or source.path is None or any(len(arm.runs) > 1 for arm in arms)
     values = {arm: _values(arm, metric) for arm in arms}
-    summaries = [summarize([value for of_seed in values[arm].values() for value in of_seed]) if values[arm] else None for arm in arms]
+    summaries = [
+        summarize([value for of_seed in values[arm].values() for value in of_seed])
+        if values[arm]
+        else None
+        for arm in arms
+    ]
     if not compared:
         base = _best(arms, summaries, higher)
     tested = [compared and arm is not base and bool(values[arm] and values[base]) for arm in arms]
-    differences = [difference(values[arm], values[base]) if test else None for arm, test in zip(arms, tested, strict=True)]
+    differences = [
+        difference(values[arm], values[base]) if test else None
+        for arm, test in zip(arms, tested, strict=True)
+    ]
     corrected = holm([found.p if found else None for found in differences])
     own = summaries[arms.index(base)]
     target = reach if reach is not None else own.mean if own and compared else None
     rows = [
-        Row(arm=arm, values=values[arm], summary=summary, difference=found, p_holm=p, reached=_reached(arm, metric, target, higher))
+        Row(
+            arm=arm,
+            values=values[arm],
+            summary=summary,
+            difference=found,
+            p_holm=p,
+            reached=_reached(arm, metric, target, higher),
+        )
         for arm, summary, found, p in zip(arms, summaries, differences, corrected, strict=True)
     ]
     return Report(
@@ -148,7 +175,9 @@ def compare(source: Source, *, metric: str | None = None, baseline: str | None =
         baseline=rows[arms.index(base)],
         compared=compared,
         target=target,
-        target_said="as asked for" if reach is not None else f"the {'mean' if own and own.n > 1 else 'value'} of {base.name}",
+        target_said="as asked for"
+        if reach is not None
+        else f"the {'mean' if own and own.n > 1 else 'value'} of {base.name}",
     )
 
 
@@ -162,7 +191,16 @@ def _objective(source: Source) -> str:
         return next(iter(names))
     found = ", ".join(f"{name} ({count})" for name, count in names.most_common()) or "none"
     fix = f"--metric {names.most_common(1)[0][0]}" if names else "--metric train/loss"
-    raise ConfigError([Problem(key="--metric", what=f"the runs do not have one run.objective: {found}.", fix=fix, where=COMMAND_LINE)])
+    raise ConfigError(
+        [
+            Problem(
+                key="--metric",
+                what=f"the runs do not have one run.objective: {found}.",
+                fix=fix,
+                where=COMMAND_LINE,
+            )
+        ]
+    )
 
 
 def _check_metric(source: Source, metric: str) -> None:
@@ -172,36 +210,67 @@ def _check_metric(source: Source, metric: str) -> None:
     known = dict.fromkeys(name for run in done for name in run.final)
     if metric not in known:
         what = f"no run that is done has a final value of {metric}."
-        fix = did_you_mean([f"--metric {name}" for name in closest(metric, known)]) or f"they have {', '.join(known) or 'none'}"
-        raise ConfigError([Problem(key=f"--metric {metric}", what=what, fix=fix, where=COMMAND_LINE)])
+        fix = (
+            did_you_mean([f"--metric {name}" for name in closest(metric, known)])
+            or f"they have {', '.join(known) or 'none'}"
+        )
+        raise ConfigError(
+            [Problem(key=f"--metric {metric}", what=what, fix=fix, where=COMMAND_LINE)]
+        )
 
 
 def _nothing_done(source: Source) -> Problem:
     counts = Counter(run.state for run in source.runs)
     found = ", ".join(f"{count} {state}" for state, count in counts.items()) or "it has no points"
     what = f"there is nothing to compare yet, for no run is done: {found}."
-    reasons = "".join(f"\n     {run.point.slug}: {run.why}" for run in source.runs if run.state == FAILED and run.why)
-    fix = f"python -m forge.status {short(source.path)} shows how far they are" if source.path else "wait until one is done"
+    reasons = "".join(
+        f"\n     {run.point.slug}: {run.why}"
+        for run in source.runs
+        if run.state == FAILED and run.why
+    )
+    fix = (
+        f"python -m forge.status {short(source.path)} shows how far they are"
+        if source.path
+        else "wait until one is done"
+    )
     return Problem(key=source.name, what=f"{what}{reasons}", fix=fix)
 
 
 def _higher(source: Source, metric: str) -> bool:
     """Whether more is better: as a search for it was told, else as is known of our own metrics."""
-    return is_higher_better(metric, (run.config.get("sweeper", {}) for run in source.runs if run.objective == metric))
+    return is_higher_better(
+        metric, (run.config.get("sweeper", {}) for run in source.runs if run.objective == metric)
+    )
 
 
 def _baseline(arms: Sequence[Arm], source: Source, name: str | None) -> Arm:
     wanted = name if name is not None else source.baseline
-    found = [arm for arm in arms if arm.name == wanted] or [arm for arm in arms if wanted in arm.spelled]
+    found = [arm for arm in arms if arm.name == wanted] or [
+        arm for arm in arms if wanted in arm.spelled
+    ]
     if name is not None and not found:
         names = [arm.name for arm in arms]
-        fix = did_you_mean([f"--baseline '{near}'" for near in closest(name, names)]) or f"its arms are {_some(names)}"
-        raise ConfigError([Problem(key=f"--baseline {name}", what=f"there is no arm '{name}'.", fix=fix, where=COMMAND_LINE)])
+        fix = (
+            did_you_mean([f"--baseline '{near}'" for near in closest(name, names)])
+            or f"its arms are {_some(names)}"
+        )
+        raise ConfigError(
+            [
+                Problem(
+                    key=f"--baseline {name}",
+                    what=f"there is no arm '{name}'.",
+                    fix=fix,
+                    where=COMMAND_LINE,
+                )
+            ]
+        )
     return [*found, arms[0]][0]
 
 
 def _some(names: Sequence[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    return ", ".join(names[:most]) + (
+        f" and {len(names) - most:,} more" if len(names) > most else ""
+    )
 
 
 def _best(arms: Sequence[Arm], summaries: Sequence[Summary | None], higher: bool) -> Arm:

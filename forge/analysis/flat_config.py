@@ -28,7 +28,9 @@ def read(run_dir: Path) -> dict[str, Any]:
     try:
         plain = read_yaml(newest(run_dir))
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{newest(run_dir)} cannot be read: {str(error).splitlines()[0]}") from None
+        raise ValueError(
+            f"{newest(run_dir)} cannot be read: {str(error).splitlines()[0]}"
+        ) from None
     if not isinstance(plain, dict):
         raise ValueError(f"{newest(run_dir)} cannot be read: it is empty or damaged")
     return plain
@@ -56,7 +58,13 @@ def options(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def number_text(value: object) -> str | None:
     """A number, or a text that is one, in its shortest decimal form: 0.001, 1e-5, 4; None for all else."""
     if isinstance(value, str):
-        value = float(value) if DECIMAL.fullmatch(value) else int(value) if WHOLE.fullmatch(value) else None
+        value = (
+            float(value)
+            if DECIMAL.fullmatch(value)
+            else int(value)
+            if WHOLE.fullmatch(value)
+            else None
+        )
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return re.sub(r"(?<=e)(-?)[+]?0*(?=\d)", r"\1", str(value)).removesuffix(".0")
@@ -64,7 +72,9 @@ def number_text(value: object) -> str | None:
 
 def identity(settings: Settings) -> tuple[tuple[str, str], ...]:
     """What a run is apart from its seed: the settings that may not change when it goes on."""
-    return tuple(sorted((key, value) for key, value in settings.items() if key != SEED and not is_free(key)))
+    return tuple(
+        sorted((key, value) for key, value in settings.items() if key != SEED and not is_free(key))
+    )
 
 
 def differing(all_settings: Iterable[Settings], *, seeds: bool = False) -> list[str]:
@@ -73,9 +83,17 @@ def differing(all_settings: Iterable[Settings], *, seeds: bool = False) -> list[
     Where a group's variants differ, an option that only one of them has counts when its own values do.
     """
     several = list(all_settings)
-    keys = dict.fromkeys(key for settings in several for key in settings if key.partition(".")[0] not in APART)
-    values = {key: {settings.get(key) for settings in several} for key in keys if seeds or key != SEED}
-    return [key for key in values if len(values[key]) > (2 if None in values[key] and _of_a_variant(key, values) else 1)]
+    keys = dict.fromkeys(
+        key for settings in several for key in settings if key.partition(".")[0] not in APART
+    )
+    values = {
+        key: {settings.get(key) for settings in several} for key in keys if seeds or key != SEED
+    }
+    return [
+        key
+        for key in values
+        if len(values[key]) > (2 if None in values[key] and _of_a_variant(key, values) else 1)
+    ]
 
 
 def short(keys: Sequence[str]) -> dict[str, str]:
@@ -84,7 +102,10 @@ def short(keys: Sequence[str]) -> dict[str, str]:
     for key in keys:
         words = key.split(".")
         ends = (".".join(words[-n:]) for n in range(1, len(words) + 1))
-        names[key] = next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key)
+        names[key] = next(
+            (end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1),
+            key,
+        )
     return names
 
 
@@ -97,16 +118,34 @@ def _of_a_variant(key: str, values: Mapping[str, set[str | None]]) -> bool:
 def is_free(key: str) -> bool:
     """Whether an option may change when a run goes on."""
     group = key.partition(".")[0]
-    return key in _free_keys() or group in {*APART, *schemas.free_dicts()} or (key == group and group in _free_groups())
+    return (
+        key in _free_keys()
+        or group in {*APART, *schemas.free_dicts()}
+        or (key == group and group in _free_groups())
+    )
 
 
 @functools.cache
 def _free_groups() -> frozenset[str]:
-    return frozenset(group for group in schemas.sections() if all(schema.all_free for schema in schemas.variants(group).values()))
+    return frozenset(
+        group
+        for group in schemas.sections()
+        if all(schema.all_free for schema in schemas.variants(group).values())
+    )
 
 
 @functools.cache
 def _free_keys() -> frozenset[str]:
-    every = [(group, schema) for group in schemas.sections() for schema in schemas.variants(group).values()]
-    options = [(f"{group}.{name}", schema, field) for group, schema in every for name, _, field in schemas.options_of(schema)]
-    return frozenset(key for key, schema, field in options if schema.all_free or field.metadata.get("free"))
+    every = [
+        (group, schema)
+        for group in schemas.sections()
+        for schema in schemas.variants(group).values()
+    ]
+    options = [
+        (f"{group}.{name}", schema, field)
+        for group, schema in every
+        for name, _, field in schemas.options_of(schema)
+    ]
+    return frozenset(
+        key for key, schema, field in options if schema.all_free or field.metadata.get("free")
+    )

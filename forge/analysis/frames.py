@@ -22,7 +22,13 @@ def frame(sweep: Places) -> pandas.DataFrame:
     return pandas.DataFrame(run_rows(_report(sweep)))
 
 
-def arms(sweep: Places, *, metric: str | None = None, baseline: str | None = None, reach: float | None = None) -> pandas.DataFrame:
+def arms(
+    sweep: Places,
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    reach: float | None = None,
+) -> pandas.DataFrame:
     """A row an arm: mean, deviation, interval, difference to the baseline, p-values, how soon it reached a value. Raises ConfigError."""
     return pandas.DataFrame(arm_rows(_report(sweep, metric=metric, baseline=baseline, reach=reach)))
 
@@ -32,11 +38,33 @@ def curves(sweep: Places, metric: str = "train/loss") -> pandas.DataFrame:
     made, parts = _report(sweep), []
     for run in made.runs:
         series = run.logged.series(metric)
-        clocks = {"step": series.steps.astype(int), "tokens": series.tokens, "seconds": series.seconds}
-        parts.append(pandas.DataFrame({"arm": made.arm_of(run), "seed": run.seed, "run": run.path.name, **clocks, metric: series.values}))
+        clocks = {
+            "step": series.steps.astype(int),
+            "tokens": series.tokens,
+            "seconds": series.seconds,
+        }
+        parts.append(
+            pandas.DataFrame(
+                {
+                    "arm": made.arm_of(run),
+                    "seed": run.seed,
+                    "run": run.path.name,
+                    **clocks,
+                    metric: series.values,
+                }
+            )
+        )
     return pandas.concat(parts, ignore_index=True)
 
 
-def _report(sweep: Places, *, metric: str | None = None, baseline: str | None = None, reach: float | None = None) -> Report:
+def _report(
+    sweep: Places,
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    reach: float | None = None,
+) -> Report:
     paths = [sweep] if isinstance(sweep, str | Path) else list(sweep)
-    return compare(read([Path(path) for path in paths]), metric=metric, baseline=baseline, reach=reach)
+    return compare(
+        read([Path(path) for path in paths]), metric=metric, baseline=baseline, reach=reach
+    )

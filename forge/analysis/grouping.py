@@ -38,9 +38,15 @@ def arms_of(runs: Sequence[Run], otherwise: str) -> list[Arm]:
 
     An arm is called by that name, else by what varies in the sweep; `otherwise` where nothing does.
     """
-    varied = list(dict.fromkeys(key for run in runs for key in run.point.varied if key != flat_config.SEED))
+    varied = list(
+        dict.fromkeys(key for run in runs for key in run.point.varied if key != flat_config.SEED)
+    )
     free = [key for key in varied if flat_config.is_free(key)]
-    same = {run: (flat_config.identity(run.options), tuple(_value(run, key) for key in free)) for run in runs if run.options}
+    same = {
+        run: (flat_config.identity(run.options), tuple(_value(run, key) for key in free))
+        for run in runs
+        if run.options
+    }
     prepared = {_typed(run): key for run, key in same.items()}
     groups: dict[object, list[Run]] = {}
     for run in runs:
@@ -48,10 +54,19 @@ def arms_of(runs: Sequence[Run], otherwise: str) -> list[Arm]:
         groups.setdefault((run.point.arm, key), []).append(run)
     words = flat_config.short(varied)
     firsts = [next((run for run in group if run.options), group[0]) for group in groups.values()]
-    names = [run.point.arm or _joined(words, {key: _value(run, key) for key in varied}) or otherwise for run in firsts]
+    names = [
+        run.point.arm or _joined(words, {key: _value(run, key) for key in varied}) or otherwise
+        for run in firsts
+    ]
     names = _distinct(names, firsts)
     return [
-        Arm(name=name, runs=tuple(group), spelled=frozenset(_joined(words, {key: _as_typed(run, key) for key in varied}) for run in group))
+        Arm(
+            name=name,
+            runs=tuple(group),
+            spelled=frozenset(
+                _joined(words, {key: _as_typed(run, key) for key in varied}) for run in group
+            ),
+        )
         for name, group in zip(names, groups.values(), strict=True)
     ]
 
@@ -62,8 +77,15 @@ def _joined(words: Mapping[str, str], values: Mapping[str, str | None]) -> str:
 
 def _typed_apart(runs: Sequence[Run]) -> list[str]:
     """Of each run what was typed for it, and for another not, or otherwise; nothing where all that it has is in the others' too."""
-    typed = [{key: _shown(run, key, text) for key, text in _overrides(run).items() if _counts(key)} for run in runs]
-    keys = [key for key in dict.fromkeys(key for one in typed for key in one) if len({one.get(key) for one in typed}) > 1]
+    typed = [
+        {key: _shown(run, key, text) for key, text in _overrides(run).items() if _counts(key)}
+        for run in runs
+    ]
+    keys = [
+        key
+        for key in dict.fromkeys(key for one in typed for key in one)
+        if len({one.get(key) for one in typed}) > 1
+    ]
     words = flat_config.short(keys)
     return [" ".join(f"{words[key]}={one[key]}" for key in keys if key in one) for one in typed]
 
@@ -79,7 +101,9 @@ def _counts(key: str) -> bool:
 
 def _typed(run: Run) -> tuple[str, ...]:
     """What was typed for a point, apart from its seed: how one that was never prepared is known."""
-    return tuple(sorted(text for text in run.point.overrides if text.partition("=")[0] != flat_config.SEED))
+    return tuple(
+        sorted(text for text in run.point.overrides if text.partition("=")[0] != flat_config.SEED)
+    )
 
 
 def _value(run: Run, key: str) -> str | None:
@@ -93,7 +117,9 @@ def _as_typed(run: Run, key: str) -> str | None:
 
 
 def _overrides(run: Run) -> dict[str, str]:
-    return {text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in run.point.overrides}
+    return {
+        text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in run.point.overrides
+    }
 
 
 def _distinct(names: list[str], runs: Sequence[Run]) -> list[str]:
@@ -110,6 +136,10 @@ def _distinct(names: list[str], runs: Sequence[Run]) -> list[str]:
         keys = [key for key in keys if any(key in _overrides(runs[i]) for i in places)] or keys
         words = flat_config.short(keys)
         for count, i in enumerate(places, 1):
-            more = " ".join(f"{words[key]}={_shown(runs[i], key, value)}" for key in keys if (value := runs[i].options.get(key)))
+            more = " ".join(
+                f"{words[key]}={_shown(runs[i], key, value)}"
+                for key in keys
+                if (value := runs[i].options.get(key))
+            )
             result[i] = f"{name} {more or f'({count})'}"
     return result

@@ -19,7 +19,12 @@ def markdown(report: Report, most: int = MOST) -> str:
 def _table(table: Table) -> str:
     rule = ["---:" if table.side(i) == "right" else "---" for i in range(len(table.heads))]
     return "\n".join(
-        _line(cells) for cells in ([_plain(head) for head in table.heads], rule, *([_plain(c) for c in cells] for cells in table.lines))
+        _line(cells)
+        for cells in (
+            [_plain(head) for head in table.heads],
+            rule,
+            *([_plain(c) for c in cells] for cells in table.lines),
+        )
     )
 
 

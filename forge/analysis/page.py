@@ -24,7 +24,10 @@ CURVES = """<section id="curves"><h2>learning curves</h2>
 <p class="note">{}</p></section>"""
 ARM_PLOT = """<section><h2>{}</h2><figure id="arm-plot"></figure>
 <p class="note">{}</p></section>"""
-SMALL_DOTS, ONE_DOT = "Small dots: runs. Large: mean with its 95&nbsp;% interval.", "A dot an arm: its run."
+SMALL_DOTS, ONE_DOT = (
+    "Small dots: runs. Large: mean with its 95&nbsp;% interval.",
+    "A dot an arm: its run.",
+)
 SIGNS = """ Beside it: the difference to the baseline with its own. <b class="better">●</b> better, <b class="worse">●</b> worse than the
 baseline at 5&nbsp;%{}, <b class="same">○</b> not told apart, <b>◆</b> baseline."""
 MEANS = "Mean over the seeds of an arm; the band goes from the lowest to the highest of them, as far as all of them have come."
@@ -61,12 +64,24 @@ def page(report: Report, place: Path, most: int = MOST) -> str:
 def _arm_plot(report: Report, most: int) -> str:
     shown, every = report.shown(most), report.others if report.compared else report.rows
     best = f"best {most:,} of {len(every):,} arms"
-    of = "every arm" if len(shown) == len(report.rows) else f"the baseline and the {best}" if report.compared else f"the {best}"
+    of = (
+        "every arm"
+        if len(shown) == len(report.rows)
+        else f"the baseline and the {best}"
+        if report.compared
+        else f"the {best}"
+    )
     several = any(row.summary and row.summary.n > 1 for row in shown)
     tests = sum(row.p_holm is not None for row in report.rows)
-    signs = SIGNS.format(" after Holm" if tests > 1 else "") if any(row.difference for row in shown) else ""
+    signs = (
+        SIGNS.format(" after Holm" if tests > 1 else "")
+        if any(row.difference for row in shown)
+        else ""
+    )
     order = " The best is the first." if len(shown) > 1 and not report.compared else ""
-    return ARM_PLOT.format(escape(f"{report.metric} of {of}"), f"{SMALL_DOTS if several else ONE_DOT}{signs}{order}")
+    return ARM_PLOT.format(
+        escape(f"{report.metric} of {of}"), f"{SMALL_DOTS if several else ONE_DOT}{signs}{order}"
+    )
 
 
 def _curves(data: dict[str, Any], report: Report) -> str:
@@ -78,14 +93,23 @@ def _curves(data: dict[str, Any], report: Report) -> str:
     said += ["Dashed: no run of the arm is done."] if not all(one["done"] for one in every) else []
     said += ["An arm is shown or hidden by its name."]
     said += (
-        ["A difference is between runs of the same seed; where none is common, to the mean of the baseline."] if "apart" in kinds else []
+        [
+            "A difference is between runs of the same seed; where none is common, to the mean of the baseline."
+        ]
+        if "apart" in kinds
+        else []
     )
     said += ["Time is of training."]
-    return CURVES.format("".join(f'<figure data-kind="{kind}"></figure>' for kind in kinds), " ".join(said))
+    return CURVES.format(
+        "".join(f'<figure data-kind="{kind}"></figure>' for kind in kinds), " ".join(said)
+    )
 
 
 def _table(table: Table, links: dict[str, str]) -> str:
-    heads = "".join(f'<th scope="col" class="{table.side(i)}">{escape(head)}</th>' for i, head in enumerate(table.heads))
+    heads = "".join(
+        f'<th scope="col" class="{table.side(i)}">{escape(head)}</th>'
+        for i, head in enumerate(table.heads)
+    )
     lines = "".join(f"<tr>{_cells(table, line, links)}</tr>" for line in table.lines)
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     title = f"<h2>{escape(table.title)}</h2>" if table.title else ""
@@ -94,7 +118,9 @@ def _table(table: Table, links: dict[str, str]) -> str:
 
 def _cells(table: Table, line: tuple[str, ...], links: dict[str, str]) -> str:
     first, *rest = line
-    name = f'<a href="{escape(links[first])}">{escape(first)}</a>' if first in links else escape(first)
+    name = (
+        f'<a href="{escape(links[first])}">{escape(first)}</a>' if first in links else escape(first)
+    )
     cells = [
         f'<td class="{table.side(i)}" data-head="{escape(head)}">{_parts(cell)}</td>'
         for i, (head, cell) in enumerate(zip(table.heads[1:], rest, strict=True), 1)
@@ -105,13 +131,19 @@ def _cells(table: Table, line: tuple[str, ...], links: dict[str, str]) -> str:
 def _parts(cell: str) -> str:
     """Parts of a list each unbroken where there is room."""
     parts = cell.split("; ")
-    return escape(cell) if len(parts) == 1 else " ".join(f'<span class="part">{escape(part)}</span>' for part in parts)
+    return (
+        escape(cell)
+        if len(parts) == 1
+        else " ".join(f'<span class="part">{escape(part)}</span>' for part in parts)
+    )
 
 
 def _commands(report: Report) -> str:
     if not report.source.commands:
         return ""
-    lines = "\n".join(f"python -m forge.train {escape(command)}" for command in report.source.commands)
+    lines = "\n".join(
+        f"python -m forge.train {escape(command)}" for command in report.source.commands
+    )
     return f"<details><summary>{counted(len(report.source.commands), 'command')}</summary><pre>{lines}</pre></details>"
 
 

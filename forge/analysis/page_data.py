@@ -16,7 +16,11 @@ from forge.analysis.tables import verdict
 POINTS, FEWEST, ALL = 300, 60, 15_000
 """Of a curve on the page; of more, neighbours are averaged. Of many curves each has fewer, so that they are ALL together, or FEWEST."""
 DIGITS = 7
-UNITS = {"loss": "nats a token", "bits_per_byte": "bits a byte", "tokens_per_second": "tokens a second"}
+UNITS = {
+    "loss": "nats a token",
+    "bits_per_byte": "bits a byte",
+    "tokens_per_second": "tokens a second",
+}
 
 
 def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
@@ -27,7 +31,10 @@ def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
     points = max(FEWEST, min(POINTS, ALL // len(arms)))
     plain = {metric: [curve(arm, metric, points=points) for arm in arms] for metric in metrics}
     apart = {
-        metric: [curve(arm, metric, base, points=points) if arm is not base and report.compared else None for arm in arms]
+        metric: [
+            curve(arm, metric, base, points=points) if arm is not base and report.compared else None
+            for arm in arms
+        ]
         for metric in metrics
     }
     return {
@@ -49,14 +56,20 @@ def unit(metric: str) -> str:
     return UNITS.get(metric.rpartition("/")[2], "")
 
 
-def curve(arm: Arm, metric: str, baseline: Arm | None = None, *, points: int = POINTS) -> dict[str, Any] | None:
+def curve(
+    arm: Arm, metric: str, baseline: Arm | None = None, *, points: int = POINTS
+) -> dict[str, Any] | None:
     """The mean over the seeds of an arm, and the lowest and highest of them; over runs under way where none is done.
 
     It is taken at the steps of the run that logged least, as far as all of them have come. baseline: of the differences to its runs
     of the same seeds, or to the mean of all of them where no seed is common.
     """
     own = _logged(arm, metric)
-    lines = [(series, ()) for _, series in own] if baseline is None else _against(own, _logged(baseline, metric))
+    lines = (
+        [(series, ()) for _, series in own]
+        if baseline is None
+        else _against(own, _logged(baseline, metric))
+    )
     if not lines:
         return None
     every = [series for one, others in lines for series in (one, *others)]
@@ -65,10 +78,26 @@ def curve(arm: Arm, metric: str, baseline: Arm | None = None, *, points: int = P
     steps = least[(least >= low) & (least <= high)]
     if not len(steps):
         return None
-    values = [_at(one, steps) - np.mean([_at(other, steps) for other in others] or [0.0 * steps], axis=0) for one, others in lines]
-    clocks = {name: np.mean([_at(one, steps, name) for one, _ in lines], axis=0) for name in ("tokens", "seconds")}
-    columns = {"step": steps, **clocks, "mean": np.mean(values, axis=0), "low": np.min(values, axis=0), "high": np.max(values, axis=0)}
-    return {"done": bool(arm.done), "n": len(lines), **{name: _thinned(column, points) for name, column in columns.items()}}
+    values = [
+        _at(one, steps) - np.mean([_at(other, steps) for other in others] or [0.0 * steps], axis=0)
+        for one, others in lines
+    ]
+    clocks = {
+        name: np.mean([_at(one, steps, name) for one, _ in lines], axis=0)
+        for name in ("tokens", "seconds")
+    }
+    columns = {
+        "step": steps,
+        **clocks,
+        "mean": np.mean(values, axis=0),
+        "low": np.min(values, axis=0),
+        "high": np.max(values, axis=0),
+    }
+    return {
+        "done": bool(arm.done),
+        "n": len(lines),
+        **{name: _thinned(column, points) for name, column in columns.items()},
+    }
 
 
 def _logged(arm: Arm, metric: str) -> list[tuple[int | None, Series]]:

@@ -29,13 +29,23 @@ def reached(curves: Sequence[Series], target: float, *, higher: bool) -> Reached
     """When the runs first logged a value that is at least as good as `target`; nothing is put between two logs."""
     firsts = [_first(curve, target, higher) for curve in curves]
     step, tokens, seconds = (_median(column) for column in zip(*firsts, strict=True))
-    return Reached(n=sum(np.isfinite(first[0]) for first in firsts), of=len(curves), step=step, tokens=tokens, seconds=seconds)
+    return Reached(
+        n=sum(np.isfinite(first[0]) for first in firsts),
+        of=len(curves),
+        step=step,
+        tokens=tokens,
+        seconds=seconds,
+    )
 
 
 def _first(curve: Series, target: float, higher: bool) -> tuple[float, ...]:
     good = np.flatnonzero(curve.values >= target if higher else curve.values <= target)
     columns = (curve.steps, curve.tokens, curve.seconds)
-    return tuple(float(column[good[0]]) for column in columns) if len(good) else (np.inf,) * len(columns)
+    return (
+        tuple(float(column[good[0]]) for column in columns)
+        if len(good)
+        else (np.inf,) * len(columns)
+    )
 
 
 def _median(values: Sequence[float]) -> float | None:

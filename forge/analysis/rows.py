@@ -62,7 +62,13 @@ def _arm(row: Row, report: Report) -> dict[str, Any]:
 
 
 def _run(run: Run, report: Report) -> dict[str, Any]:
-    known = {"number": run.point.number, "arm": report.arm_of(run), "seed": run.seed, "state": run.state, "why": run.why}
+    known = {
+        "number": run.point.number,
+        "arm": report.arm_of(run),
+        "seed": run.seed,
+        "state": run.state,
+        "why": run.why,
+    }
     far = {"step": run.step, "tokens": run.logged.tokens, "seconds": run.logged.seconds}
     options = flat_config.options(run.config)
     own = {key: _cell(options.get(key)) for key in report.differing if key not in known}

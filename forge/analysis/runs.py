@@ -57,7 +57,9 @@ class Run:
     def numbers(self) -> flat_config.Settings:
         """The options whose values are numbers, each in its shortest form."""
         found = {
-            key: flat_config.number_text(value) for key, value in flat_config.options(self.config).items() if not isinstance(value, str)
+            key: flat_config.number_text(value)
+            for key, value in flat_config.options(self.config).items()
+            if not isinstance(value, str)
         }
         return {key: text for key, text in found.items() if text is not None}
 
@@ -99,7 +101,14 @@ def read(paths: Sequence[Path]) -> Source:
     problems = [_problem(path) for path in paths if path not in sweeps and not is_run(path)]
     if sweeps and len(paths) > 1:
         what = "a report is of one sweep, or of runs."
-        problems.append(Problem(key=str(sweeps[0]), what=what, fix=f"python -m forge.report {sweeps[0]}", where=COMMAND_LINE))
+        problems.append(
+            Problem(
+                key=str(sweeps[0]),
+                what=what,
+                fix=f"python -m forge.report {sweeps[0]}",
+                where=COMMAND_LINE,
+            )
+        )
     if problems:
         raise ConfigError(problems)
     return _of_sweep(find_sweep(paths[0])) if sweeps else _of_runs(paths)
@@ -131,7 +140,10 @@ def _of_runs(paths: Sequence[Path]) -> Source:
     names = [path.name for path in found]
     arms = [path.name if names.count(path.name) == 1 else str(path) for path in found]
     named = enumerate(zip(found, arms, strict=True))
-    points = [Point(number=i, hash="", slug=arm, path=path, overrides=(), arm=arm) for i, (path, arm) in named]
+    points = [
+        Point(number=i, hash="", slug=arm, path=path, overrides=(), arm=arm)
+        for i, (path, arm) in named
+    ]
     states = survey(points).states
     name = " against ".join(arms)
     name = name if len(name) <= LONGEST_NAME else f"{len(arms)} runs"
@@ -140,7 +152,11 @@ def _of_runs(paths: Sequence[Path]) -> Source:
 
 def _run(point: Point, state: str) -> Run:
     if not is_run(point.path):
-        return Run(point=point, state=state, why=told.cause(point.path, point.code) if state == FAILED else "")
+        return Run(
+            point=point,
+            state=state,
+            why=told.cause(point.path, point.code) if state == FAILED else "",
+        )
     try:
         config = flat_config.read(point.path)
         result = directory.finished(point.path) if state == DONE else None
@@ -148,19 +164,54 @@ def _run(point: Point, state: str) -> Run:
         return Run(point=point, state=FAILED, why=str(error))
     objective = config.get("run", {}).get("objective")
     if result is None:
-        return Run(point=point, state=state, config=config, objective=objective, why=_why(point) if state == FAILED else "")
-    known = {**result.metrics, **({objective: result.objective} if objective is not None and result.objective is not None else {})}
-    final = {name: float(value) for name, value in known.items() if isinstance(value, int | float) and math.isfinite(value)}
-    return Run(point=point, state=state, config=config, objective=objective, final=final, ended=(result.step, result.reason))
+        return Run(
+            point=point,
+            state=state,
+            config=config,
+            objective=objective,
+            why=_why(point) if state == FAILED else "",
+        )
+    known = {
+        **result.metrics,
+        **(
+            {objective: result.objective}
+            if objective is not None and result.objective is not None
+            else {}
+        ),
+    }
+    final = {
+        name: float(value)
+        for name, value in known.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+    return Run(
+        point=point,
+        state=state,
+        config=config,
+        objective=objective,
+        final=final,
+        ended=(result.step, result.reason),
+    )
 
 
 def _why(point: Point) -> str:
     """Why a run failed, in one line."""
     result = directory.read_result(point.path)
-    return told.cause(point.path, point.code) or (f"it ended as {result.status}: {result.reason}" if result else "")
+    return told.cause(point.path, point.code) or (
+        f"it ended as {result.status}: {result.reason}" if result else ""
+    )
 
 
 def _problem(path: Path) -> Problem:
-    what = f"it has neither a {SWEEP} nor a config.yaml." if path.exists() else "there is no such directory."
+    what = (
+        f"it has neither a {SWEEP} nor a config.yaml."
+        if path.exists()
+        else "there is no such directory."
+    )
     fix = f"give the directory of a sweep, like {examples(path)}, or those of runs"
-    return Problem(key=str(path), what=f"{path} is neither a sweep nor a run: {what}", fix=fix, where=COMMAND_LINE)
+    return Problem(
+        key=str(path),
+        what=f"{path} is neither a sweep nor a run: {what}",
+        fix=fix,
+        where=COMMAND_LINE,
+    )

@@ -102,4 +102,8 @@ def _between(steps: np.ndarray, known: np.ndarray, values: np.ndarray) -> np.nda
 
 
 def _from_zero(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return (np.concatenate([[0.0], steps]), np.concatenate([[0.0], values])) if len(steps) else (steps, values)
+    return (
+        (np.concatenate([[0.0], steps]), np.concatenate([[0.0], values]))
+        if len(steps)
+        else (steps, values)
+    )

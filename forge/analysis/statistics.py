@@ -51,7 +51,9 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(n=n, mean=mean, deviation=deviation, low=mean - half, high=mean + half)
 
 
-def difference(arm: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]]) -> Difference:
+def difference(
+    arm: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]]
+) -> Difference:
     """The arm minus the baseline, each as the values of every seed.
 
     Paired (ttest_rel) over the seeds that both have, when these are at least two and at least half of those of the smaller side;
@@ -60,10 +62,20 @@ def difference(arm: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequen
     common = sorted(arm.keys() & baseline.keys())
     once = all(len(values) == 1 for side in (arm, baseline) for values in side.values())
     if once and len(common) >= max(2, min(len(arm), len(baseline)) / 2):
-        return _paired(np.array([arm[seed][0] for seed in common]), np.array([baseline[seed][0] for seed in common]))
+        return _paired(
+            np.array([arm[seed][0] for seed in common]),
+            np.array([baseline[seed][0] for seed in common]),
+        )
     if once and len(common) == 1 == min(len(arm), len(baseline)):
-        return Difference(mean=arm[common[0]][0] - baseline[common[0]][0], method=NONE, n=1, why="one seed")
-    return _welch(*(np.array([value for values in side.values() for value in values]) for side in (arm, baseline)))
+        return Difference(
+            mean=arm[common[0]][0] - baseline[common[0]][0], method=NONE, n=1, why="one seed"
+        )
+    return _welch(
+        *(
+            np.array([value for values in side.values() for value in values])
+            for side in (arm, baseline)
+        )
+    )
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

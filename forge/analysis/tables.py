@@ -41,37 +41,70 @@ class Table:
 
 def tables(report: Report, most: int | None = None) -> list[Table]:
     """All tables of a report that have a line. most: arms, or runs, in each of them; None for all."""
-    found = [make(report, most) for make in (reached_values, differences, how_soon, configs, unfinished)]
+    found = [
+        make(report, most) for make in (reached_values, differences, how_soon, configs, unfinished)
+    ]
     return [table for table in found if table.lines]
 
 
 def reached_values(report: Report, most: int | None = None) -> Table:
     """What each arm reached: runs, mean, deviation and interval over seeds."""
-    lines, write, several = [], decimals(report), any(row.summary and row.summary.n > 1 for row in report.rows)
+    lines, write, several = (
+        [],
+        decimals(report),
+        any(row.summary and row.summary.n > 1 for row in report.rows),
+    )
     for row in report.shown(most):
         n, found = len(row.arm.runs), row.summary
         cells = (
-            (write.number(found.mean), write.number(found.deviation), write.interval(found.low, found.high)) if found else (NOTHING,) * 3
+            (
+                write.number(found.mean),
+                write.number(found.deviation),
+                write.interval(found.low, found.high),
+            )
+            if found
+            else (NOTHING,) * 3
         )
-        lines.append((_named(row, report), f"{found.n if found else 0} of {n}", *(cells if several else cells[:1])))
-    notes = [*_arms_left_out(report, most), f"{'Higher' if report.higher else 'Lower'} is better.{INTERVAL if several else ''}"]
+        lines.append(
+            (
+                _named(row, report),
+                f"{found.n if found else 0} of {n}",
+                *(cells if several else cells[:1]),
+            )
+        )
+    notes = [
+        *_arms_left_out(report, most),
+        f"{'Higher' if report.higher else 'Lower'} is better.{INTERVAL if several else ''}",
+    ]
     if report.without:
         are = "run is" if len(report.without) == 1 else "runs are"
-        notes.append(f"{len(report.without):,} {are} done without a value of {report.metric}, which does not count here.")
+        notes.append(
+            f"{len(report.without):,} {are} done without a value of {report.metric}, which does not count here."
+        )
     notes += _lengths(report)
     paired = any(row.difference and row.difference.method == PAIRED for row in report.others)
     if paired and len({frozenset(row.values) for row in report.rows if row.summary}) > 1:
-        notes.append("Not every arm has the same seeds done, so compare arms by the differences, which are of the same seeds.")
+        notes.append(
+            "Not every arm has the same seeds done, so compare arms by the differences, which are of the same seeds."
+        )
     single = [row.name for row in report.rows if row.summary and row.summary.n == 1]
     if single:
-        who = "every arm has" if len(single) == len(report.rows) else f"{_listed(single)} {'has' if len(single) == 1 else 'have'}"
+        who = (
+            "every arm has"
+            if len(single) == len(report.rows)
+            else f"{_listed(single)} {'has' if len(single) == 1 else 'have'}"
+        )
         several_arms = f", and {who} only one that is done" if report.others else ""
         notes.append(f"One run gives no deviation and no interval{several_arms}.")
     if report.others and report.compared and not report.baseline.summary:
-        notes.append(f"The baseline {report.baseline.name} has no run that is done, so nothing is compared with it.")
+        notes.append(
+            f"The baseline {report.baseline.name} has no run that is done, so nothing is compared with it."
+        )
     title = f"{report.metric} at the end"
     heads = ("arm", "done", *(("mean", "deviation", "95 % interval") if several else ("value",)))
-    return Table(name="arms", title=title, heads=heads, lines=lines, notes=notes, align=(LEFT, *[RIGHT] * 4))
+    return Table(
+        name="arms", title=title, heads=heads, lines=lines, notes=notes, align=(LEFT, *[RIGHT] * 4)
+    )
 
 
 def differences(report: Report, most: int | None = None) -> Table:
@@ -82,7 +115,9 @@ def differences(report: Report, most: int | None = None) -> Table:
     tests = [ways[found.method].format(found.n) or found.why for _, found in compared]
     for row, found in compared:
         span = write.interval(found.low, found.high, sign="+")
-        lines.append((row.name, write.signed(found.mean), span, p_value(found.p), p_value(row.p_holm)))
+        lines.append(
+            (row.name, write.signed(found.mean), span, p_value(found.p), p_value(row.p_holm))
+        )
     if len(set(tests)) > 1:
         lines = [(*line, test) for line, test in zip(lines, tests, strict=True)]
     methods = {found.method for _, found in compared}
@@ -90,19 +125,39 @@ def differences(report: Report, most: int | None = None) -> Table:
     if PAIRED in methods:
         pairs = sorted({found.n for _, found in compared if found.method == PAIRED})
         seeds = " to ".join(map(str, pairs[:: max(len(pairs) - 1, 1)]))
-        notes.append(f"Paired by seed: a t-test (ttest_rel) of the differences between two runs of the same seed, over {seeds} seeds.")
+        notes.append(
+            f"Paired by seed: a t-test (ttest_rel) of the differences between two runs of the same seed, over {seeds} seeds."
+        )
     if WELCH in methods:
-        notes.append("Welch: too few seeds are common to pair by, so it is a t-test of unequal variances (ttest_ind).")
+        notes.append(
+            "Welch: too few seeds are common to pair by, so it is a t-test of unequal variances (ttest_ind)."
+        )
     if len(set(tests)) == 1 and methods == {NONE}:
         notes.append(f"Without interval and p-value: {tests[0]}.")
     tested = [row for row in report.others if row.difference and row.difference.p is not None]
     if len(tested) > 1:
-        notes.append(f"p is two-sided; p (Holm) is corrected for {len(tested)} comparisons. The intervals are of 95 % each, uncorrected.")
+        notes.append(
+            f"p is two-sided; p (Holm) is corrected for {len(tested)} comparisons. The intervals are of 95 % each, uncorrected."
+        )
     elif tested:
         notes.append("p is two-sided; a single comparison needs no correction.")
     title = f"difference to {report.baseline.name}"
-    heads = ("arm", "difference", "95 % interval", "p", "p (Holm)", *(["test"] if len(set(tests)) > 1 else []))
-    return Table(name="differences", title=title, heads=heads, lines=lines, notes=notes, align=(LEFT, *[RIGHT] * 4, LEFT))
+    heads = (
+        "arm",
+        "difference",
+        "95 % interval",
+        "p",
+        "p (Holm)",
+        *(["test"] if len(set(tests)) > 1 else []),
+    )
+    return Table(
+        name="differences",
+        title=title,
+        heads=heads,
+        lines=lines,
+        notes=notes,
+        align=(LEFT, *[RIGHT] * 4, LEFT),
+    )
 
 
 def how_soon(report: Report, most: int | None = None) -> Table:
@@ -121,7 +176,9 @@ def how_soon(report: Report, most: int | None = None) -> Table:
     ]
     title = f"how soon {report.metric} reached {target}"
     heads = ("arm", "reached", "steps", "tokens", "time")
-    return Table(name="reach", title=title, heads=heads, lines=lines, notes=notes, align=(LEFT, *[RIGHT] * 4))
+    return Table(
+        name="reach", title=title, heads=heads, lines=lines, notes=notes, align=(LEFT, *[RIGHT] * 4)
+    )
 
 
 def configs(report: Report, most: int | None = None) -> Table:
@@ -132,12 +189,26 @@ def configs(report: Report, most: int | None = None) -> Table:
         if row is report.baseline:
             continue
         own = row.arm.options
-        found = [f"{key}: {base.get(key, 'none')} → {own.get(key, 'none')}" for key in keys if own and own.get(key) != base.get(key)]
+        found = [
+            f"{key}: {base.get(key, 'none')} → {own.get(key, 'none')}"
+            for key in keys
+            if own and own.get(key) != base.get(key)
+        ]
         lines.append((row.name, "; ".join(found) or ("nothing" if own else "not prepared yet")))
     if not base or not keys:
         lines = []
-    heads = ("arm", f"differs from {report.baseline.name}{'' if report.compared else ', the best,'} in")
-    return Table(name="configs", title="config", heads=heads, lines=lines, notes=_arms_left_out(report, most), align=(LEFT, LEFT))
+    heads = (
+        "arm",
+        f"differs from {report.baseline.name}{'' if report.compared else ', the best,'} in",
+    )
+    return Table(
+        name="configs",
+        title="config",
+        heads=heads,
+        lines=lines,
+        notes=_arms_left_out(report, most),
+        align=(LEFT, LEFT),
+    )
 
 
 def unfinished(report: Report, most: int | None = None) -> Table:
@@ -150,10 +221,28 @@ def unfinished(report: Report, most: int | None = None) -> Table:
             f"{most:,} of {len(left):,} runs, those that failed first; {SEE_ALL.format(n=len(left), file='runs.csv', flag='runs-csv')}"
         )
         left = sorted(left, key=lambda run: run.state != FAILED)[:most]
-    lines = [(report.label(run), report.arm_of(run), NOTHING if run.seed is None else str(run.seed), *_became(run, report)) for run in left]
+    lines = [
+        (
+            report.label(run),
+            report.arm_of(run),
+            NOTHING if run.seed is None else str(run.seed),
+            *_became(run, report),
+        )
+        for run in left
+    ]
     silent = report.source.silent
-    notes += [f"Slurm does not answer, so its jobs are shown as their directories have them: {silent}"] if silent else []
-    return Table(name="unfinished", title="not counted", heads=("run", "arm", "seed", "state", ""), lines=lines, notes=notes)
+    notes += (
+        [f"Slurm does not answer, so its jobs are shown as their directories have them: {silent}"]
+        if silent
+        else []
+    )
+    return Table(
+        name="unfinished",
+        title="not counted",
+        heads=("run", "arm", "seed", "state", ""),
+        lines=lines,
+        notes=notes,
+    )
 
 
 def runs_table(report: Report, most: int | None = None) -> Table:
@@ -162,23 +251,47 @@ def runs_table(report: Report, most: int | None = None) -> Table:
     for run in report.runs[:most]:
         seed = NOTHING if run.seed is None else str(run.seed)
         value = write.number(run.final.get(report.metric))
-        lines.append((report.label(run), report.arm_of(run), seed, run.state, f"{run.step:,}", value))
+        lines.append(
+            (report.label(run), report.arm_of(run), seed, run.state, f"{run.step:,}", value)
+        )
     heads = ("run", "arm", "seed", "state", "step", report.metric)
-    notes = [f"The first {most:,} of {len(report.runs):,} runs; runs.csv has all."] if most and len(report.runs) > most else []
-    return Table(name="runs", title="", heads=heads, lines=lines, notes=notes, align=(LEFT, LEFT, RIGHT, LEFT, RIGHT, RIGHT))
+    notes = (
+        [f"The first {most:,} of {len(report.runs):,} runs; runs.csv has all."]
+        if most and len(report.runs) > most
+        else []
+    )
+    return Table(
+        name="runs",
+        title="",
+        heads=heads,
+        lines=lines,
+        notes=notes,
+        align=(LEFT, LEFT, RIGHT, LEFT, RIGHT, RIGHT),
+    )
 
 
 def headline(report: Report) -> list[str]:
     """What the report comes to, in a sentence or two."""
     best = report.ranked[0]
     several = sum(row.summary is not None for row in report.rows) > 1
-    counts = ", ".join(f"{n:,} {state}" for state, n in sorted(report.states.items(), key=lambda pair: pair[0] != DONE))
-    lacking = f"; {len(report.without):,} of those done without a value of {report.metric}" if report.without else ""
-    said = [f"{counted(len(report.runs), 'run')} in {counted(len(report.rows), 'arm')}: {counts}{lacking}."]
+    counts = ", ".join(
+        f"{n:,} {state}"
+        for state, n in sorted(report.states.items(), key=lambda pair: pair[0] != DONE)
+    )
+    lacking = (
+        f"; {len(report.without):,} of those done without a value of {report.metric}"
+        if report.without
+        else ""
+    )
+    said = [
+        f"{counted(len(report.runs), 'run')} in {counted(len(report.rows), 'arm')}: {counts}{lacking}."
+    ]
     said.append(
         f"{'Best' if several else 'Mean'} {report.metric}: {decimals(report).number(best.summary and best.summary.mean)}, {best.name}."
     )
-    told = [(row.name, verdict(row, report.higher)) for row in report.others if row.p_holm is not None]
+    told = [
+        (row.name, verdict(row, report.higher)) for row in report.others if row.p_holm is not None
+    ]
     if told:
         level = "at 5 % after Holm" if len(told) > 1 else "at 5 %"
         said.append(f"Against {report.baseline.name}, {level}: {_verdicts(told)}.")
@@ -200,17 +313,29 @@ def verdict(row: Row, higher: bool) -> str:
 
 def _verdicts(told: list[tuple[str, str]]) -> str:
     words = []
-    for verdict, singular, plural in (("better", "is better", "are better"), ("worse", "is worse", "are worse"), ("", SAME, SAME)):
+    for verdict, singular, plural in (
+        ("better", "is better", "are better"),
+        ("worse", "is worse", "are worse"),
+        ("", SAME, SAME),
+    ):
         names = [name for name, found in told if found == verdict]
         if names and len(names) == len(told) > 1:
-            return f"no arm {SAME.replace('cannot', 'can')}" if not verdict else f"all arms {plural}"
+            return (
+                f"no arm {SAME.replace('cannot', 'can')}" if not verdict else f"all arms {plural}"
+            )
         if names:
-            words.append(f"{_listed(names) if len(names) < 4 else f'{len(names)} arms'} {singular if len(names) == 1 else plural}")
+            words.append(
+                f"{_listed(names) if len(names) < 4 else f'{len(names)} arms'} {singular if len(names) == 1 else plural}"
+            )
     return "; ".join(words)
 
 
 def _named(row: Row, report: Report) -> str:
-    return f"{row.name} (baseline)" if row is report.baseline and report.others and report.compared else row.name
+    return (
+        f"{row.name} (baseline)"
+        if row is report.baseline and report.others and report.compared
+        else row.name
+    )
 
 
 def _arms_left_out(report: Report, most: int | None) -> list[str]:
@@ -218,7 +343,11 @@ def _arms_left_out(report: Report, most: int | None) -> list[str]:
     n = len(report.others if report.compared else report.rows)
     if most is None or n <= most:
         return []
-    who = f"The baseline and the best {most:,} of {n:,} other arms" if report.compared else f"The best {most:,} of {n:,} arms"
+    who = (
+        f"The baseline and the best {most:,} of {n:,} other arms"
+        if report.compared
+        else f"The best {most:,} of {n:,} arms"
+    )
     return [f"{who}; {SEE_ALL.format(n=n, file='arms.csv', flag='csv')}"]
 
 
@@ -229,7 +358,9 @@ def _lengths(report: Report) -> list[str]:
     if not steps or steps[0] == steps[-1]:
         return []
     early = Counter(reason for _, reason in ended if reason != "end")
-    why = f" ({', '.join(f'{n} ended by {reason}' for reason, n in early.items())})" if early else ""
+    why = (
+        f" ({', '.join(f'{n} ended by {reason}' for reason, n in early.items())})" if early else ""
+    )
     return [f"The runs did not all train as long: {steps[0]:,} to {steps[-1]:,} steps{why}."]
 
 

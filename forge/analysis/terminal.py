@@ -54,7 +54,12 @@ def _rich(table: Table) -> RichTable:
     )
     for i, head in enumerate(table.heads):
         right = table.side(i) == "right"
-        shown.add_column(Text(printable(head)), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        shown.add_column(
+            Text(printable(head)),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+        )
     for cells in table.lines:
         shown.add_row(*(Text(printable(cell)) for cell in cells))
     return shown

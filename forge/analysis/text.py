@@ -38,7 +38,11 @@ class Decimals:
 
     def interval(self, low: float | None, high: float | None, *, sign: str = "") -> str:
         """Both ends."""
-        return NOTHING if low is None or high is None else f"{self.number(low, sign=sign)} to {self.number(high, sign=sign)}"
+        return (
+            NOTHING
+            if low is None or high is None
+            else f"{self.number(low, sign=sign)} to {self.number(high, sign=sign)}"
+        )
 
 
 def p_value(value: float | None) -> str:

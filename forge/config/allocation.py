@@ -24,7 +24,11 @@ def allocation(section: Slurm, world: int) -> Allocation | Problem:
     tasks, gpus = section.tasks_per_node, section.gpus_per_node
     if tasks and gpus and tasks != gpus:
         what = f"{tasks} ranks on a machine of {gpus} GPUs; each rank has one GPU."
-        return Problem(key=f"launch.tasks_per_node={tasks}", what=what, fix=f"leave it out, or launch.gpus_per_node={tasks}")
+        return Problem(
+            key=f"launch.tasks_per_node={tasks}",
+            what=what,
+            fix=f"leave it out, or launch.gpus_per_node={tasks}",
+        )
     most = tasks or gpus
     if section.nodes is None:
         per_node = min(most or world, world)
@@ -34,7 +38,9 @@ def allocation(section: Slurm, world: int) -> Allocation | Problem:
         per_node = most or max(world // nodes, 1)
     if nodes * per_node != world:
         return _misfit(section, world, nodes, per_node)
-    return Allocation(nodes=nodes, tasks_per_node=per_node, gpus_per_node=0 if gpus == 0 else per_node)
+    return Allocation(
+        nodes=nodes, tasks_per_node=per_node, gpus_per_node=0 if gpus == 0 else per_node
+    )
 
 
 def faults(section: Slurm) -> Iterator[Problem]:

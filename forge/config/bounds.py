@@ -20,7 +20,13 @@ COMPARE = {
     "lt": (operator.lt, "less than"),
     "le": (operator.le, "at most"),
 }
-KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+KINDS = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    type(None): "null",
+}
 LARGEST = 1e18  # a product of sizes stays within what a float can hold
 
 
@@ -29,7 +35,11 @@ def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
     for name, hint, metadata in _options(type(section)):
         key, value = f"{prefix}{name}", getattr(section, name)
         if not fits(value, hint):
-            described = f"an integer or {', '.join(metadata['choices'])}" if hint == int | str else kind(hint)
+            described = (
+                f"an integer or {', '.join(metadata['choices'])}"
+                if hint == int | str
+                else kind(hint)
+            )
             yield Problem(key=f"{key}={value}", what=f"{key} must be {described}.", rule="type")
         elif isinstance(value, Section):
             yield from check_bounds(value, f"{key}.")
@@ -44,7 +54,9 @@ def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
 @functools.cache
 def _options(schema: type[Section]) -> tuple[tuple[str, Any, typing.Mapping[str, Any]], ...]:
     hints = types_of(schema)
-    return tuple((field.name, hints[field.name], field.metadata) for field in dataclasses.fields(schema))
+    return tuple(
+        (field.name, hints[field.name], field.metadata) for field in dataclasses.fields(schema)
+    )
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -58,7 +70,11 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, option) for option in inner)
     if origin in (list, tuple):
         return isinstance(value, list | tuple) and all(fits(element, inner[0]) for element in value)
-    if origin is not dict or not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+    if (
+        origin is not dict
+        or not isinstance(value, dict)
+        or not all(isinstance(name, str) for name in value)
+    ):
         return False
     return inner[1] is Any or all(fits(entry, inner[1]) for entry in value.values())
 
@@ -78,7 +94,9 @@ def kind(hint: Any) -> str:
 def describe_bounds(metadata: typing.Mapping[str, Any]) -> str:
     """What an option admits, in words: 'greater than 0 and at most 1', or its choices."""
     choices = ", ".join(metadata.get("choices") or ())
-    bounds = " and ".join(f"{COMPARE[name][1]} {_number(limit)}" for name, limit in metadata.get("bounds", {}).items())
+    bounds = " and ".join(
+        f"{COMPARE[name][1]} {_number(limit)}" for name, limit in metadata.get("bounds", {}).items()
+    )
     return f"{bounds}, or {choices}" if bounds and choices else bounds or choices
 
 
@@ -89,7 +107,11 @@ def element_faults(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> 
         return
     if choices and isinstance(value, str) and value not in choices:
         meant = did_you_mean([f"{key}={c}" for c in closest(value, choices)])
-        what = f"{key} must be an integer or {', '.join(choices)}." if bounds else f"{key} is one of {', '.join(choices)}."
+        what = (
+            f"{key} must be an integer or {', '.join(choices)}."
+            if bounds
+            else f"{key} is one of {', '.join(choices)}."
+        )
         yield Problem(key=f"{key}={value}", what=what, fix=meant, rule="choices")
     if isinstance(value, int | float):
         broken = [name for name, limit in bounds.items() if not COMPARE[name][0](value, limit)]
@@ -97,12 +119,28 @@ def element_faults(key: str, value: Any, metadata: typing.Mapping[str, Any]) -> 
             yield Problem(key=f"{key}={value}", what=f"{key} must be finite.", rule="bounds")
         elif broken:
             legal = next((bounds[name] for name in broken if name in ("ge", "le")), None)
-            if legal is None and "gt" in broken and isinstance(value, int) and bounds["gt"] + 1 < bounds.get("lt", math.inf):
+            if (
+                legal is None
+                and "gt" in broken
+                and isinstance(value, int)
+                and bounds["gt"] + 1 < bounds.get("lt", math.inf)
+            ):
                 legal = bounds["gt"] + 1
-            fix = f"for example {key}={_number(legal)}" if legal is not None and "[" not in key else ""
-            yield Problem(key=f"{key}={value}", what=f"{key} must be {describe_bounds(metadata)}.", fix=fix, rule="bounds")
+            fix = (
+                f"for example {key}={_number(legal)}"
+                if legal is not None and "[" not in key
+                else ""
+            )
+            yield Problem(
+                key=f"{key}={value}",
+                what=f"{key} must be {describe_bounds(metadata)}.",
+                fix=fix,
+                rule="bounds",
+            )
         elif abs(value) > LARGEST:
-            yield Problem(key=f"{key}={value}", what=f"{key} must be at most {LARGEST:g}.", rule="bounds")
+            yield Problem(
+                key=f"{key}={value}", what=f"{key} must be at most {LARGEST:g}.", rule="bounds"
+            )
 
 
 def _number(limit: float) -> str:
@@ -113,4 +151,8 @@ def _length(key: str, value: Any, annotation: Any) -> Iterator[Problem]:
     if typing.get_origin(annotation) is tuple and value is not None:
         wanted = len(typing.get_args(annotation))
         if len(value) != wanted:
-            yield Problem(key=f"{key}={list(value)}", what=f"{key} has {wanted} values, not {len(value)}.", rule="length")
+            yield Problem(
+                key=f"{key}={list(value)}",
+                what=f"{key} has {wanted} values, not {len(value)}.",
+                rule="length",
+            )

@@ -14,7 +14,15 @@ from forge.config import packages
 from forge.config.errors import ConfigError, Problem, closest, did_you_mean
 from forge.config.field import Section
 from forge.config.frozen import thaw_value
-from forge.config.target import OF_TORCH, OF_USER, inner_faults, of_torch, place_of, target_fault, trusted
+from forge.config.target import (
+    OF_TORCH,
+    OF_USER,
+    inner_faults,
+    of_torch,
+    place_of,
+    target_fault,
+    trusted,
+)
 
 
 def build(section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any) -> Any:
@@ -31,7 +39,9 @@ def build(section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any)
     return bind(section, path=path, trust=trust, **runtime)()
 
 
-def bind(section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any) -> Callable[[], Any]:
+def bind(
+    section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any
+) -> Callable[[], Any]:
     """All of `build` but the last call, which is left to the caller; raises what `build` raises."""
     key = f"{path}._target_"
     if isinstance(section, Mapping):
@@ -40,42 +50,88 @@ def bind(section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any) 
     target = locate(name, path=path, trust=trust)
     if takes_section(target):
         return partial(target, section, **runtime)
-    fields = {f.name: getattr(section, f.name) for f in dataclasses.fields(section) if f.name != "_target_"}
+    fields = {
+        f.name: getattr(section, f.name)
+        for f in dataclasses.fields(section)
+        if f.name != "_target_"
+    }
     fault = signature_fault(target, {*fields, *runtime})
     if fault:
         raise ConfigError(
-            [Problem(key=f"{key}={name}", what=fault, fix="give the section the options that its target takes", rule="target")]
+            [
+                Problem(
+                    key=f"{key}={name}",
+                    what=fault,
+                    fix="give the section the options that its target takes",
+                    rule="target",
+                )
+            ]
         )
     return partial(target, **fields, **runtime)
 
 
-def _bind_mapping(entry: Mapping[str, Any], path: str, trust: Sequence[str], runtime: Mapping[str, Any]) -> Callable[[], Any]:
+def _bind_mapping(
+    entry: Mapping[str, Any], path: str, trust: Sequence[str], runtime: Mapping[str, Any]
+) -> Callable[[], Any]:
     name, key = entry["_target_"], f"{path}._target_"
-    keywords = {option: thaw_value(value) for option, value in entry.items() if option != "_target_"}
+    keywords = {
+        option: thaw_value(value) for option, value in entry.items() if option != "_target_"
+    }
     target = locate(name, path=path, trust=trust)
-    problems = [Problem(key=at, what=what, fix=fix, rule="target") for at, what, fix in inner_faults(keywords, path, trust)]
-    wrong = [option for option in sorted(keywords) if not _takes(target, option) or option in runtime]
+    problems = [
+        Problem(key=at, what=what, fix=fix, rule="target")
+        for at, what, fix in inner_faults(keywords, path, trust)
+    ]
+    wrong = [
+        option for option in sorted(keywords) if not _takes(target, option) or option in runtime
+    ]
     problems += [_keyword_fault(target, path, option, runtime) for option in wrong]
     refused = [given for given in runtime if not _takes(target, given)]
     if refused:
         what = f"{_label(target)} does not take {', '.join(refused)}, which forge gives it."
-        problems.append(Problem(key=f"{key}={name}", what=what, fix=f"add the parameter {', '.join(refused)}", rule="target"))
+        problems.append(
+            Problem(
+                key=f"{key}={name}",
+                what=what,
+                fix=f"add the parameter {', '.join(refused)}",
+                rule="target",
+            )
+        )
     missing = [] if problems else _missing(target, {*keywords, *runtime})
     if missing:
         fix = " ".join(f"+{path}.{parameter}=..." for parameter in missing)
-        problems.append(Problem(key=f"{key}={name}", what=f"{_label(target)} also needs {', '.join(missing)}.", fix=fix, rule="target"))
+        problems.append(
+            Problem(
+                key=f"{key}={name}",
+                what=f"{_label(target)} also needs {', '.join(missing)}.",
+                fix=fix,
+                rule="target",
+            )
+        )
     if problems:
         raise ConfigError(problems)
     return partial(target, **keywords, **runtime)
 
 
-def _keyword_fault(target: Callable[..., Any], path: str, name: str, runtime: Mapping[str, Any]) -> Problem:
+def _keyword_fault(
+    target: Callable[..., Any], path: str, name: str, runtime: Mapping[str, Any]
+) -> Problem:
     if name in runtime:
-        return Problem(key=f"{path}.{name}", what=f"{name} is given by forge.", fix=f"~{path}.{name}", rule="target")
+        return Problem(
+            key=f"{path}.{name}",
+            what=f"{name} is given by forge.",
+            fix=f"~{path}.{name}",
+            rule="target",
+        )
     takes = [parameter for parameter in _parameters(target) or {} if parameter not in runtime]
     meant = did_you_mean([f"{path}.{parameter}" for parameter in closest(name, takes)])
     takes_what = f"it takes {', '.join(takes)}" if takes else "it takes no keywords"
-    return Problem(key=f"{path}.{name}", what=f"{_label(target)} does not take {name}.", fix=meant or takes_what, rule="target")
+    return Problem(
+        key=f"{path}.{name}",
+        what=f"{_label(target)} does not take {name}.",
+        fix=meant or takes_what,
+        rule="target",
+    )
 
 
 def locate(name: str, *, path: str, trust: Sequence[str] = ()) -> Callable[..., Any]:
@@ -90,7 +146,9 @@ def locate(name: str, *, path: str, trust: Sequence[str] = ()) -> Callable[..., 
     if not what:
         what, fix = _kind_fault(found, name, place, ours=not trusted(name, trust))
     if what:
-        raise ConfigError([Problem(key=f"{path}._target_={name}", what=what, fix=fix, rule="target")])
+        raise ConfigError(
+            [Problem(key=f"{path}._target_={name}", what=what, fix=fix, rule="target")]
+        )
     assert callable(found)
     return found
 
@@ -104,7 +162,11 @@ def _imported(name: str) -> tuple[Any, str, str]:
         return None, f"{name} cannot be imported: {error}.", "check the path"
     except Exception as error:  # a package of the user's may raise anything
         return None, *packages.explain(module, error)
-    return (found, "", "") if callable(found) else (None, f"{name} is not a class or function.", "check the path")
+    return (
+        (found, "", "")
+        if callable(found)
+        else (None, f"{name} is not a class or function.", "check the path")
+    )
 
 
 def _kind_fault(found: Any, name: str, place: str, *, ours: bool) -> tuple[str, str]:
@@ -115,7 +177,10 @@ def _kind_fault(found: Any, name: str, place: str, *, ours: bool) -> tuple[str, 
     if not isinstance(found, type) or not issubclass(found, _imported(base)[0]):
         return f"{name} is no subclass of {base}.", f"name one, or make it a subclass of {base}"
     if ours and not of_torch(found.__module__ + ".", place):
-        return f"{name} is only an import of {found.__module__}.{found.__qualname__}.", "name it where it is defined"
+        return (
+            f"{name} is only an import of {found.__module__}.{found.__qualname__}.",
+            "name it where it is defined",
+        )
     return "", ""
 
 
@@ -123,7 +188,11 @@ def takes_section(target: Callable[..., Any]) -> bool:
     """Whether the first parameter of a target is annotated with a section class."""
     call = target.__init__ if inspect.isclass(target) else target
     try:
-        parameters = [p for p in inspect.signature(target).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        parameters = [
+            p
+            for p in inspect.signature(target).parameters.values()
+            if p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
         hints = typing.get_type_hints(call)
     except (ValueError, TypeError, NameError):
         return False
@@ -152,13 +221,20 @@ def _takes(target: Callable[..., Any], name: str) -> bool:
     parameters = _parameters(target)
     if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return True
-    return name in parameters and parameters[name].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return name in parameters and parameters[name].kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
 
 
 def _missing(target: Callable[..., Any], names: set[str]) -> list[str]:
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = (_parameters(target) or {}).items()
-    return sorted(name for name, p in parameters if p.default is p.empty and p.kind not in variable and name not in names)
+    return sorted(
+        name
+        for name, p in parameters
+        if p.default is p.empty and p.kind not in variable and name not in names
+    )
 
 
 def _label(target: Callable[..., Any]) -> str:

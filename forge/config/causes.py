@@ -27,16 +27,26 @@ def of_one_cause(problems: Sequence[Problem], parallel: Parallel, again: Again) 
     if SHAPES.isdisjoint(problem.rule for problem in layout):
         return list(problems)
     known, result = {_kind(problem) for problem in problems}, list(problems)
-    own = {axis: [problem for problem in layout if problem.option == f"parallel.{axis}"] for axis in CUTS if getattr(parallel, axis) > 1}
+    own = {
+        axis: [problem for problem in layout if problem.option == f"parallel.{axis}"]
+        for axis in CUTS
+        if getattr(parallel, axis) > 1
+    }
     axes = sorted(own, key=lambda axis: not own[axis])
-    attempts = [(axis, layout) for axis in axes if len(layout) > 1 or own[axis]] + [(axis, own[axis]) for axis in axes]
+    attempts = [(axis, layout) for axis in axes if len(layout) > 1 or own[axis]] + [
+        (axis, own[axis]) for axis in axes
+    ]
     for axis, group in attempts:
         if not group or group[0] not in result:
             continue
         for degrees in _smaller(parallel, axis):
             left = {_kind(problem) for problem in again(degrees)}
             if left <= known and left.isdisjoint(map(_kind, group)):
-                gone = [problem for problem in result if problem.rule in LAYOUT and _kind(problem) not in left]
+                gone = [
+                    problem
+                    for problem in result
+                    if problem.rule in LAYOUT and _kind(problem) not in left
+                ]
                 result[result.index(group[0])] = _merged(gone, parallel, axis, degrees)
                 result = [problem for problem in result if problem not in gone]
                 break
@@ -55,12 +65,19 @@ def _smaller(parallel: Parallel, axis: str) -> Iterator[dict[str, int]]:
             yield {f"parallel.{axis}": size, "parallel.dp_shard": -1}
 
 
-def _merged(group: Sequence[Problem], parallel: Parallel, axis: str, degrees: Mapping[str, int]) -> Problem:
+def _merged(
+    group: Sequence[Problem], parallel: Parallel, axis: str, degrees: Mapping[str, int]
+) -> Problem:
     of_shape = [problem for problem in group if problem.rule in SHAPES]
     fix = " ".join(f"{key}={size}" for key, size in degrees.items())
     if len(group) == 1 and group[0].fix:
         fix += f" or {group[0].fix}"
-    return replace(of_shape[0], key=f"parallel.{axis}={getattr(parallel, axis)}", what=_together([p.what for p in of_shape]), fix=fix)
+    return replace(
+        of_shape[0],
+        key=f"parallel.{axis}={getattr(parallel, axis)}",
+        what=_together([p.what for p in of_shape]),
+        fix=fix,
+    )
 
 
 def _together(sentences: Sequence[str]) -> str:
@@ -71,6 +88,10 @@ def _together(sentences: Sequence[str]) -> str:
         by_end.setdefault(f"{sign}{end}" if sign else "", []).append(start or end)
     parts = []
     for end, starts in by_end.items():
-        listed = ", ".join(starts[:-1]) + " and " + starts[-1] if end and len(starts) > 1 else "; ".join(starts)
+        listed = (
+            ", ".join(starts[:-1]) + " and " + starts[-1]
+            if end and len(starts) > 1
+            else "; ".join(starts)
+        )
         parts.append(listed + end)
     return "; ".join(parts) + "."

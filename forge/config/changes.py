@@ -37,7 +37,10 @@ def changes(before: Config, after: Config) -> list[Change]:
     Free are options marked so, a larger train.max_steps, and a schedule that was worked out from train.max_steps and follows it.
     """
     found = [change for change in _walk(before, after, "") if not permitted(change.key, PLACES)]
-    return [dataclasses.replace(change, free=change.free or _follows_or_grows(change, before, after)) for change in found]
+    return [
+        dataclasses.replace(change, free=change.free or _follows_or_grows(change, before, after))
+        for change in found
+    ]
 
 
 def permitted(key: str, allowed: Sequence[str]) -> bool:
@@ -47,20 +50,32 @@ def permitted(key: str, allowed: Sequence[str]) -> bool:
 
 def assignments(before: Section, after: Section) -> list[str]:
     """`key=value` for every option of `after` that differs; a section of another class has no such text."""
-    found = [(change.key, functools.reduce(getattr, change.key.split("."), after)) for change in _walk(before, after, "")]
+    found = [
+        (change.key, functools.reduce(getattr, change.key.split("."), after))
+        for change in _walk(before, after, "")
+    ]
     return [f"{key}={literal(value)}" for key, value in found if not isinstance(value, Section)]
 
 
-def _walk(before: Section, after: Section, prefix: str, *, all_free: bool = False) -> Iterator[Change]:
+def _walk(
+    before: Section, after: Section, prefix: str, *, all_free: bool = False
+) -> Iterator[Change]:
     for field in dataclasses.fields(after):
         key = f"{prefix}{field.name}"
-        old, new = (freeze_value(getattr(section, field.name, ABSENT)) for section in (before, after))
+        old, new = (
+            freeze_value(getattr(section, field.name, ABSENT)) for section in (before, after)
+        )
         free = all_free or field.metadata.get("free", False)
         if isinstance(old, Section) and isinstance(new, Section):
             if type(old) is type(new):
                 yield from _walk(old, new, f"{key}.", all_free=new.all_free)
             else:
-                yield Change(key=key, before=_variant(old), after=_variant(new), free=old.all_free and new.all_free)
+                yield Change(
+                    key=key,
+                    before=_variant(old),
+                    after=_variant(new),
+                    free=old.all_free and new.all_free,
+                )
         elif old != new:
             yield Change(key=key, before=old, after=new, free=free)
 
@@ -70,7 +85,9 @@ def _follows_or_grows(change: Change, before: Config, after: Config) -> bool:
         return change.after > change.before
     group, _, name = change.key.partition(".")
     moved = after.train.max_steps != before.train.max_steps
-    return group == "scheduler" and moved and all(_follows(config, name) for config in (before, after))
+    return (
+        group == "scheduler" and moved and all(_follows(config, name) for config in (before, after))
+    )
 
 
 def _follows(config: Config, name: str) -> bool:

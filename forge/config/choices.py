@@ -41,27 +41,44 @@ def illegal(override: Override, library: Library) -> Problem | None:
     if override.is_delete():
         return problem(f"the group {group} cannot be removed.", f"choose one: {', '.join(options)}")
     if override.is_sweep_override():
-        return problem(f"{group} has several values, and this is not a sweep.", "choose one, or -m for a sweep")
+        return problem(
+            f"{group} has several values, and this is not a sweep.", "choose one, or -m for a sweep"
+        )
     value = override.value()
     if override.package is not None and group in library.places:
-        return problem(f"{group} has one place in the config.", f"write {group}={override.get_value_string()}")
+        return problem(
+            f"{group} has one place in the config.", f"write {group}={override.get_value_string()}"
+        )
     if value is None and group in OPTIONAL:
         return None
     if isinstance(value, dict):
         pairs = " ".join(f"{group}.{key}={inner}" for key, inner in value.items())
         return problem(
-            f"{group} is chosen by name; its values are set one by one.", f"write {pairs}" if pairs else f"choose one: {', '.join(options)}"
+            f"{group} is chosen by name; its values are set one by one.",
+            f"write {pairs}" if pairs else f"choose one: {', '.join(options)}",
         )
     if isinstance(value, list) and group in schemas.SCHEMAS:
         several = ",".join(map(shown, value))
-        return problem(f"{group} takes one option.", f"one of them, or {group}={several} with -m" if len(value) > 1 else "choose one")
+        return problem(
+            f"{group} takes one option.",
+            f"one of them, or {group}={several} with -m" if len(value) > 1 else "choose one",
+        )
     for wanted in value if isinstance(value, list) else [value]:
         name = shown(wanted)
-        if name not in options and (".." in name.split("/") or library.file_of(f"{group}/{name}") is None):
-            meant = _as_values(group, name) or [f"{group}={option}" for option in closest(name, options)]
-            return problem(f"there is no {group} named '{name}'.", did_you_mean(meant) or f"options: {', '.join(options)}")
+        if name not in options and (
+            ".." in name.split("/") or library.file_of(f"{group}/{name}") is None
+        ):
+            meant = _as_values(group, name) or [
+                f"{group}={option}" for option in closest(name, options)
+            ]
+            return problem(
+                f"there is no {group} named '{name}'.",
+                did_you_mean(meant) or f"options: {', '.join(options)}",
+            )
     if group not in library.places and not override.is_add():
-        return problem(f"{group} has no place of its own in the config.", f"write +{text.lstrip('+')}")
+        return problem(
+            f"{group} has no place of its own in the config.", f"write +{text.lstrip('+')}"
+        )
     return None
 
 
@@ -69,8 +86,16 @@ def _as_values(group: str, name: str) -> list[str]:
     """What is typed for a path in the place of an option, or for a layout that no file has."""
     if group == "parallel" and (degree := DEGREE.fullmatch(name)):
         return [f"parallel.{degree[1]}={degree[2]}"]
-    taking = [option for option, schema in schemas.SCHEMAS.get(group, {}).items() if "path" in schema.__dataclass_fields__]
-    return [f"{group}={option} {group}.path={name}" for option in taking] if re.search("[./]", name) else []
+    taking = [
+        option
+        for option, schema in schemas.SCHEMAS.get(group, {}).items()
+        if "path" in schema.__dataclass_fields__
+    ]
+    return (
+        [f"{group}={option} {group}.path={name}" for option in taking]
+        if re.search("[./]", name)
+        else []
+    )
 
 
 def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Problem]]:
@@ -98,7 +123,11 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
 
 def _faults(merged: Merged, library: Library) -> list[Problem]:
     """What is wrong with files that compose without it: options that they choose and that are not there, and values."""
-    absent = [absent_fault(path, group, name, library) for path, _ in merged.files for group, name in library.absent(path)]
+    absent = [
+        absent_fault(path, group, name, library)
+        for path, _ in merged.files
+        for group, name in library.absent(path)
+    ]
     return [*absent, *(value_fault(misfit, library, merged.tree) for misfit in merged.misfits)]
 
 
@@ -107,7 +136,11 @@ def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
     result: list[Override] = []
     for override in chosen:
         group = override.key_or_group
-        result = [other for other in result if other.key_or_group != group or other.package != override.package]
+        result = [
+            other
+            for other in result
+            if other.key_or_group != group or other.package != override.package
+        ]
         if override.value() is None:
             override = parse(f"~{group}")
         elif override.type is not OverrideType.CHANGE and group in library.places:
@@ -131,6 +164,12 @@ def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
         schema = None if OmegaConf.is_missing(tree, group) else OmegaConf.get_type(tree, group)
         if schema is None or (group in schemas.SCHEMAS and schema is base):
             return section_fault(text, config_path, group, schema, library)
-    choices = {k: v for k, v in defaults.overrides.known_choices.items() if not k.startswith("schema")}
-    files = [(default.config_path, default.package or "") for default in defaults.defaults if default.config_path]
+    choices = {
+        k: v for k, v in defaults.overrides.known_choices.items() if not k.startswith("schema")
+    }
+    files = [
+        (default.config_path, default.package or "")
+        for default in defaults.defaults
+        if default.config_path
+    ]
     return Merged(tree=tree, choices=choices, files=files, misfits=misfits)

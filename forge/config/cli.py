@@ -15,17 +15,41 @@ from forge.config.grammar import COMMAND_LINE
 from forge.config.origin import origin
 from forge.config.resolve import Resolution, resolve
 
-__all__ = ["COMMAND_LINE", "REFUSED", "as_typed", "parse", "parser", "printable", "refuse", "resolved", "show"]
+__all__ = [
+    "COMMAND_LINE",
+    "REFUSED",
+    "as_typed",
+    "parse",
+    "parser",
+    "printable",
+    "refuse",
+    "resolved",
+    "show",
+]
 REFUSED, INTERRUPTED = 2, 130
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> argparse.ArgumentParser:
     """A parser of overrides and the search path; verbs add their own flags. takes: what the help calls the words it is given."""
-    result = argparse.ArgumentParser(prog=f"python -m {prog}", description=description, add_help=False, allow_abbrev=False)
+    result = argparse.ArgumentParser(
+        prog=f"python -m {prog}", description=description, add_help=False, allow_abbrev=False
+    )
     result.add_argument("overrides", nargs="*", metavar=takes, help="group=option, or key=value")
-    result.add_argument("-cd", "--config-dir", action="append", default=[], metavar="DIR", help="also take groups and options from DIR")
-    result.add_argument("-h", "--help", action="store_true", help="this text; `--help GROUP` shows the options of one group")
+    result.add_argument(
+        "-cd",
+        "--config-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="also take groups and options from DIR",
+    )
+    result.add_argument(
+        "-h",
+        "--help",
+        action="store_true",
+        help="this text; `--help GROUP` shows the options of one group",
+    )
     return result
 
 
@@ -52,7 +76,12 @@ def _joined(arguments: argparse.ArgumentParser, words: Sequence[str]) -> list[st
     joined: list[str] = []
     for word in words:
         last = joined[-1] if joined else ""
-        if last.startswith("--") and "=" not in last + word and last not in _flags(arguments) and not word.startswith("-"):
+        if (
+            last.startswith("--")
+            and "=" not in last + word
+            and last not in _flags(arguments)
+            and not word.startswith("-")
+        ):
             joined[-1] = f"{last}={word}"
         else:
             joined.append(word)
@@ -63,7 +92,9 @@ def _flags(arguments: argparse.ArgumentParser) -> list[str]:
     return [flag for action in arguments._actions for flag in action.option_strings]
 
 
-def resolved(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world_size: int | None = None) -> tuple[Composition, Resolution]:
+def resolved(
+    overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world_size: int | None = None
+) -> tuple[Composition, Resolution]:
     """Compose and resolve. Raises ConfigError with all problems of both, in the order they were typed."""
     composition = compose(overrides, config_dirs=config_dirs)
     try:
@@ -81,7 +112,9 @@ def resolved(overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world
 def refuse(verb: Callable[[], int]) -> int:
     """Run a verb; a ConfigError is printed and becomes exit code 2, and Ctrl-C 130."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding shows an escape for what it lacks
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a terminal of another encoding shows an escape for what it lacks
     try:
         _somewhere()
         code = verb()
@@ -93,7 +126,9 @@ def refuse(verb: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python complains when it flushes at exit
         return 0
 
 
@@ -107,7 +142,9 @@ def _somewhere() -> None:
         os.getcwd()
     except FileNotFoundError:
         what = "the directory that this was typed in has been removed."
-        raise ConfigError([Problem(key=".", what=what, fix="cd to one that is there", where=COMMAND_LINE)]) from None
+        raise ConfigError(
+            [Problem(key=".", what=what, fix="cd to one that is there", where=COMMAND_LINE)]
+        ) from None
 
 
 def show(text: str) -> int:

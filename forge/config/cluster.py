@@ -32,12 +32,20 @@ def _of_job(config: Config, section: Slurm, here: Devices) -> World:
     elif parallel.dp_shard > 0:
         size, source = prod(parallel.degrees().values()), "the parallel degrees"
     elif section.nodes and per_node:
-        size, source = section.nodes * per_node, f"launch.nodes={section.nodes} * launch.{name}={per_node}"
+        size, source = (
+            section.nodes * per_node,
+            f"launch.nodes={section.nodes} * launch.{name}={per_node}",
+        )
     elif per_node:
         size, source = per_node, f"launch.{name}={per_node}, on one node"
     else:
-        size, source = max(parallel.product_without_dp_shard, section.nodes or 1), "the parallel degrees"
-    found = Devices(gpus=0, source=CPU_BUILD if here.source == CPU_BUILD else "launch=slurm", torch=here.torch)
+        size, source = (
+            max(parallel.product_without_dp_shard, section.nodes or 1),
+            "the parallel degrees",
+        )
+    found = Devices(
+        gpus=0, source=CPU_BUILD if here.source == CPU_BUILD else "launch=slurm", torch=here.torch
+    )
     if device == "cuda" and here.source != CPU_BUILD and section.gpus_per_node != 0:
         nodes = section.nodes or 1
         found = replace(found, gpus=min(per_node or -(-size // nodes), size))

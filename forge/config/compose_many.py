@@ -25,7 +25,12 @@ from forge.config.resolve import get
 from forge.config.root import Config
 from forge.config.spelling import ours
 
-ENTRIES = (*(f"{name}." for name in schemas.free_dicts()), "launch.sbatch.", "sweep.ablation.arms.", "sweeper.params.")
+ENTRIES = (
+    *(f"{name}." for name in schemas.free_dicts()),
+    "launch.sbatch.",
+    "sweep.ablation.arms.",
+    "sweeper.params.",
+)
 """What users add entries to."""
 
 
@@ -54,31 +59,52 @@ class Composer:
         if base is None:
             composition = compose(overrides, config_dirs=self.config_dirs)
             return composition, composition.typed()
-        return self._with(base, overrides, [self._read(overrides[index]) for index in sorted(plain)])
+        return self._with(
+            base, overrides, [self._read(overrides[index]) for index in sorted(plain)]
+        )
 
     def _is_plain(self, text: str) -> bool:
         """Whether an override sets an option that every config has, to one value."""
         override = self._read(text)
-        if not isinstance(override, Override) or override.is_hydra_override() or override.package is not None:
+        if (
+            not isinstance(override, Override)
+            or override.is_hydra_override()
+            or override.package is not None
+        ):
             return False
         key = override.key_or_group
-        named = ("." in key or key == "seed") and "/" not in key and not f"{key}.".startswith(ENTRIES)
-        one = override.type is OverrideType.CHANGE and not override.is_sweep_override() and not _is_dict(override)
+        named = (
+            ("." in key or key == "seed") and "/" not in key and not f"{key}.".startswith(ENTRIES)
+        )
+        one = (
+            override.type is OverrideType.CHANGE
+            and not override.is_sweep_override()
+            and not _is_dict(override)
+        )
         return named and one and "${" not in str(override.value())
 
     def _base(self, overrides: tuple[str, ...]) -> Base | None:
         """What the others compose to; None where one value may depend on another, and all is to be composed anew."""
         if overrides not in self._bases:
-            composition, assigned = chosen(overrides, config_dirs=self.config_dirs, read_from=self._library)
+            composition, assigned = chosen(
+                overrides, config_dirs=self.config_dirs, read_from=self._library
+            )
             apply(composition, assigned)
             alone = not any(map(_is_dict, assigned)) and not _has_references(composition.tree)
             alone = alone and not values.open_ends(composition.tree, composition.written_at)
             self._bases[overrides] = _base_of(composition) if alone else None
         return self._bases[overrides]
 
-    def _with(self, base: Base, typed: Sequence[str], assigned: Sequence[Any]) -> tuple[Composition, Config]:
+    def _with(
+        self, base: Base, typed: Sequence[str], assigned: Sequence[Any]
+    ) -> tuple[Composition, Config]:
         """The values set in the tree, which finds what is wrong with them, and taken back once they are in the config."""
-        composition = replace(base.composition, overrides=tuple(typed), applied=dict(base.composition.applied), problems=list(base.known))
+        composition = replace(
+            base.composition,
+            overrides=tuple(typed),
+            applied=dict(base.composition.applied),
+            problems=list(base.known),
+        )
         config = base.config.clone()
         before: list[tuple[DictConfig, str, Any]] = []
         wrong: list[tuple[Override, Problem]] = []
@@ -95,7 +121,10 @@ class Composer:
                     composition.applied[key] = override.input_line or ""
                     assert found is not None
                     _put(config, key, found[0]._get_node(found[1]))
-            composition.problems += [values.apply(tree, override, composition.library) or problem for override, problem in wrong]
+            composition.problems += [
+                values.apply(tree, override, composition.library) or problem
+                for override, problem in wrong
+            ]
         finally:
             for parent, name, node in reversed(before):
                 parent.__dict__["_content"][name] = node
@@ -137,9 +166,16 @@ def _has_references(node: Any) -> bool:
     """Whether an option refers to another, as ${...}."""
     if isinstance(node, Container):
         special = node._is_interpolation()
-        return special or (not node._is_none() and not node._is_missing() and any(map(_has_references, _children(node))))
+        return special or (
+            not node._is_none()
+            and not node._is_missing()
+            and any(map(_has_references, _children(node)))
+        )
     return node._is_interpolation()
 
 
 def _children(node: Any) -> list[Any]:
-    return [node._get_node(key) for key in (node.keys() if isinstance(node, DictConfig) else range(len(node)))]
+    return [
+        node._get_node(key)
+        for key in (node.keys() if isinstance(node, DictConfig) else range(len(node)))
+    ]

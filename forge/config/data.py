@@ -15,12 +15,25 @@ class Data(Section):
 
     prompt = ""  # a text to continue that fits the corpus; empty = the beginning of a validation document
     _target_: str = MISSING
-    val_fraction: float = opt(0.05, "share of the documents held out for validation, chosen by a hash of their content", gt=0, lt=1)
-    cache_dir: str | None = opt(None, "where tokenizers and shards are kept; null = $FORGE_CACHE, else ~/.cache/forge", free=True)
+    val_fraction: float = opt(
+        0.05,
+        "share of the documents held out for validation, chosen by a hash of their content",
+        gt=0,
+        lt=1,
+    )
+    cache_dir: str | None = opt(
+        None,
+        "where tokenizers and shards are kept; null = $FORGE_CACHE, else ~/.cache/forge",
+        free=True,
+    )
     num_workers: int = opt(4, "loader processes; 0 = load in the training process", ge=0, free=True)
-    pin_memory: bool = opt(True, "page-locked batches for faster copies to a GPU; without effect on a CPU", free=True)
+    pin_memory: bool = opt(
+        True, "page-locked batches for faster copies to a GPU; without effect on a CPU", free=True
+    )
     prefetch_factor: int = opt(2, "batches each loader process keeps ready", ge=1, free=True)
-    overfit_batches: int = opt(0, "train on the first N global batches over and over; 0 = off", ge=0)
+    overfit_batches: int = opt(
+        0, "train on the first N global batches over and over; 0 = off", ge=0
+    )
 
 
 @dataclass(kw_only=True)
@@ -41,4 +54,7 @@ class Text(Data):
         "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ... files",
         several="for one run over several files a directory that holds them, or a glob such as 'data.path=texts/*.txt'",
     )
-    text_field: str = opt("text", "the field, or column, that holds the text in a file of rows: .jsonl, .json, .csv, .tsv, .parquet")
+    text_field: str = opt(
+        "text",
+        "the field, or column, that holds the text in a file of rows: .jsonl, .json, .csv, .tsv, .parquet",
+    )

@@ -17,15 +17,30 @@ from forge.config.scheduler import WARMUP, WARMUP_MOST, WARMUP_SHARE, WSD, Const
 from forge.config.tokenizer import BPE, FILE_NAME, TokenizerFile
 from forge.config.world import World
 
-PATHS = ("data.path", "data.cache_dir", "tokenizer.path", "checkpoint.init_from", "checkpoint.resume_from")
+PATHS = (
+    "data.path",
+    "data.cache_dir",
+    "tokenizer.path",
+    "checkpoint.init_from",
+    "checkpoint.resume_from",
+)
 SCHEDULE = ("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps")
-UNKNOWN_ROWS = 32000  # of a table for a tokenizer that cannot be read, so that the rest can be checked
-DECAY_SHARE = 0.2  # arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine
+UNKNOWN_ROWS = (
+    32000  # of a table for a tokenizer that cannot be read, so that the rest can be checked
+)
+DECAY_SHARE = (
+    0.2  # arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine
+)
 
 
 @derivation(
     reads=("model.n_heads", "model.activation", "model.dim", "model.ffn_dim_multiplier"),
-    writes=("model.n_kv_heads", "model.gated_mlp", "model.ffn_hidden_dim", "model.moe.ffn_hidden_dim"),
+    writes=(
+        "model.n_kv_heads",
+        "model.gated_mlp",
+        "model.ffn_hidden_dim",
+        "model.moe.ffn_hidden_dim",
+    ),
 )
 def model_shape(config: Config, world: World) -> Iterator[Derived]:
     """Key/value heads, gate, feed-forward width and width of an expert of a decoder."""
@@ -35,12 +50,18 @@ def model_shape(config: Config, world: World) -> Iterator[Derived]:
     if model.n_kv_heads is None:
         yield Derived(key="model.n_kv_heads", value=model.n_heads, why="as many as model.n_heads")
     if model.gated_mlp is None:
-        yield Derived(key="model.gated_mlp", value=model.is_gated, why=f"model.activation={model.activation}")
+        yield Derived(
+            key="model.gated_mlp", value=model.is_gated, why=f"model.activation={model.activation}"
+        )
     if model.ffn_hidden_dim is None:
         why = f"256 * ceil(int(4 * {model.dim} * 2/3 * {model.ffn_dim_multiplier:g}) / 256)"
         yield Derived(key="model.ffn_hidden_dim", value=model.computed_ffn_hidden_dim, why=why)
     if model.moe.num_experts and model.moe.ffn_hidden_dim is None:
-        yield Derived(key="model.moe.ffn_hidden_dim", value=model.computed_ffn_hidden_dim, why="that of model.ffn_hidden_dim")
+        yield Derived(
+            key="model.moe.ffn_hidden_dim",
+            value=model.computed_ffn_hidden_dim,
+            why="that of model.ffn_hidden_dim",
+        )
 
 
 @derivation(
@@ -50,19 +71,34 @@ def model_shape(config: Config, world: World) -> Iterator[Derived]:
 def device(config: Config, world: World) -> Iterator[Derived]:
     """The device, and the number formats that follow from it."""
     if config.run.device == "auto":
-        yield Derived(key="run.device", value=world.device, why=f"{world.devices.gpus} GPUs: {world.devices.source}")
+        yield Derived(
+            key="run.device",
+            value=world.device,
+            why=f"{world.devices.gpus} GPUs: {world.devices.source}",
+        )
     if config.precision.mixed_precision == "auto":
         chosen = "bf16" if world.device == "cuda" else "fp32"
-        yield Derived(key="precision.mixed_precision", value=chosen, why=f"run.device={world.device}")
+        yield Derived(
+            key="precision.mixed_precision", value=chosen, why=f"run.device={world.device}"
+        )
     if config.precision.residual_dtype == "auto":
         mixed = config.precision.mixed_precision
-        yield Derived(key="precision.residual_dtype", value="fp32" if mixed == "fp16" else mixed, why=f"precision.mixed_precision={mixed}")
+        yield Derived(
+            key="precision.residual_dtype",
+            value="fp32" if mixed == "fp16" else mixed,
+            why=f"precision.mixed_precision={mixed}",
+        )
 
 
 @derivation(reads=("run.device", "launch.gpus_per_node"), writes=("launch.gpus_per_node",))
 def job(config: Config, world: World) -> Iterator[Derived]:
     """With launch=slurm, no GPUs for ranks on CPUs."""
-    if isinstance(config.launch, Slurm) and world.remote and world.device == "cpu" and config.launch.gpus_per_node is None:
+    if (
+        isinstance(config.launch, Slurm)
+        and world.remote
+        and world.device == "cpu"
+        and config.launch.gpus_per_node is None
+    ):
         yield Derived(key="launch.gpus_per_node", value=0, why=f"run.device={world.device}")
 
 
@@ -72,7 +108,9 @@ def objective(config: Config, world: World) -> Iterator[Derived]:
     if config.run.objective is None:
         evaluated = config.eval.enabled
         value, why = (
-            (f"eval/{config.eval.metric}", f"eval.metric={config.eval.metric}") if evaluated else ("train/loss", "eval.enabled=false")
+            (f"eval/{config.eval.metric}", f"eval.metric={config.eval.metric}")
+            if evaluated
+            else ("train/loss", "eval.enabled=false")
         )
         yield Derived(key="run.objective", value=value, why=why)
 
@@ -84,8 +122,13 @@ def paths(config: Config, world: World) -> Iterator[Derived]:
         group, name = key.split(".")
         path = getattr(getattr(config, group), name, None)
         if path and not (key == "checkpoint.resume_from" and path.isdecimal()):
-            absolute, why = os.path.abspath(os.path.expanduser(path)), "from where the command was typed"
-            if key == "tokenizer.path" and os.path.isfile(inside := os.path.join(absolute, FILE_NAME)):
+            absolute, why = (
+                os.path.abspath(os.path.expanduser(path)),
+                "from where the command was typed",
+            )
+            if key == "tokenizer.path" and os.path.isfile(
+                inside := os.path.join(absolute, FILE_NAME)
+            ):
                 absolute, why = inside, "the file of that name in the directory"
             if absolute != path:
                 yield Derived(key=key, value=absolute, why=why)
@@ -100,16 +143,27 @@ def vocabulary(config: Config, world: World) -> Iterator[Derived | Problem]:
     model, tokenizer = config.model, config.tokenizer
     rows, why = model.vocab_size, f"{model.vocab_size} rounded up"
     if rows == "auto":
-        if tokenizer.n_ids is None and not isinstance(tokenizer, TokenizerFile):  # of a file a rule says why
+        if tokenizer.n_ids is None and not isinstance(
+            tokenizer, TokenizerFile
+        ):  # of a file a rule says why
             what = f"how many ids the tokenizer has is not known before it is built: {type(tokenizer).__name__} has no n_ids."
             yield Problem(
-                key="model.vocab_size=auto", what=what, fix="model.vocab_size=32000, or n_ids in its section", rule="model.vocab_size"
+                key="model.vocab_size=auto",
+                what=what,
+                fix="model.vocab_size=32000, or n_ids in its section",
+                rule="model.vocab_size",
             )
         rows = tokenizer.n_ids or UNKNOWN_ROWS
-        why = f"tokenizer.vocab_size={rows}" if isinstance(tokenizer, BPE) else f"the tokenizer has {rows} ids"
+        why = (
+            f"tokenizer.vocab_size={rows}"
+            if isinstance(tokenizer, BPE)
+            else f"the tokenizer has {rows} ids"
+        )
     padded = -(-rows // model.pad_vocab_to) * model.pad_vocab_to
     if padded != model.vocab_size:
-        multiple = f", a multiple of model.pad_vocab_to={model.pad_vocab_to}" if padded != rows else ""
+        multiple = (
+            f", a multiple of model.pad_vocab_to={model.pad_vocab_to}" if padded != rows else ""
+        )
         yield Derived(key="model.vocab_size", value=padded, why=f"{why}{multiple}")
 
 
@@ -128,7 +182,21 @@ def schedule(config: Config, world: World) -> Iterator[Derived]:
     yield from decay(config)
 
 
-DERIVATIONS = (model_shape, device, job, objective, paths, vocabulary, home, auto, layout, batch, pipeline, memory_for_time, schedule)
+DERIVATIONS = (
+    model_shape,
+    device,
+    job,
+    objective,
+    paths,
+    vocabulary,
+    home,
+    auto,
+    layout,
+    batch,
+    pipeline,
+    memory_for_time,
+    schedule,
+)
 """In the order in which they run."""
 
 
@@ -140,7 +208,9 @@ def decay(config: Config) -> Iterator[Derived]:
     warmup = schedule.warmup_steps
     if warmup is None:
         warmup = min(horizon // WARMUP_SHARE, WARMUP_MOST)
-        yield Derived(key="scheduler.warmup_steps", value=warmup, why=f"{WARMUP} of train.max_steps={horizon}")
+        yield Derived(
+            key="scheduler.warmup_steps", value=warmup, why=f"{WARMUP} of train.max_steps={horizon}"
+        )
     if not isinstance(schedule, Decay):
         return
     if isinstance(schedule, WSD):
@@ -150,11 +220,16 @@ def decay(config: Config) -> Iterator[Derived]:
             if schedule.stable_steps is None and fifth <= left:
                 value, why = fifth, f"a fifth of train.max_steps={horizon}"
             else:
-                value, why = left, f"what warm-up and stable steps leave of train.max_steps={horizon}"
+                value, why = (
+                    left,
+                    f"what warm-up and stable steps leave of train.max_steps={horizon}",
+                )
             yield Derived(key="scheduler.decay_steps", value=max(value, 1), why=why)
         if schedule.stable_steps is None:
             value = horizon - warmup - (schedule.decay_steps or 0)
-            why = f"train.max_steps={horizon} - {warmup} of warm-up - {schedule.decay_steps} of decay"
+            why = (
+                f"train.max_steps={horizon} - {warmup} of warm-up - {schedule.decay_steps} of decay"
+            )
             yield Derived(key="scheduler.stable_steps", value=max(value, 0), why=why)
     elif schedule.decay_steps is None:
         why = f"train.max_steps={horizon} - scheduler.warmup_steps={warmup}"

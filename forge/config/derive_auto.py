@@ -41,7 +41,12 @@ class Candidate:
 
 
 @derivation(
-    reads=(*(f"parallel.{axis}" for axis in AXES), *(f"model.{name}" for name in MODEL), "train.batch_size", "train.seq_len"),
+    reads=(
+        *(f"parallel.{axis}" for axis in AXES),
+        *(f"model.{name}" for name in MODEL),
+        "train.batch_size",
+        "train.seq_len",
+    ),
     writes=("parallel.layout", *(f"parallel.{axis}" for axis in CHOSEN)),
 )
 def auto(config: Config, world: World) -> Iterator[Derived]:
@@ -57,12 +62,22 @@ def auto(config: Config, world: World) -> Iterator[Derived]:
 
 
 @derivation(
-    reads=("parallel.layout", "parallel.dp_shard", "parallel.pp", "train.batch_size", "train.seq_len", "train.grad_accum_steps"),
+    reads=(
+        "parallel.layout",
+        "parallel.dp_shard",
+        "parallel.pp",
+        "train.batch_size",
+        "train.seq_len",
+        "train.grad_accum_steps",
+    ),
     writes=("parallel.reshard_after_forward", "parallel.reduce_gradients"),
 )
 def memory_for_time(config: Config, world: World) -> Iterator[Derived]:
     """What saves time and takes memory, where there is enough: weights that stay gathered, gradients that are reduced once a step."""
-    parallel, alone = config.parallel, world.size == 1 and config.precision.mixed_precision == "fp32"
+    parallel, alone = (
+        config.parallel,
+        world.size == 1 and config.precision.mixed_precision == "fp32",
+    )
     if parallel.reshard_after_forward == "auto":
         if alone:
             chosen, why = "never", "one device in fp32 gathers nothing"
@@ -77,22 +92,36 @@ def memory_for_time(config: Config, world: World) -> Iterator[Derived]:
         parallel = dataclasses.replace(parallel, reshard_after_forward=chosen)
     if parallel.reduce_gradients == "auto":
         if parallel.pp > 1 or config.train.grad_accum_steps == 1:
-            fits, why = True, f"parallel.pp={parallel.pp}" if parallel.pp > 1 else "one micro-batch a step"
+            fits, why = (
+                True,
+                f"parallel.pp={parallel.pp}" if parallel.pp > 1 else "one micro-batch a step",
+            )
         elif alone:
             fits, why = True, "one device in fp32 reduces nothing"
         else:
-            fits, why = _fits(dataclasses.replace(config, parallel=parallel), world, reduce_gradients="step")
-        yield Derived(key="parallel.reduce_gradients", value="step" if fits else "micro_batch", why=why)
+            fits, why = _fits(
+                dataclasses.replace(config, parallel=parallel), world, reduce_gradients="step"
+            )
+        yield Derived(
+            key="parallel.reduce_gradients", value="step" if fits else "micro_batch", why=why
+        )
 
 
 def _fits(config: Config, world: World, **options: str) -> tuple[bool, str]:
     """Whether a rank has the memory that it needs with these options of the layout, and the numbers; it has where they are not known."""
     memory = device_memory(world)
-    needed = sum(memory_by_part(dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, **options))).values())
+    needed = sum(
+        memory_by_part(
+            dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, **options))
+        ).values()
+    )
     if memory is None or not needed:
         return True, "how much memory it takes or a device has is not known"
     key, value = next(iter(options.items()))
-    return needed <= USABLE * memory, f"{key}={value} needs {byte_size(needed)}, and a device has {byte_size(memory)}"
+    return (
+        needed <= USABLE * memory,
+        f"{key}={value} needs {byte_size(needed)}, and a device has {byte_size(memory)}",
+    )
 
 
 def choose(config: Config, world: World) -> tuple[Candidate | None, str]:
@@ -108,12 +137,17 @@ def choose(config: Config, world: World) -> tuple[Candidate | None, str]:
             if candidate.degrees["dp_replicate"] == config.parallel.dp_replicate:
                 return candidate, "how much memory it takes or a device has is not known"
         elif needed <= USABLE * memory:
-            return candidate, f"{byte_size(needed)} of the {byte_size(memory)} of a device on {ranks_of(world.size)}"
+            return (
+                candidate,
+                f"{byte_size(needed)} of the {byte_size(memory)} of a device on {ranks_of(world.size)}",
+            )
         found.append((needed, candidate))
     if not found:
         return None, ""
     needed, leanest = min(found, key=lambda pair: pair[0])
-    why = f"{byte_size(needed)} of the {byte_size(memory or 0)} of a device on {ranks_of(world.size)}"
+    why = (
+        f"{byte_size(needed)} of the {byte_size(memory or 0)} of a device on {ranks_of(world.size)}"
+    )
     return leanest, f"{why}; none that was tried fits, and this needs least"
 
 
@@ -123,21 +157,44 @@ def candidates(given: Parallel, world: World, experts: int = 0) -> Iterator[Cand
     experts: those of a layer; 0 = a dense model. tp and ep stay inside a node; ep is as large as tp lets it be.
     """
     node = ranks_per_node(world)
-    tp_sizes = [given.tp] if given.tp > 1 else [1, *(size for size in (2, 4, 8) if node % size == 0)]
+    tp_sizes = (
+        [given.tp] if given.tp > 1 else [1, *(size for size in (2, 4, 8) if node % size == 0)]
+    )
     pp_sizes = [given.pp] if given.pp > 1 else [1, 2, 4, 8, 16]
 
     def ep_sizes(tp: int) -> list[int]:
-        return [given.ep] if given.ep > 1 else [1, *(size for size in (2, 4, 8) if experts and node % (tp * size) == experts % size == 0)]
+        return (
+            [given.ep]
+            if given.ep > 1
+            else [
+                1,
+                *(
+                    size
+                    for size in (2, 4, 8)
+                    if experts and node % (tp * size) == experts % size == 0
+                ),
+            ]
+        )
 
     def over_the_rest(*, tp: int, pp: int, ep: int, replicate: int) -> Iterator[Candidate]:
         others = tp * pp * ep * given.cp * replicate
         if world.size % others == 0:
-            degrees = {"dp_replicate": replicate, "dp_shard": world.size // others, "tp": tp, "pp": pp, "ep": ep}
+            degrees = {
+                "dp_replicate": replicate,
+                "dp_shard": world.size // others,
+                "tp": tp,
+                "pp": pp,
+                "ep": ep,
+            }
             yield Candidate(name=_name(degrees), degrees=degrees)
 
     tp, pp, ep = tp_sizes[0], pp_sizes[0], ep_sizes(tp_sizes[0])[0]
     ranks, nodes = world.size // (tp * pp * ep * given.cp), world.size // node
-    replicas = [given.dp_replicate] if given.dp_replicate > 1 else sorted({max(ranks, 1), nodes, 1}, reverse=True)
+    replicas = (
+        [given.dp_replicate]
+        if given.dp_replicate > 1
+        else sorted({max(ranks, 1), nodes, 1}, reverse=True)
+    )
     for replicate in replicas:
         yield from over_the_rest(tp=tp, pp=pp, ep=ep, replicate=replicate)
     for ep in ep_sizes(tp)[1:]:
@@ -146,7 +203,9 @@ def candidates(given: Parallel, world: World, experts: int = 0) -> Iterator[Cand
         yield from over_the_rest(tp=tp, pp=pp, ep=ep_sizes(tp)[-1], replicate=given.dp_replicate)
     for pp in pp_sizes[1:]:
         for tp in reversed(tp_sizes):
-            yield from over_the_rest(tp=tp, pp=pp, ep=ep_sizes(tp)[-1], replicate=given.dp_replicate)
+            yield from over_the_rest(
+                tp=tp, pp=pp, ep=ep_sizes(tp)[-1], replicate=given.dp_replicate
+            )
 
 
 def laid_out(config: Config, degrees: dict[str, int], world: World) -> Config:
@@ -176,7 +235,11 @@ def device_memory(world: World) -> int | None:
     if world.remote:
         return None
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(1, ranks_per_node(world))
+        return (
+            os.sysconf("SC_PHYS_PAGES")
+            * os.sysconf("SC_PAGE_SIZE")
+            // max(1, ranks_per_node(world))
+        )
     except (OSError, ValueError):
         return None
 

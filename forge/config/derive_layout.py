@@ -11,7 +11,10 @@ from forge.config.train import AT_ONCE, FEW
 from forge.config.world import World
 
 
-@derivation(reads=tuple(f"parallel.{axis}" for axis in AXES), writes=("run.num_processes", "parallel.dp_shard"))
+@derivation(
+    reads=tuple(f"parallel.{axis}" for axis in AXES),
+    writes=("run.num_processes", "parallel.dp_shard"),
+)
 def layout(config: Config, world: World) -> Iterator[Derived]:
     """The number of ranks, and FSDP over what the other degrees leave of it."""
     parallel = config.parallel
@@ -25,21 +28,38 @@ def layout(config: Config, world: World) -> Iterator[Derived]:
 
 @derivation(
     reads=("train.batch_size", "train.seq_len", "train.grad_accum_steps", "parallel.dp_shard"),
-    writes=("train.global_batch_size", "train.global_batch_tokens", "train.batch_size", "train.grad_accum_steps"),
+    writes=(
+        "train.global_batch_size",
+        "train.global_batch_tokens",
+        "train.batch_size",
+        "train.grad_accum_steps",
+    ),
 )
 def batch(config: Config, world: World) -> Iterator[Derived]:
     """Global batch and accumulation, each from the other."""
     train, ranks = config.train, data_ranks(config)
     if train.global_batch_tokens is not None and train.global_batch_size is None:
         size = max(train.global_batch_tokens // train.seq_len, 1)
-        yield Derived(key="train.global_batch_size", value=size, why=f"{train.global_batch_tokens} tokens / {train.seq_len} a sequence")
+        yield Derived(
+            key="train.global_batch_size",
+            value=size,
+            why=f"{train.global_batch_tokens} tokens / {train.seq_len} a sequence",
+        )
     if train.batch_size == -1 and train.global_batch_size is None and train.grad_accum_steps == 1:
         size = -(-FEW // ranks) * ranks
-        yield Derived(key="train.global_batch_size", value=size, why=f"{FEW} sequences, or one for each of {ranks} ranks")
+        yield Derived(
+            key="train.global_batch_size",
+            value=size,
+            why=f"{FEW} sequences, or one for each of {ranks} ranks",
+        )
     if train.batch_size == -1:
         each = (train.global_batch_size or FEW * ranks) // ranks
         size = AT_ONCE if each % AT_ONCE == 0 else 1
-        yield Derived(key="train.batch_size", value=size, why=f"at most {AT_ONCE}, of {each} sequences a rank and step")
+        yield Derived(
+            key="train.batch_size",
+            value=size,
+            why=f"at most {AT_ONCE}, of {each} sequences a rank and step",
+        )
     if train.global_batch_size is not None:
         accumulation = max(train.global_batch_size // (max(train.batch_size, 1) * ranks), 1)
         if accumulation != train.grad_accum_steps:
@@ -51,11 +71,21 @@ def batch(config: Config, world: World) -> Iterator[Derived]:
         yield Derived(key="train.global_batch_size", value=size, why=why)
     if train.global_batch_tokens is None:
         size = config.train.global_batch_size or 0
-        yield Derived(key="train.global_batch_tokens", value=size * train.seq_len, why=f"{size} sequences * {train.seq_len} tokens")
+        yield Derived(
+            key="train.global_batch_tokens",
+            value=size * train.seq_len,
+            why=f"{size} sequences * {train.seq_len} tokens",
+        )
 
 
 @derivation(
-    reads=("parallel.pp", "parallel.pp_schedule", "parallel.pp_microbatches", "train.batch_size", "train.grad_accum_steps"),
+    reads=(
+        "parallel.pp",
+        "parallel.pp_schedule",
+        "parallel.pp_microbatches",
+        "train.batch_size",
+        "train.grad_accum_steps",
+    ),
     writes=("parallel.pp_stages_per_rank", "parallel.pp_microbatches"),
 )
 def pipeline(config: Config, world: World) -> Iterator[Derived]:
@@ -70,7 +100,9 @@ def pipeline(config: Config, world: World) -> Iterator[Derived]:
         sequences = sequences_of_rank(config)
         why = f"{sequences} sequences a rank and step, parallel.pp={pp}"
         chosen = best_microbatches(sequences, train.grad_accum_steps, pp, schedule) if pp > 1 else 1
-        yield Derived(key="parallel.pp_microbatches", value=chosen, why=why if pp > 1 else "parallel.pp=1")
+        yield Derived(
+            key="parallel.pp_microbatches", value=chosen, why=why if pp > 1 else "parallel.pp=1"
+        )
 
 
 def data_ranks(config: Config) -> int:
@@ -98,7 +130,9 @@ def legal_microbatches(sequences: int, pp: int, schedule: str) -> list[int]:
         return schedule not in LOOPED_SCHEDULES or parts % max(1, parts // pp) == 0
 
     small = [part for part in range(1, int(sequences**0.5) + 1) if sequences % part == 0]
-    return [part for part in sorted({*small, *(sequences // part for part in small)}) if legal(part)]
+    return [
+        part for part in sorted({*small, *(sequences // part for part in small)}) if legal(part)
+    ]
 
 
 def best_microbatches(sequences: int, grad_accum_steps: int, pp: int, schedule: str) -> int:

@@ -27,7 +27,11 @@ def find(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:
             return None
         if depth > 1 and OmegaConf.get_type(node) is dict:
             rest = ".".join(parts[depth:])
-            return (node, rest) if rest or (not override.is_delete() and isinstance(override.value(), dict)) else None
+            return (
+                (node, rest)
+                if rest or (not override.is_delete() and isinstance(override.value(), dict))
+                else None
+            )
     return None
 
 
@@ -41,7 +45,10 @@ def apply(entries: DictConfig, name: str, override: Override) -> Problem | None:
     if override.is_delete():
         if name not in entries:
             names = ", ".join(str(known) for known in entries)
-            return problem(f"{key.removesuffix(name).rstrip('.')} has no '{name}'.", f"it has {names}" if names else "it is empty")
+            return problem(
+                f"{key.removesuffix(name).rstrip('.')} has no '{name}'.",
+                f"it has {names}" if names else "it is empty",
+            )
         with open_dict(entries):
             del entries[name]
         return None
@@ -50,17 +57,33 @@ def apply(entries: DictConfig, name: str, override: Override) -> Problem | None:
         value = text.partition("=")[2]
     try:
         with open_dict(entries):
-            for entry, own in value.items() if not name and isinstance(value, Mapping) else [(name, value)]:
+            for entry, own in (
+                value.items() if not name and isinstance(value, Mapping) else [(name, value)]
+            ):
                 entries[str(entry)] = own
     except OmegaConfBaseException as error:
-        if not name and key == PARAMS and isinstance(value, Mapping) and all(map(several, value.values())):
+        if (
+            not name
+            and key == PARAMS
+            and isinstance(value, Mapping)
+            and all(map(several, value.values()))
+        ):
             fix = " ".join(typed(f"{PARAMS}.{entry}", text_of(own)) for entry, own in value.items())
-            return problem("several values of sweeper.params have commas between them, and nothing around them.", fix)
+            return problem(
+                "several values of sweeper.params have commas between them, and nothing around them.",
+                fix,
+            )
         hint = schemas.declared(key)
         if not name or hint is None:
-            return problem(f"it does not fit {key}: {str(error).splitlines()[0].rstrip('.')}.", "docs/options.md says what it holds")
+            return problem(
+                f"it does not fit {key}: {str(error).splitlines()[0].rstrip('.')}.",
+                "docs/options.md says what it holds",
+            )
         shown = text.partition("=")[2]
-        return problem(f"{key} is {expected.said(key, hint)}; '{shown}' is not.", meant(key, shown, value, hint))
+        return problem(
+            f"{key} is {expected.said(key, hint)}; '{shown}' is not.",
+            meant(key, shown, value, hint),
+        )
     return None
 
 
@@ -78,5 +101,7 @@ def meant(key: str, shown: str, value: Any, hint: Any) -> str:
         return ""
     if not isinstance(found, list):
         return typed(key, literal(found))
-    listed = with_quotes(f"[{shown}]") if len(found) == 1 and isinstance(value, str) else literal(found)
+    listed = (
+        with_quotes(f"[{shown}]") if len(found) == 1 and isinstance(value, str) else literal(found)
+    )
     return typed(key, listed if found else "[]")

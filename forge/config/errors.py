@@ -48,10 +48,22 @@ class ConfigError(ValueError):
 def render(problems: Sequence[Problem]) -> str:
     """All problems, numbered."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return "\n".join([f"{count}; nothing was started or written.", *(p.render(i) for i, p in enumerate(problems, 1))])
+    return "\n".join(
+        [
+            f"{count}; nothing was started or written.",
+            *(p.render(i) for i, p in enumerate(problems, 1)),
+        ]
+    )
 
 
-SYNONYMS = {"gpu": "cuda", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+SYNONYMS = {
+    "gpu": "cuda",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+}
 
 
 def closest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:

@@ -68,7 +68,9 @@ def _of_rank(config: Config, model: Decoder, share: Share) -> dict[str, int]:
     if isinstance(config.optimizer, AdamW):
         parts["optimizer state (fp32)"] = 2 * FP32 * sharded
     if gathered:
-        passes = max(train.grad_accum_steps, parallel.pp_microbatches or 1 if parallel.pp > 1 else 1)
+        passes = max(
+            train.grad_accum_steps, parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
+        )
         at_once = share.outside_at_once + share.two_blocks  # a block, and the next one on its way
         stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
         add_up = passes > 1 and (parallel.pp > 1 or parallel.reduce_gradients == "step")
@@ -86,8 +88,16 @@ def _of_rank(config: Config, model: Decoder, share: Share) -> dict[str, int]:
         fused_norm=config.run.device == "cuda",
     )
     recomputed = -(-share.layers // max(train.recompute_every, 1))
-    mixture = Mixture(share=share.moe_layers / share.layers, rows=rows_of_token(config, model, sequences), exchanged=parallel.ep > 1)
-    mode = LAYERS if train.activation_checkpointing == "selective" and mixture.exchanged else train.activation_checkpointing
+    mixture = Mixture(
+        share=share.moe_layers / share.layers,
+        rows=rows_of_token(config, model, sequences),
+        exchanged=parallel.ep > 1,
+    )
+    mode = (
+        LAYERS
+        if train.activation_checkpointing == "selective" and mixture.exchanged
+        else train.activation_checkpointing
+    )
     kept = recomputed * _kept_per_token(model, parallel, mixture, mode, formats)
     kept += (share.layers - recomputed) * _kept_per_token(model, parallel, mixture, "none", formats)
     final = _norm(model, model.dim, formats.residual, formats) + width * model.dim
@@ -107,7 +117,9 @@ def _in_flight(parallel: Parallel, parts_of_step: int) -> float:
     return min(((stages - 1) * pp + 2 * pp - 1) / stages, parts_of_step)
 
 
-def _kept_per_token(model: Decoder, parallel: Parallel, mixture: Mixture, recompute: str, formats: Formats) -> float:
+def _kept_per_token(
+    model: Decoder, parallel: Parallel, mixture: Mixture, recompute: str, formats: Formats
+) -> float:
     """Bytes that one block keeps of one token until its backward pass; the mean, where some blocks have experts.
 
     Heads and feed-forward width are cut by tp; what enters the two layers is gathered and kept whole.
@@ -157,7 +169,9 @@ def _logits(config: Config, tokens: int, width: int) -> int:
     objective, parallel, dim = config.objective, config.parallel, getattr(config.model, "dim", 0)
     vocab = -(-config.model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
     if isinstance(objective, Pretrain) and objective.loss_fn == "chunked_cross_entropy":
-        rows = objective.ce_chunk_size or max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (FP32 * vocab))))
+        rows = objective.ce_chunk_size or max(
+            1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (FP32 * vocab)))
+        )
         chunk = vocab * min(rows, tokens) * (FP32 + (width if width == 2 else 0))
         return chunk + FP32 * dim * (tokens + vocab)
     copies = 5 if isinstance(objective, Pretrain) and objective.z_loss_weight else 3

@@ -35,7 +35,9 @@ def feed_forward_products(model: Decoder, ffn: int, width: int) -> int:
 
 def experts_kept(model: Decoder, mixture: Mixture, ffn: int, width: int) -> int:
     """Bytes that a layer of experts of that width keeps of one token: its copies, or the room for them, and what routes them."""
-    kept = _routing_kept(model, mixture, width) + round(width * mixture.rows * ffn * ffn_copies(model))
+    kept = _routing_kept(model, mixture, width) + round(
+        width * mixture.rows * ffn * ffn_copies(model)
+    )
     shared, router_input = model.moe.shared_experts * ffn, _router_input(model, width)
     if not shared:
         return kept
@@ -48,7 +50,11 @@ def experts_kept_around(model: Decoder, mixture: Mixture, ffn: int, width: int) 
     inside = _products_of_shared(model, ffn, width) + (
         0 if model.moe.capacity_factor else mixture.rows * feed_forward_products(model, ffn, width)
     )
-    shared_input = width * model.dim if model.moe.shared_experts and _router_input(model, width) != width else 0
+    shared_input = (
+        width * model.dim
+        if model.moe.shared_experts and _router_input(model, width) != width
+        else 0
+    )
     return _routing_kept(model, mixture, width) + round(inside) + shared_input
 
 
@@ -56,15 +62,26 @@ def experts_products(model: Decoder, ffn: int, width: int) -> int:
     """Bytes of what routers and experts make of one token, as selective recompute keeps it: not what batched products make."""
     moe = model.moe
     routed = 0 if moe.capacity_factor else moe.top_k * feed_forward_products(model, ffn, width)
-    return routed + _products_of_shared(model, ffn, width) + _router_input(model, width) * moe.num_experts
+    return (
+        routed
+        + _products_of_shared(model, ffn, width)
+        + _router_input(model, width) * moe.num_experts
+    )
 
 
 def _routing_kept(model: Decoder, mixture: Mixture, width: int) -> int:
     """Inputs of router and experts, what experts give, weights and indices. As many rows come from other ranks as go to them."""
     moe = model.moe
-    indices = INDICES + (MORE_OF_ROOM if moe.capacity_factor else MORE_OF_EXCHANGE if mixture.exchanged else 0)
+    indices = INDICES + (
+        MORE_OF_ROOM if moe.capacity_factor else MORE_OF_EXCHANGE if mixture.exchanged else 0
+    )
     rows = width * round((mixture.rows + moe.top_k) * model.dim)
-    return rows + indices * INT64 * moe.top_k + FP32 * (moe.num_experts + 2 * moe.top_k) + _router_input(model, width) * model.dim
+    return (
+        rows
+        + indices * INT64 * moe.top_k
+        + FP32 * (moe.num_experts + 2 * moe.top_k)
+        + _router_input(model, width) * model.dim
+    )
 
 
 def _router_input(model: Decoder, width: int) -> int:
@@ -84,7 +101,11 @@ def ffn_copies(model: Decoder) -> int:
 def rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
     """Rows that the experts of a layer compute for a token, of so many sequences: its copies, or the room that there is for them."""
     tokens = sequences * config.train.seq_len // config.parallel.cp
-    return rows_of_room(config, model, sequences) / max(tokens, 1) if model.is_moe and model.moe.capacity_factor else model.moe.top_k
+    return (
+        rows_of_room(config, model, sequences) / max(tokens, 1)
+        if model.is_moe and model.moe.capacity_factor
+        else model.moe.top_k
+    )
 
 
 def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
@@ -97,11 +118,19 @@ def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
     apart = moe.balance_scope == "sequence"
     runs = max(sequences, 1) * runs_of_sequence(parallel) if apart or parallel.cp > 1 else 1
     tokens = sequences * config.train.seq_len // parallel.cp // runs
-    of_scope = runs_of_sequence(parallel) * parallel.cp if apart else runs * parallel.dp_replicate * parallel.fsdp
+    of_scope = (
+        runs_of_sequence(parallel) * parallel.cp
+        if apart
+        else runs * parallel.dp_replicate * parallel.fsdp
+    )
     room = math.ceil(moe.capacity_factor * tokens * of_scope * moe.top_k / moe.num_experts)
     return moe.num_experts * runs * min(room, tokens)
 
 
 def runs_of_sequence(parallel: Parallel) -> int:
     """Runs of tokens that a rank has of a sequence, one after another: an early and a late one where cp balances its work."""
-    return 2 if parallel.cp > 1 and parallel.cp_method == "all_gather" and parallel.cp_load_balance else 1
+    return (
+        2
+        if parallel.cp > 1 and parallel.cp_method == "all_gather" and parallel.cp_load_balance
+        else 1
+    )

@@ -37,7 +37,11 @@ class Share:
         """What the FSDP rank with most has of them: whole experts, or a part of each where they are fewer than ranks and it divides."""
         fsdp, efsdp, (count, *others) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
         across = count < efsdp and any(length % efsdp == 0 for length in others)
-        experts = -(-self.experts // efsdp) if across else self.experts * -(-count // efsdp) // max(count, 1)
+        experts = (
+            -(-self.experts // efsdp)
+            if across
+            else self.experts * -(-count // efsdp) // max(count, 1)
+        )
         return -(-(self.in_blocks + self.outside) // fsdp) + experts
 
 
@@ -45,7 +49,10 @@ def shares(model: Decoder, parallel: Parallel) -> list[Share]:
     """Of the ranks that may need most: those at the ends of the pipeline. Stages are taken to have equal numbers of blocks."""
     if parallel.pp == 1:
         return [_share(model, parallel, first=True, last=True)]
-    return [_share(model, parallel, first=True, last=parallel.pp_schedule == V_SCHEDULE), _share(model, parallel, first=False, last=True)]
+    return [
+        _share(model, parallel, first=True, last=parallel.pp_schedule == V_SCHEDULE),
+        _share(model, parallel, first=False, last=True),
+    ]
 
 
 def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> Share:
@@ -55,10 +62,19 @@ def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> Sh
     before = 0 if first else model.n_layers - layers
     moe_layers = n_moe_layers(model.moe, before + layers) - n_moe_layers(model.moe, before)
     table = model.vocab_size * model.dim
-    key_values = 2 * model.n_layers * model.dim * model.kv_heads * model.head_dim if model.kv_heads % tp else 0
+    key_values = (
+        2 * model.n_layers * model.dim * model.kv_heads * model.head_dim
+        if model.kv_heads % tp
+        else 0
+    )
     final_norm = parts["norms"] // (2 * model.n_layers + 1)
-    attention = -(-(parts["attention"] - key_values) // tp) + key_values + parts["norms"] - final_norm
-    dense_layers, sparse_layers = max(model.n_layers - model.n_moe_layers, 1), max(model.n_moe_layers, 1)
+    attention = (
+        -(-(parts["attention"] - key_values) // tp) + key_values + parts["norms"] - final_norm
+    )
+    dense_layers, sparse_layers = (
+        max(model.n_layers - model.n_moe_layers, 1),
+        max(model.n_moe_layers, 1),
+    )
     dense = -(-parts["feed-forward"] // tp) // dense_layers
     routing = (parts.get("routers", 0) + -(-parts.get("shared experts", 0) // tp)) // sparse_layers
     experts = -(-parts.get("experts", 0) // (tp * parallel.ep)) // sparse_layers
@@ -75,9 +91,13 @@ def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> Sh
         first=first,
         last=last,
         experts=moe_layers * experts,
-        in_blocks=attention * layers // model.n_layers + (layers - moe_layers) * dense + moe_layers * routing,
+        in_blocks=attention * layers // model.n_layers
+        + (layers - moe_layers) * dense
+        + moe_layers * routing,
         outside=outside,
-        outside_at_once=outside - (-(-table // tp) if first and last and not model.tie_embeddings else 0),
-        two_blocks=min(2, layers) * attention // model.n_layers + (two if layers > 1 else max(kinds)),
+        outside_at_once=outside
+        - (-(-table // tp) if first and last and not model.tie_embeddings else 0),
+        two_blocks=min(2, layers) * attention // model.n_layers
+        + (two if layers > 1 else max(kinds)),
         packed=(model.moe.num_experts // parallel.ep, -(-model.expert_hidden_dim // tp), model.dim),
     )

@@ -13,7 +13,9 @@ from forge.config.bounds import KINDS, fits, kind
 from forge.config.literal import shown
 
 ARMS = "sweep.ablation.arms"
-SLURMS = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)|(?P<rest>\d+(?::\d+)?))")
+SLURMS = re.compile(
+    r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)|(?P<rest>\d+(?::\d+)?))"
+)
 
 
 def said(key: str, hint: Any) -> str:
@@ -29,9 +31,18 @@ def meant(key: str, value: Any, hint: Any) -> Any:
     if key == "launch.time":
         return minutes(str(value))
     if key == ARMS:
-        named = value if isinstance(value, list) and all(isinstance(name, str) for name in value) else None
+        named = (
+            value
+            if isinstance(value, list) and all(isinstance(name, str) for name in value)
+            else None
+        )
         return {name: [] for name in named} if named else {"base": [], "wide": ["model.dim=256"]}
-    if isinstance(value, str) and int in (hint, *inner) and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value) and float(value).is_integer():
+    if (
+        isinstance(value, str)
+        and int in (hint, *inner)
+        and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", value)
+        and float(value).is_integer()
+    ):
         return int(float(value))
     if origin not in (list, tuple):
         return None
@@ -47,25 +58,42 @@ def several(value: Any, hint: Any) -> str:
     items = value if isinstance(value, list) else value.split(",") if plain else []
     single = typing.get_origin(hint) not in (list, tuple, dict)
     kinds = [one for one in (typing.get_args(hint) or (hint,)) if one in (int, float, bool, str)]
-    fitting = [any(fits(of_text(item, one) if isinstance(item, str) else item, one) for one in kinds) for item in items]
-    return ",".join(shown(item).strip() for item in items) if single and items and all(fitting) else ""
+    fitting = [
+        any(fits(of_text(item, one) if isinstance(item, str) else item, one) for one in kinds)
+        for item in items
+    ]
+    return (
+        ",".join(shown(item).strip() for item in items) if single and items and all(fitting) else ""
+    )
 
 
 def below(key: str) -> str:
     """An option of a section, as an example."""
-    return next(f"{name}=..." for name, *_ in schemas.walk_options() if name.startswith(f"{key}.") and "._" not in name)
+    return next(
+        f"{name}=..."
+        for name, *_ in schemas.walk_options()
+        if name.startswith(f"{key}.") and "._" not in name
+    )
 
 
 def example(key: str, hint: Any, value: Any) -> str:
     """The value in force of a number or of a list, as an example; empty where it is empty, and for all else."""
-    is_number = not {int, float}.isdisjoint((hint, *typing.get_args(hint))) and not isinstance(value, list)
+    is_number = not {int, float}.isdisjoint((hint, *typing.get_args(hint))) and not isinstance(
+        value, list
+    )
     legal = value is not None or fits(None, hint)
-    return f"for example {key}={shown(value)}" if (is_number and legal) or (isinstance(value, list) and value) else ""
+    return (
+        f"for example {key}={shown(value)}"
+        if (is_number and legal) or (isinstance(value, list) and value)
+        else ""
+    )
 
 
 def in_file(name: str, value: Any) -> str:
     """An entry as a file has it."""
-    return yaml.safe_dump({name: value}, default_flow_style=True, width=10**6, allow_unicode=True).strip()[1:-1]
+    return yaml.safe_dump(
+        {name: value}, default_flow_style=True, width=10**6, allow_unicode=True
+    ).strip()[1:-1]
 
 
 def minutes(text: str) -> int | None:
@@ -74,7 +102,11 @@ def minutes(text: str) -> int | None:
     if found is None or not (found["days"] or found["hours"]):
         return None
     hours, of_hour = (found["rest"] or f"{found['hours']}:{found['minutes']}").partition(":")[::2]
-    return (int(found["days"] or 0) * 24 + int(hours)) * 60 + int(of_hour or 0) + (int(found["seconds"] or 0) > 0)
+    return (
+        (int(found["days"] or 0) * 24 + int(hours)) * 60
+        + int(of_hour or 0)
+        + (int(found["seconds"] or 0) > 0)
+    )
 
 
 def of_text(text: str, element: type) -> Any:

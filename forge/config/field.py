@@ -40,8 +40,17 @@ def opt(
     `choices` names the legal strings (OmegaConf 2.3 has no Literal). `free`: the value may be another one when a run goes on.
     `verbatim`: brackets around a text belong to it. `several`: what to give instead of several values.
     """
-    bounds = {name: limit for name, limit in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)) if limit is not None}
-    metadata = {"help": help, "bounds": bounds, "choices": tuple(choices) if choices else None, "free": free}
+    bounds = {
+        name: limit
+        for name, limit in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le))
+        if limit is not None
+    }
+    metadata = {
+        "help": help,
+        "bounds": bounds,
+        "choices": tuple(choices) if choices else None,
+        "free": free,
+    }
     metadata |= {"verbatim": verbatim, "several": several}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -88,10 +97,14 @@ class Section:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self.frozen:
-            raise dataclasses.FrozenInstanceError(f"{type(self).__name__}.{name}: a resolved config is read-only")
+            raise dataclasses.FrozenInstanceError(
+                f"{type(self).__name__}.{name}: a resolved config is read-only"
+            )
         if name not in type(self).__dataclass_fields__:
             hint = did_you_mean(closest(name, type(self).__dataclass_fields__))
-            raise AttributeError(f"{type(self).__name__} has no option '{name}'; {hint}".removesuffix("; "))
+            raise AttributeError(
+                f"{type(self).__name__} has no option '{name}'; {hint}".removesuffix("; ")
+            )
         object.__setattr__(self, name, value)
 
 
@@ -105,7 +118,10 @@ def _cloned(value: Any) -> Any:
 def types_of(schema: type[Section]) -> dict[str, Any]:
     """The declared type of each option of a section; to work them out takes a millisecond."""
     hints = typing.get_type_hints(schema, include_extras=True)
-    return {name: typing.get_args(hint)[1] if typing.get_origin(hint) is Annotated else hint for name, hint in hints.items()}
+    return {
+        name: typing.get_args(hint)[1] if typing.get_origin(hint) is Annotated else hint
+        for name, hint in hints.items()
+    }
 
 
 def default_of(field: Field[Any]) -> Any:

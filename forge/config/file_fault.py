@@ -11,7 +11,12 @@ from typing import Any
 import yaml
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, KeyValidationError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    KeyValidationError,
+    OmegaConfBaseException,
+)
 
 from forge.config import expected, schemas, spelling
 from forge.config.errors import Problem, closest, did_you_mean
@@ -39,18 +44,35 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f"{display(Path(mark.name))}:{mark.line + 1}" if mark else _place(file)
-        return Problem(key=choice, what=f"the file is not YAML: {error.problem or error.context}.", fix=CORRECT, where=place)
+        return Problem(
+            key=choice,
+            what=f"the file is not YAML: {error.problem or error.context}.",
+            fix=CORRECT,
+            where=place,
+        )
     if isinstance(error, UnicodeDecodeError):
-        return Problem(key=choice, what="the file is not UTF-8 text.", fix=CORRECT, where=_place(file))
+        return Problem(
+            key=choice, what="the file is not UTF-8 text.", fix=CORRECT, where=_place(file)
+        )
     if isinstance(error, RecursionError):
-        return Problem(key=choice, what="the defaults list leads back to this file.", fix=CORRECT, where=_place(file))
+        return Problem(
+            key=choice,
+            what="the defaults list leads back to this file.",
+            fix=CORRECT,
+            where=_place(file),
+        )
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _missing(choice, error, file, library)
     if isinstance(error, KeyValidationError) and file is not None:
         for written, name, _ in nodes_of(file):
             if name.tag.endswith(":null"):
                 what, fix = _misnamed(spelling.key_of(written.removesuffix(f".{name.value}")), name)
-                return Problem(key=choice, what=what, fix=fix, where=f"{display(file)}:{name.start_mark.line + 1}")
+                return Problem(
+                    key=choice,
+                    what=what,
+                    fix=fix,
+                    where=f"{display(file)}:{name.start_mark.line + 1}",
+                )
     owner = getattr(error.__context__, "object_type", None)
     if owner in schemas.bases():
         group = next(group for group in schemas.SCHEMAS if schemas.sections()[group] is owner)
@@ -64,23 +86,34 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
     return Problem(key=choice, what=what, fix=CORRECT, where=_place(file))
 
 
-def section_fault(choice: str, config_path: str, group: str, schema: type | None, library: Library) -> Problem:
+def section_fault(
+    choice: str, config_path: str, group: str, schema: type | None, library: Library
+) -> Problem:
     """A choice that leaves a section without a class of its own."""
     where = _place(library.file_of(config_path))
     if schema is None:
-        return Problem(key=choice, what=f"this leaves no {group}.", fix=f"choose one: {group}=...", where=where)
+        return Problem(
+            key=choice, what=f"this leaves no {group}.", fix=f"choose one: {group}=...", where=where
+        )
     variants = ", ".join(schemas.SCHEMAS[group])
     what = f"the file of {group} does not say which of these it is: {variants}."
     return Problem(key=choice, what=what, fix=_start_of_file(group), where=where)
 
 
-def _missing(choice: str, error: MissingConfigException, file: Path | None, library: Library) -> Problem:
+def _missing(
+    choice: str, error: MissingConfigException, file: Path | None, library: Library
+) -> Problem:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     options = list(error.options or ())
     own = group.rpartition("/")[2]
     if not options and own != group and library.is_group(own):
         fix = f"write '- override /{own}: {name}'"
-        return Problem(key=choice, what=f"{own} is looked for beside this file, as '/' is missing.", fix=fix, where=_place(file))
+        return Problem(
+            key=choice,
+            what=f"{own} is looked for beside this file, as '/' is missing.",
+            fix=fix,
+            where=_place(file),
+        )
     what, fix = _no_option(group, name, options)
     return Problem(key=choice, what=what, fix=fix, where=_place(file))
 
@@ -100,7 +133,9 @@ def _no_option(group: str, name: str, options: Sequence[str]) -> tuple[str, str]
     if "," in name and all(part.strip() in options for part in name.split(",")):
         fix = f"one of them; a sweep over these is sweeper.params: {{{group}: '{name}'}}"
         return f"the file chooses one {group}, and '{name}' are several.", fix
-    fix = did_you_mean([f"{group}: {option}" for option in closest(name, options)]) or (f"options: {', '.join(options)}" if options else "")
+    fix = did_you_mean([f"{group}: {option}" for option in closest(name, options)]) or (
+        f"options: {', '.join(options)}" if options else ""
+    )
     return f"there is no {group} named '{name}', which the file asks for.", fix
 
 
@@ -118,7 +153,10 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
     elif name is None or node is None:
         what, fix = f"{key}: {str(cause).splitlines()[0]}.", CORRECT
     elif schemas.is_section(key) and not isinstance(node, yaml.MappingNode):
-        what, fix = f"{key} is a section of options; {_shown(value_of(node))} is not.", _as_section(key, value_of(node), library)
+        what, fix = (
+            f"{key} is a section of options; {_shown(value_of(node))} is not.",
+            _as_section(key, value_of(node), library),
+        )
     else:
         what, fix = _mistyped(key, str(name.value), value_of(node), cause, tree)
     return Problem(key=choice, what=what, fix=fix, where=where)
@@ -127,7 +165,10 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
 def _misnamed(option: str, name: yaml.Node) -> tuple[str, str]:
     """What is said of the name of an entry that YAML reads as something else than a text."""
     read_as = NOT_TEXT.get(name.tag.rpartition(":")[2], "something else")
-    return f"the names in {option} are texts, and YAML reads {name.value} as {read_as}.", f"'{name.value}' in quotes"
+    return (
+        f"the names in {option} are texts, and YAML reads {name.value} as {read_as}.",
+        f"'{name.value}' in quotes",
+    )
 
 
 def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
@@ -136,21 +177,34 @@ def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
     for written, name, node in nodes_of(file):
         ours = spelling.SECTIONS.get(written) or spelling.key_of(written)
         full = f"{misfit.package}.{ours}" if misfit.package else ours
-        if full == ".".join([*above, last]) or (full.rpartition(".")[0] == ".".join(above) and value_of(name) == misfit.keys[-1] != last):
+        if full == ".".join([*above, last]) or (
+            full.rpartition(".")[0] == ".".join(above) and value_of(name) == misfit.keys[-1] != last
+        ):
             return name, node
     return None, None
 
 
-def _unknown(misfit: Misfit, library: Library, key: str, node: yaml.Node | None, tree: DictConfig) -> tuple[str, str]:
+def _unknown(
+    misfit: Misfit, library: Library, key: str, node: yaml.Node | None, tree: DictConfig
+) -> tuple[str, str]:
     """What is said of a name that no option has."""
     (above, _, name), owner = key.rpartition("."), misfit.cause.object_type
     if not misfit.in_file:
         return f"its values have no place under '{name}'.", f"start the file with {GLOBAL}"
-    value = (node.value if node.style is None else literal(node.value)) if isinstance(node, yaml.ScalarNode) else ""
+    value = (
+        (node.value if node.style is None else literal(node.value))
+        if isinstance(node, yaml.ScalarNode)
+        else ""
+    )
     found = unknown(tree, key, library, value)
     if found is None:
-        return f"{getattr(owner, '__name__', key)} has no option '{name}'.", "remove it from the file"
-    return found.what, re.sub(rf"\b{re.escape(above)}\.(\w+)=([^\s?]+)", r"\1: \2", found.fix) if found.meant else found.fix
+        return (
+            f"{getattr(owner, '__name__', key)} has no option '{name}'.",
+            "remove it from the file",
+        )
+    return found.what, re.sub(
+        rf"\b{re.escape(above)}\.(\w+)=([^\s?]+)", r"\1: \2", found.fix
+    ) if found.meant else found.fix
 
 
 def _as_section(section: str, value: Any, library: Library) -> str:
@@ -162,7 +216,11 @@ def _as_section(section: str, value: Any, library: Library) -> str:
         return f"to choose it, '- override /{section}: {wanted}' in the defaults list"
     name, _, option = expected.below(section).removesuffix("=...").rpartition(".")
     below = f"its options go below it, like '{name.rpartition('.')[2]}: {{{option}: ...}}'"
-    return f"{below}; to choose one of {', '.join(known)}, '- override /{section}: ...' in the defaults list" if len(known) > 1 else below
+    return (
+        f"{below}; to choose one of {', '.join(known)}, '- override /{section}: ...' in the defaults list"
+        if len(known) > 1
+        else below
+    )
 
 
 def _of_defaults(said: str, library: Library) -> tuple[str, str] | None:
@@ -172,11 +230,16 @@ def _of_defaults(said: str, library: Library) -> tuple[str, str] | None:
         return f"there is no group {absent[1]} to override.", meant or CORRECT
     if twice := TWICE.search(said):
         group = twice[1] or twice[2]
-        return f"the defaults list chooses {group} again, which has been chosen.", f"write '- override /{group}: ...'"
+        return (
+            f"the defaults list chooses {group} again, which has been chosen.",
+            f"write '- override /{group}: ...'",
+        )
     return None
 
 
-def _mistyped(key: str, name: str, value: Any, cause: OmegaConfBaseException, tree: DictConfig) -> tuple[str, str]:
+def _mistyped(
+    key: str, name: str, value: Any, cause: OmegaConfBaseException, tree: DictConfig
+) -> tuple[str, str]:
     """What is said of a value of another type than its option has."""
     hint = schemas.declared(key)
     if hint is None:
@@ -195,7 +258,11 @@ def _instead(key: str, name: str, value: Any, meant: Any, hint: Any) -> str:
         return expected.in_file(name, f"[{value[0]}]")
     if several := expected.several(value, hint):
         of_sweep = f"one value; a sweep over these is sweeper.params: {{{key}: '{several}'}}"
-        return expected.in_file(name, value[0]) if isinstance(value, list) and len(value) == 1 else of_sweep
+        return (
+            expected.in_file(name, value[0])
+            if isinstance(value, list) and len(value) == 1
+            else of_sweep
+        )
     if key.startswith(f"{PARAMS}."):
         return f"{expected.in_file(name, 'A,B')}, or leave it out"
     return ""

@@ -20,18 +20,29 @@ def apply(tree: DictConfig, override: Override) -> Problem | None:
         return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
 
     if override.package is not None:
-        return problem("only a group takes @.", f"write {text.replace('@' + override.package, '', 1)}")
+        return problem(
+            "only a group takes @.", f"write {text.replace('@' + override.package, '', 1)}"
+        )
     if override.is_sweep_override():
-        return problem(f"{key} has several values, and this is not a sweep.", f"one value, or -m for a sweep; {key}=[...] for a list")
+        return problem(
+            f"{key} has several values, and this is not a sweep.",
+            f"one value, or -m for a sweep; {key}=[...] for a list",
+        )
     if "." not in key and not override.is_delete() and not isinstance(override.value(), dict):
-        return problem(f"{key} is a dict of entries by name.", f"+{key}.NAME._target_=mypkg.Mine adds one")
+        return problem(
+            f"{key} is a dict of entries by name.", f"+{key}.NAME._target_=mypkg.Mine adds one"
+        )
     parent, name = _place(tree, key)
     if isinstance(parent, str):
         return problem(*(parent, name))
     exists = parent is not None and name in parent
     adds = override.type in (OverrideType.ADD, OverrideType.FORCE_ADD)
     if override.is_delete():
-        return _delete(override, parent, problem) if parent and exists else problem(*_absent(tree, key, adding=False))
+        return (
+            _delete(override, parent, problem)
+            if parent and exists
+            else problem(*_absent(tree, key, adding=False))
+        )
     if exists and override.type is OverrideType.ADD:
         return problem(f"{key} exists; + is for what does not.", f"write {text.lstrip('+')}")
     if not exists and not adds:
@@ -39,7 +50,10 @@ def apply(tree: DictConfig, override: Override) -> Problem | None:
     try:
         OmegaConf.update(tree, key, override.value(), merge=True, force_add=True)
     except OmegaConfBaseException as error:
-        return problem(f"it does not fit {key}: {str(error).splitlines()[0]}", f"{key.partition('.')[0]} holds entries by name")
+        return problem(
+            f"it does not fit {key}: {str(error).splitlines()[0]}",
+            f"{key.partition('.')[0]} holds entries by name",
+        )
     return None
 
 
@@ -52,9 +66,15 @@ def _place(tree: DictConfig, key: str) -> tuple[Any, str]:
         if node is None:
             return None, name
         if isinstance(node, ListConfig):
-            return f"{'.'.join(above[:depth])} is a list, and is given as a whole.", f"{'.'.join(above[:depth])}=[...]"
+            return (
+                f"{'.'.join(above[:depth])} is a list, and is given as a whole.",
+                f"{'.'.join(above[:depth])}=[...]",
+            )
         if not OmegaConf.is_dict(node):
-            return f"{'.'.join(above[:depth])} is a value and has nothing below it.", f"write {'.'.join(above[:depth])}=..."
+            return (
+                f"{'.'.join(above[:depth])} is a value and has nothing below it.",
+                f"write {'.'.join(above[:depth])}=...",
+            )
     return node, name
 
 
@@ -77,7 +97,12 @@ def _absent(tree: DictConfig, key: str, *, adding: bool, text: str = "") -> tupl
         depth += 1
     above, part, names = ".".join(parts[:depth]), parts[depth], [str(name) for name in node]
     value = f"={text.partition('=')[2]}" if adding else ""
-    meant = [f"{'' if adding else '~'}{'.'.join([above, near, *parts[depth + 1 :]])}{value}" for near in closest(part, names)]
+    meant = [
+        f"{'' if adding else '~'}{'.'.join([above, near, *parts[depth + 1 :]])}{value}"
+        for near in closest(part, names)
+    ]
     fix = did_you_mean(meant)
-    add = f"+{text} adds it" if adding else (f"it has {', '.join(names)}" if names else "it is empty")
+    add = (
+        f"+{text} adds it" if adding else (f"it has {', '.join(names)}" if names else "it is empty")
+    )
     return f"{above} has no '{part}'.", f"{fix.removesuffix('?')}? {add}" if fix else add

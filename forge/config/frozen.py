@@ -22,7 +22,9 @@ def freeze_value(value: Any) -> Any:
     """Dicts become FrozenDict and lists tuples, all the way down."""
     if isinstance(value, dict):
         return FrozenDict({key: freeze_value(inner) for key, inner in value.items()})
-    return tuple(freeze_value(inner) for inner in value) if isinstance(value, list | tuple) else value
+    return (
+        tuple(freeze_value(inner) for inner in value) if isinstance(value, list | tuple) else value
+    )
 
 
 def thaw_value(value: Any) -> Any:
@@ -37,7 +39,21 @@ def unkeepable(value: Any, key: str) -> str | None:
     if value is None or isinstance(value, str | int | float):
         return None
     if isinstance(value, list | tuple):
-        return next((fault for index, inner in enumerate(value) if (fault := unkeepable(inner, f"{key}[{index}]"))), None)
+        return next(
+            (
+                fault
+                for index, inner in enumerate(value)
+                if (fault := unkeepable(inner, f"{key}[{index}]"))
+            ),
+            None,
+        )
     if isinstance(value, dict):
-        return next((fault for name, inner in value.items() if (fault := unkeepable(inner, f"{key}.{name}"))), None)
+        return next(
+            (
+                fault
+                for name, inner in value.items()
+                if (fault := unkeepable(inner, f"{key}.{name}"))
+            ),
+            None,
+        )
     return f"{key} is a {type(value).__name__}"

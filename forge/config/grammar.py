@@ -18,14 +18,26 @@ ELEMENT = re.compile(r"([A-Za-z_][\w.]*)\[\d+\]", re.ASCII)
 
 def read(text: str) -> Override | Problem:
     """One override as Hydra's grammar has it."""
-    if any("\ud800" <= sign <= "\udfff" for sign in text):  # what Python makes of bytes that it cannot decode
-        return Problem(key=text, what="it has bytes that are no UTF-8 text.", fix="write it in UTF-8", where=COMMAND_LINE)
+    if any(
+        "\ud800" <= sign <= "\udfff" for sign in text
+    ):  # what Python makes of bytes that it cannot decode
+        return Problem(
+            key=text,
+            what="it has bytes that are no UTF-8 text.",
+            fix="write it in UTF-8",
+            where=COMMAND_LINE,
+        )
     try:
         override = parse(text)
     except (HydraException, RecursionError):
         return _unreadable(text)
     except ValueError:  # Python reads no integer of more than 4,300 digits
-        return Problem(key=text, what="it has a number of too many digits.", fix="a smaller one", where=COMMAND_LINE)
+        return Problem(
+            key=text,
+            what="it has a number of too many digits.",
+            fix="a smaller one",
+            where=COMMAND_LINE,
+        )
     if is_endless(override):
         what, fix = call_fault(text.partition("=")[0], "range")
         return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
@@ -39,11 +51,25 @@ def _unreadable(text: str) -> Problem:
         what, fix = fault(key, value)
         return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
     if KEY.fullmatch(name):
-        return Problem(key=text, what="this is not key=value.", fix=f"write {text}=...", where=COMMAND_LINE)
+        return Problem(
+            key=text, what="this is not key=value.", fix=f"write {text}=...", where=COMMAND_LINE
+        )
     element = ELEMENT.fullmatch(name)
     if element and sign:
-        return Problem(key=text, what="a list is given as a whole.", fix=f"{element[1]}=[...]", where=COMMAND_LINE)
-    what = f"'{name}' is no key: a key is made of letters a-z, digits, _ and dots." if sign else "this is not key=value."
+        return Problem(
+            key=text,
+            what="a list is given as a whole.",
+            fix=f"{element[1]}=[...]",
+            where=COMMAND_LINE,
+        )
+    what = (
+        f"'{name}' is no key: a key is made of letters a-z, digits, _ and dots."
+        if sign
+        else "this is not key=value."
+    )
     return Problem(
-        key=text or "''", what=what, fix="group=option or key=value, such as model=small or optimizer.lr=1e-3", where=COMMAND_LINE
+        key=text or "''",
+        what=what,
+        fix="group=option or key=value, such as model=small or optimizer.lr=1e-3",
+        where=COMMAND_LINE,
     )

@@ -53,5 +53,8 @@ def _walk(section: Section, prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{field.name}", thaw_value(value)
             continue
         if type(value) is not declared[field.name] and not value.all_free:
-            yield f"{prefix}{field.name}._type_", f"{type(value).__module__}.{type(value).__qualname__}"
+            yield (
+                f"{prefix}{field.name}._type_",
+                f"{type(value).__module__}.{type(value).__qualname__}",
+            )
         yield from _walk(value, f"{prefix}{field.name}.")

@@ -63,13 +63,25 @@ class Repository(ConfigRepository):
         if found is None:
             return None
         for default in found.defaults_list or []:
-            if isinstance(default, GroupDefault) and (group := spelling.GROUPS.get((default.group or "").removeprefix("/"))):
+            if isinstance(default, GroupDefault) and (
+                group := spelling.GROUPS.get((default.group or "").removeprefix("/"))
+            ):
                 default.group = f"/{group}"
-                default.value = spelling.option(group, default.value) if isinstance(default.value, str) else default.value
-        absent = {id(default): choice for default in found.defaults_list or [] if (choice := self._absent(default))}
+                default.value = (
+                    spelling.option(group, default.value)
+                    if isinstance(default.value, str)
+                    else default.value
+                )
+        absent = {
+            id(default): choice
+            for default in found.defaults_list or []
+            if (choice := self._absent(default))
+        }
         if absent:
             self.absent[config_path] = list(absent.values())
-            found.defaults_list = [default for default in found.defaults_list or [] if id(default) not in absent]
+            found.defaults_list = [
+                default for default in found.defaults_list or [] if id(default) not in absent
+            ]
         misfits = [misfit for misfit in self.misfits if misfit.config_path == config_path]
         if isinstance(found.config, DictConfig) and ("hydra" in found.config or misfits):
             content: Any = OmegaConf.to_container(found.config, resolve=False)
@@ -79,10 +91,19 @@ class Repository(ConfigRepository):
         return found
 
     def _absent(self, default: Any) -> tuple[str, str] | None:
-        if not isinstance(default, GroupDefault) or not default.override or default.optional or not isinstance(default.value, str):
+        if (
+            not isinstance(default, GroupDefault)
+            or not default.override
+            or default.optional
+            or not isinstance(default.value, str)
+        ):
             return None
         group = str(default.group).removeprefix("/")
-        known = "${" in default.value or not self.group_exists(group) or self.config_exists(f"{group}/{default.value}")
+        known = (
+            "${" in default.value
+            or not self.group_exists(group)
+            or self.config_exists(f"{group}/{default.value}")
+        )
         return None if known else (group, default.value)
 
 
@@ -113,12 +134,16 @@ class Library:
         found = self.repository.get_group_options("", ObjectType.GROUP)
         order = self.places
         known = [name for name in order if name in found]
-        return known + [name for name in found if name not in order and name not in ("schema", "hydra")]
+        return known + [
+            name for name in found if name not in order and name not in ("schema", "hydra")
+        ]
 
     @cached_property
     def places(self) -> list[str]:
         """The groups that conf/config.yaml has a place for; another of the user's own is added with `+`."""
-        defaults = yaml.safe_load((CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))["defaults"]
+        defaults = yaml.safe_load((CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))[
+            "defaults"
+        ]
         entries = [next(iter(entry)) for entry in defaults if isinstance(entry, dict)]
         return [name.removeprefix("optional ").removeprefix("override ") for name in entries]
 
@@ -134,12 +159,20 @@ class Library:
 
     def is_group(self, name: str) -> bool:
         """Whether there is a group of this name that a user may choose from."""
-        return name.partition("/")[0] not in ("", "schema", "hydra") and self.repository.group_exists(name)
+        return name.partition("/")[0] not in (
+            "",
+            "schema",
+            "hydra",
+        ) and self.repository.group_exists(name)
 
     def defaults(self, overrides: list[Override]) -> DefaultsList:
         """The files and schemas that make up the config, in merge order."""
         return create_defaults_list(
-            repo=self.repository, config_name=PRIMARY, overrides_list=overrides, prepend_hydra=False, skip_missing=False
+            repo=self.repository,
+            config_name=PRIMARY,
+            overrides_list=overrides,
+            prepend_hydra=False,
+            skip_missing=False,
         )
 
     def merge(self, defaults: list[ResultDefault]) -> tuple[DictConfig, list[Misfit]]:
@@ -148,7 +181,11 @@ class Library:
         try:
             tree = self._merged(defaults)
         except ConfigCompositionException as error:
-            misfits = self._misfits(defaults) if isinstance(error.__context__, OmegaConfBaseException) else []
+            misfits = (
+                self._misfits(defaults)
+                if isinstance(error.__context__, OmegaConfBaseException)
+                else []
+            )
             if not misfits:
                 raise
             files = self.repository.delegate
@@ -156,7 +193,9 @@ class Library:
             files.misfits = misfits
             try:
                 astray = {misfit.config_path for misfit in misfits if not misfit.in_file}
-                tree = self._merged([default for default in defaults if default.config_path not in astray])
+                tree = self._merged(
+                    [default for default in defaults if default.config_path not in astray]
+                )
             finally:
                 files.misfits = ()
         OmegaConf.set_struct(tree, True)
@@ -164,7 +203,9 @@ class Library:
 
     def _merged(self, defaults: list[ResultDefault]) -> DictConfig:
         try:
-            return self._loader._compose_config_from_defaults_list(defaults=defaults, repo=self.repository)
+            return self._loader._compose_config_from_defaults_list(
+                defaults=defaults, repo=self.repository
+            )
         finally:
             self.repository.cache.clear()  # Hydra merges into what it cached; another composition must not see it
 
@@ -182,7 +223,10 @@ class Library:
                     if any(cause.object_type in schemas.bases() for cause in of_file.values()):
                         return []
                     path, package = default.config_path or "", default.package or ""
-                    found += [Misfit(config_path=path, package=package, keys=keys, cause=cause) for keys, cause in of_file.items()]
+                    found += [
+                        Misfit(config_path=path, package=package, keys=keys, cause=cause)
+                        for keys, cause in of_file.items()
+                    ]
         self.repository.cache.clear()
         return found
 
@@ -195,7 +239,9 @@ class Library:
         return None
 
 
-def _refused(tree: DictConfig, content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], OmegaConfBaseException]]:
+def _refused(
+    tree: DictConfig, content: Any, above: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], OmegaConfBaseException]]:
     """Merge a dict part by part, and give the keys of each part that cannot be merged, with the error."""
     for name, value in content.items():
         keys = (*above, name)
@@ -205,7 +251,11 @@ def _refused(tree: DictConfig, content: Any, above: tuple[Any, ...] = ()) -> Ite
         try:
             tree.merge_with(OmegaConf.create(part))
         except OmegaConfBaseException as error:
-            inner = list(_refused(tree, value, keys)) if isinstance(value, dict) and _exists(tree, keys) else []
+            inner = (
+                list(_refused(tree, value, keys))
+                if isinstance(value, dict) and _exists(tree, keys)
+                else []
+            )
             yield from inner or [(keys, error)]
 
 
@@ -213,7 +263,11 @@ def _exists(tree: DictConfig, keys: Sequence[Any]) -> bool:
     """Whether there is a dict or a section at these keys."""
     node: Any = tree
     for key in keys:
-        node = node._get_node(key) if isinstance(node, DictConfig) and isinstance(key, str) and key in node else None
+        node = (
+            node._get_node(key)
+            if isinstance(node, DictConfig) and isinstance(key, str) and key in node
+            else None
+        )
     return isinstance(node, DictConfig)
 
 

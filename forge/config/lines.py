@@ -20,7 +20,10 @@ def written(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str
         file = library.file_of(config_path)
         if file is not None:
             prefix = f"{package}." if package else ""
-            found |= {spelling.key_of(f"{prefix}{key}"): f"{display(file)}:{line}" for key, line in keys_of(file)}
+            found |= {
+                spelling.key_of(f"{prefix}{key}"): f"{display(file)}:{line}"
+                for key, line in keys_of(file)
+            }
     return found
 
 

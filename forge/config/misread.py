@@ -31,7 +31,14 @@ def misread(library: Library, files: Iterable[tuple[str, str]]) -> list[Problem]
             key = spelling.key_of(f"{package}.{written}" if package else written)
             base = "60" if found["sixty"] else "8"
             what = f"YAML reads {node.value} as the number {yaml.safe_load(node.value)}, in base {base}."
-            problems.append(Problem(key=key, what=what, fix=_fix(key, node.value), where=f"{display(file)}:{node.start_mark.line + 1}"))
+            problems.append(
+                Problem(
+                    key=key,
+                    what=what,
+                    fix=_fix(key, node.value),
+                    where=f"{display(file)}:{node.start_mark.line + 1}",
+                )
+            )
     return problems
 
 

@@ -18,10 +18,19 @@ class Model(Section):
 
     _target_: str = MISSING
     vocab_size: AutoInt = opt(
-        32000, "rows of the embedding table, one for each id of the tokenizer; auto = as many", gt=0, choices=("auto",)
+        32000,
+        "rows of the embedding table, one for each id of the tokenizer; auto = as many",
+        gt=0,
+        choices=("auto",),
     )
-    pad_vocab_to: int = opt(1, "vocab_size is rounded up to a multiple of this; 128 suits matrix units and tensor parallelism", gt=0)
-    max_seq_len: int = opt(2048, "longest sequence in tokens; train.seq_len must not exceed it", gt=0)
+    pad_vocab_to: int = opt(
+        1,
+        "vocab_size is rounded up to a multiple of this; 128 suits matrix units and tensor parallelism",
+        gt=0,
+    )
+    max_seq_len: int = opt(
+        2048, "longest sequence in tokens; train.seq_len must not exceed it", gt=0
+    )
 
     @property
     def is_moe(self) -> bool:
@@ -41,22 +50,39 @@ class Decoder(Model):
     dim: int = opt(4096, "width of the residual stream", gt=0)
     n_layers: int = opt(32, "number of transformer blocks", gt=0)
     n_heads: int = opt(32, "attention heads", gt=0)
-    n_kv_heads: int | None = opt(None, "key/value heads: null = n_heads (MHA), 1 = MQA, between = GQA", gt=0)
+    n_kv_heads: int | None = opt(
+        None, "key/value heads: null = n_heads (MHA), 1 = MQA, between = GQA", gt=0
+    )
     ffn_dim_multiplier: float = opt(1.0, "scales the computed feed-forward width", gt=0)
-    ffn_hidden_dim: int | None = opt(None, "feed-forward width; null = 256 * ceil(int(4*dim*2/3*multiplier) / 256)", gt=0)
+    ffn_hidden_dim: int | None = opt(
+        None, "feed-forward width; null = 256 * ceil(int(4*dim*2/3*multiplier) / 256)", gt=0
+    )
     norm_type: str = opt("rmsnorm", "normalisation layer", choices=("rmsnorm", "layernorm"))
     norm_eps: float = opt(1e-5, "epsilon of the normalisation layers", gt=0)
     activation: str = opt("silu", "activation of the feed-forward layer", choices=ACTIVATIONS)
-    gated_mlp: bool | None = opt(None, "gate the feed-forward layer (SwiGLU and kin); null = only for silu")
+    gated_mlp: bool | None = opt(
+        None, "gate the feed-forward layer (SwiGLU and kin); null = only for silu"
+    )
     position: str = opt("rope", "position encoding", choices=("rope", "learned"))
     rope_theta: float = opt(10000.0, "base of the rotary frequencies", gt=0)
     bias: bool = opt(False, "add biases to the linear and LayerNorm layers of the blocks")
     tie_embeddings: bool = opt(False, "share the embedding table with the output head")
-    qk_norm: bool = opt(False, "RMSNorm over queries and keys, a head at a time, before the rotation")
+    qk_norm: bool = opt(
+        False, "RMSNorm over queries and keys, a head at a time, before the rotation"
+    )
     init_std: float = opt(0.02, "standard deviation of the initial weights", gt=0)
-    init_scale_residual: bool = opt(True, "divide init_std of the layers that write to the residual stream by sqrt(2*n_layers)")
-    sdpa_backend: str = opt("auto", "kernel of scaled dot-product attention", choices=("auto", "flash", "efficient", "cudnn", "math"))
-    moe: MoE = field(default_factory=MoE, metadata={"help": "a mixture of experts in place of feed-forward layers"})
+    init_scale_residual: bool = opt(
+        True, "divide init_std of the layers that write to the residual stream by sqrt(2*n_layers)"
+    )
+    sdpa_backend: str = opt(
+        "auto",
+        "kernel of scaled dot-product attention",
+        choices=("auto", "flash", "efficient", "cudnn", "math"),
+    )
+    moe: MoE = field(
+        default_factory=MoE,
+        metadata={"help": "a mixture of experts in place of feed-forward layers"},
+    )
 
     @property
     def is_moe(self) -> bool:
@@ -71,7 +97,11 @@ class Decoder(Model):
     @property
     def expert_hidden_dim(self) -> int:
         """Width of one expert, with null resolved to that of the dense feed-forward layer."""
-        return self.moe.ffn_hidden_dim if self.moe.ffn_hidden_dim is not None else self.computed_ffn_hidden_dim
+        return (
+            self.moe.ffn_hidden_dim
+            if self.moe.ffn_hidden_dim is not None
+            else self.computed_ffn_hidden_dim
+        )
 
     @property
     def head_dim(self) -> int:
@@ -97,7 +127,12 @@ class Decoder(Model):
 
     def params_by_part(self) -> dict[str, int]:
         """Parameter count of each part, in closed form; a test compares the sum with the built model."""
-        dim, heads_dim, kv_dim, ffn = self.dim, self.n_heads * self.head_dim, self.kv_heads * self.head_dim, self.computed_ffn_hidden_dim
+        dim, heads_dim, kv_dim, ffn = (
+            self.dim,
+            self.n_heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            self.computed_ffn_hidden_dim,
+        )
         norm = dim * (2 if self.norm_type == "layernorm" and self.bias else 1)
         attention, feed_forward = self._attention_matrices(), self._feed_forward_matrices(ffn)
         attention += 2 * self.head_dim if self.qk_norm else 0
@@ -106,7 +141,8 @@ class Decoder(Model):
             feed_forward += ffn * (2 if self.is_gated else 1) + dim
         moe_layers, expert = self.n_moe_layers, self._feed_forward_matrices(self.expert_hidden_dim)
         parts = {
-            "embedding": self.vocab_size * dim + (self.max_seq_len * dim if self.position == "learned" else 0),
+            "embedding": self.vocab_size * dim
+            + (self.max_seq_len * dim if self.position == "learned" else 0),
             "attention": self.n_layers * attention,
             "feed-forward": (self.n_layers - moe_layers) * feed_forward,
             "norms": (2 * self.n_layers + 1) * norm,
@@ -129,7 +165,9 @@ class Decoder(Model):
     def num_active_params(self) -> int:
         """Parameters that one token meets: all but those of the experts it is not routed to."""
         idle = max(self.moe.num_experts - self.moe.top_k, 0)
-        return self.num_params_estimate - self.n_moe_layers * idle * self._feed_forward_matrices(self.expert_hidden_dim)
+        return self.num_params_estimate - self.n_moe_layers * idle * self._feed_forward_matrices(
+            self.expert_hidden_dim
+        )
 
     def flops_per_token(self, seq_len: int) -> int:
         """Training FLOPs a token, forward and backward.
@@ -138,11 +176,16 @@ class Decoder(Model):
         the embedding look-up, biases and norms are none) plus 12 * n_layers * dim * seq_len for attention, causality not discounted
         (PaLM, arXiv:2204.02311, appendix B).
         """
-        return sum(self.block_flops_per_token(layer, seq_len) for layer in range(self.n_layers)) + self.head_flops_per_token()
+        return (
+            sum(self.block_flops_per_token(layer, seq_len) for layer in range(self.n_layers))
+            + self.head_flops_per_token()
+        )
 
     def block_flops_per_token(self, layer: int, seq_len: int) -> int:
         """The same of one block, counted from 0."""
-        matrices = self._attention_matrices() + self.active_feed_forward(moe=is_moe_layer(self.moe, layer))
+        matrices = self._attention_matrices() + self.active_feed_forward(
+            moe=is_moe_layer(self.moe, layer)
+        )
         return 6 * matrices + 12 * self.n_heads * self.head_dim * seq_len
 
     def head_flops_per_token(self) -> int:
@@ -154,7 +197,9 @@ class Decoder(Model):
         if not moe:
             return self._feed_forward_matrices(self.computed_ffn_hidden_dim)
         chosen = self.moe.top_k + self.moe.shared_experts
-        return self.moe.num_experts * self.dim + chosen * self._feed_forward_matrices(self.expert_hidden_dim)
+        return self.moe.num_experts * self.dim + chosen * self._feed_forward_matrices(
+            self.expert_hidden_dim
+        )
 
     def _attention_matrices(self) -> int:
         return self.dim * (2 * self.n_heads * self.head_dim + 2 * self.kv_heads * self.head_dim)

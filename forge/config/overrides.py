@@ -9,7 +9,16 @@ from textwrap import shorten
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import BooleanNode, DictConfig, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode, open_dict
+from omegaconf import (
+    BooleanNode,
+    DictConfig,
+    FloatNode,
+    IntegerNode,
+    ListConfig,
+    OmegaConf,
+    StringNode,
+    open_dict,
+)
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.config import entries, expected, free, schemas
@@ -23,7 +32,12 @@ from forge.config.tree import declared, in_force, section_at, values_of
 from forge.config.unknown import unknown
 from forge.config.unreadable import as_text, typed, with_quotes
 
-KINDS = {IntegerNode: "an integer", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
+KINDS = {
+    IntegerNode: "an integer",
+    FloatNode: "a number",
+    BooleanNode: "true or false",
+    StringNode: "a text",
+}
 
 
 def apply(tree: DictConfig, override: Override, library: Library) -> Problem | None:
@@ -40,7 +54,9 @@ def apply(tree: DictConfig, override: Override, library: Library) -> Problem | N
     if override.is_delete():
         return _problem(text, "an option cannot be removed.", f"give it a value: {key}=...")
     if override.is_sweep_override():
-        return _problem(text, f"{key} has several values, and this is not a sweep.", _one_of(tree, key, value))
+        return _problem(
+            text, f"{key} has several values, and this is not a sweep.", _one_of(tree, key, value)
+        )
     if override.package is not None:
         return _problem(text, "only a group takes @.", f"write {key}={value}")
     if override.is_add():
@@ -57,32 +73,56 @@ def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None
     if whole and (isinstance(node, IntegerNode) or int in typing.get_args(hint)):
         value = int(value)
     elif isinstance(node, BooleanNode) and isinstance(value, int) and value not in (0, 1):
-        return _problem(text, f"{key} is true or false; '{value}' is not.", "")  # OmegaConf takes 2 for true
+        return _problem(
+            text, f"{key} is true or false; '{value}' is not.", ""
+        )  # OmegaConf takes 2 for true
     elif (
         isinstance(node, StringNode)
         and isinstance(value, int | float | list)
         and (not isinstance(value, list) or schemas.said(key, "verbatim"))
     ):
-        value = text.partition("=")[2]  # a name such as 1.50 or 12e4 is what was typed, not the number; so is a token's, [SEP]
+        value = text.partition("=")[
+            2
+        ]  # a name such as 1.50 or 12e4 is what was typed, not the number; so is a token's, [SEP]
     try:
         OmegaConf.update(tree, key, value, merge=True)
     except (OmegaConfBaseException, OverflowError) as error:
         kind = KINDS.get(type(node)) or (
-            expected.said(key, hint) if hint else "a list" if isinstance(node, ListConfig) else "a legal value"
+            expected.said(key, hint)
+            if hint
+            else "a list"
+            if isinstance(node, ListConfig)
+            else "a legal value"
         )
         shown, fix = text.split("=", 1)[1], expected.example(key, hint, in_force(tree, key))
         if schemas.is_section(key):
             what = f"'{shown}' does not fit {key}: {str(error).splitlines()[0].rstrip('.')}."
-            what = what if isinstance(value, dict) else f"{key} is a section of options; '{shown}' is not."
+            what = (
+                what
+                if isinstance(value, dict)
+                else f"{key} is a section of options; '{shown}' is not."
+            )
             return _problem(text, what, f"set its options one by one, like {expected.below(key)}")
         if value is None:
             return _problem(text, f"{key} cannot be null; it is {kind}.", fix)
         if isinstance(value, dict | list) and hint is None:
-            return _problem(text, f"'{shown}' does not fit {key}: {str(error).splitlines()[0]}", fix)
+            return _problem(
+                text, f"'{shown}' does not fit {key}: {str(error).splitlines()[0]}", fix
+            )
         if isinstance(value, list) and (several := expected.several(value, hint)):
-            fix = f"{key}={several} with -m, for a sweep over these" if len(value) > 1 else f"{key}={several}"
-            fix += f"; {instead}" if len(value) > 1 and (instead := schemas.said(key, "several")) else ""
-        return _problem(text, f"{key} is {kind}; '{shown}' is not.", meant(key, shown, value, hint) or fix)
+            fix = (
+                f"{key}={several} with -m, for a sweep over these"
+                if len(value) > 1
+                else f"{key}={several}"
+            )
+            fix += (
+                f"; {instead}"
+                if len(value) > 1 and (instead := schemas.said(key, "several"))
+                else ""
+            )
+        return _problem(
+            text, f"{key} is {kind}; '{shown}' is not.", meant(key, shown, value, hint) or fix
+        )
     return None
 
 
@@ -114,7 +154,10 @@ def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Proble
         except MissingMandatoryValue:
             what, fix = "a value is missing.", f"give one: {key}=..."
         except OmegaConfBaseException as error:
-            what, fix = f"its interpolation fails: {shorten(str(error).splitlines()[0], 200)}.", "name an existing key in ${...}"
+            what, fix = (
+                f"its interpolation fails: {shorten(str(error).splitlines()[0], 200)}.",
+                "name an existing key in ${...}",
+            )
         problems.append(Problem(key=key, what=what, fix=fix, where=written_at(key)))
         schema: Any = OmegaConf.get_type(section)
         if dataclasses.is_dataclass(schema):

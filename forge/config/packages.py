@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 
-IMPORTABLE = "install it (pip install -e DIRECTORY), or put the directory that holds it on PYTHONPATH"
+IMPORTABLE = (
+    "install it (pip install -e DIRECTORY), or put the directory that holds it on PYTHONPATH"
+)
 
 
 def import_fault(module: str) -> tuple[str, str] | None:
@@ -14,8 +16,15 @@ def import_fault(module: str) -> tuple[str, str] | None:
     except Exception as error:
         return explain(module, error)
     if not hasattr(package, "__path__"):
-        return f"{module} is a module, and no package that can hold groups.", "name the package whose folders are the groups"
-    return None if package.__file__ else (f"the folder of {module} has no __init__.py.", "add one; it may be empty")
+        return (
+            f"{module} is a module, and no package that can hold groups.",
+            "name the package whose folders are the groups",
+        )
+    return (
+        None
+        if package.__file__
+        else (f"the folder of {module} has no __init__.py.", "add one; it may be empty")
+    )
 
 
 def explain(module: str, error: Exception) -> tuple[str, str]:
@@ -27,7 +36,10 @@ def explain(module: str, error: Exception) -> tuple[str, str]:
             parent, _, name = absent.rpartition(".")
             return f"the package {parent} has no '{name}'.", "check the path"
         return f"there is no package {absent}{inside}.", IMPORTABLE
-    return f"importing {module} fails: {type(error).__name__}: {_first_line(error)}.", "correct the package"
+    return (
+        f"importing {module} fails: {type(error).__name__}: {_first_line(error)}.",
+        "correct the package",
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -37,21 +37,43 @@ class Parallel(Section):
         "reduce gradients once a step, or after each micro-batch, which needs memory for those of a block alone; auto = by memory",
         choices=("auto", "step", "micro_batch"),
     )
-    cpu_offload: bool = opt(False, "keep weights, gradients and optimizer state in the host's memory")
+    cpu_offload: bool = opt(
+        False, "keep weights, gradients and optimizer state in the host's memory"
+    )
     tp: int = opt(1, "tensor parallel degree", ge=1)
-    sequence_parallel: bool = opt(True, "with tp: cut sequences between attention and feed-forward layers")
-    loss_parallel: bool = opt(True, "with tp: make the loss of each rank's part of the logits, instead of gathering them")
+    sequence_parallel: bool = opt(
+        True, "with tp: cut sequences between attention and feed-forward layers"
+    )
+    loss_parallel: bool = opt(
+        True, "with tp: make the loss of each rank's part of the logits, instead of gathering them"
+    )
     pp: int = opt(1, "pipeline parallel degree", ge=1)
-    pp_schedule: str = opt("1f1b", "pipeline schedule", choices=(*ONE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, V_SCHEDULE))
-    pp_microbatches: int | None = opt(None, "parts that a step's sequences go through the pipeline in; null = worked out", gt=0)
-    pp_stages_per_rank: int | None = opt(None, "stages of each rank; null = 2 for schedules that loop, else 1", gt=0)
-    pp_layers: list[int] = opt([], "blocks of each stage, the first to the last; [] = stages of equal cost", gt=0)
+    pp_schedule: str = opt(
+        "1f1b", "pipeline schedule", choices=(*ONE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, V_SCHEDULE)
+    )
+    pp_microbatches: int | None = opt(
+        None, "parts that a step's sequences go through the pipeline in; null = worked out", gt=0
+    )
+    pp_stages_per_rank: int | None = opt(
+        None, "stages of each rank; null = 2 for schedules that loop, else 1", gt=0
+    )
+    pp_layers: list[int] = opt(
+        [], "blocks of each stage, the first to the last; [] = stages of equal cost", gt=0
+    )
     cp: int = opt(1, "context parallel degree", ge=1)
-    cp_method: str = opt("all_gather", "all_gather: of keys and values; ulysses: heads for sequence", choices=("all_gather", "ulysses"))
-    cp_load_balance: bool = opt(True, "with all_gather: pair an early with a late part of a sequence, for equal work")
+    cp_method: str = opt(
+        "all_gather",
+        "all_gather: of keys and values; ulysses: heads for sequence",
+        choices=("all_gather", "ulysses"),
+    )
+    cp_load_balance: bool = opt(
+        True, "with all_gather: pair an early with a late part of a sequence, for equal work"
+    )
     ep: int = opt(1, "expert parallel degree", ge=1)
     nccl_timeout_sec: int = opt(1800, "seconds a collective may take", gt=0)
-    backend: str = opt("cpu:gloo,cuda:nccl", "torch.distributed backend of each device type, or one for all")
+    backend: str = opt(
+        "cpu:gloo,cuda:nccl", "torch.distributed backend of each device type, or one for all"
+    )
 
     def degrees(self) -> dict[str, int]:
         """The six degrees by name."""

@@ -26,7 +26,11 @@ class Precision(Section):
         "with mixed_precision=fp32, matrix products: highest = fp32, high = TF32, medium = bf16, where the device has them",
         choices=("highest", "high", "medium"),
     )
-    init_loss_scale: float = opt(65536.0, "first loss scale of fp16; halved at an overflow, doubled after 2000 good steps", gt=0)
+    init_loss_scale: float = opt(
+        65536.0,
+        "first loss scale of fp16; halved at an overflow, doubled after 2000 good steps",
+        gt=0,
+    )
 
     @property
     def param_dtype(self) -> str:

@@ -50,7 +50,11 @@ def resolve(
         return _checked(config, degrees, broken, world_size, devices or find_devices())
 
     found = check()
-    problems = of_one_cause(found.problems, config.parallel, lambda degrees: [p for p in check(degrees).problems if not p.warning])
+    problems = of_one_cause(
+        found.problems,
+        config.parallel,
+        lambda degrees: [p for p in check(degrees).problems if not p.warning],
+    )
     problems = _placed(problems, origin, found.derived)
     errors = [*known, *(p for p in problems if not p.warning)]
     if errors:
@@ -58,7 +62,9 @@ def resolve(
     found.config.freeze()
     assert found.world is not None
     warnings = tuple(p for p in problems if p.warning)
-    return Resolution(config=found.config, derived=tuple(found.derived), warnings=warnings, world=found.world)
+    return Resolution(
+        config=found.config, derived=tuple(found.derived), warnings=warnings, world=found.world
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +77,19 @@ class Checked:
     world: World | None
 
 
-def _checked(config: Config, degrees: Mapping[str, int], broken: Collection[str], world_size: int | None, devices: Devices) -> Checked:
+def _checked(
+    config: Config,
+    degrees: Mapping[str, int],
+    broken: Collection[str],
+    world_size: int | None,
+    devices: Devices,
+) -> Checked:
     """A copy of the config with these degrees, worked out and checked. broken: keys whose values are known to be wrong."""
     overrides = config.overrides
     config = config.clone()
-    config.__dict__.update(_overrides=overrides, _composed=None)  # what is worked out below was not set by anyone
+    config.__dict__.update(
+        _overrides=overrides, _composed=None
+    )  # what is worked out below was not set by anyone
     config.thaw()
     for key, degree in degrees.items():
         put(config, key, degree)
@@ -118,7 +132,9 @@ def put(config: Config, key: str, value: Any) -> None:
     setattr(get(config, parent) if parent else config, name, value)
 
 
-def _placed(problems: list[Problem], origin: Callable[[str], str] | None, derived: list[Derived]) -> list[Problem]:
+def _placed(
+    problems: list[Problem], origin: Callable[[str], str] | None, derived: list[Derived]
+) -> list[Problem]:
     """The problems, each with where its value comes from: what wrote it, and why it became what it is."""
     reasons = {step.key: f"worked out: {step.why}" for step in derived}
     placed = []

@@ -52,8 +52,12 @@ class Config(Section):
     launch: Launch = MISSING
     sweep: Sweep = MISSING
     sweeper: Sweeper = MISSING
-    callbacks: dict[str, Any] = opt({}, "your callbacks by name, each {_target_: dotted path, and its keywords}", free=True)
-    trackers: dict[str, Any] = opt({}, "your trackers by name, each {_target_: dotted path, and its keywords}", free=True)
+    callbacks: dict[str, Any] = opt(
+        {}, "your callbacks by name, each {_target_: dotted path, and its keywords}", free=True
+    )
+    trackers: dict[str, Any] = opt(
+        {}, "your trackers by name, each {_target_: dotted path, and its keywords}", free=True
+    )
 
     @property
     def overrides(self) -> tuple[str, ...]:

@@ -14,7 +14,13 @@ ANY_CAUSAL = ("auto", "flash")
 
 @rule(
     "parallel.seq_len",
-    reads=("parallel.tp", "parallel.cp", "parallel.cp_method", "parallel.sequence_parallel", "train.seq_len"),
+    reads=(
+        "parallel.tp",
+        "parallel.cp",
+        "parallel.cp_method",
+        "parallel.sequence_parallel",
+        "train.seq_len",
+    ),
 )
 def seq_len(config: Config, world: World) -> Iterator[Finding]:
     """train.seq_len must be divisible by cp, twice that when balanced, times tp with sequence_parallel."""
@@ -33,11 +39,19 @@ def seq_len(config: Config, world: World) -> Iterator[Finding]:
         yield f"train.seq_len={seq}", what, f"train.seq_len={seq // parts * parts or parts}"
 
 
-@rule("parallel.ulysses_heads", reads=("parallel.tp", "parallel.cp", "parallel.cp_method", "model.n_heads", "model.n_kv_heads"))
+@rule(
+    "parallel.ulysses_heads",
+    reads=("parallel.tp", "parallel.cp", "parallel.cp_method", "model.n_heads", "model.n_kv_heads"),
+)
 def ulysses_heads(config: Config, world: World) -> Iterator[Finding]:
     """parallel.cp_method=ulysses gives each rank some of its tp rank's heads, key/value heads too: cp must divide both."""
     model, parallel = config.model, config.parallel
-    if not isinstance(model, Decoder) or parallel.cp == 1 or parallel.cp_method != "ulysses" or model.n_heads % parallel.tp:
+    if (
+        not isinstance(model, Decoder)
+        or parallel.cp == 1
+        or parallel.cp_method != "ulysses"
+        or model.n_heads % parallel.tp
+    ):
         return
     heads, kv_heads = model.n_heads // parallel.tp, max(model.kv_heads // parallel.tp, 1)
     if heads % parallel.cp or kv_heads % parallel.cp:
@@ -45,10 +59,19 @@ def ulysses_heads(config: Config, world: World) -> Iterator[Finding]:
         yield f"parallel.cp={parallel.cp}", what, "parallel.cp_method=all_gather"
 
 
-@rule("parallel.cp_kernel", reads=("parallel.cp", "parallel.cp_method", "model.sdpa_backend"), warning=True)
+@rule(
+    "parallel.cp_kernel",
+    reads=("parallel.cp", "parallel.cp_method", "model.sdpa_backend"),
+    warning=True,
+)
 def cp_kernel(config: Config, world: World) -> Iterator[Finding]:
     """With parallel.cp_method=all_gather, queries that start inside a sequence choose their kernel themselves."""
     model, parallel = config.model, config.parallel
-    if isinstance(model, Decoder) and parallel.cp > 1 and parallel.cp_method == "all_gather" and model.sdpa_backend not in ANY_CAUSAL:
+    if (
+        isinstance(model, Decoder)
+        and parallel.cp > 1
+        and parallel.cp_method == "all_gather"
+        and model.sdpa_backend not in ANY_CAUSAL
+    ):
         what = f"model.sdpa_backend={model.sdpa_backend} holds for the first part of a sequence only; behind it torch chooses the kernel."
         yield f"model.sdpa_backend={model.sdpa_backend}", what, "model.sdpa_backend=auto"

@@ -44,15 +44,35 @@ def identity(config: Config, world: World) -> Iterator[Finding]:
         yield f"run.dir={config.run.dir}", before, "give another run.dir"
     if not isinstance(before, Config):
         return
-    refused = [c for c in changes.changes(before, config) if not c.free and not changes.permitted(c.key, config.run.allow_change)]
-    if "train.global_batch_size" in {c.key for c in refused} and before.train.seq_len == config.train.seq_len:
-        refused = [c for c in refused if c.key != "train.global_batch_tokens"]  # the same, in tokens
+    refused = [
+        c
+        for c in changes.changes(before, config)
+        if not c.free and not changes.permitted(c.key, config.run.allow_change)
+    ]
+    if (
+        "train.global_batch_size" in {c.key for c in refused}
+        and before.train.seq_len == config.train.seq_len
+    ):
+        refused = [
+            c for c in refused if c.key != "train.global_batch_tokens"
+        ]  # the same, in tokens
     for change in refused:
         what = f"the run in {config.run.dir} has {change.key}={shown(change.before)}; here it is {shown(change.after)}."
-        keep = f"{change.key}={shown(change.before)}" if "." in change.key or change.key == "seed" else f"{change.key} as it was"
-        if change.key == "train.global_batch_size" and before.parallel.degrees() != config.parallel.degrees():
+        keep = (
+            f"{change.key}={shown(change.before)}"
+            if "." in change.key or change.key == "seed"
+            else f"{change.key} as it was"
+        )
+        if (
+            change.key == "train.global_batch_size"
+            and before.parallel.degrees() != config.parallel.degrees()
+        ):
             keep += " train.batch_size=-1"  # what it was divided into may not fit these ranks
-        yield f"{change.key}={shown(change.after)}", what, f"{keep}, run.allow_change=[{change.key}], or another run.dir"
+        yield (
+            f"{change.key}={shown(change.after)}",
+            what,
+            f"{keep}, run.allow_change=[{change.key}], or another run.dir",
+        )
 
 
 @rule("run.allow_change", reads=("run.allow_change",))
@@ -61,8 +81,14 @@ def allow_change(config: Config, world: World) -> Iterator[Finding]:
     known = list(_keys(config, ""))
     for name in config.run.allow_change:
         if name not in known:
-            meant = did_you_mean([f"run.allow_change=[{other}]" for other in closest(name, known, limit=1)])
-            yield f"run.allow_change=[{name}]", f"there is no option or section '{name}'.", meant or "a key such as optimizer.lr, or model"
+            meant = did_you_mean(
+                [f"run.allow_change=[{other}]" for other in closest(name, known, limit=1)]
+            )
+            yield (
+                f"run.allow_change=[{name}]",
+                f"there is no option or section '{name}'.",
+                meant or "a key such as optimizer.lr, or model",
+            )
 
 
 @rule("checkpoint.init_from", reads=("checkpoint.init_from", "checkpoint.dir", "run.dir"))
@@ -88,13 +114,28 @@ def resume_from(config: Config, world: World) -> Iterator[Finding]:
             yield f"checkpoint.resume_from={wanted}", f"there is no directory {wanted}.", fix
         return
     if config.run.dir is None:
-        yield f"checkpoint.resume_from={wanted}", "a step is one of the run in run.dir, which is not given.", "run.dir=..., or a path"
+        yield (
+            f"checkpoint.resume_from={wanted}",
+            "a step is one of the run in run.dir, which is not given.",
+            "run.dir=..., or a path",
+        )
         return
     folder = Path(config.run.dir) / config.checkpoint.dir
     if not os.path.isdir(folder / f"step_{int(wanted)}") and not _is_behind(config, "resume_from"):
-        steps = sorted(int(p.name.removeprefix("step_")) for p in folder.glob("step_*") if p.name.removeprefix("step_").isdecimal())
-        fix = " or ".join(f"checkpoint.resume_from={step}" for step in steps[-MOST:]) or "checkpoint.resume_from=null: the run begins anew"
-        yield f"checkpoint.resume_from={wanted}", f"{folder} has no checkpoint of step {wanted}.", fix
+        steps = sorted(
+            int(p.name.removeprefix("step_"))
+            for p in folder.glob("step_*")
+            if p.name.removeprefix("step_").isdecimal()
+        )
+        fix = (
+            " or ".join(f"checkpoint.resume_from={step}" for step in steps[-MOST:])
+            or "checkpoint.resume_from=null: the run begins anew"
+        )
+        yield (
+            f"checkpoint.resume_from={wanted}",
+            f"{folder} has no checkpoint of step {wanted}.",
+            fix,
+        )
 
 
 @rule("checkpoint.dir", reads=("checkpoint.dir",))
@@ -103,7 +144,11 @@ def checkpoint_dir(config: Config, world: World) -> Iterator[Finding]:
     path = Path(config.checkpoint.dir)
     if ".." in path.parts or path in (Path(), Path("/")):
         what = f"'{path}' would mix checkpoints with other files."
-        yield f"checkpoint.dir={config.checkpoint.dir}", what, "checkpoint.dir=checkpoints, or an absolute path of its own"
+        yield (
+            f"checkpoint.dir={config.checkpoint.dir}",
+            what,
+            "checkpoint.dir=checkpoints, or an absolute path of its own",
+        )
 
 
 @rule("run.objective", reads=("run.objective", "eval.enabled"))
@@ -118,7 +163,11 @@ def objective(config: Config, world: World) -> Iterator[Finding]:
         fix = did_you_mean(meant) or f"one of {', '.join(f'eval/{other}' for other in METRICS)}"
         yield f"run.objective={name}", f"there is no metric {name}.", fix
     elif not config.eval.enabled:
-        yield f"run.objective={name}", f"{name} needs evaluation, and eval.enabled is false.", "eval.enabled=true"
+        yield (
+            f"run.objective={name}",
+            f"{name} needs evaluation, and eval.enabled is false.",
+            "eval.enabled=true",
+        )
 
 
 def _stored(config: Config) -> Config | str | None:
@@ -131,14 +180,26 @@ def _stored(config: Config) -> Config | str | None:
     file = Path(config.run.dir) / stored.numbered(stored.CONFIG, base)
     try:
         return serialize.load(file, trust=config.run.trust)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, yaml.YAMLError) as error:
-        return f"{file} cannot be read: {next(iter(str(error).splitlines()), type(error).__name__)}."
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        yaml.YAMLError,
+    ) as error:
+        return (
+            f"{file} cannot be read: {next(iter(str(error).splitlines()), type(error).__name__)}."
+        )
 
 
 def _is_behind(config: Config, start: str) -> bool:
     """Whether the run in run.dir was begun with this option of `checkpoint`, and has saved since: then nobody reads what it names."""
     before = _stored(config)
-    if not isinstance(before, Config) or getattr(before.checkpoint, start) != getattr(config.checkpoint, start):
+    if not isinstance(before, Config) or getattr(before.checkpoint, start) != getattr(
+        config.checkpoint, start
+    ):
         return False
     return any(Path(str(config.run.dir), config.checkpoint.dir).glob("step_[0-9]*"))
 

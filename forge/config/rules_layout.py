@@ -47,7 +47,11 @@ def gpus(config: Config, world: World) -> Iterator[Finding]:
         presets = fitting_presets(config, world, here)
         if world.source == "run.num_processes":
             presets = f"run.num_processes={here} parallel=auto"
-        yield f"run.num_processes={world.size}", what, f"{presets}, or run.device=cpu" if presets else "run.device=cpu"
+        yield (
+            f"run.num_processes={world.size}",
+            what,
+            f"{presets}, or run.device=cpu" if presets else "run.device=cpu",
+        )
 
 
 @rule("parallel.needs_decoder", reads=("parallel.tp", "parallel.pp", "parallel.cp"))
@@ -57,20 +61,39 @@ def needs_decoder(config: Config, world: World) -> Iterator[Finding]:
         for axis in ("tp", "pp", "cp"):
             if (size := getattr(config.parallel, axis)) > 1:
                 what = f"{config.model._target_} is no Decoder of forge, and parallel.{axis} knows the layers of that only."
-                yield f"parallel.{axis}={size}", what, f"parallel.{axis}=1; parallel.dp_shard and dp_replicate take any model"
+                yield (
+                    f"parallel.{axis}={size}",
+                    what,
+                    f"parallel.{axis}=1; parallel.dp_shard and dp_replicate take any model",
+                )
 
 
 @rule("parallel.backend", reads=("parallel.backend", "run.device"))
 def backend(config: Config, world: World) -> Iterator[Finding]:
     """parallel.backend names a backend for the device of the run; nccl is for GPUs."""
-    text, fix = config.parallel.backend, f"parallel.backend={'nccl' if world.device == 'cuda' else 'gloo'}"
+    text, fix = (
+        config.parallel.backend,
+        f"parallel.backend={'nccl' if world.device == 'cuda' else 'gloo'}",
+    )
     pairs = [pair.strip().partition(":") for pair in text.split(",")]
-    by_device = {device: name for device, _, name in pairs} if ":" in text else {"cpu": text.strip(), "cuda": text.strip()}
+    by_device = (
+        {device: name for device, _, name in pairs}
+        if ":" in text
+        else {"cpu": text.strip(), "cuda": text.strip()}
+    )
     chosen = by_device.get(world.device, "")
     if not chosen or not all(by_device.values()):
-        yield f"parallel.backend={text}", f"it names no backend for {world.device}, which the run is on.", fix
+        yield (
+            f"parallel.backend={text}",
+            f"it names no backend for {world.device}, which the run is on.",
+            fix,
+        )
     elif chosen not in BACKENDS:
-        yield f"parallel.backend={text}", f"torch.distributed has no backend {chosen}; it has {', '.join(BACKENDS)}.", fix
+        yield (
+            f"parallel.backend={text}",
+            f"torch.distributed has no backend {chosen}; it has {', '.join(BACKENDS)}.",
+            fix,
+        )
     elif by_device.get("cpu") == "nccl" and (world.device == "cpu" or ":" in text):
         yield f"parallel.backend={text}", "nccl needs GPUs, and has no place on a CPU.", fix
 
@@ -79,9 +102,20 @@ def backend(config: Config, world: World) -> Iterator[Finding]:
 def offload_backend(config: Config, world: World) -> Iterator[Finding]:
     """With parallel.cpu_offload the norm of the gradient is summed between CPUs, which nccl alone cannot."""
     parallel = config.parallel
-    if parallel.cpu_offload and world.device == "cuda" and "cpu:" not in parallel.backend and parallel.backend != "gloo":
-        what = f"gradients are on the CPU, and parallel.backend={parallel.backend} sums on GPUs only."
-        yield f"parallel.backend={parallel.backend}", what, "parallel.cpu_offload=false, or no parallel.backend"
+    if (
+        parallel.cpu_offload
+        and world.device == "cuda"
+        and "cpu:" not in parallel.backend
+        and parallel.backend != "gloo"
+    ):
+        what = (
+            f"gradients are on the CPU, and parallel.backend={parallel.backend} sums on GPUs only."
+        )
+        yield (
+            f"parallel.backend={parallel.backend}",
+            what,
+            "parallel.cpu_offload=false, or no parallel.backend",
+        )
 
 
 @rule("parallel.memory", reads=(*DEGREES, "train.batch_size", "train.seq_len"), warning=True)
@@ -91,7 +125,11 @@ def memory(config: Config, world: World) -> Iterator[Finding]:
     needed = sum(memory_by_part(config).values())
     if there is not None and needed > there:
         what = f"a device is estimated to need {byte_size(needed)}; the smallest GPU here has {byte_size(there)}."
-        yield "parallel", what, " or ".join([*_leaner(config, world, there), "a smaller model, or more GPUs"])
+        yield (
+            "parallel",
+            what,
+            " or ".join([*_leaner(config, world, there), "a smaller model, or more GPUs"]),
+        )
 
 
 @rule(HOST_MEMORY, reads=("run.device", *DEGREES), warning=True)
@@ -103,10 +141,16 @@ def host_memory(config: Config, world: World) -> Iterator[Finding]:
         return
     here = ranks_per_node(world)
     of_all = f"{here} * {byte_size(needed)} = {byte_size(here * needed)}"
-    demand = f"needs a GPU, or {byte_size(needed)}" if here == 1 else f"need {here} GPUs, or {of_all}"
+    demand = (
+        f"needs a GPU, or {byte_size(needed)}" if here == 1 else f"need {here} GPUs, or {of_all}"
+    )
     found = f"this machine has {world.devices.gpus or 'no'} GPUs ({world.devices.source}) and {byte_size(here * there)}"
     what = f"{ranks_of(here)} (from {world.source}) {demand} of a CPU's memory for weights, gradients and optimizer state; {found}."
-    yield f"run.num_processes={world.size}", what, "a smaller model, such as model=small, or a machine with GPUs"
+    yield (
+        f"run.num_processes={world.size}",
+        what,
+        "a smaller model, such as model=small, or a machine with GPUs",
+    )
 
 
 @rule("parallel.no_effect", reads=(), warning=True)
@@ -129,10 +173,21 @@ def no_effect(config: Config, world: World) -> Iterator[Finding]:
 
 def _leaner(config: Config, world: World, there: int) -> Iterator[str]:
     """What takes no more memory than there is, as it is typed."""
-    chosen, _ = choose(replace(config, parallel=Parallel(layout="auto")), world) if world.size > 1 else (None, "")
-    if chosen is not None and sum(memory_by_part(laid_out(config, chosen.degrees, world)).values()) <= there:
+    chosen, _ = (
+        choose(replace(config, parallel=Parallel(layout="auto")), world)
+        if world.size > 1
+        else (None, "")
+    )
+    if (
+        chosen is not None
+        and sum(memory_by_part(laid_out(config, chosen.degrees, world)).values()) <= there
+    ):
         yield "without other degrees parallel=auto"
-    for changes in ({"activation_checkpointing": "full"}, {"batch_size": 1}, {"activation_checkpointing": "full", "batch_size": 1}):
+    for changes in (
+        {"activation_checkpointing": "full"},
+        {"batch_size": 1},
+        {"activation_checkpointing": "full", "batch_size": 1},
+    ):
         tried = replace(config, train=replace(config.train, **changes))
         if tried.train != config.train and sum(memory_by_part(tried).values()) <= there:
             yield " ".join(f"train.{name}={value}" for name, value in changes.items())
@@ -149,14 +204,23 @@ def effects(config: Config, world: World) -> Iterator[tuple[str, str, bool, Any]
     yield "train.nccl_health_check_interval", "on one rank", several, None
     yield "parallel.reshard_after_forward", "on one rank in fp32", wrapped, "never"
     adds_up = wrapped and (config.train.grad_accum_steps > 1 or parallel.pp > 1)
-    yield "parallel.reduce_gradients", "with one micro-batch a step, or on one rank in fp32", adds_up, "step"
+    yield (
+        "parallel.reduce_gradients",
+        "with one micro-batch a step, or on one rank in fp32",
+        adds_up,
+        "step",
+    )
     for name in ("sequence_parallel", "loss_parallel"):
         yield f"parallel.{name}", "with parallel.tp=1", parallel.tp > 1, None
     for name in ("pp_schedule", "pp_microbatches", "pp_stages_per_rank", "pp_layers"):
         yield f"parallel.{name}", "with parallel.pp=1", parallel.pp > 1, 1
     yield "parallel.cp_method", "with parallel.cp=1", parallel.cp > 1, None
     gathered = parallel.cp > 1 and parallel.cp_method == "all_gather"
-    where = "with parallel.cp=1" if parallel.cp == 1 else f"with parallel.cp_method={parallel.cp_method}"
+    where = (
+        "with parallel.cp=1"
+        if parallel.cp == 1
+        else f"with parallel.cp_method={parallel.cp_method}"
+    )
     yield "parallel.cp_load_balance", where, gathered, None
     yield "parallel.layout", "where parallel.dp_shard is given", parallel.layout != "auto", None
 
@@ -164,8 +228,12 @@ def effects(config: Config, world: World) -> Iterator[tuple[str, str, bool, Any]
 def _product_fix(config: Config, world: World) -> str:
     """The one degree that makes the product right, else the presets that would."""
     degrees = config.parallel.degrees()
-    axis = "dp_replicate" if degrees["dp_replicate"] > 1 and degrees["dp_shard"] == 1 else "dp_shard"
-    size, rest = divmod(world.size, prod(degree for name, degree in degrees.items() if name != axis))
+    axis = (
+        "dp_replicate" if degrees["dp_replicate"] > 1 and degrees["dp_shard"] == 1 else "dp_shard"
+    )
+    size, rest = divmod(
+        world.size, prod(degree for name, degree in degrees.items() if name != axis)
+    )
     if size and not rest:
         return f"parallel.{axis}={size}"
     presets = fitting_presets(config, world, world.size)

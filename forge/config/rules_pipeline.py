@@ -40,16 +40,25 @@ def pp_layers(config: Config, world: World) -> Iterator[Finding]:
         return
     each, given = parallel.pp_stages_per_rank or 1, list(parallel.pp_layers)
     stages = parallel.pp * each
-    arithmetic = f"parallel.pp ({parallel.pp}) * parallel.pp_stages_per_rank ({each}) = {stages} stages"
+    arithmetic = (
+        f"parallel.pp ({parallel.pp}) * parallel.pp_stages_per_rank ({each}) = {stages} stages"
+    )
     if stages > model.n_layers:
         what = f"{arithmetic} cannot share {model.n_layers} blocks."
         yield f"parallel.pp={parallel.pp}", what, f"model.n_layers={stages}"
     elif given and (len(given), sum(given)) != (stages, model.n_layers):
         what = f"it has {len(given)} stages and {sum(given)} blocks; there are {arithmetic} and {model.n_layers} blocks."
-        yield f"parallel.pp_layers={_list(given)}", what, f"parallel.pp_layers={_list(_even(model.n_layers, stages))}"
+        yield (
+            f"parallel.pp_layers={_list(given)}",
+            what,
+            f"parallel.pp_layers={_list(_even(model.n_layers, stages))}",
+        )
 
 
-@rule("parallel.pp_microbatches", reads=(*STAGES, "parallel.pp_microbatches", "train.batch_size", "train.grad_accum_steps"))
+@rule(
+    "parallel.pp_microbatches",
+    reads=(*STAGES, "parallel.pp_microbatches", "train.batch_size", "train.grad_accum_steps"),
+)
 def pp_microbatches(config: Config, world: World) -> Iterator[Finding]:
     """Micro-batches are equal parts of a rank's sequences: under 1f1b at least pp, under interleaved schedules in even rounds of pp."""
     parallel, train = config.parallel, config.train
@@ -65,7 +74,11 @@ def pp_microbatches(config: Config, world: World) -> Iterator[Finding]:
     else:
         demand = f"go through in {parts} parts, which do not make {parts // pp} equal rounds of parallel.pp ({pp}) or more"
     what = f"train.batch_size ({train.batch_size}) * train.grad_accum_steps ({train.grad_accum_steps}) = {sequences} sequences {demand}."
-    fix = f"parallel.pp_microbatches={min(legal, key=lambda other: abs(other - parts))}" if legal else "parallel.pp_schedule=gpipe"
+    fix = (
+        f"parallel.pp_microbatches={min(legal, key=lambda other: abs(other - parts))}"
+        if legal
+        else "parallel.pp_schedule=gpipe"
+    )
     yield f"parallel.pp_microbatches={parts}", what, fix
 
 
@@ -90,42 +103,82 @@ def pp_reduce(config: Config, world: World) -> Iterator[Finding]:
 def pp_tied(config: Config, world: World) -> Iterator[Finding]:
     """Under zbv_zero_bubble a rank has both ends of the model, and FSDP cannot share tied embeddings between two stages of a rank."""
     model, parallel = config.model, config.parallel
-    if isinstance(model, Decoder) and model.tie_embeddings and parallel.pp > 1 and parallel.pp_schedule == V_SCHEDULE:
+    if (
+        isinstance(model, Decoder)
+        and model.tie_embeddings
+        and parallel.pp > 1
+        and parallel.pp_schedule == V_SCHEDULE
+    ):
         what = "the first and the last stage are on one rank, and FSDP cannot share a tied table between the two."
-        yield f"parallel.pp_schedule={V_SCHEDULE}", what, "model.tie_embeddings=false, or another schedule"
+        yield (
+            f"parallel.pp_schedule={V_SCHEDULE}",
+            what,
+            "model.tie_embeddings=false, or another schedule",
+        )
 
 
 @rule("parallel.pp_compile", reads=("parallel.pp", "parallel.pp_schedule", "train.compile_model"))
 def pp_compile(config: Config, world: World) -> Iterator[Finding]:
     """Zero-bubble schedules split backward in two, which a compiled block cannot."""
     parallel = config.parallel
-    if parallel.pp > 1 and parallel.pp_schedule in ZERO_BUBBLE_SCHEDULES and config.train.compile_model:
+    if (
+        parallel.pp > 1
+        and parallel.pp_schedule in ZERO_BUBBLE_SCHEDULES
+        and config.train.compile_model
+    ):
         what = f"{parallel.pp_schedule} finds gradients of inputs and of weights apart; backward of a compiled block is one piece."
         yield "train.compile_model=true", what, "train.compile_model=false"
 
 
-@rule("parallel.pp_selective", reads=("parallel.pp", "parallel.pp_schedule", "train.activation_checkpointing"))
+@rule(
+    "parallel.pp_selective",
+    reads=("parallel.pp", "parallel.pp_schedule", "train.activation_checkpointing"),
+)
 def pp_selective(config: Config, world: World) -> Iterator[Finding]:
     """Zero-bubble schedules go backward through a block twice, and what selective recompute saved is there once."""
     parallel = config.parallel
-    if parallel.pp > 1 and parallel.pp_schedule in ZERO_BUBBLE_SCHEDULES and config.train.activation_checkpointing == "selective":
+    if (
+        parallel.pp > 1
+        and parallel.pp_schedule in ZERO_BUBBLE_SCHEDULES
+        and config.train.activation_checkpointing == "selective"
+    ):
         what = f"{parallel.pp_schedule} goes backward through a block twice; torch keeps what selective recompute saved for one time."
-        yield "train.activation_checkpointing=selective", what, "train.activation_checkpointing=full, or another schedule"
+        yield (
+            "train.activation_checkpointing=selective",
+            what,
+            "train.activation_checkpointing=full, or another schedule",
+        )
 
 
-@rule("parallel.pp_torch", reads=("parallel.pp", "parallel.pp_schedule", "parallel.tp", "model.moe.num_experts"))
+@rule(
+    "parallel.pp_torch",
+    reads=("parallel.pp", "parallel.pp_schedule", "parallel.tp", "model.moe.num_experts"),
+)
 def pp_torch(config: Config, world: World) -> Iterator[Finding]:
     """Before torch 2.13 zero-bubble schedules cannot go with tp > 1 or experts, nor can zbv_zero_bubble run on a CPU."""
     parallel, version = config.parallel, world.devices.torch
-    if parallel.pp == 1 or parallel.pp_schedule not in ZERO_BUBBLE_SCHEDULES or version is None or version >= (2, 13):
+    if (
+        parallel.pp == 1
+        or parallel.pp_schedule not in ZERO_BUBBLE_SCHEDULES
+        or version is None
+        or version >= (2, 13)
+    ):
         return
     found = f"torch {version[0]}.{version[1]}"
     if parallel.tp > 1 or config.model.is_moe:
         what = f"{found} loses the graph of a layer's weights when it finds their gradients apart from those of its inputs."
-        yield f"parallel.pp_schedule={parallel.pp_schedule}", what, "parallel.pp_schedule=interleaved_1f1b, or torch 2.13"
+        yield (
+            f"parallel.pp_schedule={parallel.pp_schedule}",
+            what,
+            "parallel.pp_schedule=interleaved_1f1b, or torch 2.13",
+        )
     elif parallel.pp_schedule == V_SCHEDULE and world.device == "cpu":
         what = f"{found} lets a rank send to itself, which gloo cannot."
-        yield f"parallel.pp_schedule={parallel.pp_schedule}", what, "parallel.pp_schedule=interleaved_zero_bubble, or torch 2.13"
+        yield (
+            f"parallel.pp_schedule={parallel.pp_schedule}",
+            what,
+            "parallel.pp_schedule=interleaved_zero_bubble, or torch 2.13",
+        )
 
 
 @rule("parallel.pp_fp16", reads=("parallel.pp", "precision.mixed_precision"))

@@ -26,19 +26,34 @@ def data_path(config: Config, world: World) -> Iterator[Finding]:
     if not isinstance(section, Text):
         return
     if not section.path:
-        yield "data.path", "data=text needs the path of your text.", "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"
-    elif not os.path.exists(section.path) and next(glob.iglob(section.path, recursive=True), None) is None:
+        yield (
+            "data.path",
+            "data=text needs the path of your text.",
+            "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'",
+        )
+    elif (
+        not os.path.exists(section.path)
+        and next(glob.iglob(section.path, recursive=True), None) is None
+    ):
         what = f"there is no file or directory {section.path}, and as a glob it matches nothing."
         yield f"data.path={section.path}", what, "check the path; it is relative to where you are"
     elif os.path.exists(section.path) and not os.access(section.path, os.R_OK):
-        yield f"data.path={section.path}", f"you may not read {section.path}.", "permission to read it (chmod u+r), or another path"
+        yield (
+            f"data.path={section.path}",
+            f"you may not read {section.path}.",
+            "permission to read it (chmod u+r), or another path",
+        )
 
 
 @rule("run.device", reads=("run.device",))
 def device(config: Config, world: World) -> Iterator[Finding]:
     """run.device=cuda needs a GPU and a CUDA build of torch."""
     if config.run.device == "cuda" and world.devices.gpus == 0:
-        yield "run.device=cuda", f"no GPU can be used here ({world.devices.source}).", "run.device=cpu"
+        yield (
+            "run.device=cuda",
+            f"no GPU can be used here ({world.devices.source}).",
+            "run.device=cpu",
+        )
 
 
 @rule("run.inline", reads=("run.inline", "run.num_processes"))
@@ -70,9 +85,14 @@ def slow_on_cpu(config: Config, world: World) -> Iterator[Finding]:
 @rule("metrics.wandb_login", reads=("metrics.enable_wandb", "metrics.wandb_mode"))
 def wandb_login(config: Config, world: World) -> Iterator[Finding]:
     """metrics.enable_wandb=true with metrics.wandb_mode=online needs a login of W&B."""
-    if not config.metrics.enable_wandb or (isinstance(config.launch, Slurm) and config.launch.setup):
+    if not config.metrics.enable_wandb or (
+        isinstance(config.launch, Slurm) and config.launch.setup
+    ):
         return  # what is set up in a job may log in there
-    from forge.config.wandb_login import login, sends  # which reads files in formats that nothing else here does
+    from forge.config.wandb_login import (
+        login,
+        sends,
+    )  # which reads files in formats that nothing else here does
 
     found = login()
     if sends(config.metrics) and not found.source:
@@ -85,7 +105,11 @@ def wandb_login(config: Config, world: World) -> Iterator[Finding]:
 def target(config: Config, world: World) -> Iterator[Finding]:
     """Every _target_ must name what forge or torch has for its place, or what is under a trusted prefix."""
     sections = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
-    found = [(name, vars(value)["_target_"]) for name, value in sections if isinstance(value, Section) and "_target_" in vars(value)]
+    found = [
+        (name, vars(value)["_target_"])
+        for name, value in sections
+        if isinstance(value, Section) and "_target_" in vars(value)
+    ]
     entries = [(name, entry) for name, entry in _entries(config) if isinstance(entry, dict)]
     found += [(name, entry["_target_"]) for name, entry in entries if "_target_" in entry]
     for name, path in found:
@@ -93,7 +117,11 @@ def target(config: Config, world: World) -> Iterator[Finding]:
         if fault:
             yield f"{name}._target_={path}", *fault
     for name, entry in entries:
-        yield from inner_faults({key: value for key, value in entry.items() if key != "_target_"}, name, config.run.trust)
+        yield from inner_faults(
+            {key: value for key, value in entry.items() if key != "_target_"},
+            name,
+            config.run.trust,
+        )
 
 
 @rule("entries", reads=("callbacks", "trackers"))
@@ -101,11 +129,23 @@ def entries(config: Config, world: World) -> Iterator[Finding]:
     """Every entry of callbacks and trackers has a _target_, and values that a file can keep."""
     for key, entry in _entries(config):
         if not isinstance(entry, dict):
-            yield f"{key}={entry}", "an entry has a _target_ and keywords; this is a value.", f"~{key}, or {key}={{_target_:mypkg.Mine}}"
+            yield (
+                f"{key}={entry}",
+                "an entry has a _target_ and keywords; this is a value.",
+                f"~{key}, or {key}={{_target_:mypkg.Mine}}",
+            )
         elif "_target_" not in entry:
-            yield key, "it has no _target_, the class that is built for it.", f"+{key}._target_=mypkg.Mine"
+            yield (
+                key,
+                "it has no _target_, the class that is built for it.",
+                f"+{key}._target_=mypkg.Mine",
+            )
         elif fault := unkeepable(entry, key):
-            yield key, f"{fault}, which no file can keep.", f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
+            yield (
+                key,
+                f"{fault}, which no file can keep.",
+                f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them",
+            )
 
 
 def _entries(config: Config) -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,12 @@ def tp_heads(config: Config, world: World) -> Iterator[Finding]:
 def tp_kv_heads(config: Config, world: World) -> Iterator[Finding]:
     """Each rank has its own key/value heads, or shares one with others: model.n_kv_heads divides by parallel.tp, or tp by it."""
     model, tp = config.model, config.parallel.tp
-    if isinstance(model, Decoder) and model.kv_heads != model.n_heads and model.kv_heads % tp and tp % model.kv_heads:
+    if (
+        isinstance(model, Decoder)
+        and model.kv_heads != model.n_heads
+        and model.kv_heads % tp
+        and tp % model.kv_heads
+    ):
         what = f"model.n_kv_heads ({model.kv_heads}) must be divisible by parallel.tp ({tp}), or parallel.tp by model.n_kv_heads."
         yield f"parallel.tp={tp}", what, ""
 
@@ -36,18 +41,38 @@ def tp_kv_heads(config: Config, world: World) -> Iterator[Finding]:
 def tp_ffn(config: Config, world: World) -> Iterator[Finding]:
     """Tensor parallelism cuts the feed-forward layer by its width, which must be divisible by parallel.tp."""
     model, tp = config.model, config.parallel.tp
-    if isinstance(model, Decoder) and model.n_moe_layers < model.n_layers and model.computed_ffn_hidden_dim % tp:
+    if (
+        isinstance(model, Decoder)
+        and model.n_moe_layers < model.n_layers
+        and model.computed_ffn_hidden_dim % tp
+    ):
         what = f"the feed-forward width ({model.computed_ffn_hidden_dim}) must be divisible by parallel.tp ({tp})."
-        yield f"parallel.tp={tp}", what, f"model.ffn_hidden_dim={-(-model.computed_ffn_hidden_dim // tp) * tp}"
+        yield (
+            f"parallel.tp={tp}",
+            what,
+            f"model.ffn_hidden_dim={-(-model.computed_ffn_hidden_dim // tp) * tp}",
+        )
 
 
-@rule("parallel.tp_experts", reads=("parallel.tp", "model.moe.num_experts", "model.moe.frequency", "model.moe.ffn_hidden_dim"))
+@rule(
+    "parallel.tp_experts",
+    reads=(
+        "parallel.tp",
+        "model.moe.num_experts",
+        "model.moe.frequency",
+        "model.moe.ffn_hidden_dim",
+    ),
+)
 def tp_experts(config: Config, world: World) -> Iterator[Finding]:
     """Tensor parallelism cuts each expert, shared ones too, by its width, which must be divisible by parallel.tp."""
     model, tp = config.model, config.parallel.tp
     if isinstance(model, Decoder) and model.is_moe and model.expert_hidden_dim % tp:
         what = f"the width of an expert ({model.expert_hidden_dim}) must be divisible by parallel.tp ({tp})."
-        yield f"parallel.tp={tp}", what, f"model.moe.ffn_hidden_dim={-(-model.expert_hidden_dim // tp) * tp}"
+        yield (
+            f"parallel.tp={tp}",
+            what,
+            f"model.moe.ffn_hidden_dim={-(-model.expert_hidden_dim // tp) * tp}",
+        )
 
 
 @rule("parallel.tp_vocab", reads=("parallel.tp", "model.vocab_size"))

@@ -11,14 +11,24 @@ from forge.config.rule import Finding, rule
 from forge.config.scheduler import Constant, Decay
 from forge.config.world import World
 
-BATCH = ("train.batch_size", "train.seq_len", "train.grad_accum_steps", "train.global_batch_size", "train.global_batch_tokens")
+BATCH = (
+    "train.batch_size",
+    "train.seq_len",
+    "train.grad_accum_steps",
+    "train.global_batch_size",
+    "train.global_batch_tokens",
+)
 
 
 @rule("train.batch_size", reads=("train.batch_size",))
 def batch_size(config: Config, world: World) -> Iterator[Finding]:
     """A micro-batch has a sequence or more; train.batch_size=-1 works it out."""
     if config.train.batch_size == 0:
-        yield "train.batch_size=0", "a micro-batch of no sequence trains nothing.", "train.batch_size=1, or -1 to work it out"
+        yield (
+            "train.batch_size=0",
+            "a micro-batch of no sequence trains nothing.",
+            "train.batch_size=1, or -1 to work it out",
+        )
 
 
 @rule("train.global_batch_tokens", reads=BATCH)
@@ -46,7 +56,11 @@ def global_batch_size(config: Config, world: World) -> Iterator[Finding]:
         yield f"train.global_batch_size={size}", what, fix
 
 
-@rule("train.recompute_every", reads=("train.recompute_every", "train.activation_checkpointing"), warning=True)
+@rule(
+    "train.recompute_every",
+    reads=("train.recompute_every", "train.activation_checkpointing"),
+    warning=True,
+)
 def recompute_every(config: Config, world: World) -> Iterator[Finding]:
     """train.recompute_every chooses among the blocks that train.activation_checkpointing recomputes."""
     every = config.train.recompute_every
@@ -61,21 +75,40 @@ def warmup(config: Config, world: World) -> Iterator[Finding]:
     schedule = config.scheduler
     if isinstance(schedule, Constant) and (schedule.warmup_steps or 0) >= config.train.max_steps:
         what = f"warm-up ({schedule.warmup_steps} steps) does not end before train.max_steps ({config.train.max_steps})."
-        yield f"scheduler.warmup_steps={schedule.warmup_steps}", what, f"scheduler.warmup_steps={config.train.max_steps // 10}"
+        yield (
+            f"scheduler.warmup_steps={schedule.warmup_steps}",
+            what,
+            f"scheduler.warmup_steps={config.train.max_steps // 10}",
+        )
 
 
 @rule(
     "scheduler.horizon",
-    reads=("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps", "train.max_steps"),
+    reads=(
+        "scheduler.warmup_steps",
+        "scheduler.decay_steps",
+        "scheduler.stable_steps",
+        "train.max_steps",
+    ),
     warning=True,
 )
 def schedule_horizon(config: Config, world: World) -> Iterator[Finding]:
     """The schedule should end where the run ends."""
     schedule, end = config.scheduler, config.train.max_steps
-    if isinstance(schedule, Decay) and (schedule.warmup_steps or 0) < end and horizon(config) != end:
-        reach = "stays at the floor from there" if horizon(config) < end else "never reaches its floor"
+    if (
+        isinstance(schedule, Decay)
+        and (schedule.warmup_steps or 0) < end
+        and horizon(config) != end
+    ):
+        reach = (
+            "stays at the floor from there" if horizon(config) < end else "never reaches its floor"
+        )
         what = f"the schedule spans {horizon(config)} steps and the run {end}: the learning rate {reach}."
-        yield f"scheduler.decay_steps={schedule.decay_steps}", what, "scheduler.decay_steps=null spans what is left of the run"
+        yield (
+            f"scheduler.decay_steps={schedule.decay_steps}",
+            what,
+            "scheduler.decay_steps=null spans what is left of the run",
+        )
 
 
 @rule("eval.stop_needs_eval", reads=("eval.enabled", "eval.target", "eval.patience"))
@@ -83,9 +116,16 @@ def stop_needs_eval(config: Config, world: World) -> Iterator[Finding]:
     """eval.target and eval.patience need eval.enabled=true."""
     section = config.eval
     if not section.enabled:
-        for key, value, default in (("target", section.target, None), ("patience", section.patience, 0)):
+        for key, value, default in (
+            ("target", section.target, None),
+            ("patience", section.patience, 0),
+        ):
             if value != default:
-                yield f"eval.{key}={value}", f"eval.{key} needs evaluation, and eval.enabled is false.", "eval.enabled=true"
+                yield (
+                    f"eval.{key}={value}",
+                    f"eval.{key} needs evaluation, and eval.enabled is false.",
+                    "eval.enabled=true",
+                )
 
 
 @rule("eval.interval", reads=("eval.interval", "train.max_steps"), warning=True)
@@ -94,7 +134,11 @@ def eval_interval(config: Config, world: World) -> Iterator[Finding]:
     section = config.eval
     if section.enabled and section.patience and section.interval >= config.train.max_steps:
         what = f"eval.patience={section.patience} never acts: the only evaluation is at the end (train.max_steps={config.train.max_steps})."
-        yield f"eval.interval={section.interval}", what, f"eval.interval={max(config.train.max_steps // 10, 1)}"
+        yield (
+            f"eval.interval={section.interval}",
+            what,
+            f"eval.interval={max(config.train.max_steps // 10, 1)}",
+        )
 
 
 @rule("checkpoint.pinned", reads=("checkpoint.async_mode", "run.device"))
@@ -112,9 +156,17 @@ def pinned(config: Config, world: World) -> Iterator[Finding]:
 def two_starts(config: Config, world: World) -> Iterator[Finding]:
     """A new run starts from checkpoint.init_from or from checkpoint.resume_from elsewhere, not from both."""
     section = config.checkpoint
-    if section.init_from is not None and section.resume_from is not None and not section.resume_from.isdecimal():
+    if (
+        section.init_from is not None
+        and section.resume_from is not None
+        and not section.resume_from.isdecimal()
+    ):
         what = "checkpoint.resume_from takes the weights from its checkpoint too, and checkpoint.init_from would have no effect."
-        yield f"checkpoint.init_from={section.init_from}", what, "checkpoint.init_from=null or checkpoint.resume_from=null"
+        yield (
+            f"checkpoint.init_from={section.init_from}",
+            what,
+            "checkpoint.init_from=null or checkpoint.resume_from=null",
+        )
 
 
 @rule("checkpoint.exclude_unused", reads=("checkpoint.exclude_from_loading",), warning=True)
@@ -126,7 +178,11 @@ def exclude_unused(config: Config, world: World) -> Iterator[Finding]:
             f"checkpoint.exclude_from_loading={list(section.exclude_from_loading)}",
             "checkpoint.init_from=..., or checkpoint.exclude_from_loading=[]",
         )
-        yield key, "checkpoint.exclude_from_loading has no effect without checkpoint.init_from.", fix
+        yield (
+            key,
+            "checkpoint.exclude_from_loading has no effect without checkpoint.init_from.",
+            fix,
+        )
 
 
 @rule("checkpoint.keep_best", reads=("checkpoint.keep_best", "eval.enabled"))
@@ -143,17 +199,26 @@ def window(config: Config, world: World) -> Iterator[Finding]:
     section = config.profiling
     if section.end_step <= section.start_step:
         what = f"profiling.end_step ({section.end_step}) must be greater than profiling.start_step ({section.start_step})."
-        yield f"profiling.end_step={section.end_step}", what, f"profiling.end_step={section.start_step + 3}"
+        yield (
+            f"profiling.end_step={section.end_step}",
+            what,
+            f"profiling.end_step={section.start_step + 3}",
+        )
 
 
-@rule("profiling.beyond", reads=("profiling.enable", "profiling.end_step", "train.max_steps"), warning=True)
+@rule(
+    "profiling.beyond",
+    reads=("profiling.enable", "profiling.end_step", "train.max_steps"),
+    warning=True,
+)
 def profiling_beyond(config: Config, world: World) -> Iterator[Finding]:
     """The profiled window should lie within the run."""
     section, end = config.profiling, config.train.max_steps
     if section.enable and section.end_step > end:
         yield (
             f"profiling.end_step={section.end_step}",
-            f"the run ends at step {end}, so " + ("the trace is cut there." if section.start_step <= end else "nothing is traced."),
+            f"the run ends at step {end}, so "
+            + ("the trace is cut there." if section.start_step <= end else "nothing is traced."),
             f"train.max_steps={section.end_step}",
         )
 
@@ -165,7 +230,11 @@ def profiling_ranks(config: Config, world: World) -> Iterator[Finding]:
     absent = [rank for rank in section.ranks if rank >= world.size]
     if section.enable and absent:
         what = f"there is no rank {absent[0]}: the run has {world.size} rank{'s' * (world.size > 1)}, counted from 0."
-        yield f"profiling.ranks={list(section.ranks)}", what, "profiling.ranks=[0], or profiling.ranks=[] for all"
+        yield (
+            f"profiling.ranks={list(section.ranks)}",
+            what,
+            "profiling.ranks=[0], or profiling.ranks=[] for all",
+        )
 
 
 def _whole(size: int, micro: int) -> int:

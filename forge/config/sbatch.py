@@ -45,11 +45,17 @@ OURS = {
 PRINTS = "sbatch would print that, and submit nothing."
 SAYS_NO_ID = "sbatch would not say the job's id as forge reads it."
 SPOILING = {
-    "clusters": ("squeue and scancel would look for the job in this cluster.", "export SLURM_CLUSTERS, which all of them read"),
+    "clusters": (
+        "squeue and scancel would look for the job in this cluster.",
+        "export SLURM_CLUSTERS, which all of them read",
+    ),
     "help": (PRINTS, "leave it out"),
     "parsable": (SAYS_NO_ID, "leave it out"),
     "quiet": (SAYS_NO_ID, "leave it out"),
-    "test_only": ("sbatch would submit nothing.", "launch.dry_run=true, which shows what sbatch --test-only says"),
+    "test_only": (
+        "sbatch would submit nothing.",
+        "launch.dry_run=true, which shows what sbatch --test-only says",
+    ),
     "usage": (PRINTS, "leave it out"),
     "version": (PRINTS, "leave it out"),
     "wait": ("sbatch would not return before the job's end.", "launch.wait=true"),
@@ -79,7 +85,9 @@ LONG = {pair[0]: pair[2:] for pair in LETTERS.split()}
 NEAR = 0.85  # as difflib measures it; container-env of a plugin is 0.8 from container-id
 KEY = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
 EXCLUSIVE_TO = {"user", "mcs", "topo"}
-MEMORY_IS = "memory is a whole number with K, M, G or T behind it; without a letter it is in megabytes."
+MEMORY_IS = (
+    "memory is a whole number with K, M, G or T behind it; without a letter it is in megabytes."
+)
 MEMORY = re.compile(r"\d+([KMGT]B?)?", re.ASCII | re.IGNORECASE)
 GPU = re.compile(r"(?:^|[,/])gpu(?:[:=](?P<type>[A-Za-z][^:=,]*))?(?:[:=](?P<count>\d+))?(?=,|$)")
 TYPE = re.compile(r"[\w.+-]+", re.ASCII)
@@ -87,7 +95,10 @@ TYPE = re.compile(r"[\w.+-]+", re.ASCII)
 
 def given(section: Slurm) -> dict[str, str | bool]:
     """What launch.sbatch adds to a script: names with underscores, True for a key without a value."""
-    return {_name(key): True if value == "" or _is_flag(key, value) else value for key, value in section.sbatch.items()}
+    return {
+        _name(key): True if value == "" or _is_flag(key, value) else value
+        for key, value in section.sbatch.items()
+    }
 
 
 def key_faults(section: Slurm) -> Iterator[Problem]:
@@ -96,7 +107,9 @@ def key_faults(section: Slurm) -> Iterator[Problem]:
     for key, value in section.sbatch.items():
         said = f"launch.sbatch.{key}={value}"
         fault = (
-            ("the same key is there twice, with - and with _.", "leave one out") if count[_name(key)] > 1 else _fault(section, key, value)
+            ("the same key is there twice, with - and with _.", "leave one out")
+            if count[_name(key)] > 1
+            else _fault(section, key, value)
         )
         if fault is not None:
             yield Problem(key=said, what=fault[0], fix=fault[1])
@@ -105,29 +118,56 @@ def key_faults(section: Slurm) -> Iterator[Problem]:
 def value_faults(section: Slurm) -> Iterator[Problem]:
     """What is wrong with the options of forge that are handed on to sbatch as they are."""
     if section.mem is not None and not MEMORY.fullmatch(section.mem):
-        yield Problem(key=f"launch.mem={section.mem}", what=MEMORY_IS, fix="launch.mem=64G, or 0 for all of a machine")
+        yield Problem(
+            key=f"launch.mem={section.mem}",
+            what=MEMORY_IS,
+            fix="launch.mem=64G, or 0 for all of a machine",
+        )
     if section.constraint is not None and re.search(r"\s", section.constraint):
-        words = re.sub(r"\s+", "&", re.sub(r"\s*([&|,])\s*|(?<=[(\[])\s+|\s+(?=[)\]*])", r"\1", section.constraint.strip()))
-        what = "Slurm takes no spaces between features: a&b is a node with both, a|b one with either."
-        yield Problem(key=f"launch.constraint={section.constraint}", what=what, fix=f"'launch.constraint=\"{words}\"'")
+        words = re.sub(
+            r"\s+",
+            "&",
+            re.sub(r"\s*([&|,])\s*|(?<=[(\[])\s+|\s+(?=[)\]*])", r"\1", section.constraint.strip()),
+        )
+        what = (
+            "Slurm takes no spaces between features: a&b is a node with both, a|b one with either."
+        )
+        yield Problem(
+            key=f"launch.constraint={section.constraint}",
+            what=what,
+            fix=f"'launch.constraint=\"{words}\"'",
+        )
     for name in ("partition", "account", "qos"):
         text = getattr(section, name)
         if text is not None and (not text or re.search(r"\s", text)):
             what = "that is no name: it is empty, or has spaces."
-            yield Problem(key=f"launch.{name}={text}", what=what, fix=f"launch.{name}=null for the cluster's default")
+            yield Problem(
+                key=f"launch.{name}={text}",
+                what=what,
+                fix=f"launch.{name}=null for the cluster's default",
+            )
     if section.gpu_type is not None and not TYPE.fullmatch(section.gpu_type):
         what = "a type is one word; how many GPUs there are is said apart."
-        yield Problem(key=f"launch.gpu_type={section.gpu_type}", what=what, fix="launch.gpu_type=h200 launch.gpus_per_node=8")
+        yield Problem(
+            key=f"launch.gpu_type={section.gpu_type}",
+            what=what,
+            fix="launch.gpu_type=h200 launch.gpus_per_node=8",
+        )
     elif section.gpu_type is not None and section.gpus_per_node == 0:
         what = "the job takes no GPUs: launch.gpus_per_node=0."
-        yield Problem(key=f"launch.gpu_type={section.gpu_type}", what=what, fix="launch.gpu_type=null")
+        yield Problem(
+            key=f"launch.gpu_type={section.gpu_type}", what=what, fix="launch.gpu_type=null"
+        )
 
 
 def _fault(section: Slurm, key: str, value: str) -> tuple[str, str] | None:
     """Why a key cannot be given to sbatch, or not with this value, and what to do instead."""
     name = _name(key)
     if not KEY.fullmatch(name):
-        return "that is no option of sbatch.", "launch.sbatch.mail-type=FAIL, such as sbatch --help lists them"
+        return (
+            "that is no option of sbatch.",
+            "launch.sbatch.mail-type=FAIL, such as sbatch --help lists them",
+        )
     if name in SPOILING:
         return SPOILING[name]
     if name in OURS:
@@ -141,12 +181,17 @@ def _fault(section: Slurm, key: str, value: str) -> tuple[str, str] | None:
 
 def _unknown(name: str) -> tuple[str, str] | None:
     """One letter, the beginning of an option, or nearly one; of anything else a plugin may know."""
-    near = [LONG[name]] if name in LONG else sorted(known for known in KNOWN if known.startswith(name))
+    near = (
+        [LONG[name]] if name in LONG else sorted(known for known in KNOWN if known.startswith(name))
+    )
     near = near or difflib.get_close_matches(name, sorted(KNOWN), n=1, cutoff=NEAR)
     if not near:
         return None
     fixes = [_to_type(one) for one in near[:3]]
-    return f"sbatch has no option --{name.replace('_', '-')}.", f"did you mean {' or '.join(dict.fromkeys(fixes))}?"
+    return (
+        f"sbatch has no option --{name.replace('_', '-')}.",
+        f"did you mean {' or '.join(dict.fromkeys(fixes))}?",
+    )
 
 
 def _to_type(name: str) -> str:
@@ -158,7 +203,10 @@ def _to_type(name: str) -> str:
 def _of_flag(name: str, value: str) -> tuple[str, str] | None:
     shown = name.replace("_", "-")
     if name in FLAG_NAMES and value and not _is_flag(name, value):
-        return f"--{shown} is a flag and has no value.", f"launch.sbatch.{shown}=true, or leave it out"
+        return (
+            f"--{shown} is a flag and has no value.",
+            f"launch.sbatch.{shown}=true, or leave it out",
+        )
     if name in VALUED_NAMES and not value:
         return f"--{shown} needs a value.", f"launch.sbatch.{shown}=<value>, or leave it out"
     return None
@@ -167,10 +215,17 @@ def _of_flag(name: str, value: str) -> tuple[str, str] | None:
 def _contradiction(section: Slurm, name: str, value: str) -> tuple[str, str] | None:
     """A key that says what an option of forge says, or another key."""
     memory = [f"launch.mem={section.mem}"] * (section.mem is not None)
-    memory += [f"launch.sbatch.{key}" for key in section.sbatch if _name(key) in ("mem_per_cpu", "mem_per_gpu") and _name(key) != name]
+    memory += [
+        f"launch.sbatch.{key}"
+        for key in section.sbatch
+        if _name(key) in ("mem_per_cpu", "mem_per_gpu") and _name(key) != name
+    ]
     if name in ("mem_per_cpu", "mem_per_gpu"):
         if memory:
-            return f"sbatch takes one way to say how much memory, and {memory[0]} is another.", "leave one of them out"
+            return (
+                f"sbatch takes one way to say how much memory, and {memory[0]} is another.",
+                "leave one of them out",
+            )
         if not MEMORY.fullmatch(value):
             return MEMORY_IS, f"launch.sbatch.{name.replace('_', '-')}=4G"
     if name in ("gres", "tres_per_task") and GPU.search(value):
@@ -180,7 +235,10 @@ def _contradiction(section: Slurm, name: str, value: str) -> tuple[str, str] | N
     if name == "exclusive" and (section.exclusive or value.lower() not in EXCLUSIVE_TO):
         return "forge sets this key of sbatch itself.", "leave it out: it is launch.exclusive=true"
     if name == "oversubscribe" and section.exclusive:
-        return "launch.exclusive=true shares the machines with no other job.", "leave one of them out"
+        return (
+            "launch.exclusive=true shares the machines with no other job.",
+            "leave one of them out",
+        )
     return None
 
 
@@ -188,7 +246,10 @@ def _without_gpus(gres: str) -> str:
     """The options that say the same: 'nvme:1,gpu:h200:8' is so many GPUs, of this type, and the rest."""
     found = GPU.search(gres)
     assert found is not None
-    said = [f"launch.gpus_per_node={found['count'] or 1}", *([f"launch.gpu_type={found['type']}"] if found["type"] else [])]
+    said = [
+        f"launch.gpus_per_node={found['count'] or 1}",
+        *([f"launch.gpu_type={found['type']}"] if found["type"] else []),
+    ]
     rest = ",".join(part for part in gres.split(",") if not GPU.search(part))
     return " ".join([*said, *([f"'launch.sbatch.gres=\"{rest}\"'"] if rest else [])])
 

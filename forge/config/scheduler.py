@@ -32,7 +32,9 @@ class Constant(Scheduler):
 
     _target_: str = "forge.optim.schedules.constant"
     warmup_steps: int | None = opt(
-        2000, f"steps of linear warm-up, of which the first has lr / warmup_steps; null = {WARMUP} of train.max_steps", ge=0
+        2000,
+        f"steps of linear warm-up, of which the first has lr / warmup_steps; null = {WARMUP} of train.max_steps",
+        ge=0,
     )
 
 
@@ -40,7 +42,9 @@ class Constant(Scheduler):
 class Decay(Constant):
     """What every decaying schedule has: how long it decays and where it ends."""
 
-    decay_steps: int | None = opt(None, "steps from the peak to the floor; null = what is left of train.max_steps", gt=0)
+    decay_steps: int | None = opt(
+        None, "steps from the peak to the floor; null = what is left of train.max_steps", gt=0
+    )
     min_lr_ratio: float = opt(0.1, "the floor as a share of the peak", ge=0, le=1)
 
 
@@ -63,7 +67,9 @@ class WSD(Decay):
     """Warm-up, stable, decay (arXiv:2404.06395)."""
 
     _target_: str = "forge.optim.schedules.wsd"
-    stable_steps: int | None = opt(None, "steps at the peak; null = what warm-up and decay leave of train.max_steps", ge=0)
+    stable_steps: int | None = opt(
+        None, "steps at the peak; null = what warm-up and decay leave of train.max_steps", ge=0
+    )
     wsd_decay_type: str = opt("cosine", "shape of the decay", choices=("cosine", "linear", "sqrt"))
 
 

@@ -30,7 +30,11 @@ SCHEMAS: dict[str, dict[str, type[Section]]] = {
         "wsd": scheduler.WSD,
         "rex": scheduler.Rex,
     },
-    "launch": {"local": launch.Local, "slurm": launch.Slurm, "submitit_local": launch.SubmititLocal},
+    "launch": {
+        "local": launch.Local,
+        "slurm": launch.Slurm,
+        "submitit_local": launch.SubmititLocal,
+    },
     "sweeper": {"basic": sweeper.Basic, "optuna": sweeper.Optuna},
 }
 
@@ -54,13 +58,24 @@ def add(group: str, name: str, schema: type[Section]) -> None:
     if group not in SCHEMAS:
         raise ValueError(f"{place}: only these groups take further schemas: {', '.join(SCHEMAS)}")
     base = sections()[group]
-    if not (isinstance(schema, type) and issubclass(schema, base) and dataclasses.is_dataclass(schema)):
-        raise ValueError(f"{place}: the schema must be a dataclass(kw_only=True) that subclasses {base.__module__}.{base.__name__}")
-    undecorated = [name for name in inspect.get_annotations(schema) if name not in schema.__dataclass_fields__]
+    if not (
+        isinstance(schema, type) and issubclass(schema, base) and dataclasses.is_dataclass(schema)
+    ):
+        raise ValueError(
+            f"{place}: the schema must be a dataclass(kw_only=True) that subclasses {base.__module__}.{base.__name__}"
+        )
+    undecorated = [
+        name for name in inspect.get_annotations(schema) if name not in schema.__dataclass_fields__
+    ]
     if undecorated:
-        raise ValueError(f"{place}: it is no dataclass itself, so {', '.join(undecorated)} would be no option; decorate it")
+        raise ValueError(
+            f"{place}: it is no dataclass itself, so {', '.join(undecorated)} would be no option; decorate it"
+        )
     before = SCHEMAS[group].get(name)
-    if before is not None and (before.__module__, before.__qualname__) != (schema.__module__, schema.__qualname__):
+    if before is not None and (before.__module__, before.__qualname__) != (
+        schema.__module__,
+        schema.__qualname__,
+    ):
         raise ValueError(f"{place}: the name is taken by {before.__module__}.{before.__qualname__}")
     SCHEMAS[group][name] = schema
     _store().store(group=f"schema/{group}", name=name, node=schema)
@@ -76,7 +91,11 @@ def _store() -> ConfigStore:
 def sections() -> dict[str, type[Section]]:
     """The class of each root section: the base class where the group has variants."""
     hints = types_of(Config)
-    return {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Section)}
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if isinstance(hint, type) and issubclass(hint, Section)
+    }
 
 
 @functools.cache
@@ -142,4 +161,6 @@ def declared(key: str) -> Any:
 
 def said(key: str, what: str) -> Any:
     """What the declaration of an option says of it beyond its type (see `opt`); None where it says nothing."""
-    return next((field.metadata.get(what) for name, _, _, field in walk_options() if name == key), None)
+    return next(
+        (field.metadata.get(what) for name, _, _, field in walk_options() if name == key), None
+    )

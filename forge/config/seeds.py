@@ -61,7 +61,10 @@ class SeedRow:
 def rows() -> tuple[SeedRow, ...]:
     """The whole table, in the order of the seeds."""
     text = resources.files("forge.config").joinpath("seeds.tsv").read_text(encoding="utf-8")
-    return tuple(SeedRow(**row) for row in csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+    return tuple(
+        SeedRow(**row)
+        for row in csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    )
 
 
 def lookup(key: str) -> list[SeedRow]:
@@ -132,7 +135,9 @@ def _last(key: str) -> str:
 
 def _counts() -> str:
     count = Counter((row.seed, row.status) for row in rows())
-    by_seed = {title: [count[seed, status] for status in STATUSES] for seed, title in TITLES.items()}
+    by_seed = {
+        title: [count[seed, status] for status in STATUSES] for seed, title in TITLES.items()
+    }
     lines = [[title, *map(str, numbers), str(sum(numbers))] for title, numbers in by_seed.items()]
     total = [str(sum(numbers)) for numbers in zip(*by_seed.values(), strict=True)]
     return _table(["seed", *STATUSES, "all"], [*lines, ["all", *total, str(len(rows()))]])
@@ -140,7 +145,9 @@ def _counts() -> str:
 
 def _plan() -> str:
     subjects = Counter(row.note.partition(":")[0] for row in rows() if row.status == LATER)
-    return "What comes later, by subject:\n\n" + _table(["subject", "options"], [[s, str(n)] for s, n in subjects.most_common()])
+    return "What comes later, by subject:\n\n" + _table(
+        ["subject", "options"], [[s, str(n)] for s, n in subjects.most_common()]
+    )
 
 
 def _section_table(section: str, members: list[SeedRow]) -> str:
@@ -171,7 +178,9 @@ def _table(head: list[str], lines: Iterable[list[str]]) -> str:
 def main() -> None:
     """Print docs/seeds.md, or write it."""
     parser = argparse.ArgumentParser(prog="python -m forge.config.seeds", description=main.__doc__)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page here instead of printing it")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the page here instead of printing it"
+    )
     target: Path | None = parser.parse_args().write
     if target is None:
         print(render_markdown(), end="")

@@ -95,9 +95,17 @@ def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Sect
         try:
             schema = getattr(importlib.import_module(module), attribute, None)
         except Exception as error:
-            raise ValueError("its schema {} cannot be used: {} -> {}".format(name, *packages.explain(module, error))) from error
+            raise ValueError(
+                "its schema {} cannot be used: {} -> {}".format(
+                    name, *packages.explain(module, error)
+                )
+            ) from error
     elif name.startswith(("forge.", "torch.")):
-        schema = getattr(sys.modules[base.__module__], attribute, None) if module == base.__module__ else None
+        schema = (
+            getattr(sys.modules[base.__module__], attribute, None)
+            if module == base.__module__
+            else None
+        )
     else:
         package = name.partition(".")[0]
         how = f"run.trust=[{package}.], or --trust {package}. where a run is only read"

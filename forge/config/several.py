@@ -16,7 +16,12 @@ PARAMS = "sweeper.params"
 def as_texts(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem]:
     """Make texts of lists, in place; what is neither is taken out, and is a problem."""
     params = tree.sweeper._get_node("params")
-    if not OmegaConf.is_dict(params) or params._is_none() or params._is_missing() or params._is_interpolation():
+    if (
+        not OmegaConf.is_dict(params)
+        or params._is_none()
+        or params._is_missing()
+        or params._is_interpolation()
+    ):
         return []
     problems = []
     for key in list(params):
@@ -30,7 +35,10 @@ def as_texts(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem
         with open_dict(params):
             del params[key]
         if isinstance(value, dict) and value:
-            what, fix = "sweeper.params has dotted keys, with nothing below them.", "; ".join(_dotted(f"{key}", value))
+            what, fix = (
+                "sweeper.params has dotted keys, with nothing below them.",
+                "; ".join(_dotted(f"{key}", value)),
+            )
         else:
             what, fix = "it stands for no value at all.", "at least one"
         problems.append(Problem(key=name, what=what, fix=fix, where=written_at(name)))

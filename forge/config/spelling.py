@@ -44,7 +44,11 @@ def ours(text: str) -> str:
 
 def option(group: str, value: str) -> str:
     """The option of our group that one of Hydra's, or several with commas between them, stand for."""
-    return ",".join(OPTIONS.get(word.strip(), word) for word in value.split(",")) if group == "launch" else value
+    return (
+        ",".join(OPTIONS.get(word.strip(), word) for word in value.split(","))
+        if group == "launch"
+        else value
+    )
 
 
 def of_file(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,15 @@ class Started:
 
     def environment(self) -> dict[str, str]:
         """The same in the variables that torch.distributed reads."""
-        meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)} if self.size > 1 else {}
-        return {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank), **meeting}
+        meeting = (
+            {"MASTER_ADDR": self.address, "MASTER_PORT": str(self.port)} if self.size > 1 else {}
+        )
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            **meeting,
+        }
 
 
 def started(environ: Mapping[str, str] = os.environ) -> Started | None:
@@ -40,7 +47,9 @@ def started(environ: Mapping[str, str] = os.environ) -> Started | None:
         return Started(
             rank=_number(environ, "RANK", 0, size - 1),
             size=size,
-            local_rank=_number(environ, "LOCAL_RANK", 0, size - 1) if environ.get("LOCAL_RANK") else 0,
+            local_rank=_number(environ, "LOCAL_RANK", 0, size - 1)
+            if environ.get("LOCAL_RANK")
+            else 0,
             source="WORLD_SIZE",
             address=_address(environ) if size > 1 else "",
             port=_number(environ, "MASTER_PORT", 1, 2**16 - 1) if size > 1 else 0,
@@ -53,26 +62,38 @@ def ranks_said(environ: Mapping[str, str] = os.environ) -> tuple[int, str] | Non
     found = started(environ)
     if found is not None:
         return found.size, found.source
-    return (_number(environ, "WORLD_SIZE", 1, MOST_RANKS), "WORLD_SIZE") if environ.get("WORLD_SIZE") else None
+    return (
+        (_number(environ, "WORLD_SIZE", 1, MOST_RANKS), "WORLD_SIZE")
+        if environ.get("WORLD_SIZE")
+        else None
+    )
 
 
 def _by_srun(environ: Mapping[str, str]) -> Started | None:
     """A task of a step of several; a single one is an ordinary run, which starts the ranks it needs."""
     step, rank = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_PROCID", "")
     source = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    if not step.isdecimal() or not rank or not environ.get(source) or int(step[:20]) >= FIRST_SPECIAL_STEP:
+    if (
+        not step.isdecimal()
+        or not rank
+        or not environ.get(source)
+        or int(step[:20]) >= FIRST_SPECIAL_STEP
+    ):
         return None
     size = _number(environ, source, 1, MOST_RANKS)
     if size == 1:
         return None
     job = environ.get("SLURM_JOB_ID", "")
-    port = FIRST_PORT + (37 * int(job[-15:] if job.isdecimal() else 0) + int(step)) % PORTS  # steps of a job side by side, jobs apart
+    port = (
+        FIRST_PORT + (37 * int(job[-15:] if job.isdecimal() else 0) + int(step)) % PORTS
+    )  # steps of a job side by side, jobs apart
     return Started(
         rank=_number(environ, "SLURM_PROCID", 0, size - 1),
         size=size,
         local_rank=_number(environ, "SLURM_LOCALID", 0, size - 1),
         source=source,
-        address=environ.get("MASTER_ADDR") or first_node(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")),
+        address=environ.get("MASTER_ADDR")
+        or first_node(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")),
         port=_number(environ, "MASTER_PORT", 1, 2**16 - 1) if environ.get("MASTER_PORT") else port,
     )
 
@@ -97,5 +118,14 @@ def _address(environ: Mapping[str, str]) -> str:
     address = environ.get("MASTER_ADDR", "")
     if not address:
         what = "the ranks need the host of rank 0 to meet; it is not set."
-        raise ConfigError([Problem(key="MASTER_ADDR=", what=what, fix="MASTER_ADDR=<host>, or unset RANK WORLD_SIZE", where=ENVIRONMENT)])
+        raise ConfigError(
+            [
+                Problem(
+                    key="MASTER_ADDR=",
+                    what=what,
+                    fix="MASTER_ADDR=<host>, or unset RANK WORLD_SIZE",
+                    where=ENVIRONMENT,
+                )
+            ]
+        )
     return address

@@ -15,7 +15,14 @@ import yaml
 CONFIG, ATTEMPTS = "config.yaml", "attempts.jsonl"
 BEST = "best"
 """In a path, in place of a step: the best checkpoint of a run."""
-MAKING = {"run.lock", "overrides.json", "derived.json", "warnings.json", "provenance.json", "git.diff"}
+MAKING = {
+    "run.lock",
+    "overrides.json",
+    "derived.json",
+    "warnings.json",
+    "provenance.json",
+    "git.diff",
+}
 """What is written before config.yaml, the last, makes a directory a run."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST, LARGEST = 100, 2**28
@@ -37,7 +44,9 @@ def numbered(name: str, n: int) -> str:
 
 def newest(run_dir: Path) -> Path:
     """The config in force."""
-    return run_dir / numbered(CONFIG, max((number(path.name) for path in run_dir.glob("config*.yaml")), default=1))
+    return run_dir / numbered(
+        CONFIG, max((number(path.name) for path in run_dir.glob("config*.yaml")), default=1)
+    )
 
 
 def settled(run_dir: Path) -> int:
@@ -50,7 +59,9 @@ def settled(run_dir: Path) -> int:
         lines = read_text(run_dir / ATTEMPTS).splitlines()
     except (OSError, ValueError):
         return last
-    started = [number(str(line.get("config"))) for line in parsed(lines) if line.get("event") == "start"]
+    started = [
+        number(str(line.get("config"))) for line in parsed(lines) if line.get("event") == "start"
+    ]
     return min(max(started, default=0), last)
 
 
@@ -77,7 +88,12 @@ def from_json(text: str) -> Any:
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     inside, depth = [content], 0
-    while inside := [item for one in inside if isinstance(one, dict | list) for item in (one.values() if isinstance(one, dict) else one)]:
+    while inside := [
+        item
+        for one in inside
+        if isinstance(one, dict | list)
+        for item in (one.values() if isinstance(one, dict) else one)
+    ]:
         depth += 1
         if depth > DEEPEST:
             raise ValueError(TOO_DEEP)
@@ -88,7 +104,11 @@ def fields_of(content: Any, types: Mapping[str, Any]) -> dict[str, Any]:
     """What was read, when it is an object whose fields, as far as they are there, have these types. Raises ValueError."""
     if not isinstance(content, dict):
         raise ValueError("it is no object")
-    wrong = [name for name, kind in types.items() if name in content and not isinstance(content[name], kind)]
+    wrong = [
+        name
+        for name, kind in types.items()
+        if name in content and not isinstance(content[name], kind)
+    ]
     if wrong:
         raise ValueError(f"its {wrong[0]} is damaged")
     return content
@@ -102,7 +122,9 @@ def read_yaml(file: Path) -> Any:
     """
     text, depth = read_text(file), 0
     for event in yaml.parse(text, Loader=LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > DEEPEST:
             raise yaml.YAMLError(TOO_DEEP)
         if isinstance(event, yaml.AliasEvent):
@@ -135,6 +157,8 @@ def is_run(path: Path) -> bool:
 def is_new(path: Path) -> bool:
     """Whether a run may be made there: absent, empty, or left behind when one was being made."""
     try:
-        return not os.path.exists(path) or all(n in MAKING or n.startswith(".") for n in os.listdir(path))
+        return not os.path.exists(path) or all(
+            n in MAKING or n.startswith(".") for n in os.listdir(path)
+        )
     except OSError:
         return False

@@ -13,8 +13,13 @@ class Ablation(Section):
 
     all_free = True
 
-    baseline: str | None = opt(None, "the arm that the others are compared with; null = no ablation")
-    arms: dict[str, list[str]] = opt({}, "arms by name, each with the overrides that make it, like {base: [], wide: ['model.dim=256']}")
+    baseline: str | None = opt(
+        None, "the arm that the others are compared with; null = no ablation"
+    )
+    arms: dict[str, list[str]] = opt(
+        {},
+        "arms by name, each with the overrides that make it, like {base: [], wide: ['model.dim=256']}",
+    )
     seeds: list[int] = opt([], "seeds that every arm is run with; empty = that of the config", ge=0)
 
 
@@ -24,7 +29,12 @@ class Sweep(Section):
 
     all_free = True
 
-    name: str | None = opt(None, "directory of the sweep below sweep.root; null = the experiment's name, else the model's preset")
+    name: str | None = opt(
+        None,
+        "directory of the sweep below sweep.root; null = the experiment's name, else the model's preset",
+    )
     root: str = opt("sweeps", "where the directories of sweeps are")
     retry: bool = opt(False, "run points again that failed or were cancelled")
-    ablation: Ablation = field(default_factory=Ablation, metadata={"help": "a baseline, arms and seeds"})
+    ablation: Ablation = field(
+        default_factory=Ablation, metadata={"help": "a baseline, arms and seeds"}
+    )

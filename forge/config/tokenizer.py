@@ -16,7 +16,15 @@ from forge.config.literal import quoted
 
 FILE_NAME = "tokenizer.json"
 LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
-USUAL_EOS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "<|eos|>", "<｜end▁of▁sentence｜>")
+USUAL_EOS = (
+    "<|endoftext|>",
+    "</s>",
+    "<|end_of_text|>",
+    "<eos>",
+    "[EOS]",
+    "<|eos|>",
+    "<｜end▁of▁sentence｜>",
+)
 
 
 @dataclass(kw_only=True)
@@ -36,8 +44,12 @@ class BPE(Tokenizer):
     """A byte-level BPE trained on the training split of the corpus, cached by the content."""
 
     _target_: str = "forge.data.tokenizer.train_bpe"
-    vocab_size: int = opt(4096, "entries, the 256 bytes and the end-of-text token included", ge=257, le=1 << 24)
-    train_bytes: int = opt(64_000_000, "train on at most this many bytes of the training split", gt=0)
+    vocab_size: int = opt(
+        4096, "entries, the 256 bytes and the end-of-text token included", ge=257, le=1 << 24
+    )
+    train_bytes: int = opt(
+        64_000_000, "train on at most this many bytes of the training split", gt=0
+    )
 
     @property
     def n_ids(self) -> int | None:
@@ -50,7 +62,9 @@ class TokenizerFile(Tokenizer):
 
     _target_: str = "forge.data.tokenizer.load_file"
     path: str = opt("", "path of the tokenizer.json, or of a directory that has one")
-    eos_token: str | None = opt(None, "token that ends a document; null = the usual names are tried", verbatim=True)
+    eos_token: str | None = opt(
+        None, "token that ends a document; null = the usual names are tried", verbatim=True
+    )
 
     @property
     def n_ids(self) -> int | None:
@@ -67,7 +81,14 @@ class TokenizerFile(Tokenizer):
 
     def end_token(self, known: Collection[str]) -> str | None:
         """The token that ends a document, if it is one of the known."""
-        return next((token for token in (USUAL_EOS if self.eos_token is None else (self.eos_token,)) if token in known), None)
+        return next(
+            (
+                token
+                for token in (USUAL_EOS if self.eos_token is None else (self.eos_token,))
+                if token in known
+            ),
+            None,
+        )
 
     def no_end_token(self, added: Sequence[str]) -> tuple[str, str]:
         """What is wrong when `end_token` finds none, and what to do. added: the special tokens of the file."""
@@ -96,8 +117,16 @@ def _facts(path: str, changed: int, size: int) -> Facts | str:
     try:
         content = json.loads(Path(path).read_bytes())
         vocab = content["model"]["vocab"]  # a dict, or of Unigram a list of pairs
-        ids = dict(vocab) if isinstance(vocab, dict) else {piece: index for index, (piece, _) in enumerate(vocab)}
+        ids = (
+            dict(vocab)
+            if isinstance(vocab, dict)
+            else {piece: index for index, (piece, _) in enumerate(vocab)}
+        )
         added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
-        return Facts(n_ids=max({**ids, **added}.values()) + 1, tokens=frozenset({*ids, *added}), added=tuple(added))
+        return Facts(
+            n_ids=max({**ids, **added}.values()) + 1,
+            tokens=frozenset({*ids, *added}),
+            added=tuple(added),
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "it is not a tokenizer.json of the tokenizers library"

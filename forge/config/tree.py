@@ -29,9 +29,15 @@ def declared(tree: DictConfig, key: str) -> Declared | None:
     """What an option declares; None for what has no class, such as an entry of a free dict, and for a section."""
     above, _, name = key.rpartition(".")
     schema = OmegaConf.get_type(section_at(tree, above))
-    if not isinstance(schema, type) or not issubclass(schema, Section) or name not in schema.__dataclass_fields__:
+    if (
+        not isinstance(schema, type)
+        or not issubclass(schema, Section)
+        or name not in schema.__dataclass_fields__
+    ):
         return None
-    return Declared(hint=types_of(schema)[name], metadata=schema.__dataclass_fields__[name].metadata)
+    return Declared(
+        hint=types_of(schema)[name], metadata=schema.__dataclass_fields__[name].metadata
+    )
 
 
 def in_force(tree: DictConfig, key: str) -> Any:
@@ -41,7 +47,11 @@ def in_force(tree: DictConfig, key: str) -> Any:
     node = section._get_node(name) if name in section else None
     if node is None or node._is_missing() or node._is_interpolation():
         return None
-    return OmegaConf.to_container(node, resolve=False) if isinstance(node, Container) and not node._is_none() else node._value()
+    return (
+        OmegaConf.to_container(node, resolve=False)
+        if isinstance(node, Container) and not node._is_none()
+        else node._value()
+    )
 
 
 def option_keys(tree: DictConfig) -> Iterator[str]:
@@ -55,7 +65,11 @@ def values_of(section: DictConfig, prefix: str = "") -> Iterator[tuple[str, Dict
     """Every value below a section: its dotted key, what holds it, and its name there."""
     for name in section:
         node = section._get_node(name)
-        if isinstance(node, DictConfig) and node and not (node._is_missing() or node._is_interpolation()):
+        if (
+            isinstance(node, DictConfig)
+            and node
+            and not (node._is_missing() or node._is_interpolation())
+        ):
             yield from values_of(node, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", section, str(name)

@@ -12,8 +12,24 @@ from forge.config import schemas
 from forge.config.bounds import fits, kind
 from forge.config.library import parse
 
-EXAMPLES = {"choice": "choice(a, b)", "range": "range(START, STOP[, STEP])", "interval": "interval(LOW, HIGH)"}
-FUNCTIONS = (*EXAMPLES, "glob", "sort", "shuffle", "tag", "int", "float", "str", "bool", "json_str", "extend_list")
+EXAMPLES = {
+    "choice": "choice(a, b)",
+    "range": "range(START, STOP[, STEP])",
+    "interval": "interval(LOW, HIGH)",
+}
+FUNCTIONS = (
+    *EXAMPLES,
+    "glob",
+    "sort",
+    "shuffle",
+    "tag",
+    "int",
+    "float",
+    "str",
+    "bool",
+    "json_str",
+    "extend_list",
+)
 ANY_CALL = re.compile(r"\s*([A-Za-z_]\w*)\(.*\)\s*", re.DOTALL)
 CALL = re.compile(r"\s*(choice|range|interval)\(([^()]*)\)\s*")
 QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
@@ -29,12 +45,25 @@ def fault(key: str, value: str) -> tuple[str, str]:
         listed = "sweeps have choice, range, interval, glob, sort, shuffle and tag(log, interval(LOW, HIGH))"
         return f"there is no function {other[1]}().", f"{listed}; {_other(key, value)}"
     inner = value.strip()[1:-1]
-    if re.fullmatch(r"\s*(\([^()]*\)|{[^{}:]*})\s*", value) and "," in inner and _readable(f"{key}={inner}"):
-        return "several values have commas between them, and nothing around them.", f"write {key}={inner}"
+    if (
+        re.fullmatch(r"\s*(\([^()]*\)|{[^{}:]*})\s*", value)
+        and "," in inner
+        and _readable(f"{key}={inner}")
+    ):
+        return (
+            "several values have commas between them, and nothing around them.",
+            f"write {key}={inner}",
+        )
     full = _without_stray_commas(value)
     if full != value and _readable(f"{key}={full}"):
         return "a value is missing beside a comma.", f"write {typed(key, full.strip() or '...')}"
-    in_brackets = value if value[:1] + value[-1:] in ("[]", "{}") else f"[{value}]" if _takes_list(key) else ""
+    in_brackets = (
+        value
+        if value[:1] + value[-1:] in ("[]", "{}")
+        else f"[{value}]"
+        if _takes_list(key)
+        else ""
+    )
     if in_brackets and _readable(f"{key}={with_quotes(in_brackets)}"):
         what = f"the value {value} cannot be read: a sign in it needs quotes."
         return what, f"write {typed(key, with_quotes(in_brackets))}"
@@ -51,7 +80,9 @@ def call_fault(key: str, function: str) -> tuple[str, str]:
         if function == "range"
         else "two numbers"
     )
-    return f"{function} takes {takes}.", f"'{key}={EXAMPLES[function]}'" + (" with numbers" if function != "choice" else "")
+    return f"{function} takes {takes}.", f"'{key}={EXAMPLES[function]}'" + (
+        " with numbers" if function != "choice" else ""
+    )
 
 
 def is_endless(override: Override) -> bool:
@@ -64,8 +95,14 @@ def with_quotes(value: str) -> str:
     """A list or dict with quotes around each element that cannot be read without them."""
 
     def quote(match: re.Match[str]) -> str:
-        before, text, after = re.findall(r"^(\s*(?:[\w.-]+:\s+)?)(.*?)(\s*)$", match[0], re.DOTALL)[0]
-        return match[0] if match[1] or not text or _readable(f"x=[{text}]") else f"{before}{_quoted(text)}{after}"
+        before, text, after = re.findall(r"^(\s*(?:[\w.-]+:\s+)?)(.*?)(\s*)$", match[0], re.DOTALL)[
+            0
+        ]
+        return (
+            match[0]
+            if match[1] or not text or _readable(f"x=[{text}]")
+            else f"{before}{_quoted(text)}{after}"
+        )
 
     return PIECE.sub(quote, value)
 
@@ -73,7 +110,13 @@ def with_quotes(value: str) -> str:
 def typed(key: str, value: str) -> str:
     """An override as it is typed: with quotes for the shell where the value has quotes or spaces."""
     text = f"{key}={value}"
-    return text if not re.search(r"[\s\"']", value) else f'"{text}"' if "'" in value and '"' not in value else f"'{text}'"
+    return (
+        text
+        if not re.search(r"[\s\"']", value)
+        else f'"{text}"'
+        if "'" in value and '"' not in value
+        else f"'{text}'"
+    )
 
 
 def as_text(key: str, value: str) -> str:

@@ -14,7 +14,10 @@ from urllib.parse import urlsplit
 from forge.config.metrics import Metrics
 
 NOT_SENT = ("offline", "dryrun", "disabled")
-CLOUD = ("api.wandb.ai", "api.forge.coreweave.com")  # W&B's own server; the version decides which name is the default
+CLOUD = (
+    "api.wandb.ai",
+    "api.forge.coreweave.com",
+)  # W&B's own server; the version decides which name is the default
 KEYS = {"api_key": "WANDB_API_KEY", "identity_token_file": "WANDB_IDENTITY_TOKEN_FILE"}
 
 
@@ -45,8 +48,13 @@ def login(environ: Mapping[str, str] = os.environ) -> Login:
     except FileNotFoundError:
         return Login(host=host)
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
-        return Login(host=host, fault=f"{file} cannot be read: {getattr(error, 'strerror', None) or error}")
-    known = any(machines.authenticators(name) for name in {host, address.netloc, *(CLOUD if host in CLOUD else ())})
+        return Login(
+            host=host, fault=f"{file} cannot be read: {getattr(error, 'strerror', None) or error}"
+        )
+    known = any(
+        machines.authenticators(name)
+        for name in {host, address.netloc, *(CLOUD if host in CLOUD else ())}
+    )
     return Login(host=host, source=str(file) if known else "")
 
 
@@ -56,7 +64,9 @@ def _setting(name: str, environ: Mapping[str, str]) -> str | None:
         return value
     own = Path(environ.get("WANDB_CONFIG_DIR") or _home(environ) / ".config" / "wandb").expanduser()
     files = configparser.ConfigParser(interpolation=None)
-    with suppress(configparser.Error, OSError, UnicodeDecodeError):  # W&B passes over such a file too
+    with suppress(
+        configparser.Error, OSError, UnicodeDecodeError
+    ):  # W&B passes over such a file too
         files.read([own / "settings", Path("wandb", "settings")], encoding="utf-8")
     return files.get("default", name, fallback=None)
 

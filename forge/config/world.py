@@ -52,15 +52,28 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
         return Devices(gpus=0, source=CPU_BUILD, torch=torch)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        names = list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in visible.split(","))))
+        names = list(
+            takewhile(
+                lambda name: name not in ("", "-1"), (name.strip() for name in visible.split(","))
+            )
+        )
         memory = min(_nvml_memories() or [0]) if names else 0
-        return Devices(gpus=len(names), source=f"CUDA_VISIBLE_DEVICES={visible}", memory=memory or None, torch=torch)
+        return Devices(
+            gpus=len(names),
+            source=f"CUDA_VISIBLE_DEVICES={visible}",
+            memory=memory or None,
+            torch=torch,
+        )
     memories = _nvml_memories()
     source = "no NVIDIA driver" if memories is None else "NVML"
-    return Devices(gpus=len(memories or []), source=source, memory=min(memories or [0]) or None, torch=torch)
+    return Devices(
+        gpus=len(memories or []), source=source, memory=min(memories or [0]) or None, torch=torch
+    )
 
 
-def find_world(run: Run, parallel: Parallel, devices: Devices, environ: Mapping[str, str] = os.environ) -> World:
+def find_world(
+    run: Run, parallel: Parallel, devices: Devices, environ: Mapping[str, str] = os.environ
+) -> World:
     """World size from, in order: torchrun or srun, run.num_processes, a layout without -1, the devices. Raises ConfigError.
 
     Ranks on a CPU are as many as asked for: there dp_shard=-1 is 1.
@@ -85,7 +98,14 @@ def find_world(run: Run, parallel: Parallel, devices: Devices, environ: Mapping[
 
 def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int:
     """How many of the ranks a machine has: as the launcher says, else as many as it has GPUs; all where that does not divide them."""
-    said = next((environ[name] for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE") if environ.get(name, "").isdecimal()), None)
+    said = next(
+        (
+            environ[name]
+            for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")
+            if environ.get(name, "").isdecimal()
+        ),
+        None,
+    )
     count = int(said) if said else world.devices.gpus if world.device == "cuda" else world.size
     return count if 0 < count < world.size and world.size % count == 0 else world.size
 
@@ -111,7 +131,9 @@ def _torch_version() -> tuple[int, int] | None:
 
 
 def _installed_torch() -> str | None:
-    from importlib import metadata  # it takes a while, and most commands that only compose do not ask
+    from importlib import (
+        metadata,
+    )  # it takes a while, and most commands that only compose do not ask
 
     try:
         return metadata.version("torch")

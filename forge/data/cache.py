@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 
 def cache_root(cache_dir: str | None) -> Path:
     """data.cache_dir, else $FORGE_CACHE, else ~/.cache/forge."""
-    return Path(cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge").expanduser().absolute()
+    return (
+        Path(cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge").expanduser().absolute()
+    )
 
 
 @contextmanager

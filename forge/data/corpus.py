@@ -15,7 +15,15 @@ from forge.data.fingerprint import fingerprint
 from forge.data.reading import Document, kind, read_python, read_text
 from forge.data.rows import read_csv, read_json, read_jsonl, read_parquet
 
-NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+NOT_LIBRARY = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +65,9 @@ def python_source(section: PythonSource) -> Corpus:
         raise ValueError(
             f"data: no Python source under {root}; this Python ships without it. Use data=text data.path=... with text of your own."
         )
-    return Corpus(name="python_source", source=str(root), files=files, reader="python", read=read_python)
+    return Corpus(
+        name="python_source", source=str(root), files=files, reader="python", read=read_python
+    )
 
 
 def text_files(section: Text) -> Corpus:
@@ -68,7 +78,13 @@ def text_files(section: Text) -> Corpus:
     """
     files = tuple(_matches(section.path))
     read = partial(_read_by_kind, text_field=section.text_field)
-    return Corpus(name="text", source=section.path, files=files, reader=f"text:{section.text_field}", read=read)
+    return Corpus(
+        name="text",
+        source=section.path,
+        files=files,
+        reader=f"text:{section.text_field}",
+        read=read,
+    )
 
 
 def _read_by_kind(path: Path, *, text_field: str) -> Iterator[Document]:
@@ -87,28 +103,38 @@ def _read_by_kind(path: Path, *, text_field: str) -> Iterator[Document]:
 
 def _matches(pattern: str) -> list[Path]:
     if not pattern:
-        raise ValueError("data.path is empty. Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'.")
+        raise ValueError(
+            "data.path is empty. Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'."
+        )
     path = Path(pattern).expanduser()
     if path.is_file():
         return [path]
     if path.is_dir():
         files = list(_walk(path, skip={"__pycache__"}))
         if not files:
-            raise ValueError(f"data.path = {pattern}: this directory holds no files. Give one that does, or a file or a glob.")
+            raise ValueError(
+                f"data.path = {pattern}: this directory holds no files. Give one that does, or a file or a glob."
+            )
         return files
     if glob.has_magic(pattern):
-        files = sorted({Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)})
+        files = sorted(
+            {Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)}
+        )
         if not files:
             raise ValueError(
                 f"data.path = {pattern}: no file matches this glob, seen from {Path.cwd()}. ** reaches into folders: 'texts/**/*.txt'."
             )
         return files
-    raise ValueError(f"data.path = {pattern}: no such file or directory, seen from {Path.cwd()}. Give a file, a directory or a glob.")
+    raise ValueError(
+        f"data.path = {pattern}: no such file or directory, seen from {Path.cwd()}. Give a file, a directory or a glob."
+    )
 
 
 def _walk(root: Path, *, skip: set[str]) -> Iterator[Path]:
     """Files below root in the order of their names; hidden ones and folders named in `skip` are left out."""
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted(name for name in subfolders if name not in skip and not name.startswith("."))
+        subfolders[:] = sorted(
+            name for name in subfolders if name not in skip and not name.startswith(".")
+        )
         files = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
         yield from (path for path in files if path.is_file())

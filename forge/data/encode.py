@@ -27,13 +27,17 @@ class _Side:
     in_document: bool = False
 
 
-def encode_splits(split: Split, tokenizer: Tokenizer, directory: Path, *, on_bytes: Callable[[int], None]) -> dict[str, Index]:
+def encode_splits(
+    split: Split, tokenizer: Tokenizer, directory: Path, *, on_bytes: Callable[[int], None]
+) -> dict[str, Index]:
     """Write directory/train and directory/val; at most a few MiB of text are in memory.
 
     One end-of-text follows every document in each split that has a piece of it.
     `on_bytes` is called with the bytes read so far.
     """
-    sides = [_Side(ShardWriter(directory / name, vocab_size=tokenizer.vocab_size)) for name in SPLITS]
+    sides = [
+        _Side(ShardWriter(directory / name, vocab_size=tokenizer.vocab_size)) for name in SPLITS
+    ]
     waiting = done = 0
     for piece, is_validation in split.pieces():
         side = sides[is_validation]
@@ -49,7 +53,10 @@ def encode_splits(split: Split, tokenizer: Tokenizer, directory: Path, *, on_byt
             on_bytes(done)
     _flush(sides, tokenizer)
     on_bytes(done + waiting)
-    return {name: side.writer.close(n_bytes=side.n_bytes, n_documents=side.n_documents) for name, side in zip(SPLITS, sides, strict=True)}
+    return {
+        name: side.writer.close(n_bytes=side.n_bytes, n_documents=side.n_documents)
+        for name, side in zip(SPLITS, sides, strict=True)
+    }
 
 
 def _end_document(sides: list[_Side]) -> None:

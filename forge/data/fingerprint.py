@@ -33,7 +33,11 @@ def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None)
     From 64 MiB on, and with a `memo` directory, the result is remembered by every file's path, size and
     time of change, so that a large corpus is hashed once.
     """
-    stats = [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path in files for stat in (path.stat(),)]
+    stats = [
+        (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
+        for path in files
+        for stat in (path.stat(),)
+    ]
     if memo is None or sum(size for _, size, _ in stats) < MEMO_FROM_BYTES:
         return _hash_contents(files, reader)
     known = memo / hash_json([reader, stats])
@@ -53,7 +57,9 @@ def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None)
 
 
 def _hash_contents(files: Sequence[Path], reader: str) -> str:
-    return hash_json([reader, [(kind(path), path.suffix == ".gz", _hash_readable(path)) for path in files]])
+    return hash_json(
+        [reader, [(kind(path), path.suffix == ".gz", _hash_readable(path)) for path in files]]
+    )
 
 
 def _hash_readable(path: Path) -> str:

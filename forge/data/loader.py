@@ -64,7 +64,9 @@ def count_windows(store: TokenStore, seq_len: int) -> int:
 class _MicroBatches:
     """The dataset of loader processes: micro-batches by the number of their first sample."""
 
-    def __init__(self, store: TokenStore, *, seq_len: int, seed: int, batch_size: int, repeat_samples: int) -> None:
+    def __init__(
+        self, store: TokenStore, *, seq_len: int, seed: int, batch_size: int, repeat_samples: int
+    ) -> None:
         self.store = store
         self.seq_len = seq_len
         self.batch_size = batch_size
@@ -120,7 +122,11 @@ class TrainLoader:
         self._stride = num_ranks * batch_size
         self._offset = rank * batch_size
         self._dataset = _MicroBatches(
-            store, seq_len=seq_len, seed=seed, batch_size=batch_size, repeat_samples=overfit_batches * self.samples_per_step
+            store,
+            seq_len=seq_len,
+            seed=seed,
+            batch_size=batch_size,
+            repeat_samples=overfit_batches * self.samples_per_step,
         )
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
@@ -181,7 +187,9 @@ def _leave_signals_to_the_rank(worker: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # torch itself looks every 5 seconds
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
-    if not hasattr(signal, "sigwaitinfo"):  # macOS does not tell who sends: hear nothing that is sent to the group
+    if not hasattr(
+        signal, "sigwaitinfo"
+    ):  # macOS does not tell who sends: hear nothing that is sent to the group
         os.setpgrp()
         return
     rank = os.getppid()
@@ -216,7 +224,10 @@ def eval_batches(
     count = min(sequences or windows, windows)
     for first in range(0, count, batch_size * shares):
         held = -(-min(batch_size * shares, count - first) // shares)
-        mine = range(first + index * held, min(first + (index + 1) * held, first + batch_size * shares, count))
+        mine = range(
+            first + index * held,
+            min(first + (index + 1) * held, first + batch_size * shares, count),
+        )
         rows = [row * windows // count * seq_len for row in mine]
         tokens = np.zeros((held, seq_len), dtype=np.int64)
         targets = np.full((held, seq_len), IGNORE_INDEX, dtype=np.int64)
@@ -224,6 +235,15 @@ def eval_batches(
             window = store.read(start, min(start + seq_len, last) + 1)
             tokens[row, : len(window) - 1] = window[:-1]
             targets[row, : len(window) - 1] = window[1:]
-        n_bytes = None if token_bytes is None else int(token_bytes[targets[targets != IGNORE_INDEX]].sum())
+        n_bytes = (
+            None
+            if token_bytes is None
+            else int(token_bytes[targets[targets != IGNORE_INDEX]].sum())
+        )
         n_targets = int((targets != IGNORE_INDEX).sum())
-        yield EvalBatch(tokens=torch.from_numpy(tokens), targets=torch.from_numpy(targets), n_targets=n_targets, n_bytes=n_bytes)
+        yield EvalBatch(
+            tokens=torch.from_numpy(tokens),
+            targets=torch.from_numpy(targets),
+            n_targets=n_targets,
+            n_bytes=n_bytes,
+        )

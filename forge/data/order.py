@@ -37,7 +37,9 @@ def _ceil_sqrt(n: int) -> int:
 
 def _round_keys(key: tuple[int, int]) -> np.ndarray:
     seed, epoch = key
-    digest = blake2b(f"{seed}/{epoch}".encode(), digest_size=8 * ROUNDS, person=b"forge.order").digest()
+    digest = blake2b(
+        f"{seed}/{epoch}".encode(), digest_size=8 * ROUNDS, person=b"forge.order"
+    ).digest()
     return np.frombuffer(digest, dtype="<u8")
 
 

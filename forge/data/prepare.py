@@ -40,7 +40,13 @@ class Prepared:
     manifest: dict[str, Any]
 
 
-def prepare(data: Data, tokenizer: TokenizerSection, *, build: Build, progress: Progress = lambda stage, share: None) -> Prepared:
+def prepare(
+    data: Data,
+    tokenizer: TokenizerSection,
+    *,
+    build: Build,
+    progress: Progress = lambda stage, share: None,
+) -> Prepared:
     """The prepared data of two sections, from the cache or made now.
 
     `build(section, path=..., **runtime)`, with the section's place in the config, makes the corpus (no runtime
@@ -103,7 +109,9 @@ def _open(entry: Path, corpus: Corpus, *, on_broken: Callable[..., None]) -> Pre
         on_broken("prepared data in %s is damaged and is made anew: %s", entry, error)
         return None
     source = {"source": corpus.source, "files": len(corpus.files)}
-    return Prepared(tokenizer=tokenizer, **stores, manifest=manifest | source | {"cache": str(entry)})
+    return Prepared(
+        tokenizer=tokenizer, **stores, manifest=manifest | source | {"cache": str(entry)}
+    )
 
 
 def _read_manifest(entry: Path) -> dict[str, Any]:
@@ -125,7 +133,13 @@ def _read_manifest(entry: Path) -> dict[str, Any]:
 
 
 def _make(
-    directory: Path, corpus: Corpus, identity: dict[str, Any], data: Data, section: TokenizerSection, build: Build, progress: Progress
+    directory: Path,
+    corpus: Corpus,
+    identity: dict[str, Any],
+    data: Data,
+    section: TokenizerSection,
+    build: Build,
+    progress: Progress,
 ) -> None:
     """Fill a directory with the tokenizer, both stores and the manifest."""
     started = time.perf_counter()
@@ -135,7 +149,12 @@ def _make(
     tokenizer: Tokenizer = build(section, path="tokenizer", text=TrainingText(split=split))
     trained = time.perf_counter()
     tokenizer.save(directory / "tokenizer")
-    indices = encode_splits(split, tokenizer, directory, on_bytes=lambda done: progress("tokenise", done / split.n_bytes))
+    indices = encode_splits(
+        split,
+        tokenizer,
+        directory,
+        on_bytes=lambda done: progress("tokenise", done / split.n_bytes),
+    )
     encoded = time.perf_counter()
     n_tokens = sum(index.n_tokens for index in indices.values())
     log.info(
@@ -147,12 +166,20 @@ def _make(
         encoded - trained,
         n_tokens / 1e6 / (encoded - trained),
     )
-    files = [f"tokenizer/{TOKENIZER_FILE}", f"tokenizer/{CONFIG_FILE}", *(f"{name}/{INDEX_FILE}" for name in SPLITS)]
+    files = [
+        f"tokenizer/{TOKENIZER_FILE}",
+        f"tokenizer/{CONFIG_FILE}",
+        *(f"{name}/{INDEX_FILE}" for name in SPLITS),
+    ]
     manifest = {
         "identity": identity,
         "bytes": split.n_bytes,
         "split_unit": split.unit,
-        "tokenizer": {"fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size, "eos_token": tokenizer.eos_token},
+        "tokenizer": {
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "eos_token": tokenizer.eos_token,
+        },
         "splits": {
             name: {
                 "documents": index.n_documents,

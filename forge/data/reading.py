@@ -45,7 +45,9 @@ def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
         by_fix.setdefault(one.fix, []).append(one.what)
     lines = [line for fix, found in by_fix.items() for line in (*found, f"-> {fix}.")]
     more = [f"... and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
-    return ValueError("\n  ".join([f"data.path: {len(bad)} of {files} files cannot be read:", *lines, *more]))
+    return ValueError(
+        "\n  ".join([f"data.path: {len(bad)} of {files} files cannot be read:", *lines, *more])
+    )
 
 
 def kind(path: Path) -> str:
@@ -61,7 +63,11 @@ def _kind_of_json(path: Path) -> str:
             lines = (line.strip() for line in iter(lambda: file.readline(BLOCK_BYTES << 6), b""))
             filled = (line for line in lines if line)
             first = next(filled, b"").removeprefix(codecs.BOM_UTF8).lstrip()
-            one_a_line = first.startswith(b"{") and first.endswith(b"}") and next(filled, b"").startswith(b"{")
+            one_a_line = (
+                first.startswith(b"{")
+                and first.endswith(b"}")
+                and next(filled, b"").startswith(b"{")
+            )
             return "jsonl" if one_a_line else "json"
     except (OSError, EOFError, zlib.error):
         return "text"  # whoever reads it is told
@@ -82,11 +88,17 @@ def _text_blocks(path: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     position = 0
     if path.name.lower().endswith(PACKED):
-        raise BadFile(f"{path} is packed in a way that is not read here", "Unpack it, or pack it with gzip")
+        raise BadFile(
+            f"{path} is packed in a way that is not read here", "Unpack it, or pack it with gzip"
+        )
     with readable(path), open_bytes(path) as file:
         try:
             while block := file.read(BLOCK_BYTES):
-                if position == 0 and b"\0" in block[:LOOKED_AT] and not block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                if (
+                    position == 0
+                    and b"\0" in block[:LOOKED_AT]
+                    and not block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                ):
                     raise BadFile(f"{path} is not text (it has NUL bytes)", LEAVE_OUT.capitalize())
                 yield decoder.decode(block)
                 position += len(block)
@@ -115,4 +127,6 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise BadFile(f"cannot read {path} ({reason})", "Check that it is complete and that you may read it") from error
+        raise BadFile(
+            f"cannot read {path} ({reason})", "Check that it is complete and that you may read it"
+        ) from error

@@ -26,24 +26,41 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
     with readable(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield _document(path, f"line {number}", _row_of_line(f"{path} line {number}", line, text_field), text_field)
+                yield _document(
+                    path,
+                    f"line {number}",
+                    _row_of_line(f"{path} line {number}", line, text_field),
+                    text_field,
+                )
 
 
 def _row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig").rstrip())
     except UnicodeDecodeError as error:
-        raise BadFile(f"{where} is not UTF-8 text ({error.reason} at byte {error.start})", UTF_8) from error
+        raise BadFile(
+            f"{where} is not UTF-8 text ({error.reason} at byte {error.start})", UTF_8
+        ) from error
     except json.JSONDecodeError as error:
-        raise BadFile(f"{where} is not JSON ({error.msg} at column {error.colno})", "Every line must be one JSON object") from error
+        raise BadFile(
+            f"{where} is not JSON ({error.msg} at column {error.colno})",
+            "Every line must be one JSON object",
+        ) from error
     if not isinstance(row, dict):
-        raise BadFile(f"{where} is not a JSON object", f"Every line must look like {{{json.dumps(text_field)}: ...}}")
+        raise BadFile(
+            f"{where} is not a JSON object",
+            f"Every line must look like {{{json.dumps(text_field)}: ...}}",
+        )
     return row
 
 
 def read_json(path: Path, text_field: str) -> Iterator[Document]:
     """One document an element of a JSON array, which is a text or an object with a field that holds it, or one for a single object."""
-    with readable(path), open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
+    with (
+        readable(path),
+        open_bytes(path) as file,
+        io.TextIOWrapper(file, encoding="utf-8-sig") as text,
+    ):
         for number, element in enumerate(_elements(path, text), start=1):
             yield _document(path, f"element {number}", element, text_field)
 
@@ -65,15 +82,22 @@ def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
         except json.JSONDecodeError as error:
             # What an element lacks may be in the next block; what is wrong before the end of this one stays wrong.
             fault, element, end = error.msg, None, at
-            if not error.msg.startswith("Unterminated string") and error.pos < len(text) - len('"\\ud83d\\ude00'):
-                raise BadFile(f"{path} element {number + 1} is not JSON ({fault})", "Mend the file") from error
+            if not error.msg.startswith("Unterminated string") and error.pos < len(text) - len(
+                '"\\ud83d\\ude00'
+            ):
+                raise BadFile(
+                    f"{path} element {number + 1} is not JSON ({fault})", "Mend the file"
+                ) from error
         if fault is None:
             yield element
             number, at = number + 1, end
         elif more := _more(path, file, len(text) - at):
             text, at = text[at:] + more, 0
         else:
-            raise BadFile(f"{path} element {number + 1} is not JSON ({fault})", "Check that the file is complete")
+            raise BadFile(
+                f"{path} element {number + 1} is not JSON ({fault})",
+                "Check that the file is complete",
+            )
 
 
 def _whole(path: Path, text: str) -> Any:
@@ -82,7 +106,9 @@ def _whole(path: Path, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         what = f"{path} is not JSON ({error.msg} at line {error.lineno} column {error.colno})"
-        raise BadFile(what, "Mend the file: a .json has an array, an object, or an object a line") from error
+        raise BadFile(
+            what, "Mend the file: a .json has an array, an object, or an object a line"
+        ) from error
 
 
 def _end(match: re.Match[str] | None) -> int:
@@ -101,20 +127,35 @@ def _more(path: Path, file: IO[str], held: int = 0) -> str:
 def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
     """One document a row, from a column that the first row names."""
     csv.field_size_limit(sys.maxsize)  # the library's own, 128 KiB, is less than many a document
-    with readable(path), open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+    with (
+        readable(path),
+        open_bytes(path) as file,
+        io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
+    ):
         try:
             head = text.readline()
-            names = {mark: [name.strip('" \r\n') for name in head.split(mark)] for mark in (delimiter, ";", "\t", "|")}
-            delimiter = next((mark for mark, columns in names.items() if text_field in columns), delimiter)
+            names = {
+                mark: [name.strip('" \r\n') for name in head.split(mark)]
+                for mark in (delimiter, ";", "\t", "|")
+            }
+            delimiter = next(
+                (mark for mark, columns in names.items() if text_field in columns), delimiter
+            )
             rows = csv.DictReader(chain([head], text), delimiter=delimiter, strict=True)
             _need(str(path), rows.fieldnames or (), text_field)
             for row in rows:
                 if row[text_field] is None:
-                    raise BadFile(f"{path} line {rows.reader.line_num} ends before its field {text_field!r}", "Mend the file")
+                    raise BadFile(
+                        f"{path} line {rows.reader.line_num} ends before its field {text_field!r}",
+                        "Mend the file",
+                    )
                 yield _document(path, f"line {rows.reader.line_num}", row, text_field)
         except csv.Error as error:
             what = f"{path} line {rows.reader.line_num} is not {'CSV' if delimiter == ',' else 'TSV'} ({error})"
-            raise BadFile(what, "Mend the file; a text with quotes or line ends is in quotes, and its own are doubled") from error
+            raise BadFile(
+                what,
+                "Mend the file; a text with quotes or line ends is in quotes, and its own are doubled",
+            ) from error
         except UnicodeDecodeError as error:
             raise _not_utf_8(path, error) from error
 
@@ -122,7 +163,9 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
 def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
     """One document a row, from a column; some rows at a time are in memory."""
     if path.suffix == ".gz":
-        raise BadFile(f"{path} is Parquet inside of gzip", "Unpack it (gunzip); Parquet is packed by itself")
+        raise BadFile(
+            f"{path} is Parquet inside of gzip", "Unpack it (gunzip); Parquet is packed by itself"
+        )
     import pyarrow
     from pyarrow import parquet
 
@@ -149,7 +192,11 @@ def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
         row, whose = row[text_field], f": field {text_field!r}"
     if not isinstance(row, str):
         kind = "null" if row is None else type(row).__name__
-        fix = "Choose another with data.text_field" if whose else "An element is a text, or an object with a field that holds it"
+        fix = (
+            "Choose another with data.text_field"
+            if whose
+            else "An element is a text, or an object with a field that holds it"
+        )
         raise BadFile(f"{where}{whose} is {kind}, not text", fix)
     try:
         row.encode()
@@ -161,8 +208,12 @@ def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
 
 def _need(where: str, fields: Iterable[Any], text_field: str) -> None:
     if text_field not in (names := [str(name) for name in fields]):
-        listed = ", ".join(name if len(name) <= 40 else f"{name[:40]}..." for name in names[:20]) + (", ..." if len(names) > 20 else "")
-        raise BadFile(f"{where} has no field {text_field!r} (its fields: {listed or 'none'})", FIELD)
+        listed = ", ".join(
+            name if len(name) <= 40 else f"{name[:40]}..." for name in names[:20]
+        ) + (", ..." if len(names) > 20 else "")
+        raise BadFile(
+            f"{where} has no field {text_field!r} (its fields: {listed or 'none'})", FIELD
+        )
 
 
 def _not_utf_8(path: Path, error: UnicodeDecodeError) -> BadFile:

@@ -51,7 +51,10 @@ class TokenStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.index = _read_index(directory)
-        self._shards = [_map(directory / shard.file, self.index.dtype, shard.n_tokens) for shard in self.index.shards]
+        self._shards = [
+            _map(directory / shard.file, self.index.dtype, shard.n_tokens)
+            for shard in self.index.shards
+        ]
         self._starts = np.cumsum([0, *(shard.n_tokens for shard in self.index.shards)]).tolist()
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
@@ -63,7 +66,9 @@ class TokenStore:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the tokens, in hex."""
-        return hashlib.sha256("".join(shard.sha256 for shard in self.index.shards).encode()).hexdigest()
+        return hashlib.sha256(
+            "".join(shard.sha256 for shard in self.index.shards).encode()
+        ).hexdigest()
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens start to stop: [stop - start] of the store's dtype; a view of the file when they lie in one shard."""
@@ -83,9 +88,15 @@ class TokenStore:
         """Compare the shards with their hashes, up to 64 MiB whole, beyond in samples. BrokenStore: they differ."""
         whole = len(self) * np.dtype(self.index.dtype).itemsize <= HASHED_WHOLE_BYTES
         for shard, tokens in zip(self.index.shards, self._shards, strict=True):
-            intact = hashlib.sha256(tokens.data).hexdigest() == shard.sha256 if whole else _sample_hash(tokens) == shard.sample_sha256
+            intact = (
+                hashlib.sha256(tokens.data).hexdigest() == shard.sha256
+                if whole
+                else _sample_hash(tokens) == shard.sample_sha256
+            )
             if not intact:
-                raise BrokenStore(f"{self.directory.name}/{shard.file} does not have the content that was written")
+                raise BrokenStore(
+                    f"{self.directory.name}/{shard.file} does not have the content that was written"
+                )
 
 
 def _read_index(directory: Path) -> Index:
@@ -126,7 +137,9 @@ def _sample_hash(tokens: np.ndarray) -> str:
 class ShardWriter:
     """Writes the tokens of one split to a directory as they come, and its index at close()."""
 
-    def __init__(self, directory: Path, *, vocab_size: int, shard_tokens: int = SHARD_TOKENS) -> None:
+    def __init__(
+        self, directory: Path, *, vocab_size: int, shard_tokens: int = SHARD_TOKENS
+    ) -> None:
         directory.mkdir(parents=True)
         self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
         self.n_tokens = 0
@@ -155,8 +168,16 @@ class ShardWriter:
         """Write the index: what the tokens stand for, in bytes and documents."""
         if self._file is not None:
             self._finish_shard()
-        index = Index(dtype=self.dtype.str, n_tokens=self.n_tokens, n_bytes=n_bytes, n_documents=n_documents, shards=tuple(self._shards))
-        (self._directory / INDEX_FILE).write_text(json.dumps({"format": FORMAT} | asdict(index), indent=2))
+        index = Index(
+            dtype=self.dtype.str,
+            n_tokens=self.n_tokens,
+            n_bytes=n_bytes,
+            n_documents=n_documents,
+            shards=tuple(self._shards),
+        )
+        (self._directory / INDEX_FILE).write_text(
+            json.dumps({"format": FORMAT} | asdict(index), indent=2)
+        )
         return index
 
     def _name(self) -> str:
@@ -166,6 +187,11 @@ class ShardWriter:
         self._file.close()
         name = self._name()
         tokens = _map(self._directory / name, self.dtype.str, self._in_shard)
-        shard = Shard(file=name, n_tokens=self._in_shard, sha256=self._digest.hexdigest(), sample_sha256=_sample_hash(tokens))
+        shard = Shard(
+            file=name,
+            n_tokens=self._in_shard,
+            sha256=self._digest.hexdigest(),
+            sample_sha256=_sample_hash(tokens),
+        )
         self._shards.append(shard)
         self._file, self._digest, self._in_shard = None, hashlib.sha256(), 0

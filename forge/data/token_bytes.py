@@ -32,7 +32,11 @@ def token_bytes(raw: tokenizers.Tokenizer, vocab_size: int) -> np.ndarray:
         elif BYTE_TOKEN.fullmatch(token):
             result[index] = 1
         else:
-            text = token.removeprefix("##") if is_word_piece else token.replace(SENTENCEPIECE_SPACE, " ")
+            text = (
+                token.removeprefix("##")
+                if is_word_piece
+                else token.replace(SENTENCEPIECE_SPACE, " ")
+            )
             result[index] = len(text.encode())
     return result
 
@@ -40,4 +44,7 @@ def token_bytes(raw: tokenizers.Tokenizer, vocab_size: int) -> np.ndarray:
 def _uses(raw: tokenizers.Tokenizer, component: str) -> bool:
     """Whether the pre-tokeniser, the decoder or the model is, or contains, a component of this type."""
     description = json.loads(raw.to_str())
-    return any(f'"type": "{component}"' in json.dumps(description[part]) for part in ("pre_tokenizer", "decoder", "model"))
+    return any(
+        f'"type": "{component}"' in json.dumps(description[part])
+        for part in ("pre_tokenizer", "decoder", "model")
+    )

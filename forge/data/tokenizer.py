@@ -44,7 +44,10 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of several texts, on all cores."""
-        return [encoding.ids for encoding in self._raw.encode_batch_fast(texts, add_special_tokens=False)]
+        return [
+            encoding.ids
+            for encoding in self._raw.encode_batch_fast(texts, add_special_tokens=False)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens spelled out; ids that end within a character give U+FFFD."""
@@ -107,7 +110,9 @@ def load_file(section: TokenizerFile, *, text: TrainingText) -> Tokenizer:
     if not section.path:
         raise ValueError("tokenizer.path is empty. Give the path of a tokenizer.json.")
     if not path.is_file():
-        raise ValueError(f"tokenizer.path = {section.path}: no such file, seen from {Path.cwd()}. Give the path of a tokenizer.json.")
+        raise ValueError(
+            f"tokenizer.path = {section.path}: no such file, seen from {Path.cwd()}. Give the path of a tokenizer.json."
+        )
     try:
         raw = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
@@ -117,6 +122,8 @@ def load_file(section: TokenizerFile, *, text: TrainingText) -> Tokenizer:
         ) from error
     eos_token = section.end_token(raw.get_vocab())
     if eos_token is None:
-        what, fix = section.no_end_token([token.content for token in raw.get_added_tokens_decoder().values()])
+        what, fix = section.no_end_token(
+            [token.content for token in raw.get_added_tokens_decoder().values()]
+        )
         raise ValueError(f"tokenizer.eos_token: {what} Set {fix}.")
     return Tokenizer(raw, eos_token=eos_token)

@@ -28,7 +28,9 @@ def probe(seconds: float = SECONDS) -> dict[str, Any]:
         except (ValueError, TypeError):
             continue  # a library's own words
     if answer is None or answer.code:
-        report["end"] = f"ended with {answer.code}: {answer.last_words}" if answer else "could not be started"
+        report["end"] = (
+            f"ended with {answer.code}: {answer.last_words}" if answer else "could not be started"
+        )
     elif answer.code is None:
         report["end"] = f"no answer in {seconds:g} s"
     return report
@@ -46,11 +48,27 @@ def torch_itself(report: Mapping[str, Any]) -> Finding:
     if said is None:
         doing, end = report.get("doing", "starting"), report.get("end", "it said nothing")
         what = f"the process that imports torch came to a stop while {doing}: {end}."
-        return missing("torch", what, f"try `{sys.executable} -c 'import torch'`; if that fails too: {install}", needed=True)
+        return missing(
+            "torch",
+            what,
+            f"try `{sys.executable} -c 'import torch'`; if that fails too: {install}",
+            needed=True,
+        )
     if "error" in said:
         what = f"it cannot be imported: {said['error']}"
-        return missing("torch", what, install if "No module" in what else f"install it again: {install}", needed=True)
-    build = f"for CUDA {said['cuda']}" if said["cuda"] else f"for ROCm {said['hip']}" if said["hip"] else "for the CPU"
+        return missing(
+            "torch",
+            what,
+            install if "No module" in what else f"install it again: {install}",
+            needed=True,
+        )
+    build = (
+        f"for CUDA {said['cuda']}"
+        if said["cuda"]
+        else f"for ROCm {said['hip']}"
+        if said["hip"]
+        else "for the CPU"
+    )
     found = f"{said['version']}, built {build}; CPU kernels: {said['cpu']}"
     if outside(said["version"], wanted):
         return missing("torch", f"{found}; forge needs {wanted}", install, needed=True)
@@ -66,35 +84,63 @@ def cuda(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
     if "error" in nvml and not (seen or {}).get("devices"):
         what = f"no NVIDIA driver that can be asked ({nvml['error']})"
         return missing("CUDA", what, f"install the driver (and nvidia-ml-py); {CUDA_ONLY}")
-    driver = f"driver {nvml['driver']} (CUDA {nvml['cuda']}), {_gpus(nvml['devices'])}" if "error" not in nvml else "a driver without NVML"
+    driver = (
+        f"driver {nvml['driver']} (CUDA {nvml['cuda']}), {_gpus(nvml['devices'])}"
+        if "error" not in nvml
+        else "a driver without NVML"
+    )
     if "version" not in said:
         return warn("CUDA", f"{driver}; without torch no more is known", "see torch above")
     if not said["cuda"]:
-        return warn("CUDA", f"{driver}, and torch is built without CUDA", f"install {CUDA_BUILD}{CUDA_ONLY}")
+        return warn(
+            "CUDA", f"{driver}, and torch is built without CUDA", f"install {CUDA_BUILD}{CUDA_ONLY}"
+        )
     if seen is None:
         what = f"{driver}; torch came to a stop while {report.get('doing')}: {report.get('end')}."
         return warn("CUDA", what, "run nvidia-smi; restart the driver")
     if "error" in seen:
-        return warn("CUDA", f"{driver}; a first computation fails: {seen['error']}", f"run nvidia-smi; install {CUDA_BUILD}{CUDA_ONLY}")
+        return warn(
+            "CUDA",
+            f"{driver}; a first computation fails: {seen['error']}",
+            f"run nvidia-smi; install {CUDA_BUILD}{CUDA_ONLY}",
+        )
     return _devices(driver, nvml.get("devices"), seen, environ)
 
 
-def _devices(driver: str, count: int | None, seen: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
+def _devices(
+    driver: str, count: int | None, seen: Mapping[str, Any], environ: Mapping[str, str]
+) -> Finding:
     devices, visible = seen["devices"], environ.get("CUDA_VISIBLE_DEVICES")
     if not devices and visible is not None:
-        return warn("CUDA", f"{driver}; CUDA_VISIBLE_DEVICES={visible} hides them all", "unset CUDA_VISIBLE_DEVICES to use them")
+        return warn(
+            "CUDA",
+            f"{driver}; CUDA_VISIBLE_DEVICES={visible} hides them all",
+            "unset CUDA_VISIBLE_DEVICES to use them",
+        )
     if not devices:
         why = seen.get("warning", "no reason given")
-        return warn("CUDA", f"{driver}; torch sees none of them: {why}", f"update the driver, or install {CUDA_BUILD}{CUDA_ONLY}")
+        return warn(
+            "CUDA",
+            f"{driver}; torch sees none of them: {why}",
+            f"update the driver, or install {CUDA_BUILD}{CUDA_ONLY}",
+        )
     names = ", ".join(dict.fromkeys(f"{d['name']} (capability {d['capability']})" for d in devices))
     found = f"{driver}; torch uses {len(devices)}: {names}"
     if count is not None and len(devices) < count and visible is None:
         return warn("CUDA", found, "run nvidia-smi -L; a GPU in MIG mode or in error is left out")
     if not all(d["bf16"] for d in devices):
-        return warn("CUDA", f"{found}; no bf16", "precision=fp16 or precision=fp32; bf16 needs capability 8.0")
+        return warn(
+            "CUDA",
+            f"{found}; no bf16",
+            "precision=fp16 or precision=fp32; bf16 needs capability 8.0",
+        )
     busy = [i for i, d in enumerate(devices) if d["free"] < 0.5 * d["total"]]
     if busy:
-        return warn("CUDA", f"{found}; more than half of the memory of {busy} is taken", "run nvidia-smi to see by whom")
+        return warn(
+            "CUDA",
+            f"{found}; more than half of the memory of {busy} is taken",
+            "run nvidia-smi to see by whom",
+        )
     return ok("CUDA", f"{found}; bf16")
 
 
@@ -110,21 +156,29 @@ def nccl(report: Mapping[str, Any]) -> Finding:
 
 def gloo(report: Mapping[str, Any]) -> Finding:
     """What ranks on the CPU talk through."""
-    backends, started, only = report.get("distributed"), report.get("gloo"), "only needed for several ranks on the CPU"
+    backends, started, only = (
+        report.get("distributed"),
+        report.get("gloo"),
+        "only needed for several ranks on the CPU",
+    )
     if backends is None or "error" in backends or started is None:
         return missing("gloo", _silent(report), f"see torch above; {only}")
     if not backends["gloo"]:
         return missing("gloo", "this build of torch has none", f"another build of torch; {only}")
     if "error" in started:
         fix = "give this host's name an address in /etc/hosts, or set GLOO_SOCKET_IFNAME to a network interface"
-        return missing("gloo", f"a group of one rank cannot be started: {started['error']}", f"{fix}; {only}")
+        return missing(
+            "gloo", f"a group of one rank cannot be started: {started['error']}", f"{fix}; {only}"
+        )
     return ok("gloo", "a group of one rank starts")
 
 
 def _silent(report: Mapping[str, Any]) -> str:
     """Why nothing is known of torch.distributed."""
     errors = (report.get(step, {}).get("error") for step in ("torch", "distributed"))
-    return f"torch does not say ({next(filter(None, errors), report.get('end', 'it stopped early'))})"
+    return (
+        f"torch does not say ({next(filter(None, errors), report.get('end', 'it stopped early'))})"
+    )
 
 
 def _gpus(count: int) -> str:

@@ -26,14 +26,21 @@ class Answer:
         return lines[-1] if lines else ""
 
 
-def ask(command: Sequence[str], *, seconds: float, environ: Mapping[str, str] | None = None) -> Answer | None:
+def ask(
+    command: Sequence[str], *, seconds: float, environ: Mapping[str, str] | None = None
+) -> Answer | None:
     """Run a program for at most so long; None when it cannot be started.
 
     A program that hangs in a driver ignores SIGKILL, and waiting for it would hang here too: it is left behind.
     """
     try:
         program = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environ,
+            start_new_session=True,
         )
     except OSError:
         return None

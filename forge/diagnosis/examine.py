@@ -30,17 +30,41 @@ def examine(plan: Plan) -> list[Finding]:
     report = accelerator.probe()
     gpus = len(report.get("cuda", {}).get("devices", ()))
     found = [software.python(), *accelerator.findings(report), *software.packages(), slurm()]
-    runs, trial = places.examine(Place(name="run.root", path=plan.runs, option=plan.runs_option, enough=10 * GIB))
-    cache = Place(name="cache", path=plan.cache, option="data.cache_dir=DIR or FORGE_CACHE=DIR", enough=5 * GIB)
+    runs, trial = places.examine(
+        Place(name="run.root", path=plan.runs, option=plan.runs_option, enough=10 * GIB)
+    )
+    cache = Place(
+        name="cache",
+        path=plan.cache,
+        option="data.cache_dir=DIR or FORGE_CACHE=DIR",
+        enough=5 * GIB,
+    )
     scratch = Place(name="temporary", path=_scratch(), option="TMPDIR=DIR", enough=GIB)
     others = "HOME=DIR; torch, Triton and W&B keep caches there"
-    home = Place(name="home", path=Path(os.path.expanduser("~")), option=others, enough=GIB, needed=False)
-    found += [runs, *(places.examine(place)[0] for place in (cache, scratch, home)), places.locks(trial)]
+    home = Place(
+        name="home", path=Path(os.path.expanduser("~")), option=others, enough=GIB, needed=False
+    )
+    found += [
+        runs,
+        *(places.examine(place)[0] for place in (cache, scratch, home)),
+        places.locks(trial),
+    ]
     shm = Path("/dev/shm")
-    found.append(places.shared_memory(plan.loader_bytes, plan.num_workers, gpus, places.room(shm)[0] if shm.is_dir() else None))
-    usable, threads = limits.usable_cores(limits.cpu_quota()), report.get("torch", {}).get("threads")
+    found.append(
+        places.shared_memory(
+            plan.loader_bytes, plan.num_workers, gpus, places.room(shm)[0] if shm.is_dir() else None
+        )
+    )
+    usable, threads = (
+        limits.usable_cores(limits.cpu_quota()),
+        report.get("torch", {}).get("threads"),
+    )
     found.append(limits.threads(usable, os.cpu_count() or 1, threads, plan.num_threads))
-    found += [limits.memory(limits.free_memory(), limits.memory_left()), limits.open_files(), places.clock(trial)]
+    found += [
+        limits.memory(limits.free_memory(), limits.memory_left()),
+        limits.open_files(),
+        places.clock(trial),
+    ]
     return [*found, software.git(), software.compiler(), software.wandb()]
 
 

@@ -47,5 +47,9 @@ def lacking(findings: Sequence[Finding]) -> list[Finding]:
 def report(findings: Sequence[Finding]) -> str:
     """All findings and a last line that sums up."""
     lack = lacking(findings)
-    last = f"missing, and every run needs it: {', '.join(f.check for f in lack)}" if lack else "a run on the CPU has all that it needs"
+    last = (
+        f"missing, and every run needs it: {', '.join(f.check for f in lack)}"
+        if lack
+        else "a run on the CPU has all that it needs"
+    )
     return "\n".join([*(finding.render() for finding in findings), "", last])

@@ -13,7 +13,20 @@ from pathlib import Path
 from forge.config.units import GIB, byte_size
 from forge.diagnosis.finding import Finding, missing, ok, warn
 
-NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "glusterfs", "fuse.sshfs", "9p", "afs")
+NETWORK = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "lustre",
+    "beegfs",
+    "gpfs",
+    "ceph",
+    "glusterfs",
+    "fuse.sshfs",
+    "9p",
+    "afs",
+)
 LOCAL_LOCKS = ("nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl")
 EARLIEST = 1_735_689_600  # 2025-01-01, before the first version of forge
 SKEW = 60.0
@@ -50,14 +63,26 @@ def judge(place: Place, trial: Trial, free: int | None, files: int | None) -> Fi
     """What to say of a place; `free` is in bytes, `files` the files that may still be made there (None: no limit is known)."""
     where = f"{place.path}" + ("" if trial.folder == place.path else " (not there yet)")
     if trial.error:
-        return _bad(place, f"{where} cannot be written: {trial.error}", f"choose another place: {place.option}")
+        return _bad(
+            place,
+            f"{where} cannot be written: {trial.error}",
+            f"choose another place: {place.option}",
+        )
     found = f"{where}: {byte_size(free or 0)} free on {file_system(trial.folder)[0]}"
     if files is not None and files < 1000:
-        return _bad(place, f"{found}, but only {files} more files can be made", f"remove files, or {place.option}")
+        return _bad(
+            place,
+            f"{found}, but only {files} more files can be made",
+            f"remove files, or {place.option}",
+        )
     if free is not None and free < place.enough / 20:
         return _bad(place, found, f"make room, or {place.option}")
     if free is not None and free < place.enough:
-        return warn(place.name, found, f"{byte_size(place.enough)} are a comfortable minimum; make room, or {place.option}")
+        return warn(
+            place.name,
+            found,
+            f"{byte_size(place.enough)} are a comfortable minimum; make room, or {place.option}",
+        )
     return ok(place.name, found)
 
 
@@ -67,7 +92,9 @@ def attempt(path: Path) -> Trial:
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
-        return Trial(folder=folder, error=f"{folder} is {'a file' if folder.exists() else 'a broken link'}")
+        return Trial(
+            folder=folder, error=f"{folder} is {'a file' if folder.exists() else 'a broken link'}"
+        )
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".forge_doctor_") as file:
             file.write(b"x")
@@ -90,7 +117,9 @@ def locks(trial: Trial) -> Finding:
     local = next((option for option in options if option in LOCAL_LOCKS), None)
     if kind in NETWORK and local:
         what = f"{trial.folder} is {kind}, mounted with {local}: a lock is not seen by other hosts"
-        return warn("locks", what, "do not start one run directory on two hosts, or mount it with locks")
+        return warn(
+            "locks", what, "do not start one run directory on two hosts, or mount it with locks"
+        )
     return ok("locks", f"a lock on {trial.folder} ({kind}) keeps others out")
 
 
@@ -99,7 +128,11 @@ def clock(trial: Trial, now: float | None = None) -> Finding:
     now = time.time() if now is None else now
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < EARLIEST:
-        return warn("clock", f"{found}, which is long past", "set it (timedatectl set-ntp true): names of runs and W&B need it")
+        return warn(
+            "clock",
+            f"{found}, which is long past",
+            "set it (timedatectl set-ntp true): names of runs and W&B need it",
+        )
     if abs(trial.skew) > SKEW:
         side = "ahead of" if trial.skew > 0 else "behind"
         what = f"{found}; the file system of the runs is {abs(trial.skew):.0f} s {side} it"
@@ -114,7 +147,11 @@ def shared_memory(need: int, workers: int, gpus: int, free: int | None) -> Findi
     use = f"{byte_size(need)} for {' and '.join([f'{workers} loader processes'] * (workers > 0) + [f'{gpus} GPUs'] * (gpus > 1))}"
     others = "docker run --shm-size=8g" + (", or data.num_workers=0" if workers else "")
     if free is None:
-        return warn("/dev/shm", f"there is none; it holds {use}", f"mount one: {others}") if need else ok("/dev/shm", "none")
+        return (
+            warn("/dev/shm", f"there is none; it holds {use}", f"mount one: {others}")
+            if need
+            else ok("/dev/shm", "none")
+        )
     if free < need:
         return warn("/dev/shm", f"{byte_size(free)} free, which is less than {use}", others)
     return ok("/dev/shm", f"{byte_size(free)} free" + (f" ({use})" if need else ""))
@@ -126,15 +163,24 @@ def room(folder: Path) -> tuple[int, int | None]:
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 
-def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[str, tuple[str, ...]]:
+def file_system(
+    folder: Path, mounts: Path = Path("/proc/self/mounts")
+) -> tuple[str, tuple[str, ...]]:
     """Type and mount options of what a folder is on."""
     try:
-        rows = [line.split() for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
+        rows = [
+            line.split()
+            for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+        ]
     except OSError:
         return "a file system of unknown type", ()
     real = folder.resolve()
-    holding = [row for row in rows if len(row) > 3 and real.is_relative_to(row[1].replace("\\040", " "))]
-    best = max(holding, key=lambda row: len(row[1]), default=["", "", "a file system of unknown type", ""])
+    holding = [
+        row for row in rows if len(row) > 3 and real.is_relative_to(row[1].replace("\\040", " "))
+    ]
+    best = max(
+        holding, key=lambda row: len(row[1]), default=["", "", "a file system of unknown type", ""]
+    )
     return best[2], tuple(best[3].split(","))
 
 
@@ -144,7 +190,9 @@ def _lock(name: str) -> str:
         try:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            return f"locks do not work ({errno.errorcode.get(error.errno or 0, '')} {error.strerror})"
+            return (
+                f"locks do not work ({errno.errorcode.get(error.errno or 0, '')} {error.strerror})"
+            )
         try:
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -153,4 +201,8 @@ def _lock(name: str) -> str:
 
 
 def _bad(place: Place, found: str, fix: str) -> Finding:
-    return missing(place.name, found, fix, needed=True) if place.needed else warn(place.name, found, fix)
+    return (
+        missing(place.name, found, fix, needed=True)
+        if place.needed
+        else warn(place.name, found, fix)
+    )

@@ -33,9 +33,16 @@ COMPILERS = ("c++", "g++", "clang++")
 
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     """The version, and where it is."""
-    found = f"{'.'.join(map(str, version))} ({platform.python_implementation()}) at {sys.executable}"
+    found = (
+        f"{'.'.join(map(str, version))} ({platform.python_implementation()}) at {sys.executable}"
+    )
     if version[:2] < OLDEST:
-        return missing("Python", found, f"forge needs {'.'.join(map(str, OLDEST))} or newer: make a new virtual environment", needed=True)
+        return missing(
+            "Python",
+            found,
+            f"forge needs {'.'.join(map(str, OLDEST))} or newer: make a new virtual environment",
+            needed=True,
+        )
     return ok("Python", found)
 
 
@@ -62,12 +69,27 @@ def packages() -> list[Finding]:
         return [warn("packages", found, "pip install -e . in a checkout")]
     bad = [finding for name, versions in wanted.items() if (finding := _package(name, versions))]
     good = len(wanted) - len(bad)
-    return [*([ok("packages", f"{good} of {len(wanted)} that forge requires are there, in versions it takes")] if good else []), *bad]
+    return [
+        *(
+            [
+                ok(
+                    "packages",
+                    f"{good} of {len(wanted)} that forge requires are there, in versions it takes",
+                )
+            ]
+            if good
+            else []
+        ),
+        *bad,
+    ]
 
 
 def git() -> Finding:
     """git, and whether it reads the checkout; a run notes the revision it was made with."""
-    path, fix = shutil.which("git"), "only needed for the revision and the diff in a run's provenance"
+    path, fix = (
+        shutil.which("git"),
+        "only needed for the revision and the diff in a run's provenance",
+    )
     if path is None:
         return missing("git", "there is no git on PATH", f"install git; {fix}")
     root = Path(__file__).resolve().parents[2]
@@ -75,20 +97,37 @@ def git() -> Finding:
     if answer is None or answer.code is None:
         return warn("git", f"{path} does not answer", fix)
     if "dubious ownership" in answer.err:
-        return warn("git", f"it refuses to read {root}, which belongs to another user", f"git config --global --add safe.directory {root}")
-    return ok("git", f"{path}; {f'revision {answer.out.strip()}' if answer.code == 0 else 'forge is not run from a checkout'}")
+        return warn(
+            "git",
+            f"it refuses to read {root}, which belongs to another user",
+            f"git config --global --add safe.directory {root}",
+        )
+    return ok(
+        "git",
+        f"{path}; {f'revision {answer.out.strip()}' if answer.code == 0 else 'forge is not run from a checkout'}",
+    )
 
 
 def compiler(environ: Mapping[str, str] = os.environ, include: str | None = None) -> Finding:
     """What torch.compile needs to make kernels: a C++ compiler, and the header files of Python."""
     only = "only needed for train.compile_model=true"
     names = [environ["CXX"]] if environ.get("CXX") else COMPILERS
-    path = next((found for name in names if (found := shutil.which(name, path=environ.get("PATH")))), None)
+    path = next(
+        (found for name in names if (found := shutil.which(name, path=environ.get("PATH")))), None
+    )
     if path is None:
-        return missing("compiler", f"no C++ compiler: {', '.join(names)} not found", f"install g++ or clang++, or set CXX; {only}")
+        return missing(
+            "compiler",
+            f"no C++ compiler: {', '.join(names)} not found",
+            f"install g++ or clang++, or set CXX; {only}",
+        )
     headers = Path(include or sysconfig.get_path("include"), "Python.h")
     if not headers.is_file():
-        return warn("compiler", f"{path}, but no {headers}", f"install the header files of Python (python3-dev, python3-devel); {only}")
+        return warn(
+            "compiler",
+            f"{path}, but no {headers}",
+            f"install the header files of Python (python3-dev, python3-devel); {only}",
+        )
     return ok("compiler", path)
 
 
@@ -109,7 +148,9 @@ def _requirements() -> dict[str, str]:
         texts = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return {}
-    found = [re.match(r"([\w.-]+)[^;<>=!~]*([^;]*)", text) for text in texts if "extra ==" not in text]
+    found = [
+        re.match(r"([\w.-]+)[^;<>=!~]*([^;]*)", text) for text in texts if "extra ==" not in text
+    ]
     return {match[1]: match[2].strip() for match in found if match}
 
 

@@ -68,11 +68,21 @@ def _cuda() -> dict[str, Any]:
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         with torch.cuda.device(index):
-            torch.ones(2, device="cuda").sum().item()  # a build without kernels for this GPU fails only here
+            torch.ones(
+                2, device="cuda"
+            ).sum().item()  # a build without kernels for this GPU fails only here
             bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
             free, total = torch.cuda.mem_get_info()
         name = torch.cuda.get_device_name(index)
-        devices.append({"name": name, "capability": f"{major}.{minor}", "bf16": bf16, "free": free, "total": total})
+        devices.append(
+            {
+                "name": name,
+                "capability": f"{major}.{minor}",
+                "bf16": bf16,
+                "free": free,
+                "total": total,
+            }
+        )
     return {"devices": devices}
 
 

@@ -17,7 +17,9 @@ class Attention(nn.Module):
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
         if section.n_heads % section.kv_heads:
-            raise ValueError(f"model.n_kv_heads={section.kv_heads}: must divide model.n_heads={section.n_heads}")
+            raise ValueError(
+                f"model.n_kv_heads={section.kv_heads}: must divide model.n_heads={section.n_heads}"
+            )
         self.head_dim = section.head_dim
         self.backend = section.sdpa_backend
         heads_dim, kv_dim = section.n_heads * self.head_dim, section.kv_heads * self.head_dim
@@ -25,10 +27,16 @@ class Attention(nn.Module):
         self.wk = nn.Linear(section.dim, kv_dim, bias=section.bias)
         self.wv = nn.Linear(section.dim, kv_dim, bias=section.bias)
         self.wo = nn.Linear(heads_dim, section.dim, bias=section.bias)
-        self.q_norm = RMSNorm(self.head_dim, eps=section.norm_eps) if section.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.head_dim, eps=section.norm_eps) if section.qk_norm else nn.Identity()
+        self.q_norm = (
+            RMSNorm(self.head_dim, eps=section.norm_eps) if section.qk_norm else nn.Identity()
+        )
+        self.k_norm = (
+            RMSNorm(self.head_dim, eps=section.norm_eps) if section.qk_norm else nn.Identity()
+        )
 
-    def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]; `rotation` of these positions, `cache` of those before them."""
         batch, seq, _ = x.shape
         q = self.q_norm(self.wq(x).view(batch, seq, -1, self.head_dim))
@@ -37,7 +45,11 @@ class Attention(nn.Module):
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        heads = self.attend(q, k, v) if cache is None else causal_attention(q, *cache.append(k, v), self.backend)
+        heads = (
+            self.attend(q, k, v)
+            if cache is None
+            else causal_attention(q, *cache.append(k, v), self.backend)
+        )
         return self.wo(heads.transpose(1, 2).reshape(batch, seq, -1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

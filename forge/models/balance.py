@@ -36,7 +36,9 @@ class Balance:
         self.layers = [module for module in model.modules() if isinstance(module, MoE)]
         section = getattr(model, "section", None)
         self.section = section if isinstance(section, DecoderConfig) and section.is_moe else None
-        assert self.section is not None or not self.layers, "a model that has experts keeps its section as `section`"
+        assert self.section is not None or not self.layers, (
+            "a model that has experts keeps its section as `section`"
+        )
         self.numbers = torch.tensor([layer.number for layer in self.layers], dtype=torch.int64)
         self.max_steps = max_steps
 
@@ -46,12 +48,18 @@ class Balance:
     def begin(self, scale: Tensor | float) -> None:
         """Before the first micro-batch. scale: 1 / target tokens of the step, over all ranks, times a loss scale."""
         if self.layers:
-            torch._foreach_zero_([buffer for layer in self.layers for buffer in layer.record.buffers()])  # type: ignore[attr-defined]
+            torch._foreach_zero_(
+                [buffer for layer in self.layers for buffer in layer.record.buffers()]
+            )  # type: ignore[attr-defined]
             # All of a decoder's layers are spread in one way.
-            torch._foreach_add_([layer.record.scale for layer in self.layers], scale / self.layers[0].summands)  # type: ignore[attr-defined]
+            torch._foreach_add_(
+                [layer.record.scale for layer in self.layers], scale / self.layers[0].summands
+            )  # type: ignore[attr-defined]
 
     @torch.no_grad()
-    def end(self, number: int, *, skipped: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x) -> RoutingReport:
+    def end(
+        self, number: int, *, skipped: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> RoutingReport:
         """After update `number`, counted from 0: moves the selection biases, unless the update was skipped, and reports.
 
         total: sums a tensor over all ranks that have other tokens or other layers. Waits for nothing.
@@ -59,7 +67,10 @@ class Balance:
         assert self.section is not None
         section, n_layers = self.section.moe, self.section.n_moe_layers
         records = total(self._records(n_layers, section.num_experts, skipped.device))
-        counts, (*named, ranges, copies) = records[:, : section.num_experts], records[:, section.num_experts :].unbind(1)
+        counts, (*named, ranges, copies) = (
+            records[:, : section.num_experts],
+            records[:, section.num_experts :].unbind(1),
+        )
         sums: dict[str, Tensor] = dict(zip(SUMS, named, strict=True))
         means = {
             "load_max": counts.amax(1) / counts.mean(1).clamp(min=1),
@@ -71,7 +82,10 @@ class Balance:
         if section.bias_update_rate:
             means["bias"] = ranges / copies
             self._move(counts, number, skipped)
-        weights = {"aux_loss": section.aux_loss_weight, "sequence_aux_loss": section.sequence_aux_loss_weight}
+        weights = {
+            "aux_loss": section.aux_loss_weight,
+            "sequence_aux_loss": section.sequence_aux_loss_weight,
+        }
         weights["router_z_loss"] = section.z_loss_weight
         return RoutingReport(
             {name: sums[name].sum() / n_layers for name, weight in weights.items() if weight},
@@ -87,7 +101,13 @@ class Balance:
         if self.layers:
             counts, sums, bias = (
                 torch.stack(tensors).double()
-                for tensors in zip(*((of.record.counts, of.record.sums, of.router.selection_bias) for of in self.layers), strict=True)
+                for tensors in zip(
+                    *(
+                        (of.record.counts, of.record.sums, of.router.selection_bias)
+                        for of in self.layers
+                    ),
+                    strict=True,
+                )
             )
             ranges = bias.amax(1, keepdim=True) - bias.amin(1, keepdim=True)
             rows = torch.cat([counts, sums, ranges, torch.ones_like(ranges)], dim=1)
@@ -99,7 +119,9 @@ class Balance:
         """b_i += rate * sign(mean load - load_i), from the assignments of a whole step (arXiv:2408.15664, algorithm 1)."""
         assert self.section is not None
         section = self.section.moe
-        rate = section.bias_update_rate * bias_factor(section.bias_schedule, number / self.max_steps)
+        rate = section.bias_update_rate * bias_factor(
+            section.bias_schedule, number / self.max_steps
+        )
         steps = (rate * (counts.mean(1, keepdim=True) - counts).sign()).where(~skipped, 0)
         if self.layers:
             biases = [layer.router.selection_bias for layer in self.layers]

@@ -45,4 +45,6 @@ class KVCache:
     @property
     def length(self) -> int:
         """Tokens read so far."""
-        return max(layer.length for layer in self.layers)  # a part of a model fills those of its own layers
+        return max(
+            layer.length for layer in self.layers
+        )  # a part of a model fills those of its own layers

@@ -59,8 +59,12 @@ class Cached(Protocol):
 def check_model(model: object, target: str) -> None:
     """Raises ValueError for an object that lacks what every model has, naming all of it."""
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model._target_={target} builds a {type(model).__name__}, which is no torch.nn.Module")
+        raise ValueError(
+            f"model._target_={target} builds a {type(model).__name__}, which is no torch.nn.Module"
+        )
     missing = [part for part in PARTS if not hasattr(model, part)]
     if missing:
         lacks = f"{type(model).__name__} lacks {', '.join(missing)}"
-        raise ValueError(f"model._target_={target}: {lacks}; docs/extending.md says what a model has")
+        raise ValueError(
+            f"model._target_={target}: {lacks}; docs/extending.md says what a model has"
+        )

@@ -19,7 +19,12 @@ from forge.models.rope import RotaryTable, Rotation
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
 
-RESIDUAL_WRITERS = ("attention.wo.weight", "feed_forward.w_down.weight", "feed_forward.experts.w_down", "feed_forward.shared.w_down.weight")
+RESIDUAL_WRITERS = (
+    "attention.wo.weight",
+    "feed_forward.w_down.weight",
+    "feed_forward.experts.w_down",
+    "feed_forward.shared.w_down.weight",
+)
 
 
 class Block(nn.Module):
@@ -30,9 +35,13 @@ class Block(nn.Module):
         self.attention_norm = make_norm(section)
         self.attention = Attention(section)
         self.feed_forward_norm = make_norm(section)
-        self.feed_forward = MoE(section, layer) if is_moe_layer(section.moe, layer) else FeedForward(section)
+        self.feed_forward = (
+            MoE(section, layer) if is_moe_layer(section.moe, layer) else FeedForward(section)
+        )
 
-    def forward(self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
         x = x + self.attention(self.attention_norm(x), rotation, cache)
         return x + self.feed_forward(self.feed_forward_norm(x))
@@ -63,11 +72,25 @@ class Decoder(nn.Module):
         self.max_seq_len = section.max_seq_len
         self.reads_tokens = True
         self.embedding: nn.Embedding | None = nn.Embedding(section.vocab_size, section.dim)
-        self.positions = nn.Embedding(section.max_seq_len, section.dim) if section.position == "learned" else None
-        self.rotary = RotaryTable(section.head_dim, section.max_seq_len, section.rope_theta) if section.position == "rope" else None
-        self.blocks = nn.ModuleDict({str(layer): Block(section, layer) for layer in range(section.n_layers)})
+        self.positions = (
+            nn.Embedding(section.max_seq_len, section.dim)
+            if section.position == "learned"
+            else None
+        )
+        self.rotary = (
+            RotaryTable(section.head_dim, section.max_seq_len, section.rope_theta)
+            if section.position == "rope"
+            else None
+        )
+        self.blocks = nn.ModuleDict(
+            {str(layer): Block(section, layer) for layer in range(section.n_layers)}
+        )
         self.norm: nn.Module | None = make_norm(section)
-        self.output = None if section.tie_embeddings else OutputHead(section.dim, section.vocab_size, bias=False)
+        self.output = (
+            None
+            if section.tie_embeddings
+            else OutputHead(section.dim, section.vocab_size, bias=False)
+        )
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         """tokens: [batch, seq] -> logits [batch, seq, vocab]."""
@@ -81,11 +104,17 @@ class Decoder(nn.Module):
         """
         start, seq = cache.length if cache is not None else 0, tokens.shape[1]
         if start + seq > self.max_seq_len:
-            raise ValueError(f"model.max_seq_len={self.max_seq_len}: {start + seq} tokens are too many")
+            raise ValueError(
+                f"model.max_seq_len={self.max_seq_len}: {start + seq} tokens are too many"
+            )
         x = self.embed(tokens, start) if self.reads_tokens else tokens
         rotation = self.rotary(start, seq) if self.rotary is not None else None
         for layer, block in self.blocks.items():
-            x = block(x, rotation) if cache is None else block(x, rotation, cache.layers[int(layer)])
+            x = (
+                block(x, rotation)
+                if cache is None
+                else block(x, rotation, cache.layers[int(layer)])
+            )
         if self.norm is None:
             return x
         return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
@@ -97,7 +126,9 @@ class Decoder(nn.Module):
         x = x if self.residual_dtype is None else x.to(self.residual_dtype)
         if self.positions is None:
             return x
-        return x + self.positions(torch.arange(start, start + tokens.shape[1], device=tokens.device))
+        return x + self.positions(
+            torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., dim] -> [..., vocab]."""
@@ -126,7 +157,9 @@ class Decoder(nn.Module):
         """An empty cache for sequences of at most `max_len` tokens; null = max_seq_len."""
         max_len = self.max_seq_len if max_len is None else max_len
         if max_len > self.max_seq_len:
-            raise ValueError(f"model.max_seq_len={self.max_seq_len}: a cache of {max_len} tokens is too long")
+            raise ValueError(
+                f"model.max_seq_len={self.max_seq_len}: a cache of {max_len} tokens is too long"
+            )
         return KVCache(self.section.n_layers, max_len)
 
     def reset_buffers(self) -> None:

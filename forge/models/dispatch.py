@@ -37,14 +37,38 @@ def order(experts: Tensor, num_experts: int, sequences: int, *, apart: bool) -> 
     everywhere = torch.arange(n, device=device)
     place = torch.empty_like(by_expert).scatter_(0, by_expert, everywhere)
     expert, sequence = chosen[by_expert], by_expert // (n // sequences)
-    run = expert * sequences + sequence  # the sort is stable, so an expert's assignments from one sequence are a run
+    run = (
+        expert * sequences + sequence
+    )  # the sort is stable, so an expert's assignments from one sequence are a run
     edges = torch.searchsorted(run, torch.arange(num_experts * sequences + 1, device=device))
     of_sequences = edges.diff().view(num_experts, sequences).t()
     starts = edges[:-1].view(num_experts, sequences).t()
     if apart:
-        return Order(by_expert, place, expert, sequence, everywhere - edges[run], of_sequences, starts, of_sequences)
-    counts, starts, scope = of_sequences.sum(0, keepdim=True), starts[:1], torch.zeros_like(sequence)
-    return Order(by_expert, place, expert, scope, everywhere - starts[0, expert], counts, starts, of_sequences)
+        return Order(
+            by_expert,
+            place,
+            expert,
+            sequence,
+            everywhere - edges[run],
+            of_sequences,
+            starts,
+            of_sequences,
+        )
+    counts, starts, scope = (
+        of_sequences.sum(0, keepdim=True),
+        starts[:1],
+        torch.zeros_like(sequence),
+    )
+    return Order(
+        by_expert,
+        place,
+        expert,
+        scope,
+        everywhere - starts[0, expert],
+        counts,
+        starts,
+        of_sequences,
+    )
 
 
 def capacity(factor: float, tokens: int, top_k: int, num_experts: int) -> int:
@@ -127,7 +151,14 @@ class _Move(torch.autograd.Function):
     """Rows to other places, and their gradients back, both by looking up; 0 where `valid` is false."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, valid: Tensor | None, inverse: Tensor, inverse_valid: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        index: Tensor,
+        valid: Tensor | None,
+        inverse: Tensor,
+        inverse_valid: Tensor | None,
+    ) -> Tensor:
         ctx.save_for_backward(inverse, inverse_valid)
         return _look_up(x, index, valid)
 

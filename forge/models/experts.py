@@ -43,13 +43,19 @@ class Experts(nn.Module):
         """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each, which may be none -> [n, dim]."""
         weights = self.weights()
         if not self._grouped(x, weights):
-            return self._expert(x, weights, lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts))
+            return self._expert(
+                x, weights, lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts)
+            )
         offsets = counts.cumsum(0, dtype=torch.int32)
-        return self._expert(x, weights, lambda rows, weight: grouped_mm(rows, weight.transpose(1, 2), offsets))
+        return self._expert(
+            x, weights, lambda rows, weight: grouped_mm(rows, weight.transpose(1, 2), offsets)
+        )
 
     def equal(self, x: Tensor) -> Tensor:
         """The same of as many rows for each expert: x: [experts, rows, dim] -> [experts, rows, dim], by batched products."""
-        return self._expert(x, self.weights(), lambda rows, weight: torch.bmm(rows, weight.transpose(1, 2)))
+        return self._expert(
+            x, self.weights(), lambda rows, weight: torch.bmm(rows, weight.transpose(1, 2))
+        )
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
         """Before it runs on a GPU of a compute capability: keep away from what is wrong there."""
@@ -58,11 +64,17 @@ class Experts(nn.Module):
         if self.kernel == "auto":
             self.kernel = "loop"
         elif self.kernel == "grouped":
-            log.warning("model.moe.kernel=grouped gives experts without tokens a wrong gradient on this GPU; auto takes the loop")
+            log.warning(
+                "model.moe.kernel=grouped gives experts without tokens a wrong gradient on this GPU; auto takes the loop"
+            )
 
     def weights(self) -> tuple[Tensor, ...]:
         """(w_gate, w_up, w_down) or, without a gate, (w_up, w_down)."""
-        return (self.w_up, self.w_down) if self.w_gate is None else (self.w_gate, self.w_up, self.w_down)
+        return (
+            (self.w_up, self.w_down)
+            if self.w_gate is None
+            else (self.w_gate, self.w_up, self.w_down)
+        )
 
     def _expert(self, x: Tensor, weights: tuple[Tensor, ...], multiply: Multiply) -> Tensor:
         *gate, up, down = weights
@@ -84,4 +96,8 @@ class Experts(nn.Module):
             return False
         if x.dtype == torch.bfloat16:
             return True
-        return x.device.type == "cpu" and x.dtype != torch.float64 and not torch.compiler.is_compiling()
+        return (
+            x.device.type == "cpu"
+            and x.dtype != torch.float64
+            and not torch.compiler.is_compiling()
+        )

@@ -36,7 +36,9 @@ class FeedForward(nn.Module):
         """hidden: its width; null = section.computed_ffn_hidden_dim."""
         super().__init__()
         if section.activation not in ACTIVATIONS:
-            raise ValueError(f"model.activation={section.activation!r}: must be one of {', '.join(ACTIVATIONS)}")
+            raise ValueError(
+                f"model.activation={section.activation!r}: must be one of {', '.join(ACTIVATIONS)}"
+            )
         dim, hidden = section.dim, section.computed_ffn_hidden_dim if hidden is None else hidden
         self.activation = ACTIVATIONS[section.activation]
         self.w_gate = nn.Linear(dim, hidden, bias=section.bias) if section.is_gated else None

@@ -15,13 +15,20 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     return product(x, weight, offs=offsets)
 
 
-@torch.library.custom_op("forge::looped_mm", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor counts) -> Tensor")
+@torch.library.custom_op(
+    "forge::looped_mm", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor counts) -> Tensor"
+)
 def looped_mm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """The same for any type and device, group by group; counts: [groups], rows of each. On CUDA it waits for the device.
 
     An operator of its own, because the sizes of its products depend on data: a compiler takes it as it is.
     """
-    return torch.cat([part @ matrix for part, matrix in zip(x.split(counts.tolist()), weight.unbind(), strict=True)])
+    return torch.cat(
+        [
+            part @ matrix
+            for part, matrix in zip(x.split(counts.tolist()), weight.unbind(), strict=True)
+        ]
+    )
 
 
 @looped_mm.register_fake
@@ -29,11 +36,17 @@ def _(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     return x.new_empty(len(x), weight.shape[2])
 
 
-@torch.library.custom_op("forge::looped_mm_of_rows", mutates_args=(), schema="(Tensor x, Tensor y, Tensor counts) -> Tensor")
+@torch.library.custom_op(
+    "forge::looped_mm_of_rows",
+    mutates_args=(),
+    schema="(Tensor x, Tensor y, Tensor counts) -> Tensor",
+)
 def looped_mm_of_rows(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
     """x: [n, in] and y: [n, out], of each group x.T @ y -> [groups, in, out]."""
     sizes = counts.tolist()
-    return torch.stack([mine.t() @ other for mine, other in zip(x.split(sizes), y.split(sizes), strict=True)])
+    return torch.stack(
+        [mine.t() @ other for mine, other in zip(x.split(sizes), y.split(sizes), strict=True)]
+    )
 
 
 @looped_mm_of_rows.register_fake

@@ -34,7 +34,9 @@ def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
     return values, [torch.arange(size) for size in values.shape]
 
 
-def init_weights(model: Initialisable, seed: int, *, held: Held = whole, num_threads: int | None = None) -> None:
+def init_weights(
+    model: Initialisable, seed: int, *, held: Held = whole, num_threads: int | None = None
+) -> None:
     """Fill every parameter and computed buffer of the model in place; the result does not depend on num_threads.
 
     Matrices are normal with standard deviation `model.init_std(name)`; of the one-dimensional parameters biases
@@ -50,20 +52,34 @@ def init_weights(model: Initialisable, seed: int, *, held: Held = whole, num_thr
                 local.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
             fill = partial(_fill, local, indices, name, values.shape, model.init_std(name), seed)
-            filling += [pool.submit(fill, start, end) for start, end in _portions(indices[0], values.shape)]
+            filling += [
+                pool.submit(fill, start, end) for start, end in _portions(indices[0], values.shape)
+            ]
         for each in filling:
             each.result()
     model.reset_buffers()
 
 
-def draw_rows(name: str, shape: Sequence[int], std: float, seed: int, rows: Sequence[int] | Tensor, *, out: Tensor | None = None) -> Tensor:
+def draw_rows(
+    name: str,
+    shape: Sequence[int],
+    std: float,
+    seed: int,
+    rows: Sequence[int] | Tensor,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """The given rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows), *shape[1:]].
 
     out: where they go, when there is a place for them already.
     """
     size = rows_per_block(shape)
     index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
-    drawn = torch.empty(len(index), *shape[1:], dtype=torch.float32, device="cpu") if out is None else out
+    drawn = (
+        torch.empty(len(index), *shape[1:], dtype=torch.float32, device="cpu")
+        if out is None
+        else out
+    )
     consecutive = bool((index.diff() == 1).all())
     start = 0
     for block, count in _runs(index, size):
@@ -76,11 +92,15 @@ def draw_rows(name: str, shape: Sequence[int], std: float, seed: int, rows: Sequ
     return drawn
 
 
-def draw_block(name: str, shape: Sequence[int], std: float, seed: int, block: int, *, out: Tensor | None = None) -> Tensor:
+def draw_block(
+    name: str, shape: Sequence[int], std: float, seed: int, block: int, *, out: Tensor | None = None
+) -> Tensor:
     """Rows block * n to (block + 1) * n of the parameter, n = rows_per_block(shape); fewer in the last block."""
     if out is None:
         size = rows_per_block(shape)
-        out = torch.empty(min(size, shape[0] - block * size), *shape[1:], dtype=torch.float32, device="cpu")
+        out = torch.empty(
+            min(size, shape[0] - block * size), *shape[1:], dtype=torch.float32, device="cpu"
+        )
     digest = blake2b(f"{seed}/{name}/{block}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
     return out.normal_(0.0, std, generator=generator)
@@ -111,10 +131,24 @@ def _portions(rows: Tensor, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, end
 
 
-def _fill(local: Tensor, indices: list[Tensor], name: str, shape: Sequence[int], std: float, seed: int, start: int, end: int) -> None:
+def _fill(
+    local: Tensor,
+    indices: list[Tensor],
+    name: str,
+    shape: Sequence[int],
+    std: float,
+    seed: int,
+    start: int,
+    end: int,
+) -> None:
     """Draw rows start to end of those that are held, in place where memory is as they are drawn, and else cut to what is held of them."""
     here, rows = local[start:end], indices[0][start:end]
-    as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and here.is_contiguous() and here.shape[1:] == tuple(shape[1:])
+    as_drawn = (
+        here.device.type == "cpu"
+        and here.dtype == torch.float32
+        and here.is_contiguous()
+        and here.shape[1:] == tuple(shape[1:])
+    )
     drawn = draw_rows(name, shape, std, seed, rows, out=here if as_drawn else None)
     if not as_drawn:
         here.copy_(select(drawn, indices[1:], first=1))

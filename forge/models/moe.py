@@ -8,7 +8,18 @@ from torch import Tensor, nn
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE as MoEConfig
 from forge.config.moe import n_moe_layers
-from forge.models.dispatch import Order, Room, capacity, empty, fill, gather, order, room, scale_gradient, spread
+from forge.models.dispatch import (
+    Order,
+    Room,
+    capacity,
+    empty,
+    fill,
+    gather,
+    order,
+    room,
+    scale_gradient,
+    spread,
+)
 from forge.models.experts import Experts
 from forge.models.feed_forward import FeedForward
 from forge.models.router import Routed, Router
@@ -48,12 +59,25 @@ class MoE(nn.Module):
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
         section, flat = self.section, x.flatten(0, 1)
         routed = self.router(flat)
-        found = order(routed.experts, section.num_experts, len(x) * self.pieces, apart=self._apart or not self.in_order)
-        rows = self._room(found, len(flat)) if self.training and section.capacity_factor > 0 else None
-        y = self._sum(self._experts(spread(flat, found), found, rows), routed, found, rows).view_as(x)
+        found = order(
+            routed.experts,
+            section.num_experts,
+            len(x) * self.pieces,
+            apart=self._apart or not self.in_order,
+        )
+        rows = (
+            self._room(found, len(flat)) if self.training and section.capacity_factor > 0 else None
+        )
+        y = self._sum(self._experts(spread(flat, found), found, rows), routed, found, rows).view_as(
+            x
+        )
         if self.shared is not None:
             y = y + self.shared(x)
-        return self._recorded(y, routed, found, rows) if self.training and torch.is_grad_enabled() else y
+        return (
+            self._recorded(y, routed, found, rows)
+            if self.training and torch.is_grad_enabled()
+            else y
+        )
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. Expert parallelism exchanges tokens around this."""
@@ -85,13 +109,24 @@ class MoE(nn.Module):
 
     def _experts(self, x: Tensor, found: Order, rows: Room | None) -> Tensor:
         """x: [n, dim], sorted by expert -> [n, dim], 0 where dropped."""
-        factor = self._gradient_factor(found, rows) if self.section.gradient_scale and self.training else None
+        factor = (
+            self._gradient_factor(found, rows)
+            if self.section.gradient_scale and self.training
+            else None
+        )
         if factor is not None:
-            x = scale_gradient(x, 1 / factor)  # so that what goes on to the layers below is as it was
+            x = scale_gradient(
+                x, 1 / factor
+            )  # so that what goes on to the layers below is as it was
         if rows is None:
             y = self.run_experts(x, found.counts.sum(0))
         else:
-            y = empty(self.run_equal(fill(x, rows).unflatten(0, (found.counts.shape[1], -1))).flatten(0, 1), rows)
+            y = empty(
+                self.run_equal(fill(x, rows).unflatten(0, (found.counts.shape[1], -1))).flatten(
+                    0, 1
+                ),
+                rows,
+            )
         return y if factor is None else scale_gradient(y, factor)
 
     def _sum(self, y: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
@@ -106,7 +141,12 @@ class MoE(nn.Module):
         """The rows that experts have for the tokens here, of what they have for whole scopes."""
         section, apart = self.section, self._apart
         tokens //= len(found.counts)
-        size = capacity(section.capacity_factor, tokens * self.parts(len(found.counts), apart=apart), section.top_k, section.num_experts)
+        size = capacity(
+            section.capacity_factor,
+            tokens * self.parts(len(found.counts), apart=apart),
+            section.top_k,
+            section.num_experts,
+        )
         left = (size - self.earlier(found.counts, apart=apart)).clamp(min=0)
         return room(found, min(size, tokens), left)
 
@@ -119,7 +159,9 @@ class MoE(nn.Module):
         if rows is not None:
             kept = rows.kept.long()
             flat = torch.zeros_like(counts).flatten()
-            counts = flat.scatter_add(0, found.scope * counts.shape[1] + found.expert, kept).view_as(counts)
+            counts = flat.scatter_add(
+                0, found.scope * counts.shape[1] + found.expert, kept
+            ).view_as(counts)
         counts = self.whole(counts, apart=self._apart).double()
         factor = counts.sum(1, keepdim=True) / (counts.clamp(min=1) * counts.shape[1])
         return factor[found.scope, found.expert]
@@ -138,8 +180,21 @@ class MoE(nn.Module):
             sequence_aux = balance_loss(routed.shares, self.whole(found.of_sequences, apart=True))
         if section.z_loss_weight:
             z = router_z_loss(routed.logits)
-        loss = section.aux_loss_weight * aux + section.sequence_aux_loss_weight * sequence_aux + section.z_loss_weight * z
+        loss = (
+            section.aux_loss_weight * aux
+            + section.sequence_aux_loss_weight * sequence_aux
+            + section.z_loss_weight * z
+        )
         dropped = none if rows is None else (~rows.kept).sum().to(none.dtype)
         tokens = none + len(routed.logits)
-        sums = torch.stack([tokens, entropy(routed.shares), dropped, aux.detach(), sequence_aux.detach(), z.detach()])
+        sums = torch.stack(
+            [
+                tokens,
+                entropy(routed.shares),
+                dropped,
+                aux.detach(),
+                sequence_aux.detach(),
+                z.detach(),
+            ]
+        )
         return self.record.attach(y, loss, found.counts.sum(0), sums)

@@ -43,5 +43,11 @@ class LayerNorm(nn.LayerNorm):
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same with these parameters."""
-        y = F.layer_norm(x, self.normalized_shape, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), self.eps)
+        y = F.layer_norm(
+            x,
+            self.normalized_shape,
+            weight.to(x.dtype),
+            None if bias is None else bias.to(x.dtype),
+            self.eps,
+        )
         return y.to(weight.dtype)

@@ -41,7 +41,9 @@ class Router(nn.Module):
         self.section = section
         self.weight = nn.Parameter(torch.empty(section.num_experts, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
-        self.register_buffer("selection_bias", torch.zeros(section.num_experts, dtype=torch.float32))
+        self.register_buffer(
+            "selection_bias", torch.zeros(section.num_experts, dtype=torch.float32)
+        )
 
     def forward(self, x: Tensor) -> Routed:
         """x: [tokens, dim]; scores and weights are at least fp32."""
@@ -81,7 +83,12 @@ class Router(nn.Module):
         if section.n_routing_groups > 1:
             groups = scores.unflatten(1, (section.n_routing_groups, -1))
             counted = min(1 if section.router == "softmax_topk" else 2, groups.shape[2])
-            best = groups.topk(counted, dim=-1).values.sum(-1).topk(section.topk_routing_group, dim=-1).indices
+            best = (
+                groups.topk(counted, dim=-1)
+                .values.sum(-1)
+                .topk(section.topk_routing_group, dim=-1)
+                .indices
+            )
             barred = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
             scores = groups.masked_fill(barred.unsqueeze(-1), -torch.inf).flatten(1)
         return scores.topk(section.top_k, dim=-1).indices

@@ -24,7 +24,9 @@ class RoutingRecord(nn.Module):
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()
-        self.register_buffer("counts", torch.zeros(num_experts, dtype=torch.int64), persistent=False)
+        self.register_buffer(
+            "counts", torch.zeros(num_experts, dtype=torch.int64), persistent=False
+        )
         self.register_buffer("sums", torch.zeros(len(SUMS)), persistent=False)
         self.register_buffer("scale", torch.zeros(()), persistent=False)
 
@@ -44,10 +46,16 @@ class RoutingRecord(nn.Module):
 
 class _Attach(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, loss: Tensor, counts: Tensor, sums: Tensor, record: RoutingRecord) -> Tensor:
+    def forward(
+        ctx: Any, y: Tensor, loss: Tensor, counts: Tensor, sums: Tensor, record: RoutingRecord
+    ) -> Tensor:
         ctx.save_for_backward(counts, sums)
         ctx.loss_dtype = loss.dtype
-        ctx.record = record.counts, record.sums, record.scale  # not saved: they change while other micro-batches are on their way
+        ctx.record = (
+            record.counts,
+            record.sums,
+            record.scale,
+        )  # not saved: they change while other micro-batches are on their way
         return y.view_as(y)
 
     @staticmethod

@@ -46,7 +46,9 @@ def generate(
     _check(temperature, top_k, top_p)
     prompt = tokens.shape[1]
     if not 1 <= prompt <= model.max_seq_len:
-        raise ValueError(f"model.max_seq_len={model.max_seq_len}: a prompt has 1 to that many tokens, not {prompt}")
+        raise ValueError(
+            f"model.max_seq_len={model.max_seq_len}: a prompt has 1 to that many tokens, not {prompt}"
+        )
     total = min(prompt + max_new_tokens, model.max_seq_len)
     generator = torch.Generator(tokens.device).manual_seed(seed)
     cached = cast(Cached, model) if use_cache and isinstance(model, Cached) else None
@@ -55,7 +57,9 @@ def generate(
     unread = tokens
     with evaluating(model):  # type: ignore[arg-type]
         while tokens.shape[1] < total:
-            hidden = cached.hidden(unread, cache=cache) if cached is not None else model.hidden(tokens)
+            hidden = (
+                cached.hidden(unread, cache=cache) if cached is not None else model.hidden(tokens)
+            )
             logits = head_of(model).logits(hidden[:, -1])[:, :n_ids]
             unread = agree(_draw(logits, temperature, top_k, top_p, generator))
             if bool((unread == NONE).any()):
@@ -69,7 +73,9 @@ def generate(
     return tokens
 
 
-def next_token_probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def next_token_probabilities(
+    logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0
+) -> Tensor:
     """logits: [batch, vocab] -> fp32 probabilities [batch, vocab]: temperature first, then top-k, then top-p.
 
     top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens that together have at
@@ -95,7 +101,9 @@ def next_token_probabilities(logits: Tensor, temperature: float, top_k: int = 0,
     return torch.zeros_like(probabilities).scatter_(-1, index, likeliest)
 
 
-def _draw(logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> Tensor:
+def _draw(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator
+) -> Tensor:
     """logits: [batch, vocab] -> tokens [batch, 1]; NONE where the logits are not finite."""
     try:
         probabilities = next_token_probabilities(logits, temperature, top_k, top_p)

@@ -57,8 +57,18 @@ def _flash_after_a_past(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def check_backend(backend: str, device_type: str, dtype: torch.dtype) -> None:
     """Raise a ValueError where torch has no such kernel, instead of its 'No viable backend'."""
     if backend not in BACKENDS:
-        raise ValueError(f"model.sdpa_backend={backend!r}: must be auto or one of {', '.join(BACKENDS)}")
+        raise ValueError(
+            f"model.sdpa_backend={backend!r}: must be auto or one of {', '.join(BACKENDS)}"
+        )
     if device_type == "cpu" and backend not in CPU_BACKENDS:
-        raise ValueError(f"model.sdpa_backend={backend!r}: torch has no such kernel on a CPU; use auto, flash or math")
-    if device_type == "cuda" and backend in HALF_ONLY_ON_GPU and dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"model.sdpa_backend={backend!r}: this kernel takes bf16 or fp16, not {dtype}; use auto, efficient or math")
+        raise ValueError(
+            f"model.sdpa_backend={backend!r}: torch has no such kernel on a CPU; use auto, flash or math"
+        )
+    if (
+        device_type == "cuda"
+        and backend in HALF_ONLY_ON_GPU
+        and dtype not in (torch.float16, torch.bfloat16)
+    ):
+        raise ValueError(
+            f"model.sdpa_backend={backend!r}: this kernel takes bf16 or fp16, not {dtype}; use auto, efficient or math"
+        )

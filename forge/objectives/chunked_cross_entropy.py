@@ -81,7 +81,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        grads = (None if grad is None else (grad.to(grad_total.dtype) * grad_total).to(dtype) for grad, dtype in saved)
+        grads = (
+            None if grad is None else (grad.to(grad_total.dtype) * grad_total).to(dtype)
+            for grad, dtype in saved
+        )
         return (*grads, None, None, None, None, None)
 
 
@@ -125,7 +128,11 @@ def _sums_and_gradients(
         if grad_matrix is None and grad_weight is None:
             continue
         scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
-        grad_logits = logits.mul_(scale.unsqueeze(1)).scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype)).to(grad_dtype)
+        grad_logits = (
+            logits.mul_(scale.unsqueeze(1))
+            .scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
+            .to(grad_dtype)
+        )
         if grad_hidden is not None and grad_matrix is not None:
             grad_hidden[rows] = grad_logits @ grad_matrix
         if grad_weight is not None:
@@ -133,7 +140,13 @@ def _sums_and_gradients(
         del logits, grad_logits  # else the next chunk's product is held beside this one
 
     sums = CrossEntropySums(ce + z_loss_weight * z_loss, ce, z_loss)
-    return sums, grad_hidden, None if grad_weight is None else grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
+    return (
+        sums,
+        grad_hidden,
+        None
+        if grad_weight is None
+        else grad_weight.to(torch.promote_types(grad_dtype, weight.dtype)),
+    )
 
 
 def _add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:

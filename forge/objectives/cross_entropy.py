@@ -19,7 +19,9 @@ class CrossEntropySums(NamedTuple):
     z_loss: Tensor
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0) -> CrossEntropySums:
+def cross_entropy(
+    logits: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0
+) -> CrossEntropySums:
     """Sums over targets other than -100 of cross-entropy and of the squared log-partition.
 
     logits: [..., vocab], half precision is raised to fp32. targets: [...] int64.

@@ -56,7 +56,13 @@ class Pretrain:
         hidden = model.hidden(batch.tokens)
         if chunked or loss_by_rows(model):
             size = self.section.ce_chunk_size if chunked else batch.targets.numel()
-            total, ce, z_loss = chunked_cross_entropy(hidden, head_of(model), batch.targets, z_loss_weight=z_loss_weight, chunk_size=size)
+            total, ce, z_loss = chunked_cross_entropy(
+                hidden, head_of(model), batch.targets, z_loss_weight=z_loss_weight, chunk_size=size
+            )
         else:
-            total, ce, z_loss = cross_entropy(head_of(model).logits(hidden), batch.targets, z_loss_weight=z_loss_weight)
-        return Losses(total=total, sums={"ce": ce, "z_loss": z_loss} if z_loss_weight > 0 else {"ce": ce})
+            total, ce, z_loss = cross_entropy(
+                head_of(model).logits(hidden), batch.targets, z_loss_weight=z_loss_weight
+            )
+        return Losses(
+            total=total, sums={"ce": ce, "z_loss": z_loss} if z_loss_weight > 0 else {"ce": ce}
+        )

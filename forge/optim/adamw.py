@@ -17,7 +17,9 @@ def adamw(section: AdamWConfig, *, model: nn.Module) -> torch.optim.AdamW:
     Fused where `section.fused` asks for it and every parameter's device has the kernel; otherwise
     torch chooses (foreach on a GPU, one parameter after another on a CPU, where that is faster).
     """
-    groups = parameter_groups(model, weight_decay=section.weight_decay, decay_embeddings=section.decay_embeddings)
+    groups = parameter_groups(
+        model, weight_decay=section.weight_decay, decay_embeddings=section.decay_embeddings
+    )
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     beta1, beta2 = section.betas
     return torch.optim.AdamW(

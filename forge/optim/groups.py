@@ -7,14 +7,21 @@ from typing import Any
 from torch import nn
 
 
-def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings: bool) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, *, weight_decay: float, decay_embeddings: bool
+) -> list[dict[str, Any]]:
     """Optimizer groups named `matrices`, `embeddings` and `vectors`, those without parameters left out.
 
     matrices: two or more dimensions; decayed. embeddings: the weights of nn.Embedding, also where the
     output head shares one; decayed if `decay_embeddings`. vectors: norms, biases and all else with one
     dimension or none; never decayed. Frozen parameters are in no group.
     """
-    embeddings = {id(table) for module in model.modules() if isinstance(module, nn.Embedding) for table in module.parameters(recurse=False)}
+    embeddings = {
+        id(table)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for table in module.parameters(recurse=False)
+    }
     roles: dict[str, list[nn.Parameter]] = {"matrices": [], "embeddings": [], "vectors": []}
     for parameter in model.parameters():
         if not parameter.requires_grad:
@@ -23,5 +30,13 @@ def parameter_groups(model: nn.Module, *, weight_decay: float, decay_embeddings:
             roles["vectors"].append(parameter)
         else:
             roles["embeddings" if id(parameter) in embeddings else "matrices"].append(parameter)
-    decay = {"matrices": weight_decay, "embeddings": weight_decay if decay_embeddings else 0.0, "vectors": 0.0}
-    return [{"name": role, "params": parameters, "weight_decay": decay[role]} for role, parameters in roles.items() if parameters]
+    decay = {
+        "matrices": weight_decay,
+        "embeddings": weight_decay if decay_embeddings else 0.0,
+        "vectors": 0.0,
+    }
+    return [
+        {"name": role, "params": parameters, "weight_decay": decay[role]}
+        for role, parameters in roles.items()
+        if parameters
+    ]

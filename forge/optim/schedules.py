@@ -74,7 +74,11 @@ def _sqrt_shape(p: float) -> float:
     return 1 - math.sqrt(p)
 
 
-WSD_SHAPES: dict[str, Shape] = {"cosine": _cosine_shape, "linear": _linear_shape, "sqrt": _sqrt_shape}
+WSD_SHAPES: dict[str, Shape] = {
+    "cosine": _cosine_shape,
+    "linear": _linear_shape,
+    "sqrt": _sqrt_shape,
+}
 
 
 def _warmup(section: Constant, step: int) -> float:
@@ -84,7 +88,11 @@ def _warmup(section: Constant, step: int) -> float:
 def _decay(section: Decay, shape: Shape, *, stable_steps: int = 0) -> Schedule:
     assert section.warmup_steps is not None, "warmup_steps is resolved before a schedule is built"
     assert section.decay_steps is not None, "decay_steps is resolved before a schedule is built"
-    start, length, floor = section.warmup_steps + stable_steps, section.decay_steps, section.min_lr_ratio
+    start, length, floor = (
+        section.warmup_steps + stable_steps,
+        section.decay_steps,
+        section.min_lr_ratio,
+    )
 
     def factor(step: int) -> float:
         if step < start:

@@ -42,14 +42,25 @@ def recompute(model: nn.Module, mode: str, *, every: int = 1, layers: bool = Fal
     Only the class of a block changes, so parameter names stay, and copies of the model run their own weights.
     """
     if mode not in ("none", "full", "selective"):
-        raise ValueError(f"train.activation_checkpointing={mode!r}: must be none, full or selective")
+        raise ValueError(
+            f"train.activation_checkpointing={mode!r}: must be none, full or selective"
+        )
     if mode == "none":
         return
     for block in blocks_of(model)[::every]:
-        assert not any(isinstance(module, Recomputed) for module in block.modules()), "the blocks are checkpointed already"
+        assert not any(isinstance(module, Recomputed) for module in block.modules()), (
+            "the blocks are checkpointed already"
+        )
         if mode == "selective" and layers:
-            for layer in [module for module in block.modules() if isinstance(module, Attention | Experts | FeedForward)]:
-                mix_in(layer, RecomputedExperts if isinstance(layer, Experts) else RecomputedSelectively)
+            for layer in [
+                module
+                for module in block.modules()
+                if isinstance(module, Attention | Experts | FeedForward)
+            ]:
+                mix_in(
+                    layer,
+                    RecomputedExperts if isinstance(layer, Experts) else RecomputedSelectively,
+                )
         else:
             mix_in(block, Recomputed if mode == "full" else RecomputedSelectively)
 
@@ -57,7 +68,8 @@ def recompute(model: nn.Module, mode: str, *, every: int = 1, layers: bool = Fal
 # Nothing in a block draws random numbers, so there is no generator state to keep.
 _run_again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 _run_again_selectively = functools.partial(
-    _run_again, context_fn=functools.partial(create_selective_checkpoint_contexts, SAVED_BY_SELECTIVE)
+    _run_again,
+    context_fn=functools.partial(create_selective_checkpoint_contexts, SAVED_BY_SELECTIVE),
 )
 
 

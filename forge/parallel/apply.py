@@ -23,7 +23,9 @@ from forge.parallel.scopes import spread_scopes
 from forge.parallel.tensor import spread_width
 
 
-def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh | None, device: torch.device) -> nn.Module:
+def apply(
+    make: Callable[[], nn.Module], cfg: Config, mesh: Mesh | None, device: torch.device
+) -> nn.Module:
     """The model laid out over the ranks of the mesh, with its initial weights, of which each rank fills what it owns.
 
     make: builds the model; it is called where nothing takes memory. The stages of a pipeline are cut first; then for each part
@@ -67,17 +69,33 @@ def apply(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh | None, device:
             )
             if cfg.precision.mixed_precision in HALF and isinstance(part, Decoder):
                 part.residual_dtype = residual
-    model = Pipeline(parts, cfg, mesh, device) if mesh is not None and cfg.parallel.pp > 1 else parts[0][1]
-    materialize(model, torch.device("cpu") if mesh is not None and cfg.parallel.cpu_offload else device, cfg.seed, buffers=device)
+    model = (
+        Pipeline(parts, cfg, mesh, device)
+        if mesh is not None and cfg.parallel.pp > 1
+        else parts[0][1]
+    )
+    materialize(
+        model,
+        torch.device("cpu") if mesh is not None and cfg.parallel.cpu_offload else device,
+        cfg.seed,
+        buffers=device,
+    )
     return model
 
 
 def apply_to_blocks(model: nn.Module, cfg: Config) -> None:
     """What one device does too: recompute, first, so that the compiler sees what is recomputed, and compile."""
     train = cfg.train
-    recompute(model, train.activation_checkpointing, every=train.recompute_every, layers=cfg.parallel.ep > 1)
+    recompute(
+        model,
+        train.activation_checkpointing,
+        every=train.recompute_every,
+        layers=cfg.parallel.ep > 1,
+    )
     if train.compile_model:
         # What a fully recomputed block keeps for backward is its parameters, and the compiler cannot keep a DTensor (torch 2.13).
         # And it cannot know how many tokens come to the experts of a rank.
-        layers = cfg.parallel.ep > 1 or (cfg.parallel.tp > 1 and train.activation_checkpointing == "full")
+        layers = cfg.parallel.ep > 1 or (
+            cfg.parallel.tp > 1 and train.activation_checkpointing == "full"
+        )
         compile_blocks(model, train.compile_backend, layers=layers, mixtures=cfg.parallel.ep == 1)

@@ -9,5 +9,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The transformer blocks, in order: the children of `model.blocks`. ValueError where a model has none."""
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleDict | nn.ModuleList | nn.Sequential):
-        raise ValueError(f"model._target_: {type(model).__name__} keeps no transformer blocks in a ModuleDict or ModuleList named `blocks`")
+        raise ValueError(
+            f"model._target_: {type(model).__name__} keeps no transformer blocks in a ModuleDict or ModuleList named `blocks`"
+        )
     return list(blocks.children())

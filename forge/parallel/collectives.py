@@ -66,7 +66,9 @@ def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
     return ops.wait_tensor(ops.all_to_all_single(counts.contiguous(), each, each, group.group_name))
 
 
-def exchange_rows(x: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup) -> Tensor:
+def exchange_rows(
+    x: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup
+) -> Tensor:
     """x: [sum(send), dim], so many rows for each rank, or none -> [sum(receive), dim] (all-to-all); backward: the reverse."""
     return _ExchangeRows.apply(x, send, receive, group.group_name)
 
@@ -78,7 +80,11 @@ def _not_a_view(x: Tensor) -> Tensor:
 
 def _all_gather(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
     parts = ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), ranks, group))
-    return _not_a_view(parts.unflatten(0, (ranks, -1)).movedim(0, dim).flatten(dim, dim + 1)) if dim else parts
+    return (
+        _not_a_view(parts.unflatten(0, (ranks, -1)).movedim(0, dim).flatten(dim, dim + 1))
+        if dim
+        else parts
+    )
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
@@ -95,7 +101,11 @@ def _all_to_all(x: Tensor, split: int, join: int, group: str, ranks: int) -> Ten
     assert x.shape[split] % ranks == 0, (tuple(x.shape), split, ranks)
     parts = x.unflatten(split, (ranks, -1)).movedim(split, 0).contiguous()
     ones = [1] * ranks
-    return ops.wait_tensor(ops.all_to_all_single(parts, ones, ones, group)).movedim(0, join).flatten(join, join + 1)
+    return (
+        ops.wait_tensor(ops.all_to_all_single(parts, ones, ones, group))
+        .movedim(0, join)
+        .flatten(join, join + 1)
+    )
 
 
 def _all_to_all_rows(x: Tensor, send: list[int], receive: list[int], group: str) -> Tensor:
@@ -164,7 +174,13 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _all_to_all(gradient, ctx.join, ctx.split, ctx.group, ctx.ranks), None, None, None, None
+        return (
+            _all_to_all(gradient, ctx.join, ctx.split, ctx.group, ctx.ranks),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 class _ExchangeRows(torch.autograd.Function):

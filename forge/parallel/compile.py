@@ -10,7 +10,9 @@ from forge.models.moe import MoE
 from forge.parallel.blocks import blocks_of
 
 
-def compile_blocks(model: nn.Module, backend: str, *, layers: bool = False, mixtures: bool = True) -> None:
+def compile_blocks(
+    model: nn.Module, backend: str, *, layers: bool = False, mixtures: bool = True
+) -> None:
     """Compile each block in place; parameter names stay.
 
     Equal blocks share one compilation, so its time does not grow with depth. A graph break is an error (fullgraph),

@@ -44,7 +44,11 @@ class Part:
         pieces = 2 * self.ranks if self.balanced else self.ranks
         assert whole.shape[dim] % pieces == 0, (tuple(whole.shape), dim, pieces)
         chunks = whole.chunk(pieces, dim)
-        return torch.cat((chunks[self.rank], chunks[-1 - self.rank]), dim) if self.balanced else chunks[self.rank]
+        return (
+            torch.cat((chunks[self.rank], chunks[-1 - self.rank]), dim)
+            if self.balanced
+            else chunks[self.rank]
+        )
 
 
 def part_of(mesh: Mesh) -> Part:
@@ -64,7 +68,10 @@ def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
     sequences, part, group = cut_when_whole(model), part_of(mesh), mesh.axes.get_group("cp")
     for module in model.modules():
         if isinstance(module, Attention):
-            mix_in(module, OverGatheredKeys if cfg.parallel.cp_method == "all_gather" else OverExchangedHeads)
+            mix_in(
+                module,
+                OverGatheredKeys if cfg.parallel.cp_method == "all_gather" else OverExchangedHeads,
+            )
             module.part, module.group = part, group  # type: ignore[assignment]
     for module, mixin in ((model.rotary, RotationOfPart), (model.positions, PositionsOfPart)):
         if module is not None:
@@ -89,7 +96,9 @@ class OverGatheredKeys(nn.Module):
         chunks = torch.cat((early, late.flip(3)), 3)
         first, second = q.chunk(2, 2)
         ends = self.part.rank + 1, 2 * self.part.ranks - self.part.rank
-        return torch.cat((self._attend(first, chunks, ends[0]), self._attend(second, chunks, ends[1])), 2)
+        return torch.cat(
+            (self._attend(first, chunks, ends[0]), self._attend(second, chunks, ends[1])), 2
+        )
 
     def _attend(self, q: Tensor, chunks: Tensor, end: int) -> Tensor:
         """q, the queries of chunk end - 1, over the keys and values up to there; chunks: [2, batch, kv_heads, chunk, seq, head_dim]."""

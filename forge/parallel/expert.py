@@ -40,10 +40,18 @@ def spread_experts(model: nn.Module, mesh: Mesh) -> None:
 def _place(experts: Experts, mesh: Mesh) -> None:
     """Make the weights DTensors, on the view of the mesh that FSDP will take for them."""
     parallel = mesh.parallel
-    over: DeviceMesh = mesh.tp if parallel.ep == 1 else mesh.experts["ep", "tp"] if parallel.tp > 1 else mesh.experts["ep"]
+    over: DeviceMesh = (
+        mesh.tp
+        if parallel.ep == 1
+        else mesh.experts["ep", "tp"]
+        if parallel.tp > 1
+        else mesh.experts["ep"]
+    )
     for name, weight in list(experts.named_parameters(recurse=False)):
         cuts = [Shard(EXPERT)] * (parallel.ep > 1) + [Shard(HIDDEN[name])] * (parallel.tp > 1)
-        experts.register_parameter(name, nn.Parameter(distribute_tensor(weight.detach(), over, cuts)))
+        experts.register_parameter(
+            name, nn.Parameter(distribute_tensor(weight.detach(), over, cuts))
+        )
     mix_in(experts, LocalExperts)
 
 
@@ -64,13 +72,21 @@ class OverRanks:
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. On CUDA it waits for the device, once, to learn how many come."""
-        come = exchange_counts(counts, self.group).unflatten(0, (self.ranks, -1))  # [rank, expert of this one]
+        come = exchange_counts(counts, self.group).unflatten(
+            0, (self.ranks, -1)
+        )  # [rank, expert of this one]
         sizes = torch.stack((counts.unflatten(0, (self.ranks, -1)).sum(1), come.sum(1))).tolist()
         send, receive = sizes
         x = exchange_rows(x, send, receive, self.group)
-        expert = torch.arange(come.shape[1], device=x.device).repeat(self.ranks).repeat_interleave(come.flatten(), output_size=sum(receive))
+        expert = (
+            torch.arange(come.shape[1], device=x.device)
+            .repeat(self.ranks)
+            .repeat_interleave(come.flatten(), output_size=sum(receive))
+        )
         by_expert = expert.argsort(stable=True)
-        back = torch.empty_like(by_expert).scatter_(0, by_expert, torch.arange(len(by_expert), device=x.device))
+        back = torch.empty_like(by_expert).scatter_(
+            0, by_expert, torch.arange(len(by_expert), device=x.device)
+        )
         y = super().run_experts(rearrange(x, by_expert, back), come.sum(0))  # type: ignore[misc]
         return exchange_rows(rearrange(y, back, by_expert), receive, send, self.group)
 

@@ -40,8 +40,14 @@ def shard(
     param_dtype: what weights are gathered in; nothing else is cast, and gradients are reduced in fp32.
     """
     # What a module is given stays as it is: rotary tables are fp32, and hidden states what the config says.
-    policy = MixedPrecisionPolicy(param_dtype, torch.float32 if param_dtype is not None else None, cast_forward_inputs=False)
-    offload = CPUOffloadPolicy(pin_memory=mesh.axes.device_type == "cuda") if cpu_offload else OffloadPolicy()
+    policy = MixedPrecisionPolicy(
+        param_dtype, torch.float32 if param_dtype is not None else None, cast_forward_inputs=False
+    )
+    offload = (
+        CPUOffloadPolicy(pin_memory=mesh.axes.device_type == "cuda")
+        if cpu_offload
+        else OffloadPolicy()
+    )
     common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
     again: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
     embedding, head = _ends(model)
@@ -51,13 +57,23 @@ def shard(
         if mesh.parallel.ep > 1:
             for layer in [module for module in block.modules() if isinstance(module, Experts)]:
                 fully_shard(
-                    layer, mesh=mesh.experts_fsdp, shard_placement_fn=partial(placement, ranks=mesh.experts["efsdp"].size()), **again
+                    layer,
+                    mesh=mesh.experts_fsdp,
+                    shard_placement_fn=partial(placement, ranks=mesh.experts["efsdp"].size()),
+                    **again,
                 )
                 register_fsdp_forward_method(layer, "equal")
                 groups[-1].append(layer)
-        fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=partial(placement, ranks=mesh.dense["fsdp"].size()), **again)
+        fully_shard(
+            block,
+            mesh=mesh.fsdp,
+            shard_placement_fn=partial(placement, ranks=mesh.dense["fsdp"].size()),
+            **again,
+        )
     if embedding is not None:
-        fully_shard(embedding, mesh=mesh.fsdp, **again).set_unshard_in_backward(False)  # its gradient does not need it
+        fully_shard(embedding, mesh=mesh.fsdp, **again).set_unshard_in_backward(
+            False
+        )  # its gradient does not need it
         groups.insert(0, [embedding])
     if head is not None:  # needed again at once, in backward
         fully_shard(head, mesh=mesh.fsdp, reshard_after_forward=False, **common)
@@ -70,8 +86,12 @@ def shard(
     mix_in(model, LetsGo)
     alone = mesh.fsdp.size() == 1
     for module in model.modules():
-        if isinstance(module, FSDPModule) and not alone:  # where no rank adds anything, a factor would be one more copy
-            module.set_gradient_divide_factor(1.0)  # holds for one module each, not for those below it
+        if (
+            isinstance(module, FSDPModule) and not alone
+        ):  # where no rank adds anything, a factor would be one more copy
+            module.set_gradient_divide_factor(
+                1.0
+            )  # holds for one module each, not for those below it
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
 
 
@@ -90,8 +110,19 @@ def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
     here = local(parameter)
     if here.dim() != 3 or len(here) >= ranks:
         return None
-    cut = {place.dim for place in parameter.placements if isinstance(place, Shard)} if isinstance(parameter, DTensor) else set()
-    return next((Shard(dim) for dim in sorted((1, 2), key=lambda dim: dim in cut) if here.shape[dim] % ranks == 0), None)
+    cut = (
+        {place.dim for place in parameter.placements if isinstance(place, Shard)}
+        if isinstance(parameter, DTensor)
+        else set()
+    )
+    return next(
+        (
+            Shard(dim)
+            for dim in sorted((1, 2), key=lambda dim: dim in cut)
+            if here.shape[dim] % ranks == 0
+        ),
+        None,
+    )
 
 
 def _fetch_ahead(groups: list[list[nn.Module]]) -> None:

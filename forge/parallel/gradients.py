@@ -13,7 +13,12 @@ from forge.parallel.owned import local
 
 
 def clip(
-    named: Iterable[tuple[str, nn.Parameter]], max_norm: float, *, counted: Callable[[str], bool], spread: bool, also: float = 0.0
+    named: Iterable[tuple[str, nn.Parameter]],
+    max_norm: float,
+    *,
+    counted: Callable[[str], bool],
+    spread: bool,
+    also: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place.
 
@@ -23,7 +28,11 @@ def clip(
     counted: whether a parameter, by name, counts here, and is not the copy of one that does elsewhere.
     """
     found = [(name, p.grad) for name, p in named if p.grad is not None]
-    own = [local(gradient) for name, gradient in found if not spread or (counted(name) and _is_first_copy(gradient))]
+    own = [
+        local(gradient)
+        for name, gradient in found
+        if not spread or (counted(name) and _is_first_copy(gradient))
+    ]
     like = local(found[0][1]) if found else torch.zeros(())
     sums = torch.full((2,), also, dtype=torch.float64, device=like.device)  # of squares, and `also`
     # In fp64, or the norm of a large tensor depends on how it is cut: fp32 sums on a CPU are off by 1e-4 (torch 2.13).
@@ -32,7 +41,9 @@ def clip(
         dist.all_reduce(sums)
     norm = sums[0].sqrt().to(like.dtype)
     if max_norm > 0 and found:
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
+        factor = (max_norm / (norm + 1e-6)).clamp(
+            max=1.0
+        )  # as torch.nn.utils.clip_grads_with_norm_
         torch._foreach_mul_([local(gradient) for _, gradient in found], factor)  # type: ignore[attr-defined]
     return norm, sums[1]
 
@@ -42,4 +53,8 @@ def _is_first_copy(gradient: Tensor) -> bool:
         return dist.get_rank() == 0
     coordinate = gradient.device_mesh.get_coordinate()
     assert coordinate is not None
-    return all(where == 0 for where, place in zip(coordinate, gradient.placements, strict=True) if isinstance(place, Replicate))
+    return all(
+        where == 0
+        for where, place in zip(coordinate, gradient.placements, strict=True)
+        if isinstance(place, Replicate)
+    )

@@ -12,7 +12,12 @@ from forge.parallel.owned import local, owned
 
 
 def materialize(
-    model: nn.Module, device: torch.device, seed: int, *, buffers: torch.device | None = None, num_threads: int | None = None
+    model: nn.Module,
+    device: torch.device,
+    seed: int,
+    *,
+    buffers: torch.device | None = None,
+    num_threads: int | None = None,
 ) -> None:
     """Allocate a model built on the meta device and fill it as `init_weights` fills a whole one, to the bit.
 
@@ -20,11 +25,15 @@ def materialize(
     Raises ValueError for a buffer that the model gives no value.
     """
     allocate(model, device, buffers=buffers)
-    init_weights(model, seed, held=lambda values: (local(values), owned(values)), num_threads=num_threads)  # type: ignore[arg-type]
+    init_weights(
+        model, seed, held=lambda values: (local(values), owned(values)), num_threads=num_threads
+    )  # type: ignore[arg-type]
     check_buffers(model)
 
 
-def allocate(model: nn.Module, device: torch.device, *, buffers: torch.device | None = None) -> None:
+def allocate(
+    model: nn.Module, device: torch.device, *, buffers: torch.device | None = None
+) -> None:
     """Give a model built on the meta device memory; what is in a buffer then is marked, for `check_buffers`."""
     model.to_empty(device=device)
     for module in model.modules():
@@ -37,7 +46,11 @@ def allocate(model: nn.Module, device: torch.device, *, buffers: torch.device | 
 
 def check_buffers(model: nn.Module) -> None:
     """Raises ValueError for buffers that have been given no value since `allocate`."""
-    unset = [name for name, buffer in model.named_buffers() if buffer.is_floating_point() and bool(buffer.isnan().any())]
+    unset = [
+        name
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and bool(buffer.isnan().any())
+    ]
     if unset:
         owner = type(model).__name__
         raise ValueError(

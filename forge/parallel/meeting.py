@@ -19,7 +19,9 @@ SECONDS = 600.0  # that ranks may start apart
 LAST_SECONDS = 60.0  # that a main rank which ends at once waits for the others to hear it
 SIGN_SECONDS, POLL_SECONDS = 5.0, 1.0  # between signs of life, and at most between looks at them
 LEAVE_SECONDS = 10.0  # that a main rank waits for others to leave a run directory that it removes
-WORD, HEARD, ALL, ALIVE, TURN, LEFT = (f"forge/{name}" for name in ("word", "heard", "all_have_heard", "alive", "turn", "left"))
+WORD, HEARD, ALL, ALIVE, TURN, LEFT = (
+    f"forge/{name}" for name in ("word", "heard", "all_have_heard", "alive", "turn", "left")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,11 @@ class Meeting:
         Raises ConnectionError when no rank has shown a sign of life for `patience`, DistError when one has failed.
         """
         self._turns += 1
-        turn, rank, size = f"{TURN}/{self._turns}", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        turn, rank, size = (
+            f"{TURN}/{self._turns}",
+            int(os.environ["RANK"]),
+            int(os.environ["WORLD_SIZE"]),
+        )
         if rank:
             self._pass(turn, "main", patience, [0])
         try:
@@ -136,13 +142,19 @@ class Meeting:
 
     def _pass(self, turn: str, gate: str, patience: timedelta, expected: Iterable[int]) -> None:
         """Wait until a gate opens. It is looked at again and again: the store warns on the terminal of each wait that is in vain."""
-        signs, heard, longest = -1, time.monotonic(), min(POLL_SECONDS, patience.total_seconds() / 4)
+        signs, heard, longest = (
+            -1,
+            time.monotonic(),
+            min(POLL_SECONDS, patience.total_seconds() / 4),
+        )
         pause = longest / 64
         while not self.store.check([f"{turn}/{gate}"]):
             if (now := self.store.add(f"{turn}/signs", 0)) != signs:
                 signs, heard = now, time.monotonic()
             elif time.monotonic() - heard > patience.total_seconds():
-                silent = [rank for rank in expected if not self.store.check([f"{turn}/through/{rank}"])]
+                silent = [
+                    rank for rank in expected if not self.store.check([f"{turn}/through/{rank}"])
+                ]
                 raise ConnectionError(_silent(silent, patience.total_seconds()))
             time.sleep(pause)
             pause = min(2 * pause, longest)
@@ -176,4 +188,6 @@ def _rendezvous(seconds: float) -> Store:
         rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
         what = f"rank {rank} of {size} did not meet the others at MASTER_ADDR={address} MASTER_PORT={port} within {seconds:g} s"
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{what}; see that all have started, and that that host can be reached: {reason}") from error
+        raise ValueError(
+            f"{what}; see that all have started, and that that host can be reached: {reason}"
+        ) from error

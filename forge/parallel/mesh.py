@@ -46,12 +46,20 @@ class Mesh:
     @property
     def fsdp(self) -> DeviceMesh:
         """What fully_shard takes: 1-D, or 2-D with replicas first."""
-        return self.dense["dp_replicate", "fsdp"] if self.parallel.dp_replicate > 1 else self.dense["fsdp"]
+        return (
+            self.dense["dp_replicate", "fsdp"]
+            if self.parallel.dp_replicate > 1
+            else self.dense["fsdp"]
+        )
 
     @property
     def experts_fsdp(self) -> DeviceMesh:
         """The same for experts, where ep is above 1."""
-        return self.experts["dp_replicate", "efsdp"] if self.parallel.dp_replicate > 1 else self.experts["efsdp"]
+        return (
+            self.experts["dp_replicate", "efsdp"]
+            if self.parallel.dp_replicate > 1
+            else self.experts["efsdp"]
+        )
 
     @property
     def tp(self) -> DeviceMesh:
@@ -70,7 +78,9 @@ class Mesh:
 
     def groups(self) -> list[dist.ProcessGroup]:
         """All groups of this rank."""
-        views = {id(view): view for view in (self.axes, self.dense, self.sums, self.stages, self.experts)}
+        views = {
+            id(view): view for view in (self.axes, self.dense, self.sums, self.stages, self.experts)
+        }
         return [group for view in views.values() for group in view.get_all_groups()]
 
 
@@ -85,9 +95,15 @@ def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
     sums = view(tokens=p.pp * tokens, tp=p.tp)
     return Mesh(
         parallel=parallel,
-        axes=view(pp=p.pp, dp_replicate=p.dp_replicate, dp_shard=p.dp_shard, cp=p.cp, ep=p.ep, tp=p.tp),
+        axes=view(
+            pp=p.pp, dp_replicate=p.dp_replicate, dp_shard=p.dp_shard, cp=p.cp, ep=p.ep, tp=p.tp
+        ),
         dense=dense,
         sums=sums,
         stages=view(pp=p.pp, tokens=tokens, tp=p.tp) if p.pp > 1 else sums,
-        experts=view(pp=p.pp, dp_replicate=p.dp_replicate, efsdp=p.dp_shard * p.cp, ep=p.ep, tp=p.tp) if p.ep > 1 else dense,
+        experts=view(
+            pp=p.pp, dp_replicate=p.dp_replicate, efsdp=p.dp_shard * p.cp, ep=p.ep, tp=p.tp
+        )
+        if p.ep > 1
+        else dense,
     )

@@ -30,12 +30,22 @@ def owned(values: Tensor) -> list[Tensor]:
         for axis in _cut_order(values.placements):
             dim = values.placements[axis].dim  # type: ignore[attr-defined]
             parts = torch.chunk(indices[dim], mesh.size(axis))
-            indices[dim] = parts[coordinate[axis]] if coordinate[axis] < len(parts) else indices[dim][:0]
+            indices[dim] = (
+                parts[coordinate[axis]] if coordinate[axis] < len(parts) else indices[dim][:0]
+            )
     return indices
 
 
 def _cut_order(placements: Sequence[Placement]) -> list[int]:
     """Mesh axes in the order in which they cut: strided shards, FSDP's of what TP has cut, come last and in reverse."""
-    strided = [axis for axis, placement in enumerate(placements) if type(placement).__name__ == "_StridedShard"]
-    plain = [axis for axis, placement in enumerate(placements) if isinstance(placement, Shard) and axis not in strided]
+    strided = [
+        axis
+        for axis, placement in enumerate(placements)
+        if type(placement).__name__ == "_StridedShard"
+    ]
+    plain = [
+        axis
+        for axis, placement in enumerate(placements)
+        if isinstance(placement, Shard) and axis not in strided
+    ]
     return plain + strided[::-1]

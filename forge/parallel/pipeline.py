@@ -32,14 +32,23 @@ def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[in
     assert parallel.pp_stages_per_rank is not None
     num_stages = parallel.pp * parallel.pp_stages_per_rank
     if not isinstance(section, DecoderConfig):
-        raise ValueError(f"parallel.pp={parallel.pp}: {section._target_} cannot be cut into stages, only decoders can; set parallel.pp=1")
+        raise ValueError(
+            f"parallel.pp={parallel.pp}: {section._target_} cannot be cut into stages, only decoders can; set parallel.pp=1"
+        )
     layers = list(parallel.pp_layers) or cut_by_cost(section, num_stages, cfg.train.seq_len)
     assert (len(layers), sum(layers)) == (num_stages, section.n_layers), layers
     starts = [0, *accumulate(layers)]
     parts = []
-    for stage in stages_of(mesh.axes.get_local_rank("pp"), parallel.pp, parallel.pp_stages_per_rank, parallel.pp_schedule):
+    for stage in stages_of(
+        mesh.axes.get_local_rank("pp"),
+        parallel.pp,
+        parallel.pp_stages_per_rank,
+        parallel.pp_schedule,
+    ):
         part = make()
-        part.keep(range(starts[stage], starts[stage + 1]), first=stage == 0, last=stage == num_stages - 1)  # type: ignore[operator]
+        part.keep(
+            range(starts[stage], starts[stage + 1]), first=stage == 0, last=stage == num_stages - 1
+        )  # type: ignore[operator]
         parts.append((stage, part))
     return parts
 
@@ -51,10 +60,14 @@ class Pipeline(nn.Module):
     Of tied embeddings the first and the last stage each have a copy, which get equal gradients and so stay equal.
     """
 
-    def __init__(self, parts: list[tuple[int, nn.Module]], cfg: Config, mesh: Mesh, device: torch.device) -> None:
+    def __init__(
+        self, parts: list[tuple[int, nn.Module]], cfg: Config, mesh: Mesh, device: torch.device
+    ) -> None:
         """parts: what `cut` gave, with every other technique applied."""
         super().__init__()
-        from forge.parallel.pipeline_schedule import make_stage  # torch's pipelines take 2 s to import
+        from forge.parallel.pipeline_schedule import (
+            make_stage,
+        )  # torch's pipelines take 2 s to import
 
         parallel, section = cfg.parallel, cfg.model
         assert isinstance(section, DecoderConfig)
@@ -95,14 +108,20 @@ class Pipeline(nn.Module):
         """Whether this rank has the last stage, where the loss is."""
         return self.line.has(self.line.last)
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
         """Those of this rank's stages, by their names in the whole model."""
         for part in self.parts:
             yield from part.named_parameters(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The same for state."""
-        return {name: value for part in self.parts for name, value in part.state_dict(*args, **kwargs).items()}
+        return {
+            name: value
+            for part in self.parts
+            for name, value in part.state_dict(*args, **kwargs).items()
+        }
 
     def counted(self, name: str) -> bool:
         """Whether a parameter of this rank counts in sums over all parameters of the model; the second copy of a tied table does not."""
@@ -128,14 +147,22 @@ class Pipeline(nn.Module):
         Without gradients. All ranks of the pipeline call it, with the same tokens, of any shape.
         """
         with_cache = cache is not None
-        states = pass_through(self.line, self._by_stage(), tokens, self._between(*tokens.shape, whole=with_cache), cache)
+        states = pass_through(
+            self.line,
+            self._by_stage(),
+            tokens,
+            self._between(*tokens.shape, whole=with_cache),
+            cache,
+        )
         if states is None:
             states = torch.zeros((), dtype=self.line.after, device=self.line.device)
         return states.expand(*tokens.shape, self.section.dim)
 
     def new_cache(self, max_len: int | None = None) -> PartCaches:
         """Empty caches for sequences of at most `max_len` tokens; null = max_seq_len."""
-        return PartCaches({stage: part.new_cache(max_len) for stage, part in self._by_stage().items()})  # type: ignore[operator]
+        return PartCaches(
+            {stage: part.new_cache(max_len) for stage, part in self._by_stage().items()}
+        )  # type: ignore[operator]
 
     def own_head(self) -> Head | None:
         """The head on the rank of the last stage, for sums that are then added up over the pipeline; after `hidden`."""
@@ -145,7 +172,9 @@ class Pipeline(nn.Module):
         """The head, whose logits reach every rank of the pipeline; after `hidden`."""
         return SharedHead(self.line, self.own_head(), self.section.vocab_size)
 
-    def step(self, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(
+        self, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Forward and backward of all that this rank reads in one step; gradients are then in `.grad`, added up over data ranks.
 
         batches: micro-batches, tuples of tensors [batch, ...] of which the first are tokens [batch, seq]. Their sequences are put
@@ -164,9 +193,14 @@ class Pipeline(nn.Module):
         inputs: tuple[Tensor, ...] = (tokens,) if self.first else ()
         kwargs: dict[str, Any] = {"return_outputs": False}
         if self.last:
-            micro = [type(batches[0])(*tensors) for tensors in zip(*(field.chunk(count) for field in fields), strict=True)]
+            micro = [
+                type(batches[0])(*tensors)
+                for tensors in zip(*(field.chunk(count) for field in fields), strict=True)
+            ]
             self._ending = Ending(parts[self.line.last], micro, objective, weight)
-            kwargs["target"] = torch.arange(count)  # of a micro-batch its number, by which the loss finds all of it
+            kwargs["target"] = torch.arange(
+                count
+            )  # of a micro-batch its number, by which the loss finds all of it
         self._schedule.step(*inputs, **kwargs)
         self._add_tied_gradients()
         return self._reports()
@@ -211,13 +245,22 @@ class Pipeline(nn.Module):
         """The step's loss and sums; the first time, ranks without the last stage ask which there are."""
         ending, self._ending = self._ending, None
         if self._reported is None:
-            box = [(ending.total.dtype, {name: value.dtype for name, value in ending.sums.items()}) if ending is not None else None]
+            box = [
+                (ending.total.dtype, {name: value.dtype for name, value in ending.sums.items()})
+                if ending is not None
+                else None
+            ]
             group, device = self.line.group, self.line.device
-            dist.broadcast_object_list(box, group=group, group_src=self.line.owner(self.line.last), device=device)
+            dist.broadcast_object_list(
+                box, group=group, group_src=self.line.owner(self.line.last), device=device
+            )
             self._reported = box[0]
         if ending is not None:
             return ending.total, ending.sums
         assert self._reported is not None
         dtype, dtypes = self._reported
-        zeros = {name: torch.zeros((), dtype=each, device=self.line.device) for name, each in dtypes.items()}
+        zeros = {
+            name: torch.zeros((), dtype=each, device=self.line.device)
+            for name, each in dtypes.items()
+        }
         return torch.zeros((), dtype=dtype, device=self.line.device), zeros

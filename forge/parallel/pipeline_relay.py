@@ -61,7 +61,11 @@ class PartCaches:
 
 @torch.no_grad()
 def pass_through(
-    line: Line, parts: dict[int, nn.Module], tokens: Tensor, shape: tuple[int, ...], cache: PartCaches | None
+    line: Line,
+    parts: dict[int, nn.Module],
+    tokens: Tensor,
+    shape: tuple[int, ...],
+    cache: PartCaches | None,
 ) -> Tensor | None:
     """Tokens through all stages; returns the last one's hidden states, on the rank that has it.
 

@@ -50,7 +50,13 @@ def make_stage(part: nn.Module, gives: torch.dtype) -> None:
 class Ending:
     """The loss of one step's micro-batches, as the last stage makes it; its sums are read when the step is over."""
 
-    def __init__(self, part: nn.Module, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float) -> None:
+    def __init__(
+        self,
+        part: nn.Module,
+        batches: Sequence[Any],
+        objective: Callable[[Any, Any], Losses],
+        weight: float,
+    ) -> None:
         self.part, self.batches, self.objective, self.weight = part, batches, objective, weight
         self.total: Tensor | None = None
         self.sums: dict[str, Tensor] = {}
@@ -108,7 +114,9 @@ def make_schedule(
             stage,
             line.num_stages,
             line.device,
-            input_args=torch.empty(tokens, dtype=torch.int64, device="meta") if stage == 0 else shaped(between, line.between),
+            input_args=torch.empty(tokens, dtype=torch.int64, device="meta")
+            if stage == 0
+            else shaped(between, line.between),
             output_args=shaped(after if stage == line.last else between, line.gives(stage)),
             group=line.group,
         )

@@ -45,7 +45,11 @@ class Ranks:
 
     def own_part(self, values: Tensor) -> Tensor:
         """[batch, seq] -> what this rank reads of each sequence: its part under context parallelism, else all."""
-        return values if self.mesh is None or self.mesh.parallel.cp == 1 else own_part(values, self.mesh)
+        return (
+            values
+            if self.mesh is None or self.mesh.parallel.cp == 1
+            else own_part(values, self.mesh)
+        )
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over all ranks that hold a part of the batch, in place; does not wait for the device."""
@@ -104,12 +108,16 @@ class Ranks:
             return
         missing = self.meeting.missing(step, self.timeout)
         if missing:
-            raise ConnectionError(_no_sign_of_life(missing, self.size, step, self.timeout.total_seconds()))
+            raise ConnectionError(
+                _no_sign_of_life(missing, self.size, step, self.timeout.total_seconds())
+            )
         ones = torch.ones((), device=self.device)
         dist.all_reduce(ones)
         found = ones.item()
         if found != self.size:
-            raise ConnectionError(f"an all-reduce of ones over {self.size} ranks is {found:g} at step {step}: their connection is faulty")
+            raise ConnectionError(
+                f"an all-reduce of ones over {self.size} ranks is {found:g} at step {step}: their connection is faulty"
+            )
 
     def close(self) -> None:
         """Leave together, once the main rank has written all: who starts ranks takes the end of one for the end of all."""
@@ -130,22 +138,46 @@ def join(config: Config, device: torch.device, meeting: Meeting | None = None) -
     if size == 1:
         if not dist.is_initialized():  # of an earlier run in this process that failed, it is
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-            dist.init_process_group(_backend(parallel.backend, device.type), store=store, rank=0, world_size=1)
+            dist.init_process_group(
+                _backend(parallel.backend, device.type), store=store, rank=0, world_size=1
+            )
         return Ranks(mesh=make_mesh(parallel, device.type), device=device)
-    timeout, meeting, rank = timedelta(seconds=parallel.nccl_timeout_sec), meeting or Meeting(), int(os.environ["RANK"])
+    timeout, meeting, rank = (
+        timedelta(seconds=parallel.nccl_timeout_sec),
+        meeting or Meeting(),
+        int(os.environ["RANK"]),
+    )
     backend = _backend(parallel.backend, device.type)
     try:
         # Not bound to a device: NCCL then makes a communicator for those groups of the mesh alone that are used, at their first use.
-        dist.init_process_group(backend, store=meeting.store, rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group(
+            backend, store=meeting.store, rank=rank, world_size=size, timeout=timeout
+        )
     except dist.DistError:
         raise
-    except (ValueError, KeyError, AssertionError, RuntimeError) as error:  # torch has no type of its own for it
-        raise ValueError(f"parallel.backend={parallel.backend} cannot be used for {device.type}: {error}") from error
+    except (
+        ValueError,
+        KeyError,
+        AssertionError,
+        RuntimeError,
+    ) as error:  # torch has no type of its own for it
+        raise ValueError(
+            f"parallel.backend={parallel.backend} cannot be used for {device.type}: {error}"
+        ) from error
     host, saver = (_group_of_all(timeout) for _ in range(2))
     mesh = make_mesh(parallel, device.type)
     for group in mesh.groups():  # torch gives those that a mesh makes a timeout of its own
         dist.distributed_c10d._set_pg_timeout(timeout, group)
-    return Ranks(rank=rank, size=size, mesh=mesh, host=host, saver=saver, meeting=meeting, device=device, timeout=timeout)
+    return Ranks(
+        rank=rank,
+        size=size,
+        mesh=mesh,
+        host=host,
+        saver=saver,
+        meeting=meeting,
+        device=device,
+        timeout=timeout,
+    )
 
 
 def _group_of_all(timeout: timedelta) -> dist.ProcessGroup:
@@ -168,4 +200,10 @@ def _backend(wanted: str, device_type: str) -> str:
     One is given by its name alone: torch 2.13 warns at the end of a group that was made with 'cpu:gloo'.
     """
     named = [part for part in wanted.split(",") if part.partition(":")[0] in ("cpu", device_type)]
-    return wanted if ":" not in wanted else named[0].partition(":")[2] if len(named) == 1 else ",".join(named)
+    return (
+        wanted
+        if ":" not in wanted
+        else named[0].partition(":")[2]
+        if len(named) == 1
+        else ",".join(named)
+    )

@@ -40,7 +40,9 @@ class Spread:
 def spread_scopes(model: nn.Module, mesh: Mesh) -> None:
     """Make the mixtures of experts of a model, or of a part of one, count over all ranks that share a scope, in place."""
     parallel = mesh.parallel
-    dp_rank = mesh.axes.get_local_rank("dp_replicate") * parallel.dp_shard + mesh.axes.get_local_rank("dp_shard")
+    dp_rank = mesh.axes.get_local_rank(
+        "dp_replicate"
+    ) * parallel.dp_shard + mesh.axes.get_local_rank("dp_shard")
     spread = Spread(
         part=part_of(mesh),
         sequences=mesh.axes.get_group("cp"),
@@ -86,11 +88,17 @@ class SpreadScopes:
         spread, part = self.spread, self.spread.part
         dp, ep = (1, 1) if apart else (spread.dp, spread.ep)
         everywhere = gather(counts, 0, spread.sequences if apart else spread.batch)
-        of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces)).permute(0, 2, 3, 4, 1, 5)
+        of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces)).permute(
+            0, 2, 3, 4, 1, 5
+        )
         # [dp, ep, sequence, piece, cp, expert]: the first pieces are in the order of cp ranks, the second ones in the reverse.
         ordered = of_ranks.flatten(3, 4) if not part.balanced else _there_and_back(of_ranks)
         before = ordered.cumsum(3) if apart else ordered.flatten(0, 3).cumsum(0).view_as(ordered)
-        here = (before - ordered)[0, 0] if apart else (before - ordered)[spread.dp_rank, spread.ep_rank]
+        here = (
+            (before - ordered)[0, 0]
+            if apart
+            else (before - ordered)[spread.dp_rank, spread.ep_rank]
+        )
         return part.of(here, 1).flatten(0, 1)
 
     def parts(self, scopes: int, *, apart: bool) -> int:

@@ -25,7 +25,9 @@ class Shape:
 
     def on(self, tp: int, ep: int = 1) -> tuple[int, ...]:
         """What the first rank has, which no other has more of."""
-        first, *others = (-(-length // tp) if dim == self.cut else length for dim, length in enumerate(self.size))
+        first, *others = (
+            -(-length // tp) if dim == self.cut else length for dim, length in enumerate(self.size)
+        )
         return (first // ep if self.of_experts else first, *others)
 
     def elements(self, *, tp: int = 1, ep: int = 1, shards: int = 1) -> int:
@@ -34,7 +36,9 @@ class Shape:
         Fewer experts than shards are cut across, where that goes.
         """
         rows, *others = self.on(tp, ep)
-        across = self.of_experts and rows < shards and any(length % shards == 0 for length in others)
+        across = (
+            self.of_experts and rows < shards and any(length % shards == 0 for length in others)
+        )
         return (rows if across else -(-rows // shards) * shards) * prod(others)
 
 
@@ -46,12 +50,18 @@ def block_shapes(model: Decoder, tp: int, *, moe: bool = False) -> Iterator[Shap
         yield from _norm(model, norm)
     yield from _linear(model, "attention.wq", heads, dim, cut=0)
     for name in ("attention.wk", "attention.wv"):
-        yield from _linear(model, name, kv, dim, cut=None if shared else 0, summed="always" if shared else "never")
+        yield from _linear(
+            model, name, kv, dim, cut=None if shared else 0, summed="always" if shared else "never"
+        )
     yield from _linear(model, "attention.wo", dim, heads, cut=1)
     if model.qk_norm:
         for name in ("attention.q_norm.weight", "attention.k_norm.weight"):
             yield Shape(name=name, size=(model.head_dim,), summed="always")
-    yield from _experts(model) if moe else _feed_forward(model, "feed_forward", model.computed_ffn_hidden_dim)
+    yield from (
+        _experts(model)
+        if moe
+        else _feed_forward(model, "feed_forward", model.computed_ffn_hidden_dim)
+    )
 
 
 def other_shapes(model: Decoder, *, first: bool = True, last: bool = True) -> Iterator[Shape]:
@@ -75,18 +85,37 @@ def _feed_forward(model: Decoder, name: str, width: int) -> Iterator[Shape]:
 
 def _experts(model: Decoder) -> Iterator[Shape]:
     moe, width = model.moe, model.expert_hidden_dim
-    yield Shape(name="feed_forward.router.weight", size=(moe.num_experts, model.dim), summed="always")
+    yield Shape(
+        name="feed_forward.router.weight", size=(moe.num_experts, model.dim), summed="always"
+    )
     for inner in ("w_gate", "w_up") if model.is_gated else ("w_up",):
-        yield Shape(name=f"feed_forward.experts.{inner}", size=(moe.num_experts, width, model.dim), cut=1, of_experts=True)
-    yield Shape(name="feed_forward.experts.w_down", size=(moe.num_experts, model.dim, width), cut=2, of_experts=True)
+        yield Shape(
+            name=f"feed_forward.experts.{inner}",
+            size=(moe.num_experts, width, model.dim),
+            cut=1,
+            of_experts=True,
+        )
+    yield Shape(
+        name="feed_forward.experts.w_down",
+        size=(moe.num_experts, model.dim, width),
+        cut=2,
+        of_experts=True,
+    )
     if moe.shared_experts:
         yield from _feed_forward(model, "feed_forward.shared", moe.shared_experts * width)
 
 
-def _linear(model: Decoder, name: str, outputs: int, inputs: int, *, cut: int | None, summed: str = "never") -> Iterator[Shape]:
+def _linear(
+    model: Decoder, name: str, outputs: int, inputs: int, *, cut: int | None, summed: str = "never"
+) -> Iterator[Shape]:
     yield Shape(name=f"{name}.weight", size=(outputs, inputs), cut=cut, summed=summed)
     if model.bias:
-        yield Shape(name=f"{name}.bias", size=(outputs,), cut=0 if cut == 0 else None, summed="parts" if cut == 1 else summed)
+        yield Shape(
+            name=f"{name}.bias",
+            size=(outputs,),
+            cut=0 if cut == 0 else None,
+            summed="parts" if cut == 1 else summed,
+        )
 
 
 def _norm(model: Decoder, name: str) -> Iterator[Shape]:

@@ -38,13 +38,17 @@ def cut_by_cost(section: Decoder, num_stages: int, seq_len: int) -> list[int]:
     return layers
 
 
-def _best(before: list[int], num_stages: int, total: Callable[[int, int], int], limit: int) -> tuple[int, list[int]]:
+def _best(
+    before: list[int], num_stages: int, total: Callable[[int, int], int], limit: int
+) -> tuple[int, list[int]]:
     """The cut into stages of no more than `limit` with the least total, from the last stage to the first, and that total.
 
     before: the cost of all blocks before each. total: of a first stage, and of the total of the others.
     """
     n_layers = len(before) - 1
-    found: dict[int, tuple[int, list[int]]] = {n_layers: (0, [])}  # of the blocks from each on, in as many stages as were added
+    found: dict[int, tuple[int, list[int]]] = {
+        n_layers: (0, [])
+    }  # of the blocks from each on, in as many stages as were added
 
     def options(start: int) -> Iterator[tuple[int, list[int]]]:
         for end, (others, layers) in sorted(found.items()):
@@ -52,5 +56,9 @@ def _best(before: list[int], num_stages: int, total: Callable[[int, int], int], 
                 yield total(before[end] - before[start], others), [end - start, *layers]
 
     for _ in range(num_stages):
-        found = {start: min(these, key=itemgetter(0)) for start in range(n_layers) if (these := list(options(start)))}
+        found = {
+            start: min(these, key=itemgetter(0))
+            for start in range(n_layers)
+            if (these := list(options(start)))
+        }
     return found[0]

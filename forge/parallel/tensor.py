@@ -13,7 +13,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 
 from forge.config.parallel import Parallel
 from forge.models.attention import Attention
@@ -82,7 +89,9 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
 
 
 def _spread_attention(attention: Attention, width: Width) -> None:
-    heads, kv_heads = (linear.out_features // attention.head_dim for linear in (attention.wq, attention.wk))
+    heads, kv_heads = (
+        linear.out_features // attention.head_dim for linear in (attention.wq, attention.wk)
+    )
     _change(attention.wq, Local, width, Shard(0))
     for linear in (attention.wk, attention.wv):
         if kv_heads % width.size == 0:
@@ -114,14 +123,23 @@ def _spread_mixture(layer: MoE, width: Width) -> None:
     _change(layer, Mixture, width)
 
 
-def _change(module: nn.Module, mixin: type, width: Width, placement: Placement | None = None, *, bias: Placement | None = None) -> None:
+def _change(
+    module: nn.Module,
+    mixin: type,
+    width: Width,
+    placement: Placement | None = None,
+    *,
+    bias: Placement | None = None,
+) -> None:
     """Mix in a class, and place the module's own parameters."""
     mix_in(module, mixin)
     module.width = width  # type: ignore[assignment]
     for name, parameter in module.named_parameters(recurse=False):
         place = bias if name == "bias" and bias is not None else placement
         assert place is not None, name
-        module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), width.mesh, [place])))
+        module.register_parameter(
+            name, nn.Parameter(distribute_tensor(parameter.detach(), width.mesh, [place]))
+        )
 
 
 class Local:

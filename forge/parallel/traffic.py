@@ -57,10 +57,14 @@ class _Rank:
         self.passes = (p.pp_microbatches or 1) if p.pp > 1 else config.train.grad_accum_steps
         self.width = FP32 if config.precision.mixed_precision == "fp32" else 2
         self.residual = FP32 if config.precision.residual_dtype == "fp32" else 2
-        self.reductions = config.train.grad_accum_steps if p.reduce_gradients == "micro_batch" else 1
+        self.reductions = (
+            config.train.grad_accum_steps if p.reduce_gradients == "micro_batch" else 1
+        )
         self.cut = p.sequence_parallel and p.tp > 1
         self.selective = config.train.activation_checkpointing == "selective"
-        self.layers_apart = self.selective and p.ep > 1  # as forge.parallel.activation_checkpoint has it
+        self.layers_apart = (
+            self.selective and p.ep > 1
+        )  # as forge.parallel.activation_checkpoint has it
         self.total: Counter[str] = Counter()
 
     def sent(self) -> Counter[str]:
@@ -89,9 +93,21 @@ class _Rank:
                     sum(shape.elements(tp=p.tp, ep=p.ep, shards=ranks) for shape in shapes)
                     for shapes in (inside, [] if of_experts else others)
                 )
-                self.ring("fsdp: all-gather of weights", self.width * readings * (block * again + rest), ranks)
-                self.ring("fsdp: reduce-scatter of gradients", FP32 * self.reductions * (block + rest), ranks)
-                self.ring("hsdp: all-reduce of gradients", 2 * FP32 * (block + rest) // ranks, p.dp_replicate)
+                self.ring(
+                    "fsdp: all-gather of weights",
+                    self.width * readings * (block * again + rest),
+                    ranks,
+                )
+                self.ring(
+                    "fsdp: reduce-scatter of gradients",
+                    FP32 * self.reductions * (block + rest),
+                    ranks,
+                )
+                self.ring(
+                    "hsdp: all-reduce of gradients",
+                    2 * FP32 * (block + rest) // ranks,
+                    p.dp_replicate,
+                )
 
     def of_width(self) -> None:
         """TP passes hidden states into and out of attention and feed-forward, forward and backward, and in what is recomputed.
@@ -104,15 +120,39 @@ class _Rank:
         out_again = recomputed if self.config.train.activation_checkpointing == "full" else 0
         first, last = 0 in self.stages, self.last_stage in self.stages
         if self.cut:
-            self.ring("tp: all-gather of hidden states", hidden * (4 * self.blocks + in_again + first + last), self.p.tp)
-            self.ring("tp: reduce-scatter of hidden states", hidden * (4 * self.blocks + out_again + first + last), self.p.tp)
+            self.ring(
+                "tp: all-gather of hidden states",
+                hidden * (4 * self.blocks + in_again + first + last),
+                self.p.tp,
+            )
+            self.ring(
+                "tp: reduce-scatter of hidden states",
+                hidden * (4 * self.blocks + out_again + first + last),
+                self.p.tp,
+            )
         else:
-            self.ring("tp: all-reduce of hidden states", 2 * hidden * (4 * self.blocks + out_again + first + last), self.p.tp)
+            self.ring(
+                "tp: all-reduce of hidden states",
+                2 * hidden * (4 * self.blocks + out_again + first + last),
+                self.p.tp,
+            )
         summed = ("always", "parts") if self.cut else ("always",)
-        shapes = (shape for stage in self.stages for shape in (*self.of_blocks(stage), *self.others(stage)))
-        shared = sum(shape.elements() for shape in shapes if shape.cut is None and shape.summed in summed)
-        added_up = self.reductions == 1 and (self.config.train.grad_accum_steps > 1 or (self.p.pp_microbatches or 1) > 1)  # in fp32
-        self.ring("tp: all-reduce of shared gradients", 2 * (FP32 if added_up else self.width * self.reductions) * shared, self.p.tp)
+        shapes = (
+            shape
+            for stage in self.stages
+            for shape in (*self.of_blocks(stage), *self.others(stage))
+        )
+        shared = sum(
+            shape.elements() for shape in shapes if shape.cut is None and shape.summed in summed
+        )
+        added_up = self.reductions == 1 and (
+            self.config.train.grad_accum_steps > 1 or (self.p.pp_microbatches or 1) > 1
+        )  # in fp32
+        self.ring(
+            "tp: all-reduce of shared gradients",
+            2 * (FP32 if added_up else self.width * self.reductions) * shared,
+            self.p.tp,
+        )
         if last:
             self.of_loss()
 
@@ -137,7 +177,9 @@ class _Rank:
             self.ring("cp: reduce-scatter of their gradients", p.cp * kv * self.blocks, p.cp)
         else:
             queries_and_output = 2 * token * model.n_heads // p.tp
-            self.ring("cp: all-to-all of heads", (queries_and_output + kv) * (passes + self.blocks), p.cp)
+            self.ring(
+                "cp: all-to-all of heads", (queries_and_output + kv) * (passes + self.blocks), p.cp
+            )
 
     def of_experts(self) -> None:
         """EP sends tokens to their experts and back, forward and backward; with a capacity the room for them, filled or not.
@@ -148,11 +190,21 @@ class _Rank:
         forward = self.mixtures(block for blocks in self.layers.values() for block in blocks)
         again = 0 if self.layers_apart else self.mixtures(self.recomputed())
         if moe.capacity_factor:
-            rows = self.passes * rows_of_room(self.config, self.model, self.sequences // self.passes)
+            rows = self.passes * rows_of_room(
+                self.config, self.model, self.sequences // self.passes
+            )
         else:
             rows = moe.top_k * self.tokens
-            self.ring("ep: all-to-all of counts", INT64 * moe.num_experts * self.passes * (forward + again), p.ep)
-        self.ring("ep: all-to-all of tokens", self.width * self.model.dim * rows * (4 * forward + 2 * again), p.ep)
+            self.ring(
+                "ep: all-to-all of counts",
+                INT64 * moe.num_experts * self.passes * (forward + again),
+                p.ep,
+            )
+        self.ring(
+            "ep: all-to-all of tokens",
+            self.width * self.model.dim * rows * (4 * forward + 2 * again),
+            p.ep,
+        )
         self.of_scopes(forward, again)
 
     def of_scopes(self, forward: int, again: int) -> None:
@@ -163,33 +215,48 @@ class _Rank:
         p, moe = self.p, self.model.moe
         apart = moe.balance_scope == "sequence"
         ranks = p.cp if apart else p.dp_replicate * p.fsdp
-        of_each, of_all = (INT64 * moe.num_experts * count for count in (self.sequences, self.passes))
+        of_each, of_all = (
+            INT64 * moe.num_experts * count for count in (self.sequences, self.passes)
+        )
         summed = 2 * (forward + (0 if self.selective else again))
         scoped = bool(moe.aux_loss_weight) + moe.gradient_scale
-        self.ring("moe: all-reduce of load", summed * scoped * (of_each if apart else of_all), ranks)
-        self.ring("moe: all-reduce of load", summed * bool(moe.sequence_aux_loss_weight) * of_each, p.cp)
+        self.ring(
+            "moe: all-reduce of load", summed * scoped * (of_each if apart else of_all), ranks
+        )
+        self.ring(
+            "moe: all-reduce of load", summed * bool(moe.sequence_aux_loss_weight) * of_each, p.cp
+        )
         if moe.capacity_factor:
             runs = of_each * runs_of_sequence(p) if apart or p.cp > 1 else of_all
             self.ring("moe: all-gather of load", ranks * runs * (forward + again), ranks)
 
     def of_pipeline(self) -> None:
         """Hidden states go to the next stage, their gradients to the one before, and that of a tied table to its other copy."""
-        p, hidden = self.p, self.tokens * self.model.dim * self.residual // (self.p.tp if self.cut else 1)
+        p, hidden = (
+            self.p,
+            self.tokens * self.model.dim * self.residual // (self.p.tp if self.cut else 1),
+        )
         for stage in self.stages:
             for other in (stage - 1, stage + 1):
-                if 0 <= other <= self.last_stage and owner(other, p.pp, p.pp_schedule) != owner(stage, p.pp, p.pp_schedule):
+                if 0 <= other <= self.last_stage and owner(other, p.pp, p.pp_schedule) != owner(
+                    stage, p.pp, p.pp_schedule
+                ):
                     self.total["pp: hidden states and their gradients"] += hidden
         ends = (0 in self.stages, self.last_stage in self.stages)
         if self.model.tie_embeddings and ends[0] != ends[1]:
             table = next(shape for shape in other_shapes(self.model) if shape.name == TABLE)
-            self.total["pp: gradient of the tied table"] += FP32 * table.elements(tp=p.tp, shards=p.fsdp) // p.fsdp
+            self.total["pp: gradient of the tied table"] += (
+                FP32 * table.elements(tp=p.tp, shards=p.fsdp) // p.fsdp
+            )
 
     def of_numbers(self) -> None:
         """The loss and what the objective reports beside it, the square of the gradient norm, and whether any rank wishes something."""
         p, objective = self.p, self.config.objective
         numbers = 3 if isinstance(objective, Pretrain) and objective.z_loss_weight > 0 else 2
         self.ring("all: loss and gradient norm", 2 * FP32 * numbers, p.pp * p.dp_replicate * p.fsdp)
-        self.ring("all: loss and gradient norm", 2 * FP64 * 2, p.pp * p.dp_replicate * p.fsdp * p.tp)
+        self.ring(
+            "all: loss and gradient norm", 2 * FP64 * 2, p.pp * p.dp_replicate * p.fsdp * p.tp
+        )
         records = self.model.n_moe_layers * (self.model.moe.num_experts + REPORTED)
         self.ring("moe: all-reduce of records", 2 * FP64 * records, p.pp * p.dp_replicate * p.fsdp)
 
@@ -202,7 +269,9 @@ class _Rank:
         train = self.config.train
         if train.activation_checkpointing == "none":
             return []
-        return [block for blocks in self.layers.values() for block in blocks[:: train.recompute_every]]
+        return [
+            block for blocks in self.layers.values() for block in blocks[:: train.recompute_every]
+        ]
 
     def others(self, stage: int) -> list[Shape]:
         """Parameters of a stage outside its blocks."""
@@ -211,7 +280,11 @@ class _Rank:
     def of_blocks(self, stage: int) -> list[Shape]:
         """Parameters of a stage inside its blocks."""
         moe, tp = self.model.moe, self.p.tp
-        return [shape for block in self.layers[stage] for shape in block_shapes(self.model, tp, moe=is_moe_layer(moe, block))]
+        return [
+            shape
+            for block in self.layers[stage]
+            for shape in block_shapes(self.model, tp, moe=is_moe_layer(moe, block))
+        ]
 
     def mixtures(self, blocks: Iterable[int]) -> int:
         """How many of the blocks have experts."""

@@ -78,4 +78,6 @@ class StopVote(Callback):
 
     def _vote(self, loop: Loop) -> None:
         if self.ranks.any(loop.wished is not None):
-            loop.end(next(reason for reason in self.ranks.of_all(loop.wished) if reason is not None))
+            loop.end(
+                next(reason for reason in self.ranks.of_all(loop.wished) if reason is not None)
+            )

@@ -63,20 +63,28 @@ class Parts:
     ranks: Ranks
 
 
-def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[str] | None = None) -> Parts:
+def assemble(
+    run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[str] | None = None
+) -> Parts:
     """Build all that the config of a run directory names. Raises ValueError for what the user can put right.
 
     meeting: where the ranks already met, if they did. trust: prefixes of what may be built besides forge's own; where none are given,
     those of the directory, which is then one that this process made.
     """
-    config = serialize.load_own(run_dir) if trust is None else serialize.load(newest(run_dir), trust=trust)
+    config = (
+        serialize.load_own(run_dir)
+        if trust is None
+        else serialize.load(newest(run_dir), trust=trust)
+    )
     trusted = config.run.trust
     device = set_up(config)
     torch.manual_seed(config.seed)
     users = user_callbacks(config)
     ranks = join(config, device, meeting)
     with ranks.main_first():
-        prepared = prepare(config.data, config.tokenizer, build=partial(build, trust=trusted), progress=_announce())
+        prepared = prepare(
+            config.data, config.tokenizer, build=partial(build, trust=trusted), progress=_announce()
+        )
     check_vocabulary(config, prepared)
     config, derived = _fit(config, run_dir, prepared)
     model = build_model(config, device, ranks)
@@ -100,11 +108,17 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
     signals = Signals(train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled)
     evaluation = _evaluation(config, prepared, model, device, signals, ranks)
     folder = run_dir / config.checkpoint.dir
-    checkpointer = Checkpointer(folder, config.checkpoint, config, prepared.tokenizer, directory.run_id(run_dir), ranks)
+    checkpointer = Checkpointer(
+        folder, config.checkpoint, config, prepared.tokenizer, directory.run_id(run_dir), ranks
+    )
     start = _start(run_dir, config, checkpointer, ranks)
-    logger = _logger(config, run_dir, device, ranks, resumed_at=start.meta.get("step", 0) if start.own else 0)
+    logger = _logger(
+        config, run_dir, device, ranks, resumed_at=start.meta.get("step", 0) if start.own else 0
+    )
     saves_the_last = config.checkpoint.enabled and config.checkpoint.last != "none"
-    guard = BadSteps(train, interval=config.metrics.log_interval, checkpoints=folder if saves_the_last else None)
+    guard = BadSteps(
+        train, interval=config.metrics.log_interval, checkpoints=folder if saves_the_last else None
+    )
     saving = Saving(
         checkpointer,
         config.checkpoint,
@@ -140,8 +154,17 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
                 )
             )
     votes = bool(users) and ranks.size > 1
-    alive = [SignOfLife(train.nccl_health_check_interval, ranks)] if train.nccl_health_check_interval else []
-    callbacks += [*users, *alive, *([StopVote(ranks)] if votes else []), *([saving] if config.checkpoint.enabled else [])]
+    alive = (
+        [SignOfLife(train.nccl_health_check_interval, ranks)]
+        if train.nccl_health_check_interval
+        else []
+    )
+    callbacks += [
+        *users,
+        *alive,
+        *([StopVote(ranks)] if votes else []),
+        *([saving] if config.checkpoint.enabled else []),
+    ]
     loop = Loop(
         update=update,
         loader=loader,
@@ -168,11 +191,24 @@ def assemble(run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[s
         directory.write_json(run_dir / "data.json", prepared.manifest)
         directory.write_json(_derived(run_dir), derived)
         if not (run_dir / TOKENIZER).exists():
-            prepared.tokenizer.save(run_dir / TOKENIZER)  # of the first start, whatever becomes of the text
-    return Parts(config=config, prepared=prepared, model=model, loop=loop, logger=logger, evaluation=evaluation, guard=guard, ranks=ranks)
+            prepared.tokenizer.save(
+                run_dir / TOKENIZER
+            )  # of the first start, whatever becomes of the text
+    return Parts(
+        config=config,
+        prepared=prepared,
+        model=model,
+        loop=loop,
+        logger=logger,
+        evaluation=evaluation,
+        guard=guard,
+        ranks=ranks,
+    )
 
 
-def train_loader(config: Config, store: TokenStore, ranks: Ranks, device: torch.device) -> TrainLoader:
+def train_loader(
+    config: Config, store: TokenStore, ranks: Ranks, device: torch.device
+) -> TrainLoader:
     """This rank's part of every batch."""
     train, data = config.train, config.data
     return TrainLoader(
@@ -190,7 +226,9 @@ def train_loader(config: Config, store: TokenStore, ranks: Ranks, device: torch.
     )
 
 
-def build_model(config: Config, device: torch.device, ranks: Ranks, dtype: torch.dtype = torch.float32) -> nn.Module:
+def build_model(
+    config: Config, device: torch.device, ranks: Ranks, dtype: torch.dtype = torch.float32
+) -> nn.Module:
     """The model with its initial weights, laid out over the ranks."""
 
     def make() -> nn.Module:
@@ -232,14 +270,19 @@ def _announce() -> Callable[[str, float], None]:
 def data_identity(prepared: Prepared) -> dict[str, str]:
     """Fingerprints of what a run reads: tokenizer and training tokens."""
     manifest = prepared.manifest
-    return {"tokenizer": manifest["tokenizer"]["fingerprint"], "train": manifest["splits"]["train"]["sha256"]}
+    return {
+        "tokenizer": manifest["tokenizer"]["fingerprint"],
+        "train": manifest["splits"]["train"]["sha256"],
+    }
 
 
 def check_vocabulary(config: Config, prepared: Prepared) -> None:
     """Raises ValueError when the tokenizer has ids that the model has no row for."""
     ids, rows = prepared.tokenizer.vocab_size, config.model.vocab_size
     if ids > rows:
-        raise ValueError(f"model.vocab_size={rows}: the tokenizer has {ids} ids; set model.vocab_size={ids}")
+        raise ValueError(
+            f"model.vocab_size={rows}: the tokenizer has {ids} ids; set model.vocab_size={ids}"
+        )
 
 
 def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list[dict[str, Any]]]:
@@ -253,7 +296,10 @@ def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, lis
     if not config.eval.sample_prompts:
         prompt, why = config.data.prompt, "it fits the data"
         if not prompt:
-            prompt, why = opening(prepared.val, prepared.tokenizer, config.model.max_seq_len // 2), "the validation split begins with it"
+            prompt, why = (
+                opening(prepared.val, prepared.tokenizer, config.model.max_seq_len // 2),
+                "the validation split begins with it",
+            )
         open_config.eval.sample_prompts = [prompt]
         found.append(Derived(key="eval.sample_prompts", value=[prompt], why=why))
     open_config.freeze()
@@ -264,7 +310,9 @@ def _derived(run_dir: Path) -> Path:
     return run_dir / numbered("derived.json", number(newest(run_dir).name))
 
 
-def _logger(config: Config, run_dir: Path, device: torch.device, ranks: Ranks, *, resumed_at: int) -> Logger:
+def _logger(
+    config: Config, run_dir: Path, device: torch.device, ranks: Ranks, *, resumed_at: int
+) -> Logger:
     metrics, model = config.metrics, config.model
     trackers = partial(
         build_trackers,
@@ -289,7 +337,12 @@ def _logger(config: Config, run_dir: Path, device: torch.device, ranks: Ranks, *
 
 
 def _evaluation(
-    config: Config, prepared: Prepared, model: nn.Module, device: torch.device, signals: Signals, ranks: Ranks
+    config: Config,
+    prepared: Prepared,
+    model: nn.Module,
+    device: torch.device,
+    signals: Signals,
+    ranks: Ranks,
 ) -> Evaluation | None:
     if not config.eval.enabled:
         return None
@@ -301,8 +354,16 @@ def _evaluation(
     def run(interrupted: Callable[[], bool]) -> dict[str, float]:
         train = config.train
         sequences = most_sequences(config.eval, train)  # whatever the layout and the micro-batch
-        batches = eval_batches(prepared.val, seq_len=train.seq_len, batch_size=train.batch_size, sequences=sequences, part=ranks.batch)
+        batches = eval_batches(
+            prepared.val,
+            seq_len=train.seq_len,
+            batch_size=train.batch_size,
+            sequences=sequences,
+            part=ranks.batch,
+        )
         every = 1 if ranks.size == 1 else BETWEEN_VOTES
-        return evaluate(model, unless(interrupted, batches, every=every), token_bytes=sizes, ranks=ranks)
+        return evaluate(
+            model, unless(interrupted, batches, every=every), token_bytes=sizes, ranks=ranks
+        )
 
     return Evaluation(run, interval=config.eval.interval, interrupted=signals.interrupted)

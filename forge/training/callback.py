@@ -81,7 +81,13 @@ def blaming(callback: Callback, moment: str, step: int | None = None) -> Iterato
         raise failure(callback.config_path, target, moment, error, step) from error
 
 
-def failure(config_path: str, target: str, moment: str, error: BaseException, step: int | None = None) -> CallbackError:
+def failure(
+    config_path: str, target: str, moment: str, error: BaseException, step: int | None = None
+) -> CallbackError:
     """The error that says which callback failed, where and why."""
     at = "" if step is None else f" at step {step}"
-    return CallbackError(f"{config_path} ({target}) failed in {moment}{at}: {type(error).__name__}: {error}".rstrip(": "))
+    return CallbackError(
+        f"{config_path} ({target}) failed in {moment}{at}: {type(error).__name__}: {error}".rstrip(
+            ": "
+        )
+    )

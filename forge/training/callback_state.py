@@ -30,13 +30,19 @@ def take(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], dict
     return plain, tensors
 
 
-def give(callbacks: Sequence[Callback], plain: dict[str, Any], tensors: dict[str, Tensor], step: int) -> None:
+def give(
+    callbacks: Sequence[Callback], plain: dict[str, Any], tensors: dict[str, Tensor], step: int
+) -> None:
     """Give callbacks the state that `take` took; one that the checkpoint does not know keeps what it has."""
     for callback in callbacks:
         name = name_of(callback)
         if name in plain:
             prefix = f"{_escape(name)}/"
-            own = {path.removeprefix(prefix): tensor for path, tensor in tensors.items() if path.startswith(prefix)}
+            own = {
+                path.removeprefix(prefix): tensor
+                for path, tensor in tensors.items()
+                if path.startswith(prefix)
+            }
             with blaming(callback, "load_state_dict", step):
                 callback.load_state_dict(join(plain[name], own))
 
@@ -67,10 +73,14 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str) or key in (TENSOR, TUPLE):
-                raise TypeError(f"{_place(path)} has the key {key!r}; keys are texts other than {TENSOR} and {TUPLE}")
+                raise TypeError(
+                    f"{_place(path)} has the key {key!r}; keys are texts other than {TENSOR} and {TUPLE}"
+                )
         return {key: _split(item, below + _escape(key), tensors) for key, item in value.items()}
     kinds = "tensors, texts, numbers, booleans and None, in dicts, lists and tuples"
-    raise TypeError(f"{_place(path)} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps {kinds}")
+    raise TypeError(
+        f"{_place(path)} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint keeps {kinds}"
+    )
 
 
 def _join(value: Any, tensors: dict[str, Tensor]) -> Any:

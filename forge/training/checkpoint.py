@@ -48,10 +48,22 @@ class Checkpointer:
     """
 
     def __init__(
-        self, folder: Path, section: Checkpoint, config: Config, tokenizer: Tokenizer, run_id: str, ranks: Ranks | None = None
+        self,
+        folder: Path,
+        section: Checkpoint,
+        config: Config,
+        tokenizer: Tokenizer,
+        run_id: str,
+        ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
-        self.folder, self.section, self.config, self.tokenizer, self.run_id = folder, section, config, tokenizer, run_id
+        self.folder, self.section, self.config, self.tokenizer, self.run_id = (
+            folder,
+            section,
+            config,
+            tokenizer,
+            run_id,
+        )
         self.before_commit: list[Callable[[Path], None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._staging: Staging | None = None
@@ -79,19 +91,31 @@ class Checkpointer:
         tensors = prefixed("model", model.state_dict())
         if not weights_only:
             tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
-        about = {"format": FORMAT, "step": step, "time": now(), "run_id": self.run_id, "versions": versions()}
+        about = {
+            "format": FORMAT,
+            "step": step,
+            "time": now(),
+            "run_id": self.run_id,
+            "versions": versions(),
+        }
         about |= {"weights_only": weights_only, **meta}
         one_process()
-        fault = self.ranks.from_main(self._prepare(scratch, tensor_files.size(tensors)) if self.ranks.main else None)
+        fault = self.ranks.from_main(
+            self._prepare(scratch, tensor_files.size(tensors)) if self.ranks.main else None
+        )
         if fault is not None:
             raise self._failed(target, scratch, fault) from fault
         if self.section.async_mode == "disabled":
             self._write(tensors, scratch, target, about)
             self.ranks.barrier()
             return
-        self._staging = self._staging or Staging(pinned=self.section.async_mode == "async_with_pinned_mem")
+        self._staging = self._staging or Staging(
+            pinned=self.section.async_mode == "async_with_pinned_mem"
+        )
         copies = self._copies = self._staging.copy(tensors)
-        self._pending.append(self._thread.submit(self._write, tensors, scratch, target, about, copies))
+        self._pending.append(
+            self._thread.submit(self._write, tensors, scratch, target, about, copies)
+        )
 
     def wait_to_write(self) -> None:
         """Call before weights, optimizer state or state of callbacks change: an asynchronous save may still be copying them."""
@@ -162,14 +186,26 @@ class Checkpointer:
     def _usable(self) -> list[Saved]:
         return [one for one in saved.listed(self.folder) if one.fault(self.run_id) is None]
 
-    def _write(self, tensors: Tensors, scratch: Path, target: Path, about: dict[str, Any], copies: Copies | None = None) -> None:
+    def _write(
+        self,
+        tensors: Tensors,
+        scratch: Path,
+        target: Path,
+        about: dict[str, Any],
+        copies: Copies | None = None,
+    ) -> None:
         """Write what `_prepare` made room for, from copies where there are any; in the thread that saves, or in that of the loop."""
         from torch.distributed.checkpoint.state_dict_saver import save
 
         planner = tensor_files.planner(copies.result()) if copies is not None else None
         try:
             with tensor_files.causes():
-                save(tensors, storage_writer=tensor_files.writer(scratch / WEIGHTS), planner=planner, process_group=self.ranks.saver)
+                save(
+                    tensors,
+                    storage_writer=tensor_files.writer(scratch / WEIGHTS),
+                    planner=planner,
+                    process_group=self.ranks.saver,
+                )
             self._commit(scratch, target, about)
         except OSError as error:
             raise self._failed(target, scratch, error) from error
@@ -178,7 +214,9 @@ class Checkpointer:
         self.folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            raise OSError(errno.ENOSPC, f"it needs {byte_size(needed)}, and {byte_size(free)} are free")
+            raise OSError(
+                errno.ENOSPC, f"it needs {byte_size(needed)}, and {byte_size(free)} are free"
+            )
 
     def _prepare(self, scratch: Path, needed: int) -> OSError | None:
         """Make the temporary directory with all but the tensors; returns what was in the way."""
@@ -199,7 +237,9 @@ class Checkpointer:
             hook(scratch)
         for path in scratch.rglob("*"):
             _sync(path)
-        (scratch / META).write_text(json.dumps({**about, "files": saved.file_sizes(scratch)}, indent=1), encoding="utf-8")
+        (scratch / META).write_text(
+            json.dumps({**about, "files": saved.file_sizes(scratch)}, indent=1), encoding="utf-8"
+        )
         _sync(scratch / META)
         _sync(scratch)
         if target.exists():
@@ -213,7 +253,10 @@ class Checkpointer:
         if not self.section.keep_last_n:
             return
         usable = self._usable()
-        kept = [*usable[-self.section.keep_last_n :], *saved.best(usable, self.config.eval.metric, self.section.keep_best)]
+        kept = [
+            *usable[-self.section.keep_last_n :],
+            *saved.best(usable, self.config.eval.metric, self.section.keep_best),
+        ]
         for one in usable:
             if one not in kept:
                 self._remove(one.path)
@@ -228,9 +271,15 @@ class Checkpointer:
     def _failed(self, target: Path, scratch: Path, error: OSError) -> OSError:
         shutil.rmtree(scratch, ignore_errors=True)
         last, _ = saved.newest_usable(self.folder, self.run_id)
-        kept = f"the checkpoint of step {last.step} is whole" if last else "there is no earlier checkpoint"
+        kept = (
+            f"the checkpoint of step {last.step} is whole"
+            if last
+            else "there is no earlier checkpoint"
+        )
         reason = error.strerror or next(iter(str(error).splitlines()), type(error).__name__)
-        return OSError(f"{target} cannot be written: {reason}. Make room or give access, then go on with this run; {kept}")
+        return OSError(
+            f"{target} cannot be written: {reason}. Make room or give access, then go on with this run; {kept}"
+        )
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
@@ -250,7 +299,9 @@ def prefixed(prefix: str, tensors: Tensors) -> Tensors:
 
 def one_process() -> None:
     """torch.distributed.checkpoint works without a process group, and shall not warn each time, in any thread, that there is none."""
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+    warnings.filterwarnings(
+        "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+    )
 
 
 def _sync(path: Path) -> None:

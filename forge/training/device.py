@@ -24,8 +24,12 @@ def set_up(config: Config) -> torch.device:
     mixed, precision = config.precision.mixed_precision, config.precision.matmul_precision
     torch.set_float32_matmul_precision(precision if mixed == "fp32" else "highest")
     if run.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("run.device=cuda: this build of torch finds no usable GPU; run.device=cpu trains on the CPU")
-    device = torch.device(run.device, _own_gpu()) if run.device == "cuda" else torch.device(run.device)
+        raise ValueError(
+            "run.device=cuda: this build of torch finds no usable GPU; run.device=cpu trains on the CPU"
+        )
+    device = (
+        torch.device(run.device, _own_gpu()) if run.device == "cuda" else torch.device(run.device)
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
@@ -44,6 +48,12 @@ def loss_scaler(section: Precision, device: torch.device) -> torch.amp.GradScale
 
 def check_dtypes(model: nn.Module) -> None:
     """Masters are fp32. Raises TypeError naming the parameters that are not."""
-    wrong = [f"{name} ({p.dtype})" for name, p in model.named_parameters() if p.is_floating_point() and p.dtype != torch.float32]
+    wrong = [
+        f"{name} ({p.dtype})"
+        for name, p in model.named_parameters()
+        if p.is_floating_point() and p.dtype != torch.float32
+    ]
     if wrong:
-        raise TypeError(f"weights must be fp32 where the optimizer updates them; these are not: {', '.join(wrong)}")
+        raise TypeError(
+            f"weights must be fp32 where the optimizer updates them; these are not: {', '.join(wrong)}"
+        )

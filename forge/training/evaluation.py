@@ -28,7 +28,13 @@ BETWEEN_VOTES = 8
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Tensor, ranks: Ranks | None = None) -> dict[str, float]:
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[EvalBatch],
+    *,
+    token_bytes: Tensor,
+    ranks: Ranks | None = None,
+) -> dict[str, float]:
     """Metrics over every target of the batches, each target counted once.
 
     loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets that were
@@ -39,7 +45,9 @@ def evaluate(model: nn.Module, batches: Iterable[EvalBatch], *, token_bytes: Ten
     totals = torch.zeros(5, dtype=torch.float64, device=device)
     with evaluating(model):
         for batch in batches:
-            tokens, targets = (ranks.own_part(tensor).to(device) for tensor in (batch.tokens, batch.targets))
+            tokens, targets = (
+                ranks.own_part(tensor).to(device) for tensor in (batch.tokens, batch.targets)
+            )
             hidden = model.hidden(tokens)  # type: ignore[operator]
             head = model.own_head() if isinstance(model, Pipeline) else head_of(model)
             if head is not None:
@@ -65,7 +73,15 @@ def _sums(head: Head, hidden: Tensor, targets: Tensor, token_bytes: Tensor) -> T
         nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none").double()
         sizes = torch.where(kept, token_bytes[wanted.clamp(min=0)], 0).double()
         correct = logits.argmax(-1) == wanted
-        sums += torch.stack([nats.sum(), kept.sum().double(), correct.sum().double(), (nats * (sizes > 0)).sum(), sizes.sum()])
+        sums += torch.stack(
+            [
+                nats.sum(),
+                kept.sum().double(),
+                correct.sum().double(),
+                (nats * (sizes > 0)).sum(),
+                sizes.sum(),
+            ]
+        )
     return sums
 
 
@@ -88,7 +104,11 @@ class Evaluation(Callback):
     """
 
     def __init__(
-        self, run: Callable[[Callable[[], bool]], dict[str, float]], *, interval: int, interrupted: Callable[[Loop], bool] = lambda _: False
+        self,
+        run: Callable[[Callable[[], bool]], dict[str, float]],
+        *,
+        interval: int,
+        interrupted: Callable[[Loop], bool] = lambda _: False,
     ) -> None:
         """run: evaluates, asking between batches whether to break off by raising Interrupted. interrupted: whether to stop."""
         self.run, self.interval, self.interrupted = run, interval, interrupted

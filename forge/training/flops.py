@@ -35,7 +35,11 @@ def peak_bf16_flops(device_name: str) -> float | None:
     """
     if re.search(r"\bMIG\b", device_name):
         return None
-    matches = [name for name in PEAK_BF16_FLOPS if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", device_name, re.IGNORECASE)]
+    matches = [
+        name
+        for name in PEAK_BF16_FLOPS
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", device_name, re.IGNORECASE)
+    ]
     return PEAK_BF16_FLOPS[max(matches, key=len)] if matches else None
 
 
@@ -46,7 +50,9 @@ def peak_flops(peak_tflops: float, device_name: str | None) -> float | None:
     return peak_bf16_flops(device_name) if device_name else None
 
 
-def mfu(tokens_per_second: float, flops_per_token: float, peak: float | None, num_devices: int) -> float | None:
+def mfu(
+    tokens_per_second: float, flops_per_token: float, peak: float | None, num_devices: int
+) -> float | None:
     """Share of the peak that the model's own arithmetic takes, 0 to 1; None where the peak is unknown.
 
     tokens_per_second * flops_per_token / (num_devices * peak), tokens counted over all devices and

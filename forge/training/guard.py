@@ -34,7 +34,9 @@ class BadSteps(Callback):
         state.settle()
         if 0 < self.limit <= state.bad_in_a_row:
             self.fault = self._fault(loop)
-            state.bad_in_a_row = self.limit - 1  # what goes on from here ends again at the next one, unless a good step comes first
+            state.bad_in_a_row = (
+                self.limit - 1
+            )  # what goes on from here ends again at the next one, unless a good step comes first
             loop.end("bad_steps")
         self._report(loop)
 
@@ -57,7 +59,11 @@ class BadSteps(Callback):
         state, per_step = loop.state, loop.loader.samples_per_step
         bad = state.bad_in_a_row
         first, last = state.samples - bad * per_step, state.samples - 1
-        kept = f": {self.checkpoints / f'step_{state.step}'} holds the weights as they were before them" if self.checkpoints else ""
+        kept = (
+            f": {self.checkpoints / f'step_{state.step}'} holds the weights as they were before them"
+            if self.checkpoints
+            else ""
+        )
         steps = f"steps {state.step - bad + 1} to {state.step}" if bad > 1 else f"step {state.step}"
         return (
             f"the {state.bad[-1].what} was not finite in {steps}, which is train.max_bad_steps={self.limit} or more in a row. "

@@ -80,12 +80,16 @@ def _tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.load(path)
     except Exception as error:  # the tokenizers library raises a bare Exception
         reason = next(iter(str(error).splitlines()), "no details")
-        raise saved.CheckpointError(f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint") from error
+        raise saved.CheckpointError(
+            f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint"
+        ) from error
 
 
 def _for_this_machine(config: Config) -> Config:
     if config.run.device != "cuda" or torch.cuda.is_available():
         return config
     return replace(
-        config, run=replace(config.run, device="cpu"), precision=replace(config.precision, mixed_precision="fp32", residual_dtype="fp32")
+        config,
+        run=replace(config.run, device="cpu"),
+        precision=replace(config.precision, mixed_precision="fp32", residual_dtype="fp32"),
     )

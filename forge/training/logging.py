@@ -49,7 +49,11 @@ class Gathered:
     def means(self) -> dict[str, float]:
         """Means over the target tokens of the updates that were made, or over those updates, by name in order; NaN where none was."""
         parts = ((self.sums, self.targets), (self.of_steps, self.kept))
-        return {name: sums[name] / max(count, 1) if self.kept else math.nan for sums, count in parts for name in sorted(sums)}
+        return {
+            name: sums[name] / max(count, 1) if self.kept else math.nan
+            for sums, count in parts
+            for name in sorted(sums)
+        }
 
 
 class Logger(Callback):
@@ -74,7 +78,13 @@ class Logger(Callback):
     ) -> None:
         """open_trackers is called when the run starts, so that nothing before it finds the terminal taken."""
         self.open_trackers, self.trackers = open_trackers, Trackers()
-        self.size, self.interval, self.device, self.flops_per_token, self.peak = size, interval, device, flops_per_token, peak
+        self.size, self.interval, self.device, self.flops_per_token, self.peak = (
+            size,
+            interval,
+            device,
+            flops_per_token,
+            peak,
+        )
         self.gathered = Gathered()
         self.unread: list[StepOutput] = []
         self.last: dict[str, float] = {}
@@ -98,7 +108,9 @@ class Logger(Callback):
             self.log(loop)
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
-        self.trackers.log(loop.state.step, {f"eval/{name}": value for name, value in metrics.items()})
+        self.trackers.log(
+            loop.state.step, {f"eval/{name}": value for name, value in metrics.items()}
+        )
 
     def close(self) -> None:
         self.trackers.close()
@@ -145,8 +157,16 @@ class Logger(Callback):
         seconds = loop.training_seconds() - self.since
         rate = targets / seconds
         self.rates.append((targets, seconds))
-        values = {"tokens_per_second": rate, "step_seconds": seconds / steps, "memory_gib": peak_memory(self.device) / 2**30}
-        share = mfu(rate, self.flops_per_token, self.peak, self.size) if self.flops_per_token and self.peak else None
+        values = {
+            "tokens_per_second": rate,
+            "step_seconds": seconds / steps,
+            "memory_gib": peak_memory(self.device) / 2**30,
+        }
+        share = (
+            mfu(rate, self.flops_per_token, self.peak, self.size)
+            if self.flops_per_token and self.peak
+            else None
+        )
         return values if share is None else values | {"mfu": share}
 
 
@@ -164,7 +184,10 @@ def _name(sum_name: str) -> str:
 
 def _nulls(values: dict[str, Any]) -> dict[str, Any]:
     """As strict JSON has them: what is not finite as None."""
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,13 @@ class Loop:
         votes: bool = False,
     ) -> None:
         """report: takes a step and metrics for the trackers. votes: whether `stop` waits for a vote of all ranks."""
-        self.update, self.loader, self.state, self.callbacks, self.end_step = update, loader, state, callbacks, end_step
+        self.update, self.loader, self.state, self.callbacks, self.end_step = (
+            update,
+            loader,
+            state,
+            callbacks,
+            end_step,
+        )
         self.config, self.run_dir, self.report, self.votes = config, run_dir, report, votes
         self.stop_reason: str | None = None
         self.wished: str | None = None
@@ -88,7 +94,9 @@ class Loop:
         self.started = time.perf_counter()
         self._acting.clear()
         self._tell("on_start")
-        self.update.on_gradients = (lambda: self._tell("on_gradients")) if self._who("on_gradients") else None
+        self.update.on_gradients = (
+            (lambda: self._tell("on_gradients")) if self._who("on_gradients") else None
+        )
         state = self.state
         steps = iter(self.loader)
         while not self.ending:
@@ -116,14 +124,20 @@ class Loop:
                     first = error
                 else:
                     name = name_of(owner) if isinstance(owner, Callback) else "the loader"
-                    logger.warning("%s could not be closed either: %s: %s", name, type(error).__name__, error)
+                    logger.warning(
+                        "%s could not be closed either: %s: %s", name, type(error).__name__, error
+                    )
         return first
 
     def _who(self, moment: str) -> list[Callback]:
         """The callbacks that act at a moment, in order."""
         if moment not in self._acting:
             idle = getattr(Callback, moment)
-            self._acting[moment] = [one for one in self.callbacks if getattr(getattr(one, moment), "__func__", None) is not idle]
+            self._acting[moment] = [
+                one
+                for one in self.callbacks
+                if getattr(getattr(one, moment), "__func__", None) is not idle
+            ]
         return self._acting[moment]
 
     def listens(self, *moments: str) -> bool:

@@ -42,9 +42,20 @@ class Record:
         from safetensors.torch import save_file
 
         for name, tensors in self._files().items():
-            save_file({key: value for key, value in tensors.items() if value is not None}, folder / f"{name}.safetensors")
-        missing = {name: [key for key, value in tensors.items() if value is None] for name, tensors in self._files().items()}
-        plain = {"losses": self.losses, "grad_norms": self.grad_norms, "missing": missing, "replicas": self.replicas}
+            save_file(
+                {key: value for key, value in tensors.items() if value is not None},
+                folder / f"{name}.safetensors",
+            )
+        missing = {
+            name: [key for key, value in tensors.items() if value is None]
+            for name, tensors in self._files().items()
+        }
+        plain = {
+            "losses": self.losses,
+            "grad_norms": self.grad_norms,
+            "missing": missing,
+            "replicas": self.replicas,
+        }
         write_json(folder / "record.json", plain)
 
     @classmethod
@@ -58,7 +69,13 @@ class Record:
             files[name] = {**load_file(folder / f"{name}.safetensors"), **dict.fromkeys(missing)}
         gradients = [files[f"gradients_{step}"] for step in range(len(plain["losses"]))]
         numbers = {key: plain[key] for key in ("losses", "grad_norms", "replicas")}
-        return cls(**numbers, gradients=gradients, before=files["before"], after=files["after"], state=files["state"])
+        return cls(
+            **numbers,
+            gradients=gradients,
+            before=files["before"],
+            after=files["after"],
+            state=files["state"],
+        )
 
     def _files(self) -> dict[str, Found]:
         gradients = {f"gradients_{i}": found for i, found in enumerate(self.gradients)}
@@ -96,9 +113,13 @@ def measure(
     record = Record(before=whole(model.named_parameters(), ranks).tensors)
 
     def on_gradients() -> None:
-        found = whole(((name, parameter.grad) for name, parameter in model.named_parameters()), ranks)
+        found = whole(
+            ((name, parameter.grad) for name, parameter in model.named_parameters()), ranks
+        )
         record.gradients.append(found.tensors)
-        record.replicas += [f"the gradient of {name} in step {len(record.gradients)}" for name in found.apart]
+        record.replicas += [
+            f"the gradient of {name} in step {len(record.gradients)}" for name in found.apart
+        ]
 
     update.on_gradients = on_gradients
     for number, step in zip(range(steps), loader, strict=False):
@@ -107,7 +128,10 @@ def measure(
         record.grad_norms.append(float(output.grad_norm))
     parameters = dict(model.named_parameters())
     after = whole(model.named_parameters(), ranks)
-    state = whole(((name, value) for name, value in model.state_dict().items() if name not in parameters), ranks)
+    state = whole(
+        ((name, value) for name, value in model.state_dict().items() if name not in parameters),
+        ranks,
+    )
     record.after, record.state = after.tensors, state.tensors
     record.replicas += [f"{name} after {steps} steps" for name in [*after.apart, *state.apart]]
     return record if ranks.main else Record()

@@ -68,7 +68,10 @@ class Verdict:
 
     def largest(self) -> tuple[float, float, float]:
         """The largest difference of a loss, of a gradient or the gradient norm, and of the weights at the end."""
-        losses, gradients = [row.loss for row in self.rows], [max(row.gradient, row.grad_norm) for row in self.rows]
+        losses, gradients = (
+            [row.loss for row in self.rows],
+            [max(row.gradient, row.grad_norm) for row in self.rows],
+        )
         return max(losses, default=math.nan), max(gradients, default=math.nan), self.weights
 
 
@@ -78,12 +81,21 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
     may_vanish: ends of names of parameters whose gradient is zero but for rounding, by mathematics; of those nothing is asked where
     it is no more than that on both sides.
     """
-    verdict = Verdict(parameters=len(a.before), numbers=sum(value.numel() for value in a.before.values() if value is not None))
+    verdict = Verdict(
+        parameters=len(a.before),
+        numbers=sum(value.numel() for value in a.before.values() if value is not None),
+    )
     for side, record in (("a", a), ("b", b)):
-        verdict.faults += [f"ranks of {side} have different copies of {what}" for what in record.replicas]
+        verdict.faults += [
+            f"ranks of {side} have different copies of {what}" for what in record.replicas
+        ]
     verdict.faults += [*_names(a.before, b.before), *_names(a.state, b.state)]
     shared = [name for name in a.before if name in b.before]
-    verdict.faults += [f"{name} differs at step 0" for name in shared if not _same_bits(a.before[name], b.before[name])]
+    verdict.faults += [
+        f"{name} differs at step 0"
+        for name in shared
+        if not _same_bits(a.before[name], b.before[name])
+    ]
     if len(a.losses) != len(b.losses):
         verdict.faults.append(f"a made {len(a.losses)} steps and b {len(b.losses)}")
     for number, (ours, theirs) in enumerate(zip(a.gradients, b.gradients, strict=False), 1):
@@ -91,9 +103,13 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
         distances = {}
         for name in shared:
             one, other = ours.get(name), theirs.get(name)
-            verdict.faults += [f"step {number}: {fault}" for fault in _unusable(name, one, other, may_vanish)]
+            verdict.faults += [
+                f"step {number}: {fault}" for fault in _unusable(name, one, other, may_vanish)
+            ]
             if one is not None and other is not None:
-                vanishes = name.endswith(tuple(may_vanish)) and max(one.norm(), other.norm()) <= tolerated
+                vanishes = (
+                    name.endswith(tuple(may_vanish)) and max(one.norm(), other.norm()) <= tolerated
+                )
                 distances[name] = 0.0 if vanishes else _distance(one, other)
         worst = max(distances, key=lambda name: _rank(distances[name]), default="")
         row = Row(
@@ -117,7 +133,11 @@ def may_vanish(config: Config) -> tuple[str, ...]:
     A bias of keys adds the same to all scores of a query, which softmax does not see, unless positions rotate it or a norm scales it.
     """
     model = config.model
-    return ("wk.bias",) if isinstance(model, Decoder) and model.position != "rope" and not model.qk_norm else ()
+    return (
+        ("wk.bias",)
+        if isinstance(model, Decoder) and model.position != "rope" and not model.qk_norm
+        else ()
+    )
 
 
 def _names(a: Found, b: Found) -> Iterator[str]:
@@ -125,7 +145,9 @@ def _names(a: Found, b: Found) -> Iterator[str]:
     yield from (f"{name} is missing in a" for name in b if name not in a)
 
 
-def _unusable(name: str, a: Tensor | None, b: Tensor | None, may_vanish: Sequence[str]) -> Iterator[str]:
+def _unusable(
+    name: str, a: Tensor | None, b: Tensor | None, may_vanish: Sequence[str]
+) -> Iterator[str]:
     for side, gradient in (("a", a), ("b", b)):
         if gradient is None:
             yield f"{name} has no gradient in {side}"
@@ -136,7 +158,10 @@ def _unusable(name: str, a: Tensor | None, b: Tensor | None, may_vanish: Sequenc
 
 
 def _outside(row: Row, distances: dict[str, float], bounds: Bounds) -> Iterator[str]:
-    for what, found, bound in (("losses", row.loss, bounds.loss), ("gradient norms", row.grad_norm, bounds.gradient)):
+    for what, found, bound in (
+        ("losses", row.loss, bounds.loss),
+        ("gradient norms", row.grad_norm, bounds.gradient),
+    ):
         if not found <= bound:
             yield f"the {what} differ by {found:.1e}, more than {bound:.0e}"
     for name, found in distances.items():
@@ -144,7 +169,14 @@ def _outside(row: Row, distances: dict[str, float], bounds: Bounds) -> Iterator[
             yield f"the gradient of {name} differs by {found:.1e}, more than {bounds.gradient:.0e}"
 
 
-def _compare_ends(verdict: Verdict, a: Record, b: Record, shared: list[str], bounds: Bounds, may_vanish: Sequence[str]) -> Iterator[str]:
+def _compare_ends(
+    verdict: Verdict,
+    a: Record,
+    b: Record,
+    shared: list[str],
+    bounds: Bounds,
+    may_vanish: Sequence[str],
+) -> Iterator[str]:
     for name in shared:
         one, other = a.after.get(name), b.after.get(name)
         if one is None or other is None:
@@ -203,15 +235,53 @@ def _epsilon(gradients: Found) -> float:
 
 def table(verdict: Verdict, bounds: Bounds, *, faults: int = 10) -> str:
     """The comparison as text: a line for each step, and what is at fault."""
-    same = "bit-equal" if not any(fault.endswith("step 0") for fault in verdict.faults) else "different"
-    rows = [["step", "loss a", "loss b", "difference", "grad norm a", "grad norm b", "difference", "worst gradient", "difference"]]
+    same = (
+        "bit-equal"
+        if not any(fault.endswith("step 0") for fault in verdict.faults)
+        else "different"
+    )
+    rows = [
+        [
+            "step",
+            "loss a",
+            "loss b",
+            "difference",
+            "grad norm a",
+            "grad norm b",
+            "difference",
+            "worst gradient",
+            "difference",
+        ]
+    ]
     for number, row in enumerate(verdict.rows, 1):
-        losses, norms = [f"{value:.12g}" for value in row.losses], [f"{value:.12g}" for value in row.grad_norms]
-        rows.append([str(number), *losses, f"{row.loss:.1e}", *norms, f"{row.grad_norm:.1e}", row.worst, f"{row.gradient:.1e}"])
+        losses, norms = (
+            [f"{value:.12g}" for value in row.losses],
+            [f"{value:.12g}" for value in row.grad_norms],
+        )
+        rows.append(
+            [
+                str(number),
+                *losses,
+                f"{row.loss:.1e}",
+                *norms,
+                f"{row.grad_norm:.1e}",
+                row.worst,
+                f"{row.gradient:.1e}",
+            ]
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [f"weights at step 0: {same} ({verdict.parameters} parameters, {verdict.numbers:,} numbers)", ""]
-    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", f"weights at the end: {verdict.worst} is furthest apart, by {verdict.weights:.1e}"]
+    lines = [
+        f"weights at step 0: {same} ({verdict.parameters} parameters, {verdict.numbers:,} numbers)",
+        "",
+    ]
+    lines += [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    lines += [
+        "",
+        f"weights at the end: {verdict.worst} is furthest apart, by {verdict.weights:.1e}",
+    ]
     limits = f"losses {bounds.loss:.0e}, gradients {bounds.gradient:.0e}, weights at the end {bounds.weights:.0e}"
     if verdict.equal:
         return "\n".join([*lines, f"equal, within the bounds: {limits}"])

@@ -24,7 +24,9 @@ class Profiler(Callback):
     and where memory runs out.
     """
 
-    def __init__(self, section: Profiling, run_dir: Path, device: torch.device, rank: int = 0) -> None:
+    def __init__(
+        self, section: Profiling, run_dir: Path, device: torch.device, rank: int = 0
+    ) -> None:
         self.section, self.device = section, device
         self.folder = run_dir / section.trace_dir / f"rank_{rank}"
         self.profile: torch.profiler.profile | None = None
@@ -68,7 +70,9 @@ class Profiler(Callback):
             self._stop().export_chrome_trace(str(self._file(f"{name}.json.gz")))
         say(f"profile: {self.folder / name}.json.gz")
 
-    def _after(self, told: Callable[[BaseException], object], loop: Loop) -> Callable[[BaseException], None]:
+    def _after(
+        self, told: Callable[[BaseException], object], loop: Loop
+    ) -> Callable[[BaseException], None]:
         """What to do once others have been told of an error, which is then raised: its tensors are still there."""
 
         def on_failure(error: BaseException) -> None:

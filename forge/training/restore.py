@@ -33,7 +33,9 @@ def config_of(path: Path, *, trust: Sequence[str]) -> Config:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = next(iter(str(error).splitlines()), "no details")
         advice = "" if type(error) is ValueError else "; take another checkpoint"
-        raise CheckpointError(f"{path / CONFIG} cannot be read ({type(error).__name__}: {reason}){advice}") from error
+        raise CheckpointError(
+            f"{path / CONFIG} cannot be read ({type(error).__name__}: {reason}){advice}"
+        ) from error
 
 
 def load(
@@ -56,12 +58,23 @@ def load(
     with _unreadable(path):
         stored = tensor_files.stored(path / WEIGHTS)
     own = model.state_dict()
-    theirs = {k.removeprefix("model/"): tuple(v.size) for k, v in stored.items() if k.startswith("model/")}
+    theirs = {
+        k.removeprefix("model/"): tuple(v.size) for k, v in stored.items() if k.startswith("model/")
+    }
     kept = _kept(path, _shapes(own, group), theirs, exclude, changed) & set(own)
     wanted = prefixed("model", {name: own[name] for name in sorted(kept)})
-    rest = () if optimizer is None else ("optimizer/", "callbacks/") if with_optimizer_state else ("callbacks/",)
+    rest = (
+        ()
+        if optimizer is None
+        else ("optimizer/", "callbacks/")
+        if with_optimizer_state
+        else ("callbacks/",)
+    )
     for key, what in stored.items():
-        if key.startswith(rest) and (key.startswith("callbacks/") or key.removeprefix("optimizer/").rpartition("/")[0] in kept):
+        if key.startswith(rest) and (
+            key.startswith("callbacks/")
+            or key.removeprefix("optimizer/").rpartition("/")[0] in kept
+        ):
             wanted[key] = _like(own.get(key.removeprefix("optimizer/").rpartition("/")[0]), what)
     _read(path, wanted, group)
     if optimizer is not None and with_optimizer_state:
@@ -70,7 +83,13 @@ def load(
     return _below("callbacks/", wanted)
 
 
-def load_weights(path: Path, *, model: nn.Module, exclude: tuple[str, ...] = (), group: dist.ProcessGroup | None = None) -> None:
+def load_weights(
+    path: Path,
+    *,
+    model: nn.Module,
+    exclude: tuple[str, ...] = (),
+    group: dist.ProcessGroup | None = None,
+) -> None:
     """Load the weights of a checkpoint or of a .safetensors file. Raises CheckpointError as `load` does."""
     if path.is_dir():
         load(path, model=model, exclude=exclude, group=group)
@@ -108,11 +127,19 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         state.setdefault(indices[name], {})[entry] = value
     start = 0
     for group in optimizer.param_groups:
-        kinds = {tuple(sorted(state[i])) for i in range(start, start + len(group["params"])) if i in state}
+        kinds = {
+            tuple(sorted(state[i]))
+            for i in range(start, start + len(group["params"]))
+            if i in state
+        }
         start += len(group["params"])
         if len(kinds) > 1:
-            raise ValueError(f"the optimizer state is of several kinds: {' and '.join(map(str, sorted(kinds)))}")
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            raise ValueError(
+                f"the optimizer state is of several kinds: {' and '.join(map(str, sorted(kinds)))}"
+            )
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
 
 
 def _read(path: Path, wanted: Tensors, group: dist.ProcessGroup | None) -> None:
@@ -120,7 +147,9 @@ def _read(path: Path, wanted: Tensors, group: dist.ProcessGroup | None) -> None:
 
     one_process()
     with _unreadable(path), tensor_files.causes():
-        read_tensors(wanted, storage_reader=tensor_files.reader(path / WEIGHTS), process_group=group)
+        read_tensors(
+            wanted, storage_reader=tensor_files.reader(path / WEIGHTS), process_group=group
+        )
 
 
 def _shapes(own: Tensors, group: dist.ProcessGroup | None) -> Shapes:
@@ -133,7 +162,9 @@ def _shapes(own: Tensors, group: dist.ProcessGroup | None) -> Shapes:
     return {name: shape for each in of_ranks for name, shape in each.items()}
 
 
-def _kept(path: Path, own: Shapes, stored: Shapes, exclude: tuple[str, ...], changed: bool) -> set[str]:
+def _kept(
+    path: Path, own: Shapes, stored: Shapes, exclude: tuple[str, ...], changed: bool
+) -> set[str]:
     """The names to load."""
     _check_prefixes(exclude, own)
     ours = {name: shape for name, shape in own.items() if not name.startswith(exclude)}
@@ -141,14 +172,18 @@ def _kept(path: Path, own: Shapes, stored: Shapes, exclude: tuple[str, ...], cha
     faults = {name: "is missing there" for name in ours if name not in theirs}
     faults |= {name: "is missing here" for name in theirs if name not in ours}
     faults |= {
-        name: f"is {theirs[name]} there and {shape} here" for name, shape in ours.items() if name in theirs and theirs[name] != shape
+        name: f"is {theirs[name]} there and {shape} here"
+        for name, shape in ours.items()
+        if name in theirs and theirs[name] != shape
     }
     if faults:
         items = [f"{name} {fault}" for name, fault in faults.items()]
         shown = "; ".join(items[:5]) + (f"; and {len(items) - 5} more" if len(items) > 5 else "")
         if not changed:
             raise CheckpointError(f"{path} does not fit this model: {shown}. {ADVICE}")
-        log.warning("the model was changed, so what does not fit begins with its initial value: %s", shown)
+        log.warning(
+            "the model was changed, so what does not fit begins with its initial value: %s", shown
+        )
     return set(ours) - set(faults)
 
 
@@ -156,11 +191,17 @@ def _check_prefixes(exclude: tuple[str, ...], names: Iterable[str]) -> None:
     names = list(names)
     for prefix in exclude:
         if not any(name.startswith(prefix) for name in names):
-            raise CheckpointError(f"checkpoint.exclude_from_loading: no parameter of this model begins with {prefix!r}")
+            raise CheckpointError(
+                f"checkpoint.exclude_from_loading: no parameter of this model begins with {prefix!r}"
+            )
 
 
 def _below(prefix: str, tensors: Tensors) -> Tensors:
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): tensor
+        for key, tensor in tensors.items()
+        if key.startswith(prefix)
+    }
 
 
 @contextmanager
@@ -169,4 +210,6 @@ def _unreadable(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError) as error:
         reason = next(iter(str(error).splitlines()), "no details")
-        raise CheckpointError(f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint"
+        ) from error

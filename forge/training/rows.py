@@ -37,7 +37,12 @@ class Rows:
         """Add one object of numbers and strings. NaN and infinities, which JSON does not know, become null."""
         plain = {name: _plain(value) for name, value in row.items()}
         # A lone surrogate, as an argument that is no UTF-8 brings, becomes the escape that JSON has for it.
-        line = json.dumps(plain, ensure_ascii=False, allow_nan=False).encode("utf-8", errors="backslashreplace") + b"\n"
+        line = (
+            json.dumps(plain, ensure_ascii=False, allow_nan=False).encode(
+                "utf-8", errors="backslashreplace"
+            )
+            + b"\n"
+        )
         try:
             _write_all(self._file, line)
         except OSError as error:
@@ -69,7 +74,12 @@ def cut(run_dir: Path, recorded: Mapping[str, int]) -> None:
     for path in (run_dir / name for name in ROW_FILES):
         size, kept = path.stat().st_size if path.exists() else 0, recorded.get(path.name, 0)
         if size < kept:
-            log.warning("%s has %d bytes, %d less than at the checkpoint: rows before it are lost", path, size, kept - size)
+            log.warning(
+                "%s has %d bytes, %d less than at the checkpoint: rows before it are lost",
+                path,
+                size,
+                kept - size,
+            )
         elif size > kept:
             os.truncate(path, kept)
 

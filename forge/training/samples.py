@@ -28,7 +28,9 @@ def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
     """The first words of a split, as a prompt of at most `longest` tokens; empty, which begins a new document, where none fit."""
     ids = store.read(0, min(len(store), 256)).tolist()
     lines = tokenizer.decode([token for token in ids if token != tokenizer.eos_id]).splitlines()
-    words = WORDS.match(next((line.strip() for line in lines if line.strip()), "").partition("\ufffd")[0])
+    words = WORDS.match(
+        next((line.strip() for line in lines if line.strip()), "").partition("\ufffd")[0]
+    )
     text = words[0][:LONGEST].strip() if words else ""
     while len(tokenizer.encode(text)) > longest:
         text = text[:-1].strip()
@@ -56,7 +58,11 @@ class Samples(Callback):
         self.section, self.model, self.tokenizer, self.device = section, model, tokenizer, device
         self.path, self.show = run_dir / SAMPLES if run_dir is not None else None, show
         temperature, top_k = section.sample_temperature, section.sample_top_k
-        self.options: dict[str, Any] = {"tokens": section.sample_tokens, "temperature": temperature, "top_k": top_k}
+        self.options: dict[str, Any] = {
+            "tokens": section.sample_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+        }
         self.options |= {"seed": seed, "agree": ranks.copy_from_main}
         self._check_prompts(int(model.max_seq_len))  # type: ignore[arg-type]
 
@@ -71,10 +77,15 @@ class Samples(Callback):
 
     def sample(self, loop: Loop) -> None:
         """Sample now."""
-        with loop.paused(), closing(Rows(self.path)) if self.path is not None else nullcontext() as rows:
+        with (
+            loop.paused(),
+            closing(Rows(self.path)) if self.path is not None else nullcontext() as rows,
+        ):
             for prompt in self.section.sample_prompts:
                 try:
-                    text = continue_text(self.model, self.tokenizer, prompt, self.device, **self.options)
+                    text = continue_text(
+                        self.model, self.tokenizer, prompt, self.device, **self.options
+                    )
                 except FloatingPointError as error:
                     say(f"no sample at step {loop.state.step}: {error}")
                     return
@@ -87,4 +98,6 @@ class Samples(Callback):
         for prompt in self.section.sample_prompts:
             count = len(encode_prompt(self.tokenizer, prompt))
             if count > longest:
-                raise ValueError(f"eval.sample_prompts: a prompt has {count} tokens, more than model.max_seq_len={longest}; shorten it")
+                raise ValueError(
+                    f"eval.sample_prompts: a prompt has {count} tokens, more than model.max_seq_len={longest}; shorten it"
+                )

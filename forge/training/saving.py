@@ -42,7 +42,12 @@ class Saving(Callback):
 
         metric: the one of an evaluation by which checkpoints are the best.
         """
-        self.checkpointer, self.section, self.model, self.optimizer = checkpointer, section, model, optimizer
+        self.checkpointer, self.section, self.model, self.optimizer = (
+            checkpointer,
+            section,
+            model,
+            optimizer,
+        )
         self.run_dir, self.data, self.metric, self.ranks = run_dir, data, metric, ranks or Ranks()
         self.saved_at = 0.0
         self.due = False
@@ -69,7 +74,9 @@ class Saving(Callback):
     def on_end(self, loop: Loop) -> None:
         with loop.paused():
             self.checkpointer.wait()
-            if self.ranks.from_main(not self.checkpointer.has(loop.state.step)) and (loop.interrupted or self.section.last != "none"):
+            if self.ranks.from_main(not self.checkpointer.has(loop.state.step)) and (
+                loop.interrupted or self.section.last != "none"
+            ):
                 self.save(loop, "end")  # nothing was left to train of what another run had saved
                 self.checkpointer.wait()
             if self._metrics(loop):
@@ -90,7 +97,9 @@ class Saving(Callback):
             extra=prefixed("callbacks", tensors),
             weights_only=loop.ending and not loop.interrupted and self.section.last == "weights",
         )
-        if loop.listens("on_step_start", "on_gradients"):  # there a callback may change what is saved
+        if loop.listens(
+            "on_step_start", "on_gradients"
+        ):  # there a callback may change what is saved
             self.checkpointer.wait_to_write()
         self.saved_at, self.due = time.monotonic(), False
 
@@ -123,7 +132,11 @@ class Saving(Callback):
     def _metrics(self, loop: Loop) -> dict[str, float | None]:
         """Of the evaluation at this step, as JSON has them; none where there was none."""
         step, metrics = self.evaluated
-        return {name: value if math.isfinite(value) else None for name, value in metrics.items()} if step == loop.state.step else {}
+        return (
+            {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+            if step == loop.state.step
+            else {}
+        )
 
     def _tell(self, loop: Loop) -> None:
         for path in self.checkpointer.committed():

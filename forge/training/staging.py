@@ -82,7 +82,9 @@ class Staging:
             if self.pinned:
                 _pin(self._buffer)
         for name, tensor in owned.items():
-            room[name] = self._buffer[places[name] :][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            room[name] = (
+                self._buffer[places[name] :][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            )
         return room
 
     def _release(self) -> None:
@@ -92,7 +94,9 @@ class Staging:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
 
-def _copy(owned: Mapping[str, Tensor], room: dict[str, Tensor], stream: torch.cuda.Stream | None = None) -> dict[str, Tensor]:
+def _copy(
+    owned: Mapping[str, Tensor], room: dict[str, Tensor], stream: torch.cuda.Stream | None = None
+) -> dict[str, Tensor]:
     with torch.cuda.stream(stream):  # nothing where there is none
         for name, tensor in owned.items():
             room[name].copy_(tensor)

@@ -58,11 +58,19 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     if skipped:
         what = "; ".join(f"{one.path.name}: {fault}" for one, fault in skipped)
         weights, _ = saved.newest_usable(folder, checkpointer.run_id)
-        fix = f"begin a new run with its weights, checkpoint.init_from={directory.short(run_dir)}" if weights else ANEW
+        fix = (
+            f"begin a new run with its weights, checkpoint.init_from={directory.short(run_dir)}"
+            if weights
+            else ANEW
+        )
         raise NoneLeft(f"{folder} has checkpoints and none can be used ({what}); {fix}")
     reached = attempts.reached(run_dir)
     if reached:
-        fix = ANEW if config.checkpoint.enabled else "checkpoint.enabled=false saved none; give another run.dir to begin anew"
+        fix = (
+            ANEW
+            if config.checkpoint.enabled
+            else "checkpoint.enabled=false saved none; give another run.dir to begin anew"
+        )
         raise NoneLeft(f"{folder} has no checkpoint, and this run was at step {reached}; {fix}")
     if wanted is not None:
         return _wanted(folder, wanted, checkpointer)
@@ -94,7 +102,9 @@ def begin(
         path = start.checkpoint.path
         with _or_another(start, checkpointer):
             before = restore.config_of(path, trust=config.run.trust)
-        changed = start.own and any(change.key.startswith("model") for change in changes(before, config))
+        changed = start.own and any(
+            change.key.startswith("model") for change in changes(before, config)
+        )
         old, new = before.optimizer, config.optimizer
         same_optimizer = (type(old), old._target_) == (type(new), new._target_)
         where = _check_data(start, path, run_dir, config, data, loop)
@@ -122,9 +132,13 @@ def begin(
     if moved:
         say(f"set aside: {', '.join(path.name for path in moved)}")
     if start.checkpoint is None and config.checkpoint.enabled:
-        say(f"goes on with: {directory.resume_command(run_dir)}")  # what is refused before leaves nothing to go on with
+        say(
+            f"goes on with: {directory.resume_command(run_dir)}"
+        )  # what is refused before leaves nothing to go on with
     rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
-    attempts.started(run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from)
+    attempts.started(
+        run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from
+    )
 
 
 def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
@@ -149,11 +163,19 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        found = [one.step for one in saved.listed(checkpointer.folder) if one.fault(checkpointer.run_id, to_go_on=True) is None]
-        steps = [str(step) for step in found if start.checkpoint is None or step != start.checkpoint.step]
+        found = [
+            one.step
+            for one in saved.listed(checkpointer.folder)
+            if one.fault(checkpointer.run_id, to_go_on=True) is None
+        ]
+        steps = [
+            str(step) for step in found if start.checkpoint is None or step != start.checkpoint.step
+        ]
         if not start.own or not steps:
             raise
-        raise CheckpointError(f"{error}: checkpoint.resume_from={steps[-1]}; this run has steps {', '.join(steps)}") from error
+        raise CheckpointError(
+            f"{error}: checkpoint.resume_from={steps[-1]}; this run has steps {', '.join(steps)}"
+        ) from error
 
 
 def _weights(path: Path) -> Path:
@@ -169,24 +191,34 @@ def _warn(skipped: list[tuple[Saved, str]]) -> None:
         log.warning("%s is passed over: %s", one.path, fault)
 
 
-def _check_data(start: Start, path: Path, run_dir: Path, config: Config, data: dict[str, str], loop: Loop) -> str | None:
+def _check_data(
+    start: Start, path: Path, run_dir: Path, config: Config, data: dict[str, str], loop: Loop
+) -> str | None:
     """Where in the data the run goes on, in words; None for the beginning of another text.
 
     Raises CheckpointError when tokenizer or text is another one and nobody said that it may be.
     """
     before, allowed = start.meta["data"], config.run.allow_change
-    if before["tokenizer"] != data["tokenizer"] and not (start.own and permitted("tokenizer", allowed)):
+    if before["tokenizer"] != data["tokenizer"] and not (
+        start.own and permitted("tokenizer", allowed)
+    ):
         what = "it was trained with another tokenizer, so its token ids mean something else here"
         if start.own and before["train"] != data["train"]:
             what = "the text has changed under this run, and with it the tokenizer that is trained on it"
         own = run_dir / TOKENIZER if start.own else path / TOKENIZER
-        fix = f"put it back, or take its own: tokenizer=file tokenizer.path={own / 'tokenizer.json'}"
-        raise CheckpointError(f"{path}: {what}; {fix}" + (" run.allow_change=[data,tokenizer]" if start.own else ""))
+        fix = (
+            f"put it back, or take its own: tokenizer=file tokenizer.path={own / 'tokenizer.json'}"
+        )
+        raise CheckpointError(
+            f"{path}: {what}; {fix}" + (" run.allow_change=[data,tokenizer]" if start.own else "")
+        )
     if before["train"] == data["train"]:
         return "where it stopped in the data"
     if start.own and not permitted("data", allowed):
         what = "the text has changed under this run, so its place in the data means something else"
-        raise CheckpointError(f"{path}: {what}; put it back, or run.allow_change=[data] goes on at the beginning of the new text")
+        raise CheckpointError(
+            f"{path}: {what}; put it back, or run.allow_change=[data] goes on at the beginning of the new text"
+        )
     return None
 
 

@@ -49,7 +49,9 @@ class TrainState:
             self.bad_in_a_row = self.bad_in_a_row + 1 if skipped else 0
             if skipped:
                 self.skipped += 1
-                self.bad.append(BadStep(step, "gradient norm" if math.isfinite(output.loss.item()) else "loss"))
+                self.bad.append(
+                    BadStep(step, "gradient norm" if math.isfinite(output.loss.item()) else "loss")
+                )
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()

@@ -62,15 +62,27 @@ class Update:
         each micro-batch's gradient is reduced by itself. before_write, set later: called in each update before weights and optimizer
         state change. wish, set later: whether this rank has something to say to the others after the step.
         """
-        self.model, self.objective, self.optimizer, self.schedule = model, objective, optimizer, schedule
-        self.device, self.clip_norm, self.ranks, self.reduce_each = device, clip_norm, ranks or Ranks(), reduce_each
+        self.model, self.objective, self.optimizer, self.schedule = (
+            model,
+            objective,
+            optimizer,
+            schedule,
+        )
+        self.device, self.clip_norm, self.ranks, self.reduce_each = (
+            device,
+            clip_norm,
+            ranks or Ranks(),
+            reduce_each,
+        )
         self.scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in model.named_parameters() if p in trained]
         self.counted = model.counted if isinstance(model, Pipeline) else lambda _: True
         self.balance = Balance(model, max_steps=max_steps)
-        on_gpu = all(parameter.device.type == "cuda" for _, parameter in self.named)  # and not offloaded to the host
+        on_gpu = all(
+            parameter.device.type == "cuda" for _, parameter in self.named
+        )  # and not offloaded to the host
         self.skips_on_device = on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)
         self.on_gradients: Callable[[], None] | None = None
         self.before_write: Callable[[], None] = lambda: None
@@ -88,7 +100,13 @@ class Update:
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
         spread = self.ranks.size > 1
-        grad_norm, wishes = clip(self.named, self.clip_norm, counted=self.counted, spread=spread, also=float(spread and self.wish()))
+        grad_norm, wishes = clip(
+            self.named,
+            self.clip_norm,
+            counted=self.counted,
+            spread=spread,
+            also=float(spread and self.wish()),
+        )
         grad_norm = grad_norm.to(loss.device)
         if self.on_gradients is not None:
             self.on_gradients()
@@ -97,7 +115,9 @@ class Update:
         self._step_unless(bad_loss | bad_gradient)
         means: dict[str, Tensor] = {}
         if self.balance:
-            routing = self.balance.end(number, skipped=bad_loss | bad_gradient, total=self.ranks.total)
+            routing = self.balance.end(
+                number, skipped=bad_loss | bad_gradient, total=self.ranks.total
+            )
             sums, means = sums | routing.sums, routing.means
         if scaler.is_enabled():
             # An overflow is the scaler's business, as long as there is a smaller scale to try.
@@ -106,7 +126,14 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
         skipped = bad_loss | bad_gradient
         return StepOutput(
-            n_targets=step.n_targets, lr=lr, loss=loss, grad_norm=grad_norm, skipped=skipped, sums=sums, means=means, wishes=wishes
+            n_targets=step.n_targets,
+            lr=lr,
+            loss=loss,
+            grad_norm=grad_norm,
+            skipped=skipped,
+            sums=sums,
+            means=means,
+            wishes=wishes,
         )
 
     def _set_lr(self, number: int) -> float:
@@ -119,18 +146,26 @@ class Update:
         weight = 1.0 / max(step.n_targets, 1)
         batches = [self._mine(batch) for batch in step.batches]
         if self.balance:
-            scale = self.scaler.scale(torch.full((), weight, device=self.device)) if self.scaler.is_enabled() else weight
+            scale = (
+                self.scaler.scale(torch.full((), weight, device=self.device))
+                if self.scaler.is_enabled()
+                else weight
+            )
             self.balance.begin(scale)
         if isinstance(self.model, Pipeline):
             whole, sums = self.model.step(batches, self.objective, weight)
         else:
             whole, sums = self._one_after_another(batches, weight)
         if self.ranks.size > 1:
-            all_sums = self.ranks.total(torch.stack([whole, *(value.to(whole.dtype) for value in sums.values())]))
+            all_sums = self.ranks.total(
+                torch.stack([whole, *(value.to(whole.dtype) for value in sums.values())])
+            )
             whole, sums = all_sums[0], dict(zip(sums, all_sums[1:], strict=True))
         return whole, sums
 
-    def _one_after_another(self, batches: Sequence[Batch], weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def _one_after_another(
+        self, batches: Sequence[Batch], weight: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Forward and backward of each micro-batch."""
         sums: dict[str, Tensor] = {}
         whole, scaler = torch.zeros((), device=self.device), self.scaler
@@ -146,7 +181,12 @@ class Update:
 
     def _mine(self, batch: Batch) -> Batch:
         """What this rank reads of a batch, on its device."""
-        return Batch(*(self.ranks.own_part(tensor.to(self.device, non_blocking=self.device.type != "cpu")) for tensor in batch))
+        return Batch(
+            *(
+                self.ranks.own_part(tensor.to(self.device, non_blocking=self.device.type != "cpu"))
+                for tensor in batch
+            )
+        )
 
     def _step_unless(self, bad: Tensor) -> None:
         """The optimizer's step where `bad` is false; where it is true, weights and state keep every bit."""

@@ -51,7 +51,9 @@ class EarlyStopping(Callback):
         sign = 1 if section.metric in HIGHER_IS_BETTER else -1
         if section.target is not None and sign * value >= sign * section.target:
             loop.end("target")
-        if not math.isnan(value) and (self.best is None or sign * (value - self.best) > section.min_delta):
+        if not math.isnan(value) and (
+            self.best is None or sign * (value - self.best) > section.min_delta
+        ):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
@@ -112,7 +114,9 @@ class Signals(Callback):
         if not loop.interrupted:
             name = signal.Signals(number).name
             if self.ranks.main and self.received is None:
-                _say(f"\n{name} at another rank: {'saving' if self.saves else 'ending'} after this step\n")
+                _say(
+                    f"\n{name} at another rank: {'saving' if self.saves else 'ending'} after this step\n"
+                )
             loop.interrupt(name)
 
     def close(self) -> None:
@@ -120,7 +124,9 @@ class Signals(Callback):
             signal.signal(number, handler)
         if self.arrivals is not None:
             signal.set_wakeup_fd(self.previous_file)
-            self.arrivals[1].shutdown(socket.SHUT_RDWR)  # ends the thread; closing it does not while a loader process has it too
+            self.arrivals[1].shutdown(
+                socket.SHUT_RDWR
+            )  # ends the thread; closing it does not while a loader process has it too
             self.arrivals[1].close()
         if self.watching is not None:
             self.watching.join()  # it refers to the ranks: one that frees their process groups while Python ends aborts
@@ -133,11 +139,15 @@ class Signals(Callback):
         first, began = 0, 0.0
         with arrivals:
             while True:
-                arrivals.settimeout(max(began + self.timeout - time.monotonic(), 0.001) if first else None)
+                arrivals.settimeout(
+                    max(began + self.timeout - time.monotonic(), 0.001) if first else None
+                )
                 try:
                     received = arrivals.recv(1)
                 except TimeoutError:
-                    _say(f"\nthe stop took longer than train.shutdown_timeout_sec={self.timeout:g}; ended where it was\n")
+                    _say(
+                        f"\nthe stop took longer than train.shutdown_timeout_sec={self.timeout:g}; ended where it was\n"
+                    )
                     os._exit(128 + first)
                 if not received:
                     return
@@ -148,7 +158,9 @@ class Signals(Callback):
                     first, began = number, time.monotonic()
                     if self.ranks.main:
                         then = "saving" if self.saves else "ending; nothing is saved"
-                        _say(f"\n{signal.Signals(number).name}: finishing this step, then {then}; once more ends at once\n")
+                        _say(
+                            f"\n{signal.Signals(number).name}: finishing this step, then {then}; once more ends at once\n"
+                        )
                 elif time.monotonic() - began > self.SAME_SECONDS:
                     os._exit(128 + number)
 

@@ -20,10 +20,20 @@ REASONS = {
 def summary(parts: Parts, reason: str, run_dir: Path) -> str:
     """Final metrics, speed, the run directory, and what to type next."""
     state, evaluation, place = parts.loop.state, parts.evaluation, short(run_dir)
-    rows = [("ended", f"{REASONS.get(reason, reason)}, after {state.step} steps and {state.tokens:,} tokens")]
+    rows = [
+        (
+            "ended",
+            f"{REASONS.get(reason, reason)}, after {state.step} steps and {state.tokens:,} tokens",
+        )
+    ]
     if evaluation is not None and evaluation.metrics:
         m = evaluation.metrics
-        rows.append(("validation loss", f"{m['loss']:.4f}   (perplexity {m['perplexity']:.2f}, token accuracy {m['token_accuracy']:.1%})"))
+        rows.append(
+            (
+                "validation loss",
+                f"{m['loss']:.4f}   (perplexity {m['perplexity']:.2f}, token accuracy {m['token_accuracy']:.1%})",
+            )
+        )
         rows.append(("bits per byte", f"{m['bits_per_byte']:.4f}"))
         if evaluation.at != state.step:
             rows.append(("evaluated", f"after {evaluation.at} steps"))
@@ -32,7 +42,20 @@ def summary(parts: Parts, reason: str, run_dir: Path) -> str:
     folder = run_dir / parts.config.checkpoint.dir
     if not parts.loop.interrupted and newest_usable(folder)[0]:
         prompt = next((p for p in parts.config.eval.sample_prompts if p), None)
-        rows.append(("next", shlex.join(["python", "-m", "forge.generate", place, *(["--prompt", prompt] if prompt else [])])))
+        rows.append(
+            (
+                "next",
+                shlex.join(
+                    [
+                        "python",
+                        "-m",
+                        "forge.generate",
+                        place,
+                        *(["--prompt", prompt] if prompt else []),
+                    ]
+                ),
+            )
+        )
     if newest_usable(folder, to_go_on=True)[0]:
         more = [] if parts.loop.interrupted else [longer(run_dir, reason, state.step)]
         rows.append(("goes on with", " ".join([resume_command(run_dir), *more])))

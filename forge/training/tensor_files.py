@@ -76,12 +76,21 @@ def size(tensors: Mapping[str, Tensor]) -> int:
         parts = mesh.size() if mesh is not None else 1
         ranks = max(ranks, parts)
         length = tensor.numel() * tensor.element_size()
-        total += length + length // BLOCK * _SUM + len(json.dumps(name)) + parts * (_CHUNK + 2 * _NUMBER * tensor.dim())
+        total += (
+            length
+            + length // BLOCK * _SUM
+            + len(json.dumps(name))
+            + parts * (_CHUNK + 2 * _NUMBER * tensor.dim())
+        )
     return total + (ranks + total // LEAST) * _BLOCK
 
 
 _BLOCK = 4096
-_CHUNK, _NUMBER, _SUM = 256, 22, 12  # bytes of JSON that a chunk takes besides its numbers, and that a number or a checksum takes at most
+_CHUNK, _NUMBER, _SUM = (
+    256,
+    22,
+    12,
+)  # bytes of JSON that a chunk takes besides its numbers, and that a number or a checksum takes at most
 
 
 @contextmanager
@@ -97,7 +106,11 @@ def causes() -> Iterator[None]:
         yield
     except CheckpointException as error:
         cause, _ = error.failures[min(error.failures)]
-        if not isinstance(cause, Exception) or isinstance(cause, OSError | MemoryError | torch.OutOfMemoryError):
+        if not isinstance(cause, Exception) or isinstance(
+            cause, OSError | MemoryError | torch.OutOfMemoryError
+        ):
             raise cause from error
         reason = " ".join(str(cause).split())
-        raise ValueError(reason if isinstance(cause, ValueError) else f"{type(cause).__name__}: {reason}") from error
+        raise ValueError(
+            reason if isinstance(cause, ValueError) else f"{type(cause).__name__}: {reason}"
+        ) from error

@@ -25,7 +25,14 @@ DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
         *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32"),
-        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+        *(
+            "float8_e4m3fn",
+            "float8_e4m3fnuz",
+            "float8_e5m2",
+            "float8_e5m2fnuz",
+            "float8_e8m0fnu",
+            "float4_e2m1fn_x2",
+        ),
         *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
     )
 }
@@ -77,7 +84,9 @@ def blocks(length: int) -> list[slice]:
 
 def write(folder: Path, entries: Entries) -> None:
     """Write the index, which makes the folder complete: under another name, on the disk, then renamed. Raises OSError."""
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(_plain(entry))}" for name, entry in entries.items())
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(_plain(entry))}" for name, entry in entries.items()
+    )
     scratch = folder / f".{INDEX}.partial"
     with scratch.open("w", encoding="ascii") as file:
         file.write(f'{{"format": {FORMAT}, "tensors": {{\n{lines}\n}}}}\n')
@@ -95,7 +104,9 @@ def read(folder: Path) -> Entries:
     """The index of a folder. Raises OSError, and ValueError in one line, when it is malformed or newer than this version."""
     path = folder / INDEX
     try:
-        content = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number)
+        content = json.loads(
+            path.read_bytes().decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number
+        )
         return _entries(content)
     except RecursionError:
         raise ValueError(f"{path} cannot be used: it is nested too deep") from None
@@ -113,14 +124,21 @@ def needed(entries: Entries) -> dict[str, int]:
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
-    return {"dtype": str(entry.dtype).removeprefix("torch."), "size": entry.size, "chunks": [vars(chunk) for chunk in entry.chunks]}
+    return {
+        "dtype": str(entry.dtype).removeprefix("torch."),
+        "size": entry.size,
+        "chunks": [vars(chunk) for chunk in entry.chunks],
+    }
 
 
 def _entries(content: Any) -> Entries:
     _demand(isinstance(content, dict), "it is no index of tensors")
     version = _whole(content.get("format"), "its format")
     age = "a newer" if version > FORMAT else "an older"
-    _demand(version == FORMAT, f"it has format {version}, and this version of forge reads format {FORMAT}; {age} version wrote it")
+    _demand(
+        version == FORMAT,
+        f"it has format {version}, and this version of forge reads format {FORMAT}; {age} version wrote it",
+    )
     _, tensors = _fields(content, "the index", "format", "tensors")
     _demand(isinstance(tensors, dict), "its tensors are no object")
     entries = {name: _entry(f"tensor {name!r}", raw) for name, raw in tensors.items()}
@@ -137,32 +155,51 @@ def _entry(what: str, raw: Any) -> Entry:
     entry = Entry(dtype, _sizes(size, what), tuple(_chunk(one, what) for one in chunks))
     rank = len(entry.size)
     for c in entry.chunks:
-        if len(c.offsets) != rank or len(c.sizes) != rank or any(o + s > n for o, s, n in zip(c.offsets, c.sizes, entry.size, strict=True)):
+        if (
+            len(c.offsets) != rank
+            or len(c.sizes) != rank
+            or any(o + s > n for o, s, n in zip(c.offsets, c.sizes, entry.size, strict=True))
+        ):
             raise ValueError(f"a chunk of {what} lies outside of it")
     sums = all(len(c.crc32) == -(-entry.length(c) // BLOCK) for c in entry.chunks)
     _demand(sums, f"a chunk of {what} has not one checksum for each {BLOCK} bytes")
     whole = sum(math.prod(chunk.sizes) for chunk in entry.chunks) == math.prod(entry.size)
-    _demand(whole and len({chunk.offsets for chunk in entry.chunks}) == len(entry.chunks), f"the chunks of {what} do not fill it once")
+    _demand(
+        whole and len({chunk.offsets for chunk in entry.chunks}) == len(entry.chunks),
+        f"the chunks of {what} do not fill it once",
+    )
     return entry
 
 
 def _chunk(raw: Any, what: str) -> Chunk:
-    offsets, sizes, file, start, crc32 = _fields(raw, what, "offsets", "sizes", "file", "start", "crc32")
+    offsets, sizes, file, start, crc32 = _fields(
+        raw, what, "offsets", "sizes", "file", "start", "crc32"
+    )
     if not (isinstance(file, str) and _FILE.fullmatch(file)):
         raise ValueError(f"{what} has the file name {file!r}")
-    return Chunk(_sizes(offsets, what), _sizes(sizes, what), file, _whole(start, what), _sizes(crc32, what))
+    return Chunk(
+        _sizes(offsets, what), _sizes(sizes, what), file, _whole(start, what), _sizes(crc32, what)
+    )
 
 
 def _check_apart(entries: Entries) -> None:
     """No byte belongs to two chunks: what is read is never larger than what lies on the disk."""
-    spans = sorted((c.file, c.start, c.start + e.length(c), name) for name, e in entries.items() for c in e.chunks)
+    spans = sorted(
+        (c.file, c.start, c.start + e.length(c), name)
+        for name, e in entries.items()
+        for c in e.chunks
+    )
     for before, after in pairwise(span for span in spans if span[1] < span[2]):
         if before[0] == after[0] and before[2] > after[1]:
             raise ValueError(f"tensor {after[3]!r} shares bytes of {after[0]} with {before[3]!r}")
 
 
 def _fields(raw: Any, what: str, *names: str) -> list[Any]:
-    if not isinstance(raw, dict) or len(raw) != len(names) or not all(name in raw for name in names):
+    if (
+        not isinstance(raw, dict)
+        or len(raw) != len(names)
+        or not all(name in raw for name in names)
+    ):
         raise ValueError(f"{what} is not described by {', '.join(names)}")
     return [raw[name] for name in names]
 

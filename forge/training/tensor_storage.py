@@ -19,8 +19,22 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -47,7 +61,9 @@ class TensorWriter(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._coordinator = is_coordinator
         if not kwargs.get("use_collectives", True):
-            raise ValueError("ranks that save without collectives would each need an index; save with use_collectives=True")
+            raise ValueError(
+                "ranks that save without collectives would each need an index; save with use_collectives=True"
+            )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         for item in plan.items:
@@ -72,10 +88,14 @@ class TensorWriter(StorageWriter):
                 os.fsync(file.fileno())
             return results
 
-        return _done([result for results in _at_once(write, range(len(parts))) for result in results])
+        return _done(
+            [result for results in _at_once(write, range(len(parts))) for result in results]
+        )
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        written = {(r.index.fqn, r.storage_data.offsets): r.storage_data for rank in results for r in rank}
+        written = {
+            (r.index.fqn, r.storage_data.offsets): r.storage_data for rank in results for r in rank
+        }
         entries: Entries = {}
         for name, what in metadata.state_dict_metadata.items():
             assert isinstance(what, TensorStorageMetadata)
@@ -125,7 +145,9 @@ class TensorReader(StorageReader):
             self._fault = error
         return Metadata({**described(self._entries)})
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         if self._fault is not None:
             raise self._fault
 
@@ -136,7 +158,11 @@ class TensorReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        chunks = {(name, chunk.offsets): chunk for name, entry in self._entries.items() for chunk in entry.chunks}
+        chunks = {
+            (name, chunk.offsets): chunk
+            for name, entry in self._entries.items()
+            for chunk in entry.chunks
+        }
 
         def read(item: ReadItem) -> None:
             name = item.storage_index.fqn
@@ -163,7 +189,10 @@ def described(entries: Entries) -> dict[str, TensorStorageMetadata]:
         name: TensorStorageMetadata(
             properties=TensorProperties(dtype=entry.dtype),
             size=torch.Size(entry.size),
-            chunks=[ChunkStorageMetadata(offsets=torch.Size(c.offsets), sizes=torch.Size(c.sizes)) for c in entry.chunks],
+            chunks=[
+                ChunkStorageMetadata(offsets=torch.Size(c.offsets), sizes=torch.Size(c.sizes))
+                for c in entry.chunks
+            ],
         )
         for name, entry in entries.items()
     }
@@ -172,16 +201,26 @@ def described(entries: Entries) -> dict[str, TensorStorageMetadata]:
 def _check_storable(item: WriteItem) -> None:
     name, data = item.index.fqn, item.tensor_data
     if item.type == WriteItemType.BYTE_IO or data is None:
-        raise ValueError(f"{name!r} is no tensor, and only tensors are saved; keep other values in JSON, or make it a tensor")
+        raise ValueError(
+            f"{name!r} is no tensor, and only tensors are saved; keep other values in JSON, or make it a tensor"
+        )
     layout, dtype = data.properties.layout, data.properties.dtype
     if layout != torch.strided or dtype not in DTYPES.values():
-        raise ValueError(f"{name!r} is a {layout} tensor of {dtype}, and only dense, unquantized ones are saved")
+        raise ValueError(
+            f"{name!r} is a {layout} tensor of {dtype}, and only dense, unquantized ones are saved"
+        )
 
 
 def _shared_out(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
     """The items in as many parts as are worth a file each, of about equal size; none where there are none."""
-    sizes = [prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize for item in items if item.tensor_data]
-    parts: list[list[WriteItem]] = [[] for _ in range(min(AT_ONCE, 1 + sum(sizes) // tensor_index.LEAST, len(items)))]
+    sizes = [
+        prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+        for item in items
+        if item.tensor_data
+    ]
+    parts: list[list[WriteItem]] = [
+        [] for _ in range(min(AT_ONCE, 1 + sum(sizes) // tensor_index.LEAST, len(items)))
+    ]
     filled = [0] * len(parts)
     for size, item in sorted(zip(sizes, items, strict=True), key=lambda pair: -pair[0]):
         smallest = filled.index(min(filled))
@@ -202,7 +241,9 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
     assert isinstance(data, Tensor)
     data = data.detach().cpu()
     if type(data) is not Tensor:
-        raise ValueError(f"{item.index.fqn!r} is a {type(data).__name__}, and only plain tensors are saved; save those it is made of")
+        raise ValueError(
+            f"{item.index.fqn!r} is a {type(data).__name__}, and only plain tensors are saved; save those it is made of"
+        )
     part = item.tensor_data.chunk
     assert data.shape == part.sizes, item
     dense = data.resolve_conj().resolve_neg().contiguous()
@@ -222,14 +263,30 @@ def _read(path: Path, name: str, entry: Entry, chunk: Chunk, item: ReadItem) -> 
     if not chunk.sizes:
         return _bytes(path, name, chunk, length, slice(0, length)).view(entry.dtype).reshape(())
     row, first, count = length // max(chunk.sizes[0], 1), item.storage_offsets[0], item.lengths[0]
-    rows = _bytes(path, name, chunk, length, slice(first * row, (first + count) * row)).view(entry.dtype).reshape(count, *chunk.sizes[1:])
-    return rows[(slice(None), *(slice(o, o + n) for o, n in zip(item.storage_offsets[1:], item.lengths[1:], strict=True)))]
+    rows = (
+        _bytes(path, name, chunk, length, slice(first * row, (first + count) * row))
+        .view(entry.dtype)
+        .reshape(count, *chunk.sizes[1:])
+    )
+    return rows[
+        (
+            slice(None),
+            *(
+                slice(o, o + n)
+                for o, n in zip(item.storage_offsets[1:], item.lengths[1:], strict=True)
+            ),
+        )
+    ]
 
 
 def _bytes(path: Path, name: str, chunk: Chunk, length: int, span: slice) -> Tensor:
     """Some bytes of a chunk of that length; the blocks that they lie in are read and checked."""
     blocks = list(zip(tensor_index.blocks(length), chunk.crc32, strict=True))
-    blocks = [(block, crc32) for block, crc32 in blocks if block.start < span.stop and span.start < block.stop]
+    blocks = [
+        (block, crc32)
+        for block, crc32 in blocks
+        if block.start < span.stop and span.start < block.stop
+    ]
     if not blocks:
         return torch.empty(0, dtype=torch.uint8)
     begin = blocks[0][0].start
@@ -244,7 +301,9 @@ def _bytes(path: Path, name: str, chunk: Chunk, length: int, span: slice) -> Ten
             part = buffer[block.start - begin : block.stop - begin]
             file.readinto(part)
             if zlib.crc32(part) != crc32:
-                raise ValueError(f"{path} is damaged: the bytes of {name!r} are not those that were saved")
+                raise ValueError(
+                    f"{path} is damaged: the bytes of {name!r} are not those that were saved"
+                )
     return content[span.start - begin : span.stop - begin]
 
 

@@ -22,7 +22,10 @@ def user_trackers(config: Config, run_dir: Path) -> list[tuple[str, Callable[[],
     Raises ConfigError for one that cannot be built; what one raises when it is opened is its own affair.
     """
     names = {name: f"trackers.{name}" for name in config.trackers}
-    return [(path, bind(config.trackers[name], path=path, trust=config.run.trust, run_dir=run_dir)) for name, path in names.items()]
+    return [
+        (path, bind(config.trackers[name], path=path, trust=config.run.trust, run_dir=run_dir))
+        for name, path in names.items()
+    ]
 
 
 def _callback(config: Config, name: str) -> Callback:

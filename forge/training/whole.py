@@ -33,16 +33,25 @@ def whole(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Whole:
     """
     own: dict[str, list[Tensor | None]] = {}
     for name, value in named:
-        own.setdefault(name, []).append(value)  # a rank with the first and the last stage has two copies of a tied table
+        own.setdefault(name, []).append(
+            value
+        )  # a rank with the first and the last stage has two copies of a tied table
     if ranks.host is None:
-        return Whole(tensors={name: None if value is None else local(value.detach()).clone() for name, (value,) in own.items()})
+        return Whole(
+            tensors={
+                name: None if value is None else local(value.detach()).clone()
+                for name, (value,) in own.items()
+            }
+        )
     result, digests = Whole(), {}
     for name, (owners, about) in _holders(own, ranks).items():
         if about is None:
             result.tensors[name] = None
             continue
         copies = [_full(value) for value in own.get(name, ())]
-        digests[name] = {hashlib.blake2b(value.numpy().tobytes(), digest_size=8).digest() for value in copies}
+        digests[name] = {
+            hashlib.blake2b(value.numpy().tobytes(), digest_size=8).digest() for value in copies
+        }
         value = copies[0] if copies else None
         if owners[0] == ranks.rank != 0:
             assert value is not None
@@ -53,13 +62,22 @@ def whole(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Whole:
         if ranks.main:
             result.tensors[name] = value
     seen = ranks.of_all(digests)
-    result.apart = [name for name in digests if len(set().union(*(of_rank[name] for of_rank in seen))) > 1]
+    result.apart = [
+        name for name in digests if len(set().union(*(of_rank[name] for of_rank in seen))) > 1
+    ]
     return result
 
 
-def _holders(own: dict[str, list[Tensor | None]], ranks: Ranks) -> dict[str, tuple[list[int], tuple[tuple[int, ...], torch.dtype] | None]]:
+def _holders(
+    own: dict[str, list[Tensor | None]], ranks: Ranks
+) -> dict[str, tuple[list[int], tuple[tuple[int, ...], torch.dtype] | None]]:
     """By name: the ranks that have the parameter, and the shape and type of the tensor, or None where one of them has no tensor."""
-    described = ranks.of_all({name: [None if v is None else (tuple(v.shape), v.dtype) for v in copies] for name, copies in own.items()})
+    described = ranks.of_all(
+        {
+            name: [None if v is None else (tuple(v.shape), v.dtype) for v in copies]
+            for name, copies in own.items()
+        }
+    )
     found = {}
     for name in sorted(set().union(*described)):
         owners = [rank for rank, names in enumerate(described) if name in names]
@@ -77,4 +95,6 @@ def _full(value: Tensor | None) -> Tensor:
         there = value.to(value.device_mesh.device_type)
         assert isinstance(there, DTensor)
         value = there.full_tensor()
-    return value.cpu().contiguous().clone()  # what one rank has whole is the memory that updates change
+    return (
+        value.cpu().contiguous().clone()
+    )  # what one rank has whole is the memory that updates change

@@ -32,9 +32,22 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     return tokenizer.encode(prompt) or [tokenizer.eos_id]
 
 
-def continue_text(model: nn.Module, tokenizer: Tokenizer, prompt: str, device: torch.device, *, tokens: int, **sampling: Any) -> str:
+def continue_text(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: str,
+    device: torch.device,
+    *,
+    tokens: int,
+    **sampling: Any,
+) -> str:
     """What the model writes after a prompt, at most `tokens` tokens; `sampling` are the options of forge.models.sampling.generate."""
     ids = encode_prompt(tokenizer, prompt)
-    start, of = torch.tensor([ids], device=device), {"eos_id": tokenizer.eos_id, "n_ids": tokenizer.vocab_size}
+    start, of = (
+        torch.tensor([ids], device=device),
+        {"eos_id": tokenizer.eos_id, "n_ids": tokenizer.vocab_size},
+    )
     out = generate(model, start, tokens, **of, **sampling)  # type: ignore[arg-type]
-    return tokenizer.decode([token for token in out[0, len(ids) :].tolist() if token != tokenizer.eos_id])
+    return tokenizer.decode(
+        [token for token in out[0, len(ids) :].tolist() if token != tokenizer.eos_id]
+    )

@@ -26,7 +26,9 @@ def losses(sweep: Path, rate: str) -> dict[int, float]:
     found = {}
     for line in map(json.loads, (sweep / "ledger.jsonl").read_text().splitlines()):
         if line.get("varied", {}).get("optimizer.lr") == rate:
-            found[int(line["varied"]["seed"])] = json.loads((sweep / line["dir"] / "result.json").read_text())["objective"]["value"]
+            found[int(line["varied"]["seed"])] = json.loads(
+                (sweep / line["dir"] / "result.json").read_text()
+            )["objective"]["value"]
     return found
 
 
@@ -48,7 +50,9 @@ def test_difference_is_paired_by_seed(sweep: Path) -> None:
     assert found is not None
     half = T[2] * apart.std(ddof=1) / np.sqrt(3)
     assert found.mean == pytest.approx(apart.mean(), rel=1e-12)
-    assert (found.low, found.high) == pytest.approx((apart.mean() - half, apart.mean() + half), rel=1e-9)
+    assert (found.low, found.high) == pytest.approx(
+        (apart.mean() - half, apart.mean() + half), rel=1e-9
+    )
     assert made.rows[0].difference is None
 
 
@@ -72,7 +76,9 @@ def test_points_that_are_not_done_count_nowhere(sweep: Path) -> None:
     assert row.summary is not None
     assert (row.summary.n, len(row.arm.runs), row.summary.deviation) == (1, 4, None)
     assert made.states == {"done": 7, "failed": 1, "running": 1, "waiting": 1}
-    assert [run.why for run in made.runs if run.why] == ["the loss was not finite in 10 steps in a row | see <logs>"]
+    assert [run.why for run in made.runs if run.why] == [
+        "the loss was not finite in 10 steps in a row | see <logs>"
+    ]
 
 
 def test_target_is_the_mean_of_the_baseline_unless_given(sweep: Path) -> None:
@@ -83,12 +89,17 @@ def test_target_is_the_mean_of_the_baseline_unless_given(sweep: Path) -> None:
     assert (asked.target, asked.target_said) == (5.2, "as asked for")
     found = asked.rows[0].reached
     assert found
-    rows = [json.loads(line) for line in next(sweep.glob("points/000*/metrics.jsonl")).read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in next(sweep.glob("points/000*/metrics.jsonl")).read_text().splitlines()
+    ]
     first = next(row["step"] for row in rows if row.get("eval/loss", 9) <= 5.2)
     assert (found.n, found.step, found.tokens) == (3, first, 2048 * first)
 
 
-def test_baseline_is_the_one_asked_for_else_the_sweeps_else_the_first(sweep: Path, tmp_path: Path) -> None:
+def test_baseline_is_the_one_asked_for_else_the_sweeps_else_the_first(
+    sweep: Path, tmp_path: Path
+) -> None:
     assert report(sweep).baseline.name == "lr=0.001"
     assert report(sweep, baseline="lr=0.002").baseline.name == "lr=0.002"
     example = Example(tmp_path / "ablation", steps=20)
@@ -122,7 +133,9 @@ def test_a_search_that_maximizes_its_objective(tmp_path: Path) -> None:
     example.done(["optimizer.lr=0.002"], seed=1)
     assert report(example.sweep.path).higher
     assert not report(example.sweep.path, metric="train/loss").higher
-    assert not is_higher_better("eval/token_accuracy", [{}, {"direction": None}, {"direction": "minimize"}])
+    assert not is_higher_better(
+        "eval/token_accuracy", [{}, {"direction": None}, {"direction": "minimize"}]
+    )
 
 
 def test_a_run_without_a_value(tmp_path: Path) -> None:
@@ -148,7 +161,11 @@ def test_single_runs_are_arms(sweep: Path) -> None:
 
 
 REFUSED = {
-    "unknown metric": ({"metric": "eval/los"}, "no run that is done has a final value of eval/los.", "did you mean --metric eval/loss?"),
+    "unknown metric": (
+        {"metric": "eval/los"},
+        "no run that is done has a final value of eval/los.",
+        "did you mean --metric eval/loss?",
+    ),
     "far off metric": (
         {"metric": "x"},
         "no run that is done has a final value of x.",
@@ -159,7 +176,11 @@ REFUSED = {
         "there is no arm 'lr=0.01'.",
         "did you mean --baseline 'lr=0.001', --baseline 'lr=0.03' or --baseline 'lr=0.002'?",
     ),
-    "far off baseline": ({"baseline": "b"}, "there is no arm 'b'.", "its arms are lr=0.001, lr=0.002, lr=0.03"),
+    "far off baseline": (
+        {"baseline": "b"},
+        "there is no arm 'b'.",
+        "its arms are lr=0.001, lr=0.002, lr=0.03",
+    ),
 }
 
 

@@ -12,8 +12,22 @@ import forge.analysis
 
 def test_a_row_a_run(sweep: Path) -> None:
     found = forge.analysis.frame(sweep)
-    assert list(found.columns[:9]) == ["number", "arm", "seed", "state", "why", "step", "tokens", "seconds", "optimizer.lr"]
-    assert found.groupby("arm")["seed"].count().to_dict() == {"lr=0.001": 3, "lr=0.002": 3, "lr=0.03": 4}
+    assert list(found.columns[:9]) == [
+        "number",
+        "arm",
+        "seed",
+        "state",
+        "why",
+        "step",
+        "tokens",
+        "seconds",
+        "optimizer.lr",
+    ]
+    assert found.groupby("arm")["seed"].count().to_dict() == {
+        "lr=0.001": 3,
+        "lr=0.002": 3,
+        "lr=0.03": 4,
+    }
     assert found["optimizer.lr"].tolist()[:2] == [0.001, 0.002]
     done = found[found["state"] == "done"]
     assert len(done) == 7
@@ -22,10 +36,15 @@ def test_a_row_a_run(sweep: Path) -> None:
 
 
 def test_a_row_an_arm(sweep: Path) -> None:
-    runs, found = forge.analysis.frame(str(sweep)), forge.analysis.arms(sweep, baseline="lr=0.002", reach=5.2).set_index("arm")
+    runs, found = (
+        forge.analysis.frame(str(sweep)),
+        forge.analysis.arms(sweep, baseline="lr=0.002", reach=5.2).set_index("arm"),
+    )
     by_arm = runs[runs["state"] == "done"].groupby("arm")["eval/loss"]
     np.testing.assert_allclose(found["mean"], by_arm.mean()[found.index], rtol=1e-12)
-    np.testing.assert_allclose(found["deviation"].astype(float), by_arm.std()[found.index], rtol=1e-12)
+    np.testing.assert_allclose(
+        found["deviation"].astype(float), by_arm.std()[found.index], rtol=1e-12
+    )
     assert found["baseline"].to_dict() == {"lr=0.001": False, "lr=0.002": True, "lr=0.03": False}
     assert found.loc["lr=0.001", "test"] == "paired"
     assert found.loc["lr=0.001", "reached"] == 3
@@ -44,5 +63,7 @@ def test_runs_as_a_list(sweep: Path) -> None:
 
 
 def test_other_names() -> None:
-    with pytest.raises(AttributeError, match=r"module 'forge\.analysis' has no attribute 'frames_of'"):
+    with pytest.raises(
+        AttributeError, match=r"module 'forge\.analysis' has no attribute 'frames_of'"
+    ):
         _ = forge.analysis.frames_of  # type: ignore[attr-defined]

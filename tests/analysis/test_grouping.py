@@ -29,7 +29,10 @@ def test_arms_are_called_by_what_varies(sweep: Path) -> None:
 def test_several_keys(example: Example) -> None:
     example.done(["optimizer.lr=0.001", "scheduler=wsd"], seed=1)
     example.done(["optimizer.lr=0.001", "scheduler=constant"], seed=1)
-    assert list(named(example.sweep.path)) == ["lr=0.001 scheduler=wsd", "lr=0.001 scheduler=constant"]
+    assert list(named(example.sweep.path)) == [
+        "lr=0.001 scheduler=wsd",
+        "lr=0.001 scheduler=constant",
+    ]
 
 
 def test_nothing_but_the_seed_varies(example: Example) -> None:
@@ -61,7 +64,10 @@ def test_free_options_are_arms_when_they_vary_and_not_otherwise(example: Example
     example.done([], seed=2)
     assert named(example.sweep.path) == {"all": [1, 2]}
     example.done(["parallel.sequence_parallel=false"], seed=1)
-    assert named(example.sweep.path) == {"sequence_parallel=true": [1, 2], "sequence_parallel=false": [1]}
+    assert named(example.sweep.path) == {
+        "sequence_parallel=true": [1, 2],
+        "sequence_parallel=false": [1],
+    }
 
 
 def test_names_of_an_ablation(example: Example) -> None:
@@ -71,7 +77,12 @@ def test_names_of_an_ablation(example: Example) -> None:
     example.done(["optimizer.lr=0.02"], seed=2, arm="fast")
     example.common.append("optimizer=adamw_large")
     example.done([], seed=1, arm="base")
-    found = {"base": [1], "fast lr=0.01": [1], "fast lr=0.02": [2], "base optimizer=adamw_large": [1]}
+    found = {
+        "base": [1],
+        "fast lr=0.01": [1],
+        "fast lr=0.02": [2],
+        "base optimizer=adamw_large": [1],
+    }
     assert named(example.sweep.path) == found
 
 
@@ -81,13 +92,27 @@ def test_one_number_has_one_form(example: Example) -> None:
         example.done([f"optimizer.lr={rate}", "scheduler=cosine"], seed=1)
     example.waiting(["optimizer.lr=2e-3", "scheduler=constant"], seed=1)
     arms = arms_of(read([example.sweep.path]).runs, "all")
-    assert [arm.name for arm in arms] == ["lr=0.001 scheduler=cosine", "lr=1e-5 scheduler=cosine", "lr=0.002 scheduler=constant"]
+    assert [arm.name for arm in arms] == [
+        "lr=0.001 scheduler=cosine",
+        "lr=1e-5 scheduler=cosine",
+        "lr=0.002 scheduler=constant",
+    ]
     assert arms[1].spelled == {"lr=1.0E-05 scheduler=cosine"}
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.001, "0.001"), (1e-05, "1e-5"), (1e20, "1e20"), (0.0, "0"), (4, "4"), ("1e-3", "0.001"), ("-.5", "-0.5"), ("+4", "4"), ("2.", "2")],
+    [
+        (0.001, "0.001"),
+        (1e-05, "1e-5"),
+        (1e20, "1e20"),
+        (0.0, "0"),
+        (4, "4"),
+        ("1e-3", "0.001"),
+        ("-.5", "-0.5"),
+        ("+4", "4"),
+        ("2.", "2"),
+    ],
 )
 def test_the_shortest_form_of_a_number(value: object, text: str) -> None:
     assert flat_config.number_text(value) == text
@@ -104,15 +129,41 @@ def test_short_keys() -> None:
 
 
 def test_a_flat_config() -> None:
-    plain = {"seed": 1, "optimizer": {"_type_": "a.B", "_target_": "forge.optim.adamw.adamw", "betas": [0.9, 0.95]}, "callbacks": {}}
-    assert flat_config.flat(plain) == {"seed": "1", "optimizer": "adamw", "optimizer.betas": "[0.9,0.95]", "callbacks": "{}"}
+    plain = {
+        "seed": 1,
+        "optimizer": {"_type_": "a.B", "_target_": "forge.optim.adamw.adamw", "betas": [0.9, 0.95]},
+        "callbacks": {},
+    }
+    assert flat_config.flat(plain) == {
+        "seed": "1",
+        "optimizer": "adamw",
+        "optimizer.betas": "[0.9,0.95]",
+        "callbacks": "{}",
+    }
 
 
 def test_what_differs_between_variants() -> None:
     """An option that only muon has counts when two muons differ in it; places and the seed never do."""
-    adamw = {"seed": "1", "optimizer": "adamw", "optimizer.lr": "1", "optimizer.eps": "2", "run.dir": "a"}
-    muon = {"seed": "2", "optimizer": "muon", "optimizer.lr": "1", "optimizer.ns": "5", "run.dir": "b"}
+    adamw = {
+        "seed": "1",
+        "optimizer": "adamw",
+        "optimizer.lr": "1",
+        "optimizer.eps": "2",
+        "run.dir": "a",
+    }
+    muon = {
+        "seed": "2",
+        "optimizer": "muon",
+        "optimizer.lr": "1",
+        "optimizer.ns": "5",
+        "run.dir": "b",
+    }
     assert flat_config.differing([adamw, muon]) == ["optimizer"]
-    assert flat_config.differing([adamw, muon, {**muon, "optimizer.ns": "6"}]) == ["optimizer", "optimizer.ns"]
-    assert flat_config.differing([adamw, {**adamw, "data.sources.more": "1"}]) == ["data.sources.more"]
+    assert flat_config.differing([adamw, muon, {**muon, "optimizer.ns": "6"}]) == [
+        "optimizer",
+        "optimizer.ns",
+    ]
+    assert flat_config.differing([adamw, {**adamw, "data.sources.more": "1"}]) == [
+        "data.sources.more"
+    ]
     assert flat_config.differing([adamw, muon], seeds=True) == ["seed", "optimizer"]

@@ -40,7 +40,11 @@ class Seen(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         known = dict(attrs)
-        self.loaded += [str(known[name]) for name in ("src", "srcset", "data", "action", "background") if name in known]
+        self.loaded += [
+            str(known[name])
+            for name in ("src", "srcset", "data", "action", "background")
+            if name in known
+        ]
         self.loaded += [str(known["href"])] if tag == "link" else []
         self.links += [str(known["href"])] if tag == "a" else []
         self.ids += [str(known["id"])] if "id" in known else []
@@ -110,8 +114,13 @@ def test_it_is_well_formed(text: str) -> None:
 def test_its_tables_are_those_of_the_terminal(text: str, report: Report) -> None:
     found = seen(text)
     for table in (*tables(report), runs_table(report)):
-        lines = [[" ".join(cell.split()) for cell in line] for line in found.cells[f"table-{table.name}"]]
-        assert lines == [list(table.heads), *([" ".join(cell.replace("; ", " ").split()) for cell in line] for line in table.lines)]
+        lines = [
+            [" ".join(cell.split()) for cell in line] for line in found.cells[f"table-{table.name}"]
+        ]
+        assert lines == [
+            list(table.heads),
+            *([" ".join(cell.replace("; ", " ").split()) for cell in line] for line in table.lines),
+        ]
     assert all(line in found.texts["p"] for line in headline(report))
 
 
@@ -121,8 +130,12 @@ def test_its_figures_are_drawn_from_the_same_numbers(text: str, report: Report) 
     for arm, row in zip(data["arms"], report.rows, strict=True):
         assert row.summary
         assert arm["mean"] == pytest.approx(row.summary.mean, rel=1e-6)
-        assert arm["low"] == (None if row.summary.low is None else pytest.approx(row.summary.low, rel=1e-6))
-        assert arm["difference"] == (None if row.difference is None else pytest.approx(row.difference.mean, rel=1e-6))
+        assert arm["low"] == (
+            None if row.summary.low is None else pytest.approx(row.summary.low, rel=1e-6)
+        )
+        assert arm["difference"] == (
+            None if row.difference is None else pytest.approx(row.difference.mean, rel=1e-6)
+        )
         assert len(arm["values"]) == row.summary.n
     assert [arm["verdict"] for arm in data["arms"]] == ["", "better", ""]
     assert (data["baseline"], data["metric"], data["unit"]) == (0, "eval/loss", "nats a token")
@@ -177,13 +190,18 @@ def test_a_curve_of_differences_is_paired_by_seed(report: Report) -> None:
     found = curve(better, "eval/loss", base)
     assert found
     apart = np.array(
-        [b.logged.series("eval/loss").values - a.logged.series("eval/loss").values for a, b in zip(base.runs, better.runs, strict=True)]
+        [
+            b.logged.series("eval/loss").values - a.logged.series("eval/loss").values
+            for a, b in zip(base.runs, better.runs, strict=True)
+        ]
     )
     assert found["mean"] == pytest.approx(apart.mean(0), rel=1e-5)
     assert found["high"] == pytest.approx(apart.max(0), rel=1e-5)
 
 
-def test_a_curve_ends_where_its_first_seed_does_and_counts_runs_under_way_where_none_is_done(tmp_path: Path) -> None:
+def test_a_curve_ends_where_its_first_seed_does_and_counts_runs_under_way_where_none_is_done(
+    tmp_path: Path,
+) -> None:
     example = Example(tmp_path / "sweep", steps=200)
     example.partial([], seed=1, at=150)
     example.partial([], seed=2, at=80)
@@ -219,11 +237,15 @@ def test_many_curves_are_thinned_out_more_and_the_best_arms_shown(tmp_path: Path
     assert found
     values = made.runs[0].logged.series("train/loss").values
     assert found["mean"] == pytest.approx(
-        [part.mean() for part in (values[i * 70 // 30 : (i + 1) * 70 // 30] for i in range(30))], rel=1e-6
+        [part.mean() for part in (values[i * 70 // 30 : (i + 1) * 70 // 30] for i in range(30))],
+        rel=1e-6,
     )
     text = page(made, tmp_path, 2)
     assert "<h2>eval/loss of the best 2 of 4 arms</h2>" in text
-    assert "The best 2 of 4 arms; all of them: --top 4, or arms.csv (--csv FILE)." in seen(text).texts["p"]
+    assert (
+        "The best 2 of 4 arms; all of them: --top 4, or arms.csv (--csv FILE)."
+        in seen(text).texts["p"]
+    )
 
 
 def test_a_ranked_page_speaks_of_no_baseline(tmp_path: Path) -> None:
@@ -238,9 +260,18 @@ def test_a_ranked_page_speaks_of_no_baseline(tmp_path: Path) -> None:
 
 def test_what_is_said_of_compared_arms(text: str, report: Report, sweep: Path) -> None:
     said = " ".join(seen(text).texts["p"].split())
-    assert "Small dots: runs. Large: mean with its 95\xa0% interval. Beside it: the difference" not in said
-    assert "Large: mean with its 95 % interval. Beside it: the difference to the baseline with its own." in said
-    assert "A difference is between runs of the same seed; where none is common, to the mean of the baseline." in said
+    assert (
+        "Small dots: runs. Large: mean with its 95\xa0% interval. Beside it: the difference"
+        not in said
+    )
+    assert (
+        "Large: mean with its 95 % interval. Beside it: the difference to the baseline with its own."
+        in said
+    )
+    assert (
+        "A difference is between runs of the same seed; where none is common, to the mean of the baseline."
+        in said
+    )
     assert "<h2>eval/loss of the baseline and the best 1 of 2 arms</h2>" in page(report, sweep, 1)
 
 

@@ -17,7 +17,9 @@ from forge.analysis.comparison import compare
 from forge.analysis.page import page
 from forge.analysis.runs import read
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 WIDTHS = (1280, 390)
 SMALLEST = 11  # pixels of a letter
 MEASURE = """
@@ -59,9 +61,19 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def measure(text: str, folder: Path, *flags: str) -> list[dict]:
     """What the page looks like in frames of all widths. Fails at the first word on the console."""
-    frames = "".join(f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{html.escape(text)}"></iframe>' for width in WIDTHS)
+    frames = "".join(
+        f'<iframe style="width:{width}px;height:900px;border:0" srcdoc="{html.escape(text)}"></iframe>'
+        for width in WIDTHS
+    )
     (folder / "frames.html").write_text(f"<!doctype html><body>{frames}<script>{MEASURE}</script>")
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={folder}/profile"]
+    command = [
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={folder}/profile",
+    ]
     command += ["--virtual-time-budget=5000", "--dump-dom", *flags, f"file://{folder}/frames.html"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
@@ -70,7 +82,10 @@ def measure(text: str, folder: Path, *flags: str) -> list[dict]:
     return json.loads(html.unescape(found[1]))
 
 
-@pytest.mark.parametrize(("flags", "back"), [((), "rgb(255, 255, 255)"), (("--blink-settings=preferredColorScheme=0",), "rgb(20, 24, 28)")])
+@pytest.mark.parametrize(
+    ("flags", "back"),
+    [((), "rgb(255, 255, 255)"), (("--blink-settings=preferredColorScheme=0",), "rgb(20, 24, 28)")],
+)
 def test_it_is_legible(text: str, tmp_path: Path, flags: tuple[str, ...], back: str) -> None:
     for width, found in zip(WIDTHS, measure(text, tmp_path, *flags), strict=True):
         assert found["inner"] == width
@@ -79,7 +94,9 @@ def test_it_is_legible(text: str, tmp_path: Path, flags: tuple[str, ...], back: 
         assert found["overlaps"] == []
         assert found["smallest"] >= SMALLEST
         assert found["figures"] == 3
-        assert len([name for name in found["names"] if name.startswith("lr=0.")]) == (20 if width > 700 else 40)
+        assert len([name for name in found["names"] if name.startswith("lr=0.")]) == (
+            20 if width > 700 else 40
+        )
         assert (found["chips"], found["pressed"], found["lines"]) == (20, 6, 20)
         assert {"eval/loss (nats a token)", "steps"} <= set(found["titles"])
         assert found["back"] == back
@@ -89,7 +106,9 @@ def long_names(example: Example) -> None:
     """Alike but for the last letter of 80; two arms compared, of a third no run is done."""
     for seed in (1, 2):
         for i in range(2):
-            example.done([], seed=seed, gain=i / 10, arm=f"{'the_same_long_words_' * 4}"[:79] + str(i))
+            example.done(
+                [], seed=seed, gain=i / 10, arm=f"{'the_same_long_words_' * 4}"[:79] + str(i)
+            )
         example.failed([], seed=seed, at=50, why="out of memory", arm="failed")
 
 
@@ -120,7 +139,9 @@ def lengths(example: Example) -> None:
     [(long_names, 3, 3), (one_arm, 1, 2), (one_run, 1, 2), (search, 50, 2), (lengths, 2, 3)],
     ids=lambda one: getattr(one, "__name__", ""),
 )
-def test_other_sweeps_are_legible_too(fill: Callable[[Example], None], names: int, figures: int, tmp_path: Path) -> None:
+def test_other_sweeps_are_legible_too(
+    fill: Callable[[Example], None], names: int, figures: int, tmp_path: Path
+) -> None:
     example = Example(tmp_path / "sweep", steps=400)
     fill(example)
     text = page(compare(read([example.sweep.path])), tmp_path)
@@ -132,7 +153,11 @@ def test_other_sweeps_are_legible_too(fill: Callable[[Example], None], names: in
         assert found["smallest"] >= SMALLEST
         assert found["figures"] == figures
         assert found["chips"] == names
-        shown = [name for name in found["names"] if re.match(r"the_same.*[01]$|failed|sweep|trial|whole|short", name)]
+        shown = [
+            name
+            for name in found["names"]
+            if re.match(r"the_same.*[01]$|failed|sweep|trial|whole|short", name)
+        ]
         assert len(shown) == names * (2 if figures == 3 and width < 700 else 1)
         assert len(set(shown)) == names
 

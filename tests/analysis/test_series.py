@@ -21,9 +21,16 @@ def run(tmp_path: Path) -> Path:
         {"step": 25, "eval/loss": 5.25},
         {"step": 40, "train/loss": 5.0, "tokens": 4000},
     ]
-    performance = [{"step": 10, "time": 100.0, "step_seconds": 0.5}, {"step": 40, "time": 900.0, "step_seconds": 0.2}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics) + '{"step": 50, "train/lo')
-    (tmp_path / "performance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in performance))
+    performance = [
+        {"step": 10, "time": 100.0, "step_seconds": 0.5},
+        {"step": 40, "time": 900.0, "step_seconds": 0.2},
+    ]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in metrics) + '{"step": 50, "train/lo'
+    )
+    (tmp_path / "performance.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in performance)
+    )
     return tmp_path
 
 
@@ -38,7 +45,11 @@ def test_a_curve_with_its_tokens_and_seconds(run: Path) -> None:
 
 @pytest.mark.parametrize("damaged", ["", '{"step": 15, "train/l\n', "[1]\n", "7\n"])
 def test_a_damaged_line_and_what_is_not_finite_are_left_out(tmp_path: Path, damaged: str) -> None:
-    rows = '{"step": 10, "train/loss": 6.0}\n' + damaged + '{"step": 20, "train/loss": NaN}\n{"step": 30, "train/loss": 5.0}\n'
+    rows = (
+        '{"step": 10, "train/loss": 6.0}\n'
+        + damaged
+        + '{"step": 20, "train/loss": NaN}\n{"step": 30, "train/loss": 5.0}\n'
+    )
     (tmp_path / "metrics.jsonl").write_text(rows)
     series = Logged(tmp_path).series("train/loss")
     assert (series.steps.tolist(), series.values.tolist()) == ([10, 30], [6.0, 5.0])
@@ -48,7 +59,9 @@ def test_a_damaged_line_and_what_is_not_finite_are_left_out(tmp_path: Path, dama
 def test_an_evaluation_between_two_logs(run: Path) -> None:
     """The last value of a step counts; its tokens and seconds lie straight between those of the logs around it."""
     series = Logged(run).series("eval/loss")
-    assert [column.tolist() for column in (series.steps, series.values, series.tokens, series.seconds)] == [[25], [5.25], [2500], [8.0]]
+    assert [
+        column.tolist() for column in (series.steps, series.values, series.tokens, series.seconds)
+    ] == [[25], [5.25], [2500], [8.0]]
 
 
 def test_what_was_never_logged(tmp_path: Path) -> None:
@@ -78,7 +91,9 @@ def test_the_first_log_that_is_as_good(run: Path) -> None:
 def test_a_run_that_never_did_counts_as_later_than_all() -> None:
     """Medians of 1, 2, never; of 1, 2, 3; and of 1, never, which is between 1 and never."""
     fast, slow, never = line(3.0, 3.0, 3.0), line(5.0, 3.0, 3.0, seconds=2), line(5.0, 5.0, 5.0)
-    assert reached([fast, slow, never], 4.0, higher=False) == Reached(n=2, of=3, step=2, tokens=200, seconds=4)
+    assert reached([fast, slow, never], 4.0, higher=False) == Reached(
+        n=2, of=3, step=2, tokens=200, seconds=4
+    )
     assert reached([fast, slow, line(5.0, 5.0, 3.0)], 4.0, higher=False).step == 2
     assert reached([fast, never], 4.0, higher=False) == Reached(n=1, of=2)
     assert reached([never], 4.0, higher=False) == Reached(n=0, of=1)

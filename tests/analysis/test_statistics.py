@@ -6,7 +6,16 @@ import math
 
 import pytest
 
-from forge.analysis.statistics import NONE, PAIRED, WELCH, Difference, Summary, difference, holm, summarize
+from forge.analysis.statistics import (
+    NONE,
+    PAIRED,
+    WELCH,
+    Difference,
+    Summary,
+    difference,
+    holm,
+    summarize,
+)
 
 # Student (1908), The probable error of a mean, Biometrika 6: hours of sleep gained by ten patients from two drugs; data `sleep` of R.
 FIRST = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -28,7 +37,9 @@ def test_mean_deviation_and_interval_by_hand() -> None:
 def test_interval_of_students_data() -> None:
     """R: t.test(sleep$extra[1:10]) gives 0.75 and -0.5297804 to 2.0297804."""
     found = summarize(FIRST)
-    assert (found.mean, found.low, found.high) == pytest.approx((0.75, -0.5297804, 2.0297804), abs=5e-8)
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (0.75, -0.5297804, 2.0297804), abs=5e-8
+    )
 
 
 def test_one_value_has_no_interval() -> None:
@@ -43,7 +54,9 @@ def test_paired_difference_of_students_data() -> None:
     """R: t.test(extra ~ group, sleep, paired = TRUE): -1.58, -2.4598858 to -0.7001142, p = 0.002833."""
     found = difference(by_seed(FIRST), by_seed(SECOND))
     assert (found.method, found.n) == (PAIRED, 10)
-    assert (found.mean, found.low, found.high) == pytest.approx((-1.58, -2.4598858, -0.7001142), abs=5e-8)
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (-1.58, -2.4598858, -0.7001142), abs=5e-8
+    )
     assert found.p == pytest.approx(0.002833, abs=5e-7)
 
 
@@ -51,7 +64,9 @@ def test_seeds_that_do_not_pair_are_compared_by_welch() -> None:
     """R: t.test(extra ~ group, sleep): -3.3654832 to 0.2054832, p = 0.07939."""
     found = difference(by_seed(FIRST), by_seed(SECOND, first=100))
     assert (found.method, found.n) == (WELCH, 0)
-    assert (found.mean, found.low, found.high) == pytest.approx((-1.58, -3.3654832, 0.2054832), abs=5e-8)
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (-1.58, -3.3654832, 0.2054832), abs=5e-8
+    )
     assert found.p == pytest.approx(0.07939, abs=5e-6)
 
 
@@ -67,7 +82,10 @@ def test_pairs_are_matched_by_seed_and_the_rest_left_out() -> None:
 
 @pytest.mark.parametrize(("common", "method"), [(2, WELCH), (3, PAIRED)])
 def test_pairing_needs_half_of_the_smaller_side(common: int, method: str) -> None:
-    arm, baseline = by_seed([1.0, 2.5, 3.0, 4.5, 5.0]), by_seed([1.5, 2.0, 3.1, 4.0, 5.5, 6.0], first=5 - common)
+    arm, baseline = (
+        by_seed([1.0, 2.5, 3.0, 4.5, 5.0]),
+        by_seed([1.5, 2.0, 3.1, 4.0, 5.5, 6.0], first=5 - common),
+    )
     assert difference(arm, baseline).method == method
 
 
@@ -76,10 +94,16 @@ def test_two_runs_of_one_seed_do_not_pair() -> None:
 
 
 def test_one_seed_is_a_difference_without_an_interval() -> None:
-    assert difference({1: [4.0]}, {1: [4.5]}) == Difference(mean=-0.5, method=NONE, n=1, why="one seed")
+    assert difference({1: [4.0]}, {1: [4.5]}) == Difference(
+        mean=-0.5, method=NONE, n=1, why="one seed"
+    )
     assert difference({1: [4.0]}, {2: [4.5]}) == Difference(mean=-0.5, method=NONE, why="one run")
-    assert difference({1: [4.0]}, {1: [4.5], 2: [5.5]}) == Difference(mean=-0.5, method=NONE, n=1, why="one seed")
-    assert difference({3: [4.0]}, {1: [4.5], 2: [5.5]}) == Difference(mean=-1.0, method=NONE, why="one run")
+    assert difference({1: [4.0]}, {1: [4.5], 2: [5.5]}) == Difference(
+        mean=-0.5, method=NONE, n=1, why="one seed"
+    )
+    assert difference({3: [4.0]}, {1: [4.5], 2: [5.5]}) == Difference(
+        mean=-1.0, method=NONE, why="one run"
+    )
 
 
 @pytest.mark.filterwarnings("error")
@@ -88,7 +112,10 @@ def test_differences_without_spread_are_not_tested() -> None:
     found = difference({1: [0.1 + 0.2], 2: [1.3]}, {1: [0.2], 2: [1.2]})
     assert (found.mean, found.method, found.p, found.low) == (pytest.approx(0.1), NONE, None, None)
     assert found.why == "the same difference in every seed"
-    assert difference(by_seed([1.0, 1.0]), by_seed([2.0, 2.0], first=5)).why == "no spread on either side"
+    assert (
+        difference(by_seed([1.0, 1.0]), by_seed([2.0, 2.0], first=5)).why
+        == "no spread on either side"
+    )
 
 
 def test_holm_published() -> None:

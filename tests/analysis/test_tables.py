@@ -113,7 +113,11 @@ def test_on_a_terminal(sweep: Path) -> None:
 
 def test_the_documented_example(tmp_path: Path) -> None:
     made = report(grid(tmp_path / "rates", arms=4, seeds=4).path)
-    documented = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8").replace("\n    ", "\n")
+    documented = (
+        (Path(__file__).parents[2] / "docs" / "reports.md")
+        .read_text(encoding="utf-8")
+        .replace("\n    ", "\n")
+    )
     assert f"\n{printed(made)}written: sweeps/rates/report/index.html, " in documented
 
 
@@ -130,7 +134,9 @@ def test_as_csv(sweep: Path) -> None:
     made = report(sweep)
     arms = list(csv.DictReader(io.StringIO(csv_text(arm_rows(made)))))
     assert [row["arm"] for row in arms] == ["lr=0.001", "lr=0.002", "lr=0.03"]
-    assert [row.summary and row.summary.mean for row in made.rows] == [float(row["mean"]) for row in arms]
+    assert [row.summary and row.summary.mean for row in made.rows] == [
+        float(row["mean"]) for row in arms
+    ]
     assert [row["deviation"] for row in arms][2] == arms[0]["difference"] == arms[2]["p"] == ""
     runs = list(csv.DictReader(io.StringIO(csv_text(run_rows(made)))))
     assert [(row["seed"], row["state"], row["step"]) for row in runs[6:]] == [
@@ -144,15 +150,22 @@ def test_as_csv(sweep: Path) -> None:
     assert (runs[9]["optimizer.lr"], runs[9]["eval/loss"]) == ("", "")
 
 
-@pytest.mark.parametrize("write", [printed, markdown, lambda made: csv_text(arm_rows(made)) + csv_text(run_rows(made))])
+@pytest.mark.parametrize(
+    "write", [printed, markdown, lambda made: csv_text(arm_rows(made)) + csv_text(run_rows(made))]
+)
 def test_one_seed_is_said_and_no_nan_is_printed(example: Example, write) -> None:
     for rate in ("0.001", "0.002"):
         example.done([f"optimizer.lr={rate}"], seed=1)
     made = report(example.sweep.path)
     assert "nan" not in write(made).lower().replace("finance", "")
-    assert "One run gives no deviation and no interval, and every arm has only one that is done." in notes(made)
+    assert (
+        "One run gives no deviation and no interval, and every arm has only one that is done."
+        in notes(made)
+    )
     assert len(headline(made)) == 2
-    assert "Without interval and p-value: one seed." in notes(report(example.sweep.path, baseline="lr=0.001"))
+    assert "Without interval and p-value: one seed." in notes(
+        report(example.sweep.path, baseline="lr=0.001")
+    )
 
 
 @pytest.mark.parametrize("metric", ["eval/loss", "eval/token_accuracy"])
@@ -162,17 +175,39 @@ def test_one_run_of_each_is_ranked_and_not_compared(example: Example, metric: st
     example.waiting(["optimizer.lr=0.004"], seed=1)
     made = report(example.sweep.path, metric=metric)
     assert [table.name for table in tables(made)] == ["arms", "configs", "unfinished"]
-    assert [line[0] for line in tables(made)[0].lines] == ["lr=0.002", "lr=0.001", "lr=0.003", "lr=0.004"]
+    assert [line[0] for line in tables(made)[0].lines] == [
+        "lr=0.002",
+        "lr=0.001",
+        "lr=0.003",
+        "lr=0.004",
+    ]
     assert (tables(made)[0].heads, notes(made)[0][-9:]) == (("arm", "done", "value"), "s better.")
     assert tables(made)[1].heads[1] == "differs from lr=0.002, the best, in"
     assert tables(made)[1].lines[0] == ("lr=0.001", "optimizer.lr: 0.002 → 0.001")
     assert [one["difference"] for one in page_data(made)["arms"]] == [None] * 4
-    assert [(row["baseline"], row["difference"], row["target"]) for row in arm_rows(made)] == [(False, None, None)] * 4
+    assert [(row["baseline"], row["difference"], row["target"]) for row in arm_rows(made)] == [
+        (False, None, None)
+    ] * 4
     asked = tables(report(example.sweep.path, metric=metric, reach=0.1 if made.higher else 9.0))
-    assert [line[:2] for line in asked[1].lines] == [("lr=0.002", "1 of 1"), ("lr=0.001", "1 of 1"), ("lr=0.003", "1 of 1")]
+    assert [line[:2] for line in asked[1].lines] == [
+        ("lr=0.002", "1 of 1"),
+        ("lr=0.001", "1 of 1"),
+        ("lr=0.003", "1 of 1"),
+    ]
     compared = tables(report(example.sweep.path, metric=metric, baseline="lr=0.001"))
-    assert [table.name for table in compared] == ["arms", "differences", "reach", "configs", "unfinished"]
-    assert [line[0] for line in compared[0].lines] == ["lr=0.001 (baseline)", "lr=0.002", "lr=0.003", "lr=0.004"]
+    assert [table.name for table in compared] == [
+        "arms",
+        "differences",
+        "reach",
+        "configs",
+        "unfinished",
+    ]
+    assert [line[0] for line in compared[0].lines] == [
+        "lr=0.001 (baseline)",
+        "lr=0.002",
+        "lr=0.003",
+        "lr=0.004",
+    ]
 
 
 def test_of_many_arms_the_best_are_ranked(example: Example) -> None:
@@ -187,7 +222,9 @@ def test_of_many_arms_the_best_are_ranked(example: Example) -> None:
     assert first.notes[0] == "The best 2 of 7 arms; all of them: --top 7, or arms.csv (--csv FILE)."
     assert configs.notes == first.notes[:1]
     assert [line[3] for line in left.lines] == ["failed", "partial"]
-    assert left.notes == ["2 of 3 runs, those that failed first; all of them: --top 3, or runs.csv (--runs-csv FILE)."]
+    assert left.notes == [
+        "2 of 3 runs, those that failed first; all of them: --top 3, or runs.csv (--runs-csv FILE)."
+    ]
     assert len(tables(made)[2].lines) == 3
     assert runs_table(made, 2).notes == ["The first 2 of 7 runs; runs.csv has all."]
     assert len(arm_rows(made)) == 7
@@ -200,9 +237,20 @@ def test_of_many_arms_the_best_are_compared(example: Example) -> None:
     made = report(example.sweep.path)
     assert [row.name for row in made.shown(3)] == [row.name for row in made.rows]
     found = {table.name: table for table in tables(made, 2)}
-    assert [line[0] for line in found["arms"].lines] == ["lr=0.001 (baseline)", "lr=0.003", "lr=0.004"]
-    assert [line[0] for line in found["differences"].lines] == [line[0] for line in found["configs"].lines] == ["lr=0.003", "lr=0.004"]
-    assert found["reach"].notes[0] == "The baseline and the best 2 of 3 other arms; all of them: --top 3, or arms.csv (--csv FILE)."
+    assert [line[0] for line in found["arms"].lines] == [
+        "lr=0.001 (baseline)",
+        "lr=0.003",
+        "lr=0.004",
+    ]
+    assert (
+        [line[0] for line in found["differences"].lines]
+        == [line[0] for line in found["configs"].lines]
+        == ["lr=0.003", "lr=0.004"]
+    )
+    assert (
+        found["reach"].notes[0]
+        == "The baseline and the best 2 of 3 other arms; all of them: --top 3, or arms.csv (--csv FILE)."
+    )
     assert "p (Holm) is corrected for 3 comparisons." in found["differences"].notes[-1]
 
 
@@ -212,7 +260,10 @@ def test_runs_that_did_not_train_as_long_are_said(example: Example) -> None:
     assert not [note for note in notes(report(example.sweep.path)) if "as long" in note]
     example.steps = 1200
     longer = example.done(["optimizer.lr=0.003"], seed=1).path / "result.json"
-    assert notes(report(example.sweep.path))[1] == "The runs did not all train as long: 20 to 1,200 steps."
+    assert (
+        notes(report(example.sweep.path))[1]
+        == "The runs did not all train as long: 20 to 1,200 steps."
+    )
     longer.write_text(longer.read_text().replace('"reason": "end"', '"reason": "patience"'))
     said = "The runs did not all train as long: 20 to 1,200 steps (1 ended by patience)."
     assert notes(report(example.sweep.path))[1] == said
@@ -222,8 +273,9 @@ def test_seeds_that_do_not_pair_are_said(example: Example) -> None:
     for rate, seeds in (("0.001", (1, 2, 3)), ("0.002", (4, 5, 6))):
         for seed in seeds:
             example.done([f"optimizer.lr={rate}"], seed=seed)
-    assert "Welch: too few seeds are common to pair by, so it is a t-test of unequal variances (ttest_ind)." in notes(
-        report(example.sweep.path)
+    assert (
+        "Welch: too few seeds are common to pair by, so it is a t-test of unequal variances (ttest_ind)."
+        in notes(report(example.sweep.path))
     )
 
 
@@ -232,14 +284,20 @@ def test_holm_is_said_for_several_arms(example: Example) -> None:
         for seed in (1, 2):
             example.done([f"optimizer.lr={rate}"], seed=seed)
     said = notes(report(example.sweep.path))
-    assert "p is two-sided; p (Holm) is corrected for 2 comparisons. The intervals are of 95 % each, uncorrected." in said
+    assert (
+        "p is two-sided; p (Holm) is corrected for 2 comparisons. The intervals are of 95 % each, uncorrected."
+        in said
+    )
 
 
 def test_a_baseline_without_a_run(example: Example) -> None:
     example.waiting(["optimizer.lr=0.001"], seed=1)
     example.done(["optimizer.lr=0.002"], seed=1)
     made = report(example.sweep.path, baseline="lr=0.001")
-    assert "The baseline lr=0.001 has no run that is done, so nothing is compared with it." in notes(made)
+    assert (
+        "The baseline lr=0.001 has no run that is done, so nothing is compared with it."
+        in notes(made)
+    )
     assert [table.name for table in tables(made)] == ["arms", "unfinished"]
     assert made.target is None
 
@@ -251,7 +309,10 @@ def test_a_run_without_a_value(example: Example) -> None:
     )
     table = tables(report(example.sweep.path))[-1]
     assert table.lines == [("001", "sweep", "2", "done", "it has no value of eval/loss")]
-    assert headline(report(example.sweep.path))[0] == "2 runs in 1 arm: 2 done; 1 of those done without a value of eval/loss."
+    assert (
+        headline(report(example.sweep.path))[0]
+        == "2 runs in 1 arm: 2 done; 1 of those done without a value of eval/loss."
+    )
     assert notes(report(example.sweep.path))[1:3] == [
         "1 run is done without a value of eval/loss, which does not count here.",
         "One run gives no deviation and no interval.",
@@ -270,7 +331,9 @@ def test_a_run_whose_config_is_damaged(example: Example) -> None:
 def test_a_cluster_that_does_not_answer(sweep: Path) -> None:
     made = report(sweep)
     made = replace(made, source=replace(made.source, silent="squeue timed out"))
-    assert tables(made)[-1].notes == ["Slurm does not answer, so its jobs are shown as their directories have them: squeue timed out"]
+    assert tables(made)[-1].notes == [
+        "Slurm does not answer, so its jobs are shown as their directories have them: squeue timed out"
+    ]
 
 
 def test_the_best_arm_is_found_among_the_same_seeds(example: Example) -> None:
@@ -285,7 +348,10 @@ def test_the_best_arm_is_found_among_the_same_seeds(example: Example) -> None:
 
 
 def test_verdicts_of_many_arms(sweep: Path) -> None:
-    assert headline(report(sweep, baseline="lr=0.002"))[2] == "Against lr=0.002, at 5 %: lr=0.001 is worse."
+    assert (
+        headline(report(sweep, baseline="lr=0.002"))[2]
+        == "Against lr=0.002, at 5 %: lr=0.001 is worse."
+    )
     assert headline(report(sweep, metric="eval/token_accuracy"))[1:] == [
         "Best eval/token_accuracy: 0.182308, lr=0.002.",
         "Against lr=0.001, at 5 %: lr=0.002 is better.",
@@ -305,11 +371,34 @@ def test_verdicts_of_many_arms(sweep: Path) -> None:
         ([0.0], [0.0], 0.0, "0.00"),
     ],
 )
-def test_decimals_follow_the_spread(spreads: list[float], values: list[float], value: float, text: str) -> None:
+def test_decimals_follow_the_spread(
+    spreads: list[float], values: list[float], value: float, text: str
+) -> None:
     assert Decimals.of(spreads, values).number(value) == text
 
 
 def test_counts_durations_and_p_values() -> None:
-    assert [count(n) for n in (0, 950, 1234, 1_638_400, 2.5e9, None)] == ["0", "950", "1.23k", "1.64M", "2.5B", "–"]
-    assert [duration(s) for s in (0.4, 48.0, 130.0, 9000.0, 3e5, None)] == ["0.4 s", "48 s", "2.17 min", "2.5 h", "3.47 d", "–"]
-    assert [p_value(p) for p in (0.00001, 0.00123, 0.0456, 0.5, 1.0, None)] == ["<0.0001", "0.0012", "0.046", "0.50", "1.00", "–"]
+    assert [count(n) for n in (0, 950, 1234, 1_638_400, 2.5e9, None)] == [
+        "0",
+        "950",
+        "1.23k",
+        "1.64M",
+        "2.5B",
+        "–",
+    ]
+    assert [duration(s) for s in (0.4, 48.0, 130.0, 9000.0, 3e5, None)] == [
+        "0.4 s",
+        "48 s",
+        "2.17 min",
+        "2.5 h",
+        "3.47 d",
+        "–",
+    ]
+    assert [p_value(p) for p in (0.00001, 0.00123, 0.0456, 0.5, 1.0, None)] == [
+        "<0.0001",
+        "0.0012",
+        "0.046",
+        "0.50",
+        "1.00",
+        "–",
+    ]

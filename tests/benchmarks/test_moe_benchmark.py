@@ -27,7 +27,9 @@ def flops(layer: torch.nn.Module) -> int:
 def test_a_dense_layer_has_the_flops_of_the_experts_that_a_token_meets() -> None:
     router = 6 * CASE.tokens * CASE.dim * CASE.experts
     assert flops(dense(CASE, DEVICE)) == CASE.flops
-    assert flops(experts(CASE, "capacity 1", DEVICE)) == CASE.flops + router  # as many rows as there are assignments
+    assert (
+        flops(experts(CASE, "capacity 1", DEVICE)) == CASE.flops + router
+    )  # as many rows as there are assignments
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -37,11 +39,15 @@ def test_the_pieces_make_the_layer(kernel: str) -> None:
     routed = layer.router(flat)
     found, rows = moe.places(layer, routed.experts, len(x))
     products = moe.run(layer, moe.there(flat, found, rows), found, rows)
-    torch.testing.assert_close(moe.back(products, routed.weights, found, rows), layer(x).flatten(0, 1), rtol=0, atol=0)
+    torch.testing.assert_close(
+        moe.back(products, routed.weights, found, rows), layer(x).flatten(0, 1), rtol=0, atol=0
+    )
 
 
 def test_sizes_divide_over_sequences_and_ranks() -> None:
-    assert not [case for case in [*SMALL, *CPU, *CUDA] if case.tokens % case.sequences or case.experts % 2]
+    assert not [
+        case for case in [*SMALL, *CPU, *CUDA] if case.tokens % case.sequences or case.experts % 2
+    ]
 
 
 @pytest.mark.slow
@@ -58,8 +64,12 @@ def test_small_form() -> None:
         assert float(row["of dense"].rstrip("x")) == pytest.approx(ratio, rel=0.1)
         assert 0 < float(row["fastest"]) <= float(row["ms"])
     for row in pieces:
-        router, permute, products = (float(row[f"{name}, ms"]) for name in ("router", "permute", "experts"))
-        assert percent(row["router + permute"]) == pytest.approx((router + permute) / (router + permute + products), abs=0.05)
+        router, permute, products = (
+            float(row[f"{name}, ms"]) for name in ("router", "permute", "experts")
+        )
+        assert percent(row["router + permute"]) == pytest.approx(
+            (router + permute) / (router + permute + products), abs=0.05
+        )
     assert {row["layer"]: row["dropped"] for row in layers if row["dropped"]} == {
         "capacity 1.25": f"{dropped(1.25):.1%}",
         "capacity 1": f"{dropped(1.0):.1%}",
@@ -85,7 +95,11 @@ def tables(page: str) -> list[list[dict[str, str]]]:
     """The tables of a Markdown page: rows by column name."""
     found = []
     for block in page.split("\n\n"):
-        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if line.startswith("|")]
+        lines = [
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in block.splitlines()
+            if line.startswith("|")
+        ]
         if lines:
             found.append([dict(zip(lines[0], line, strict=True)) for line in lines[2:]])
     return found

@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Sequence
 
 OVERRIDE = re.compile(r"(\+?[a-z_]+[\w.]*=.+|~[a-z_]+[\w.]*)")
-OWN = re.compile(r"\.\.\.|[=/\[]my[./]|[=:]mypkg\.Mine|corpus/|START|LOW|\(a, b\)|\bgroup=|\bkey=|-m\b")
+OWN = re.compile(
+    r"\.\.\.|[=/\[]my[./]|[=:]mypkg\.Mine|corpus/|START|LOW|\(a, b\)|\bgroup=|\bkey=|-m\b"
+)
 """What stands for something of the user's own, or is no single run."""
 
 

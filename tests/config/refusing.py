@@ -49,7 +49,10 @@ def resolved(
     as_point: as a sweep does for its points, which is as good (test_compose_many.py) and takes a tenth of the time.
     """
     devices = Devices(gpus=gpus, source="the test", memory=memory, torch=torch)
-    with patch.object(resolving, "find_devices", lambda: devices), patch.object(rules_layout, "device_memory", lambda _: 16 << 30):
+    with (
+        patch.object(resolving, "find_devices", lambda: devices),
+        patch.object(rules_layout, "device_memory", lambda _: 16 << 30),
+    ):
         if as_point:
             return _as_point(overrides, world_size)
         return cli.resolved(list(overrides), config_dirs, world_size=world_size)[1]
@@ -58,7 +61,9 @@ def resolved(
 def _as_point(overrides: Sequence[str], world_size: int | None) -> Resolution:
     composition, config = COMPOSER(overrides)
     known = tuple(composition.problems)
-    return resolving.resolve(config, known=known, origin=lambda key: origin(composition, key), world_size=world_size)
+    return resolving.resolve(
+        config, known=known, origin=lambda key: origin(composition, key), world_size=world_size
+    )
 
 
 def problems(overrides: Sequence[str] = (), **where: Any) -> list[Problem]:

@@ -291,7 +291,13 @@ CASES = [
         "check the path; it is relative to where you are",
         "data=text data.path=\"'{tmp}/*.txt'\"",
     ),
-    Case("run.device", "run.device=cuda", "no GPU can be used here (the test).", "run.device=cpu", "run.device=cpu"),
+    Case(
+        "run.device",
+        "run.device=cuda",
+        "no GPU can be used here (the test).",
+        "run.device=cpu",
+        "run.device=cpu",
+    ),
     Case(
         "run.inline",
         "run.inline=true run.num_processes=2",

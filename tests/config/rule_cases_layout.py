@@ -146,7 +146,13 @@ LAYOUT_CASES = [
             ("cp_load_balance", "false", "true", "with parallel.cp=1", "parallel.cp=2"),
             ("cpu_offload", "true", "false", "on one rank in fp32", "parallel.dp_shard=2"),
             ("nccl_timeout_sec", "60", "1800", "on one rank", "parallel.dp_shard=2"),
-            ("reshard_after_forward", "always", "auto", "on one rank in fp32", "parallel.dp_shard=2"),
+            (
+                "reshard_after_forward",
+                "always",
+                "auto",
+                "on one rank in fp32",
+                "parallel.dp_shard=2",
+            ),
             (
                 "reduce_gradients",
                 "micro_batch",

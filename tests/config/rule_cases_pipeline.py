@@ -157,5 +157,8 @@ PIPELINE_CASES = [
     ),
 ]
 PIPELINE_CASES = [
-    case._replace(**{k: f"model.tie_embeddings=false {getattr(case, k)}" for k in ("breaks", "keeps")}) for case in PIPELINE_CASES
+    case._replace(
+        **{k: f"model.tie_embeddings=false {getattr(case, k)}" for k in ("breaks", "keeps")}
+    )
+    for case in PIPELINE_CASES
 ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from rule_cases import Case
 
-ROOT, DIR = (f"run.{value}, or a place that you may write in" for value in ("root=runs", "dir=null"))
+ROOT, DIR = (
+    f"run.{value}, or a place that you may write in" for value in ("root=runs", "dir=null")
+)
 
 PLACE_CASES = [
     Case(

@@ -24,10 +24,16 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("typed", [f'run.name="{BYTES}"', f"run.root={BYTES}", f"model={BYTES}", f"{BYTES}=1", BYTES])
+@pytest.mark.parametrize(
+    "typed", [f'run.name="{BYTES}"', f"run.root={BYTES}", f"model={BYTES}", f"{BYTES}=1", BYTES]
+)
 def test_bytes_that_are_no_text(typed: str):
     found = only([typed])
-    assert (found.key, found.what, found.fix) == (typed, "it has bytes that are no UTF-8 text.", "write it in UTF-8")
+    assert (found.key, found.what, found.fix) == (
+        typed,
+        "it has bytes that are no UTF-8 text.",
+        "write it in UTF-8",
+    )
 
 
 def test_text_that_the_terminal_cannot_show(monkeypatch: pytest.MonkeyPatch):
@@ -45,21 +51,41 @@ def test_a_number_that_python_does_not_read(key: str):
 
 
 def test_an_integer_that_no_float_holds():
-    assert only([f"optimizer.lr={'9' * 400}"]).what == f"optimizer.lr is a number; '{'9' * 400}' is not."
+    assert (
+        only([f"optimizer.lr={'9' * 400}"]).what
+        == f"optimizer.lr is a number; '{'9' * 400}' is not."
+    )
 
 
-@pytest.mark.parametrize("typed", ["run.dir", "run.root", "data.cache_dir", "checkpoint.init_from", "checkpoint.resume_from", "data.path"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "run.dir",
+        "run.root",
+        "data.cache_dir",
+        "checkpoint.init_from",
+        "checkpoint.resume_from",
+        "data.path",
+    ],
+)
 def test_paths_longer_than_the_system_takes(typed: str):
     found = problems([*(["data=text"] if typed == "data.path" else []), f"{typed}={'x' * 5000}"])
     assert all(p.key.startswith(f"{typed}=") for p in found)
-    assert found or typed == "data.cache_dir", "the cache is made, or refused, when the data is prepared"
+    assert found or typed == "data.cache_dir", (
+        "the cache is made, or refused, when the data is prepared"
+    )
 
 
 def test_a_target_longer_than_the_system_takes():
-    assert only([f"optimizer._target_=forge.{'x' * 5000}.y"]).what == f"forge.{'x' * 5000}.y may not be built for optimizer."
+    assert (
+        only([f"optimizer._target_=forge.{'x' * 5000}.y"]).what
+        == f"forge.{'x' * 5000}.y may not be built for optimizer."
+    )
 
 
-@pytest.mark.parametrize("words", [["-cd", "~nobody_here"], ['hydra.searchpath=["~nobody_here/conf"]']])
+@pytest.mark.parametrize(
+    "words", [["-cd", "~nobody_here"], ['hydra.searchpath=["~nobody_here/conf"]']]
+)
 def test_the_home_of_nobody(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert check.main(words) == 2
     assert "there is no directory or package " in capsys.readouterr().err
@@ -71,13 +97,17 @@ def test_a_section_that_is_none(section: str, capsys: pytest.CaptureFixture[str]
     assert f"--package {section}\n     there is no such section." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("typed", ["model=tiny/../small", "model=../model/tiny", "experiment=../data/text"])
+@pytest.mark.parametrize(
+    "typed", ["model=tiny/../small", "model=../model/tiny", "experiment=../data/text"]
+)
 def test_a_choice_outside_its_group(typed: str):
     group, _, name = typed.partition("=")
     assert only([typed]).what == f"there is no {group} named '{name}'."
 
 
-@pytest.mark.parametrize("typed", ["run.root=file", "run.dir=file/x", "run.dir=''", f"run.dir=new/{'x' * 300}"])
+@pytest.mark.parametrize(
+    "typed", ["run.root=file", "run.dir=file/x", "run.dir=''", f"run.dir=new/{'x' * 300}"]
+)
 @pytest.mark.parametrize("verb", [forge.train, check])
 def test_a_place_where_no_run_can_be(typed: str, verb, capsys: pytest.CaptureFixture[str]):
     Path("file").touch()
@@ -86,7 +116,9 @@ def test_a_place_where_no_run_can_be(typed: str, verb, capsys: pytest.CaptureFix
     assert os.listdir() == ["file"]
 
 
-def test_a_directory_that_fails_halfway_is_taken_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_a_directory_that_fails_halfway_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -112,7 +144,9 @@ def test_home_in_the_place_of_the_runs(monkeypatch: pytest.MonkeyPatch):
     assert resolved(['run.root="a~b"']).config.run.root == "a~b"
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "- 1\n", "\x00", "run: 3\n", "a: !!python/object:os.x {}\n"])
+@pytest.mark.parametrize(
+    "text", ["", "a: [", "- 1\n", "\x00", "run: 3\n", "a: !!python/object:os.x {}\n"]
+)
 def test_a_run_whose_config_is_damaged(text: str):
     Path("run").mkdir()
     Path("run", "config.yaml").write_text(text)
@@ -127,11 +161,16 @@ def test_a_number_that_is_no_truth(value: str):
 
 
 def test_numbers_that_are():
-    assert (resolved(["run.inline=1"]).config.run.inline, resolved(["run.inline=0"]).config.run.inline) == (True, False)
+    assert (
+        resolved(["run.inline=1"]).config.run.inline,
+        resolved(["run.inline=0"]).config.run.inline,
+    ) == (True, False)
 
 
 @pytest.mark.parametrize("verb", [forge.train, check, explain])
-def test_a_working_directory_that_is_gone(verb, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_working_directory_that_is_gone(
+    verb, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -153,7 +192,10 @@ def test_a_run_that_is_none(verb, name: str, capsys: pytest.CaptureFixture[str])
 
 def test_a_removal_is_no_key_to_explain(capsys: pytest.CaptureFixture[str]):
     assert explain.main(["seed", "~optimizer.lr"]) == 2
-    assert "~optimizer.lr   [command line]\n     an option cannot be removed." in capsys.readouterr().err
+    assert (
+        "~optimizer.lr   [command line]\n     an option cannot be removed."
+        in capsys.readouterr().err
+    )
 
 
 def test_wrong_keys_and_wrong_overrides_are_told_together(capsys: pytest.CaptureFixture[str]):

@@ -24,7 +24,9 @@ def test_every_option_with_an_awkward_value(value: str):
 @pytest.mark.parametrize("value", AWKWARD)
 def test_every_group_with_an_awkward_choice(value: str):
     groups = [*schemas.sections(), "experiment", "debug", "local", "schema", "hydra", "nothing"]
-    found = problems([f"{sign}{group}={value}" for group in groups for sign in ("", "+", "++", "~")])
+    found = problems(
+        [f"{sign}{group}={value}" for group in groups for sign in ("", "+", "++", "~")]
+    )
     assert found
     assert all(p.what and p.key for p in found)
 

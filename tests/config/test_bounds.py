@@ -18,7 +18,11 @@ from forge.config.resolve import get
 from forge.config.root import Config
 from forge.config.schemas import walk_options
 
-OPTIONS = [(key, schema, field) for key, _, schema, field in walk_options() if not field.name.startswith("_")]
+OPTIONS = [
+    (key, schema, field)
+    for key, _, schema, field in walk_options()
+    if not field.name.startswith("_")
+]
 
 
 def limits() -> Iterator[tuple[str, type[Section], dataclasses.Field, str, float, bool]]:
@@ -43,10 +47,14 @@ def with_value(schema: type[Section], field: dataclasses.Field, value: object) -
 
 
 def faults(key: str, schema: type[Section], field: dataclasses.Field, value: object):
-    return list(check_bounds(with_value(schema, field, value), f"{key.rpartition('.')[0]}.".lstrip(".")))
+    return list(
+        check_bounds(with_value(schema, field, value), f"{key.rpartition('.')[0]}.".lstrip("."))
+    )
 
 
-@pytest.mark.parametrize("limit", list(limits()), ids=lambda case: f"{case[0]} {case[1].__name__} {case[3]} {case[4]}")
+@pytest.mark.parametrize(
+    "limit", list(limits()), ids=lambda case: f"{case[0]} {case[1].__name__} {case[3]} {case[4]}"
+)
 def test_both_sides_of_every_bound(limit):
     key, schema, field, name, value, legal = limit
     found = faults(key, schema, field, value)
@@ -61,32 +69,56 @@ def test_both_sides_of_every_bound(limit):
     assert found[0].what.startswith(key)
     if found[0].fix:
         advised = found[0].fix.partition("=")[2]
-        assert faults(key, schema, field, float(advised) if "float" in str(field.type) else int(advised)) == []
+        assert (
+            faults(
+                key, schema, field, float(advised) if "float" in str(field.type) else int(advised)
+            )
+            == []
+        )
 
 
 def test_there_are_bounds_to_test():
     assert len(list(limits())) > 100
 
 
-@pytest.mark.parametrize(("key", "schema", "field"), [o for o in OPTIONS if o[2].metadata["choices"]], ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("key", "schema", "field"),
+    [o for o in OPTIONS if o[2].metadata["choices"]],
+    ids=lambda value: str(value)[:40],
+)
 def test_every_choice_and_no_other(key: str, schema: type[Section], field: dataclasses.Field):
     choices, or_number = field.metadata["choices"], field.type == "AutoInt"
-    assert default_of(field) in choices or or_number or (default_of(field) is None and str(field.type).endswith("| None"))
+    assert (
+        default_of(field) in choices
+        or or_number
+        or (default_of(field) is None and str(field.type).endswith("| None"))
+    )
     assert all(faults(key, schema, field, choice) == [] for choice in choices)
     (found,) = faults(key, schema, field, f"{choices[0]}x")
-    assert found.what == f"{key} {'must be an integer or' if or_number else 'is one of'} {', '.join(choices)}."
+    assert (
+        found.what
+        == f"{key} {'must be an integer or' if or_number else 'is one of'} {', '.join(choices)}."
+    )
     assert f"{key}={choices[0]}" in found.fix
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(("key", "schema", "field"), [o for o in OPTIONS if "float" in str(o[2].type)], ids=lambda v: str(v)[:30])
-def test_every_number_is_finite(key: str, schema: type[Section], field: dataclasses.Field, value: float):
+@pytest.mark.parametrize(
+    ("key", "schema", "field"),
+    [o for o in OPTIONS if "float" in str(o[2].type)],
+    ids=lambda v: str(v)[:30],
+)
+def test_every_number_is_finite(
+    key: str, schema: type[Section], field: dataclasses.Field, value: float
+):
     (found,) = faults(key, schema, field, value)
     assert found.what.endswith(" must be finite.")
 
 
 @pytest.mark.parametrize(("key", "schema", "field"), OPTIONS, ids=lambda value: str(value)[:40])
-def test_every_option_has_a_type_that_is_checked(key: str, schema: type[Section], field: dataclasses.Field):
+def test_every_option_has_a_type_that_is_checked(
+    key: str, schema: type[Section], field: dataclasses.Field
+):
     (found,) = faults(key, schema, field, {3: "no option has numbers for names"})
     assert found.rule == "type"
     assert found.option == key
@@ -152,7 +184,10 @@ def test_a_tuple_has_its_length(values: str):
 
 def test_the_element_out_of_bounds_is_named():
     (found,) = problems(["optimizer.betas=[0.9,1]"])
-    assert (found.key, found.what) == ("optimizer.betas[1]=1.0", "optimizer.betas[1] must be at least 0 and less than 1.")
+    assert (found.key, found.what) == (
+        "optimizer.betas[1]=1.0",
+        "optimizer.betas[1] must be at least 0 and less than 1.",
+    )
     assert found.where == "command line"
 
 
@@ -164,7 +199,10 @@ def test_a_size_beyond_all_hardware_is_refused(value: int):
 def test_the_example_is_the_bound_that_was_passed():
     assert problems(["scheduler.min_lr_ratio=2"])[0].fix == "for example scheduler.min_lr_ratio=1"
     assert problems(["scheduler.min_lr_ratio=-2"])[0].fix == "for example scheduler.min_lr_ratio=0"
-    assert problems(["tokenizer.vocab_size=20000000"])[0].fix == "for example tokenizer.vocab_size=16777216"
+    assert (
+        problems(["tokenizer.vocab_size=20000000"])[0].fix
+        == "for example tokenizer.vocab_size=16777216"
+    )
 
 
 def test_annotations_are_what_the_check_understands():
@@ -174,5 +212,9 @@ def test_annotations_are_what_the_check_understands():
         if typing.get_origin(hint) is dict:
             assert typing.get_args(hint) in ((str, typing.Any), (str, str), (str, list[str])), key
             continue
-        inner = [hint] if isinstance(hint, type) else [h for h in typing.get_args(hint) if h is not ...]
-        assert all(h in understood or (isinstance(h, type) and issubclass(h, Section)) for h in inner), key
+        inner = (
+            [hint] if isinstance(hint, type) else [h for h in typing.get_args(hint) if h is not ...]
+        )
+        assert all(
+            h in understood or (isinstance(h, type) and issubclass(h, Section)) for h in inner
+        ), key

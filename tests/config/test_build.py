@@ -83,7 +83,10 @@ def test_a_function_gets_keywords(mine: str):
 
 def test_runtime_arguments_that_a_target_does_not_take():
     said = refusal(SGDSection(), params=[], mesh=None, rank=0)
-    assert said == "optimizer._target_=torch.optim.SGD | SGD does not take mesh, rank. | give the section the options that its target takes"
+    assert (
+        said
+        == "optimizer._target_=torch.optim.SGD | SGD does not take mesh, rank. | give the section the options that its target takes"
+    )
 
 
 def test_arguments_that_are_missing():
@@ -115,21 +118,44 @@ def unfit(target: str) -> str:
         ("forge.diagnosis.ask.ask", unfit("forge.diagnosis.ask.ask")),
         ("forge.config.build.build", unfit("forge.config.build.build")),
         ("forge.models.decoder.Decoder", unfit("forge.models.decoder.Decoder")),
-        ("adamw", "'adamw' is not the path of a class or function. | such as forge.optim.adamw.adamw"),
+        (
+            "adamw",
+            "'adamw' is not the path of a class or function. | such as forge.optim.adamw.adamw",
+        ),
         ("", "'' is not the path of a class or function. | such as forge.optim.adamw.adamw"),
-        ("forge.../../x", "'forge.../../x' is not the path of a class or function. | such as forge.optim.adamw.adamw"),
-        ("forge.optim.adamw.adamv", "forge.optim.adamw.adamv may not be built for optimizer. | did you mean forge.optim.adamw.adamw?"),
-        ("torch.optim.SGDD", "torch.optim.SGDD cannot be imported: module 'torch.optim' has no attribute 'SGDD'. | check the path"),
+        (
+            "forge.../../x",
+            "'forge.../../x' is not the path of a class or function. | such as forge.optim.adamw.adamw",
+        ),
+        (
+            "forge.optim.adamw.adamv",
+            "forge.optim.adamw.adamv may not be built for optimizer. | did you mean forge.optim.adamw.adamw?",
+        ),
+        (
+            "torch.optim.SGDD",
+            "torch.optim.SGDD cannot be imported: module 'torch.optim' has no attribute 'SGDD'. | check the path",
+        ),
         ("torch.optim.nothing.X", "the package torch.optim has no 'nothing'. | check the path"),
-        ("torch.optim.SGD.load_state_dict", "the package torch.optim has no 'SGD'. | check the path"),
-        ("torch.optim.lr_scheduler", "torch.optim.lr_scheduler is not a class or function. | check the path"),
+        (
+            "torch.optim.SGD.load_state_dict",
+            "the package torch.optim has no 'SGD'. | check the path",
+        ),
+        (
+            "torch.optim.lr_scheduler",
+            "torch.optim.lr_scheduler is not a class or function. | check the path",
+        ),
         ("torch.optim.swa_utils.deepcopy", not_of_kind("torch.optim.swa_utils.deepcopy")),
         ("torch.optim.lr_scheduler.LambdaLR", not_of_kind("torch.optim.lr_scheduler.LambdaLR")),
-        ("torch.optim.optimizer._use_grad_for_differentiable", not_of_kind("torch.optim.optimizer._use_grad_for_differentiable")),
+        (
+            "torch.optim.optimizer._use_grad_for_differentiable",
+            not_of_kind("torch.optim.optimizer._use_grad_for_differentiable"),
+        ),
     ],
 )
 def test_targets_that_are_not_built(target: str, said: str):
-    assert refusal(SGDSection(_target_=target), params=[]) == f"optimizer._target_={target} | {said}"
+    assert (
+        refusal(SGDSection(_target_=target), params=[]) == f"optimizer._target_={target} | {said}"
+    )
 
 
 def test_nothing_is_imported_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch):
@@ -139,7 +165,9 @@ def test_nothing_is_imported_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_value_is_not_a_target(mine: str):
-    assert "is not a class or function" in refusal(SGDSection(_target_=f"{mine}.number"), trust=["mypkg."])
+    assert "is not a class or function" in refusal(
+        SGDSection(_target_=f"{mine}.number"), trust=["mypkg."]
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,22 +191,37 @@ FORGE = {
     "data": {"forge.data.corpus.python_source", "forge.data.corpus.text_files"},
     "objective": {"forge.objectives.pretrain.Pretrain"},
     "optimizer": {"forge.optim.adamw.adamw"},
-    "scheduler": {f"forge.optim.schedules.{name}" for name in ("none", "constant", "cosine", "linear", "wsd", "rex")},
+    "scheduler": {
+        f"forge.optim.schedules.{name}"
+        for name in ("none", "constant", "cosine", "linear", "wsd", "rex")
+    },
     "callbacks": set(),
     "trackers": set(),
     "launch": set(),
 }
-TORCH = {"model": ("torch.nn.", torch.nn.Module), "optimizer": ("torch.optim.", torch.optim.Optimizer)}
+TORCH = {
+    "model": ("torch.nn.", torch.nn.Module),
+    "optimizer": ("torch.optim.", torch.optim.Optimizer),
+}
 
 
 def callables(*packages: types.ModuleType) -> Iterator[str]:
     """The path of everything that can be called in the modules of these packages, whoever defined it."""
     names = [package.__name__ for package in packages]
     for package in packages:
-        names += [found.name for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", lambda _: None)]
+        names += [
+            found.name
+            for found in pkgutil.walk_packages(
+                package.__path__, f"{package.__name__}.", lambda _: None
+            )
+        ]
     for name in names:
         with contextlib.suppress(Exception):  # some of torch need what is not installed
-            yield from (f"{name}.{key}" for key, value in vars(importlib.import_module(name)).items() if callable(value))
+            yield from (
+                f"{name}.{key}"
+                for key, value in vars(importlib.import_module(name)).items()
+                if callable(value)
+            )
 
 
 def may_be_built(path: str, place: str) -> bool:
@@ -209,17 +252,24 @@ SCHEMAS = [
     (group, name, schema)
     for group, variants in schemas.SCHEMAS.items()
     for name, schema in variants.items()
-    if group not in ("launch", "sweeper")  # nothing is built of those: they say how runs are started
+    if group
+    not in ("launch", "sweeper")  # nothing is built of those: they say how runs are started
 ]
 
 
-@pytest.mark.parametrize(("group", "name", "schema"), SCHEMAS, ids=[f"{g}={n}" for g, n, _ in SCHEMAS])
+@pytest.mark.parametrize(
+    ("group", "name", "schema"), SCHEMAS, ids=[f"{g}={n}" for g, n, _ in SCHEMAS]
+)
 def test_the_target_of_every_schema_takes_it(group: str, name: str, schema: type[Section]):
     target = locate(schema()._target_, path=group)  # type: ignore[attr-defined]
     if takes_section(target):
         first = next(iter(inspect.signature(target).parameters.values()))
-        annotated = inspect.get_annotations(target.__init__ if inspect.isclass(target) else target, eval_str=True)[first.name]
-        assert issubclass(schema, annotated), f"{group}={name} gives a {schema.__name__} to a {annotated.__name__}"
+        annotated = inspect.get_annotations(
+            target.__init__ if inspect.isclass(target) else target, eval_str=True
+        )[first.name]
+        assert issubclass(schema, annotated), (
+            f"{group}={name} gives a {schema.__name__} to a {annotated.__name__}"
+        )
     else:
         fields = {f.name for f in dataclasses.fields(schema) if f.name != "_target_"}
         fault = signature_fault(target, fields)
@@ -240,13 +290,17 @@ def test_a_section_for_another_target_is_caught_before_it_is_called():
 def test_signatures_that_take_anything():
     assert signature_fault(lambda **anything: None, {"a", "b"}) is None
     assert signature_fault(lambda *values, a=1: None, {"a"}) is None
-    assert signature_fault(lambda a, b=2: None, {"b"}) == ("test_signatures_that_take_anything.<locals>.<lambda> also needs a.")
+    assert signature_fault(lambda a, b=2: None, {"b"}) == (
+        "test_signatures_that_take_anything.<locals>.<lambda> also needs a."
+    )
 
 
 class Tracking:
     """What an entry of a free dict builds."""
 
-    def __init__(self, run_dir: str, path: str, size: int = 3, *, names: list[str] | None = None) -> None:
+    def __init__(
+        self, run_dir: str, path: str, size: int = 3, *, names: list[str] | None = None
+    ) -> None:
         self.given = (run_dir, path, size, names)
 
     def log(self, step: int, values: dict[str, float]) -> None: ...
@@ -273,17 +327,36 @@ def test_an_entry_gives_its_values_as_keywords_in_plain_lists(tracking: str):
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"pahts": "x", "path": "y"}, ["trackers.t.pahts | Tracking does not take pahts. | did you mean trackers.t.path?"]),
-        ({"zzz": 1, "path": "y"}, ["trackers.t.zzz | Tracking does not take zzz. | it takes path, size, names"]),
+        (
+            {"pahts": "x", "path": "y"},
+            ["trackers.t.pahts | Tracking does not take pahts. | did you mean trackers.t.path?"],
+        ),
+        (
+            {"zzz": 1, "path": "y"},
+            ["trackers.t.zzz | Tracking does not take zzz. | it takes path, size, names"],
+        ),
         (
             {"zzz": 1, "yyy": 2},
-            [f"trackers.t.{name} | Tracking does not take {name}. | it takes path, size, names" for name in ("yyy", "zzz")],
+            [
+                f"trackers.t.{name} | Tracking does not take {name}. | it takes path, size, names"
+                for name in ("yyy", "zzz")
+            ],
         ),
-        ({}, ["trackers.t._target_=mypkg.parts.Tracking | Tracking also needs path. | +trackers.t.path=..."]),
-        ({"path": "y", "run_dir": "z"}, ["trackers.t.run_dir | run_dir is given by forge. | ~trackers.t.run_dir"]),
+        (
+            {},
+            [
+                "trackers.t._target_=mypkg.parts.Tracking | Tracking also needs path. | +trackers.t.path=..."
+            ],
+        ),
+        (
+            {"path": "y", "run_dir": "z"},
+            ["trackers.t.run_dir | run_dir is given by forge. | ~trackers.t.run_dir"],
+        ),
     ],
 )
-def test_an_entry_that_does_not_fit_is_refused_by_its_key(tracking: str, entry: dict, said: list[str]):
+def test_an_entry_that_does_not_fit_is_refused_by_its_key(
+    tracking: str, entry: dict, said: list[str]
+):
     with pytest.raises(ConfigError) as refused:
         of_entry({"_target_": tracking, **entry}, run_dir="d")
     assert [f"{p.key} | {p.what} | {p.fix}" for p in refused.value.problems] == said
@@ -295,17 +368,29 @@ def forbidden(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("place", ["callbacks", "trackers"])
 @pytest.mark.parametrize("name", ["takes_no_section", "TakesSection", "forbidden"])
-def test_an_entry_is_of_its_kind_before_it_is_called(mine: str, name: str, place: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_entry_is_of_its_kind_before_it_is_called(
+    mine: str, name: str, place: str, monkeypatch: pytest.MonkeyPatch
+):
     """Whatever a trusted package has besides: a file of somebody else's may name it."""
     monkeypatch.setattr(sys.modules[mine], "forbidden", forbidden, raising=False)
-    with pytest.raises(ConfigError, match=rf"mypkg\.parts\.{name} is no subclass of forge\.training\.") as refused:
-        build({"_target_": f"{mine}.{name}", "lr": 1.0, "momentum": 1.0}, path=f"{place}.x", trust=["mypkg."], scale=1)
+    with pytest.raises(
+        ConfigError, match=rf"mypkg\.parts\.{name} is no subclass of forge\.training\."
+    ) as refused:
+        build(
+            {"_target_": f"{mine}.{name}", "lr": 1.0, "momentum": 1.0},
+            path=f"{place}.x",
+            trust=["mypkg."],
+            scale=1,
+        )
     assert refused.value.problems[0].key == f"{place}.x._target_={mine}.{name}"
 
 
 def test_a_target_inside_an_entry_needs_trust_too(tracking: str):
     """The class may build it, as hydra.utils.instantiate does."""
-    inner = {"a": [{"_target_": "os.system", "command": "x"}], "b": {"_target_": "mypkg.parts.Tracking"}}
+    inner = {
+        "a": [{"_target_": "os.system", "command": "x"}],
+        "b": {"_target_": "mypkg.parts.Tracking"},
+    }
     with pytest.raises(ConfigError) as refused:
         of_entry({"_target_": tracking, "path": inner}, run_dir="d")
     said = "trackers.t.path.a.0._target_=os.system | os.system is under no trusted prefix. | if you trust it: run.trust=[os.]"
@@ -313,15 +398,21 @@ def test_a_target_inside_an_entry_needs_trust_too(tracking: str):
 
 
 def test_a_target_that_does_not_take_what_forge_gives_is_refused(tracking: str):
-    with pytest.raises(ConfigError, match="Tracking does not take logger, which forge gives it") as refused:
+    with pytest.raises(
+        ConfigError, match="Tracking does not take logger, which forge gives it"
+    ) as refused:
         of_entry({"_target_": tracking, "path": "x"}, run_dir="d", logger=1)
     assert refused.value.problems[0].fix == "add the parameter logger"
 
 
-def test_a_module_that_raises_when_it_is_imported_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch):
+def test_a_module_that_raises_when_it_is_imported_is_named(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "raising9.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="importing raising9 fails: ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        ConfigError, match="importing raising9 fails: ZeroDivisionError: division by zero"
+    ):
         locate("raising9.Thing", path="model", trust=["raising9."])
     with pytest.raises(ConfigError, match="there is no package absent9") as refused:
         locate("absent9.things.Thing", path="model", trust=["absent9."])

@@ -8,14 +8,26 @@ from refusing import SMALL, problems
 
 TP = "must be divisible by parallel.tp"
 CASES = [
-    (0, "parallel.tp=3", [f"model.n_heads (4), the feed-forward width (256) and train.seq_len (32) {TP} (3)."], ["parallel.tp=2"]),
-    (1, "parallel.tp=3", [f"model.n_heads (4), the feed-forward width (256) and train.seq_len (32) {TP} (3)."], ["parallel.tp=1"]),
+    (
+        0,
+        "parallel.tp=3",
+        [f"model.n_heads (4), the feed-forward width (256) and train.seq_len (32) {TP} (3)."],
+        ["parallel.tp=2"],
+    ),
+    (
+        1,
+        "parallel.tp=3",
+        [f"model.n_heads (4), the feed-forward width (256) and train.seq_len (32) {TP} (3)."],
+        ["parallel.tp=1"],
+    ),
     (4, "parallel.tp=16", [f"model.n_heads (4) {TP} (16)."], ["parallel.tp=4"]),
     (4, "parallel=tp8", [f"model.n_heads (4) {TP} (8)."], ["parallel.tp=4"]),
     (
         4,
         "parallel.cp=3",
-        ["train.seq_len (32) must be divisible by 2 for parallel.cp_load_balance * parallel.cp (6)."],
+        [
+            "train.seq_len (32) must be divisible by 2 for parallel.cp_load_balance * parallel.cp (6)."
+        ],
         ["parallel.cp=2"],
     ),
     (
@@ -36,7 +48,12 @@ CASES = [
         ],
         ["parallel.tp=2", "parallel.pp=2 or model.n_layers=3"],
     ),
-    (8, "parallel.ep=3 model.moe.num_experts=8", ["model.moe.num_experts (8) must be divisible by parallel.ep (3)."], ["parallel.ep=2"]),
+    (
+        8,
+        "parallel.ep=3 model.moe.num_experts=8",
+        ["model.moe.num_experts (8) must be divisible by parallel.ep (3)."],
+        ["parallel.ep=2"],
+    ),
     (
         0,
         "parallel.tp=3 run.num_processes=4 parallel.dp_shard=1",
@@ -46,9 +63,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("gpus", "typed", "what", "fixes"), CASES, ids=[f"{typed} on {gpus} GPUs" for gpus, typed, *_ in CASES])
+@pytest.mark.parametrize(
+    ("gpus", "typed", "what", "fixes"),
+    CASES,
+    ids=[f"{typed} on {gpus} GPUs" for gpus, typed, *_ in CASES],
+)
 def test_problems_of_one_cause_are_one(gpus: int, typed: str, what: list[str], fixes: list[str]):
-    told = [*(text for text in SMALL if text not in ("run.device=cpu", "parallel=single")), *typed.split()]
+    told = [
+        *(text for text in SMALL if text not in ("run.device=cpu", "parallel=single")),
+        *typed.split(),
+    ]
     found = problems(told, gpus=gpus)
     assert ([p.what for p in found], [p.fix for p in found]) == (what, fixes)
     assert all(p.where == "command line" for p in found if "parallel=" not in typed)
@@ -58,4 +82,7 @@ def test_problems_of_one_cause_are_one(gpus: int, typed: str, what: list[str], f
 
 def test_a_degree_that_is_right_stays_beside_another_problem():
     found = problems([*SMALL, "parallel.tp=2", "train.seq_len=33", "optimizer.lr=-1"])
-    assert [(p.key, p.fix) for p in found] == [("train.seq_len=33", "train.seq_len=32"), ("optimizer.lr=-1.0", "")]
+    assert [(p.key, p.fix) for p in found] == [
+        ("train.seq_len=33", "train.seq_len=32"),
+        ("optimizer.lr=-1.0", ""),
+    ]

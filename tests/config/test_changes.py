@@ -20,13 +20,35 @@ from forge.config.sweeper import Optuna
 FREE = {
     "": ("callbacks", "trackers"),
     "checkpoint": (
-        *("async_mode", "enabled", "export_dtype", "interval", "interval_minutes", "keep_best", "keep_last_n", "last"),
+        *(
+            "async_mode",
+            "enabled",
+            "export_dtype",
+            "interval",
+            "interval_minutes",
+            "keep_best",
+            "keep_last_n",
+            "last",
+        ),
         "resume_from",
     ),
     "data": ("cache_dir", "num_workers", "pin_memory", "prefetch_factor"),
     "train": (
-        *("activation_checkpointing", "batch_size", "compile_backend", "compile_model", "grad_accum_steps", "max_bad_steps"),
-        *("max_epochs", "max_time", "nccl_health_check_interval", "recompute_every", "shutdown_timeout_sec"),
+        *(
+            "activation_checkpointing",
+            "batch_size",
+            "compile_backend",
+            "compile_model",
+            "grad_accum_steps",
+            "max_bad_steps",
+        ),
+        *(
+            "max_epochs",
+            "max_time",
+            "nccl_health_check_interval",
+            "recompute_every",
+            "shutdown_timeout_sec",
+        ),
     ),
 }
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "profiling", "run", "sweep", "sweeper"}
@@ -39,7 +61,10 @@ IDENTITY = {
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "scheduler", "tokenizer"}
 
 
-@pytest.mark.parametrize(("key", "schema", "field"), [pytest.param(k, s, f, id=f"{k} {v}") for k, v, s, f in schemas.walk_options()])
+@pytest.mark.parametrize(
+    ("key", "schema", "field"),
+    [pytest.param(k, s, f, id=f"{k} {v}") for k, v, s, f in schemas.walk_options()],
+)
 def test_every_option_is_decided(key: str, schema: Any, field: Any) -> None:
     """An option that is new is put into one of the tables above."""
     group, _, name = key.partition(".") if "." in key else ("", "", key)
@@ -51,14 +76,26 @@ def test_every_option_is_decided(key: str, schema: Any, field: Any) -> None:
 
 def test_the_tables_name_options_only() -> None:
     options = {key for key, *_ in schemas.walk_options()}
-    named = {f"{group}.{name}".lstrip(".") for table in (FREE, IDENTITY) for group, names in table.items() for name in names}
+    named = {
+        f"{group}.{name}".lstrip(".")
+        for table in (FREE, IDENTITY)
+        for group, names in table.items()
+        for name in names
+    }
     assert named <= options
     assert {*FREE_AS_A_WHOLE, *IDENTITY_AS_A_WHOLE, *FREE} == {*schemas.sections(), ""}
 
 
 @pytest.fixture(scope="module")
 def before() -> Config:
-    return resolved([*SMALL, "scheduler=cosine", "run.trust=[mypkg.]", "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}]}"]).config
+    return resolved(
+        [
+            *SMALL,
+            "scheduler=cosine",
+            "run.trust=[mypkg.]",
+            "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}]}",
+        ]
+    ).config
 
 
 def with_values(config: Config, **values: Any) -> Config:
@@ -138,12 +175,21 @@ def test_where_a_run_lies_is_no_change(before: Config) -> None:
         ("tokenizer=file", "tokenizer", "forge.data.tokenizer.BPETokenizer", None),
     ],
 )
-def test_another_variant_is_one_change(before: Config, option: str, group: str, was: str, becomes: str | None, tmp_path: Path) -> None:
+def test_another_variant_is_one_change(
+    before: Config, option: str, group: str, was: str, becomes: str | None, tmp_path: Path
+) -> None:
     (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
     more = [f"tokenizer.path={tmp_path}/t.json"] if group == "tokenizer" else []
     small = [text for text in SMALL if group != "tokenizer" or not text.startswith("tokenizer.")]
     after = resolved(
-        [*small, "scheduler=cosine", option, *more, "run.trust=[mypkg.]", "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}]}"]
+        [
+            *small,
+            "scheduler=cosine",
+            option,
+            *more,
+            "run.trust=[mypkg.]",
+            "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}]}",
+        ]
     ).config
     (found,) = changes(before, after)
     assert (found.key, found.free) == (group, False)
@@ -164,7 +210,9 @@ def schedule(*options: str) -> Config:
     return resolved([*SMALL, *options]).config
 
 
-@pytest.mark.parametrize("option", ["scheduler=cosine", "scheduler=linear", "scheduler=wsd", "scheduler=rex"])
+@pytest.mark.parametrize(
+    "option", ["scheduler=cosine", "scheduler=linear", "scheduler=wsd", "scheduler=rex"]
+)
 def test_a_schedule_that_was_worked_out_follows_a_longer_run(option: str) -> None:
     shorter, longer = schedule(option), schedule(option, "train.max_steps=200")
     found = changes(shorter, longer)
@@ -172,11 +220,18 @@ def test_a_schedule_that_was_worked_out_follows_a_longer_run(option: str) -> Non
     assert all(c.free for c in found)
     back = changes(longer, shorter)
     assert {c.key for c in back} == {c.key for c in found}
-    assert [c.key for c in back if not c.free] == ["train.max_steps"], "one word of the user's is enough for a shorter run"
+    assert [c.key for c in back if not c.free] == ["train.max_steps"], (
+        "one word of the user's is enough for a shorter run"
+    )
 
 
 def test_a_part_that_was_worked_out_follows_too() -> None:
-    found = changes(*(schedule("scheduler=wsd", "scheduler.decay_steps=20", f"train.max_steps={n}") for n in (100, 200)))
+    found = changes(
+        *(
+            schedule("scheduler=wsd", "scheduler.decay_steps=20", f"train.max_steps={n}")
+            for n in (100, 200)
+        )
+    )
     assert {c.key: (c.before, c.after, c.free) for c in found} == {
         "train.max_steps": (100, 200, True),
         "scheduler.stable_steps": (70, 170, True),
@@ -187,17 +242,27 @@ def test_a_part_that_was_worked_out_follows_too() -> None:
 def test_a_schedule_that_was_given_does_not_change_freely(first: str, second: str) -> None:
     shorter = schedule("scheduler=cosine", f"scheduler.decay_steps={first}")
     longer = schedule("scheduler=cosine", f"scheduler.decay_steps={second}", "train.max_steps=200")
-    assert {c.key: c.free for c in changes(shorter, longer)} == {"train.max_steps": True, "scheduler.decay_steps": False}
+    assert {c.key: c.free for c in changes(shorter, longer)} == {
+        "train.max_steps": True,
+        "scheduler.decay_steps": False,
+    }
 
 
 def test_a_warm_up_that_was_worked_out_follows() -> None:
-    shorter, longer = (schedule("scheduler.warmup_steps=null", f"train.max_steps={n}") for n in (20, 100))
+    shorter, longer = (
+        schedule("scheduler.warmup_steps=null", f"train.max_steps={n}") for n in (20, 100)
+    )
     found = {c.key: (c.before, c.after, c.free) for c in changes(shorter, longer)}
     assert found["scheduler.warmup_steps"] == (2, 10, True)
 
 
 def test_nothing_else_of_a_schedule_follows() -> None:
-    longer = schedule("scheduler=cosine", "scheduler.warmup_steps=25", "scheduler.min_lr_ratio=0.3", "train.max_steps=200")
+    longer = schedule(
+        "scheduler=cosine",
+        "scheduler.warmup_steps=25",
+        "scheduler.min_lr_ratio=0.3",
+        "train.max_steps=200",
+    )
     free = {c.key: c.free for c in changes(schedule("scheduler=cosine"), longer)}
     assert (free["scheduler.warmup_steps"], free["scheduler.min_lr_ratio"]) == (False, False)
 
@@ -205,7 +270,10 @@ def test_nothing_else_of_a_schedule_follows() -> None:
 def test_without_another_horizon_no_part_of_a_schedule_follows() -> None:
     """Both are what could have been worked out, each from the other part."""
     a, b = (schedule("scheduler=wsd", f"scheduler.decay_steps={n}") for n in (20, 30))
-    assert {c.key: c.free for c in changes(a, b)} == {"scheduler.decay_steps": False, "scheduler.stable_steps": False}
+    assert {c.key: c.free for c in changes(a, b)} == {
+        "scheduler.decay_steps": False,
+        "scheduler.stable_steps": False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -227,4 +295,14 @@ def test_permitted(key: str, allowed: tuple[str, ...], yes: bool) -> None:
 
 def test_values_are_shown_as_they_are_typed() -> None:
     values = [True, False, None, 3, 0.003, "a b", (0.9, 0.95), ["x", None], ()]
-    assert [shown(value) for value in values] == ["true", "false", "null", "3", "0.003", "a b", "[0.9,0.95]", "[x,null]", "[]"]
+    assert [shown(value) for value in values] == [
+        "true",
+        "false",
+        "null",
+        "3",
+        "0.003",
+        "a b",
+        "[0.9,0.95]",
+        "[x,null]",
+        "[]",
+    ]

@@ -22,7 +22,13 @@ from forge.config.world import CPU_BUILD, Devices, World
 GPU_BUILD = Devices(gpus=0, source="no NVIDIA driver", torch=(2, 11))
 
 
-def world(launch: dict[str, Any], parallel: dict[str, Any], run: dict[str, Any] | None = None, here: Devices = GPU_BUILD, **environ: str):
+def world(
+    launch: dict[str, Any],
+    parallel: dict[str, Any],
+    run: dict[str, Any] | None = None,
+    here: Devices = GPU_BUILD,
+    **environ: str,
+):
     config = Config(launch=Slurm(**launch), parallel=Parallel(**parallel), run=Run(**(run or {})))
     return cluster.world_of(config, here, environ)
 
@@ -30,17 +36,37 @@ def world(launch: dict[str, Any], parallel: dict[str, Any], run: dict[str, Any] 
 @pytest.mark.parametrize(
     ("launch", "parallel", "run", "size", "source"),
     [
-        ({"nodes": 2, "gpus_per_node": 4}, {"dp_shard": -1, "tp": 2}, {"num_processes": 3}, 3, "run.num_processes"),
+        (
+            {"nodes": 2, "gpus_per_node": 4},
+            {"dp_shard": -1, "tp": 2},
+            {"num_processes": 3},
+            3,
+            "run.num_processes",
+        ),
         ({"nodes": 2, "gpus_per_node": 4}, {"dp_shard": 2, "tp": 2}, {}, 4, "the parallel degrees"),
-        ({"nodes": 2, "gpus_per_node": 4}, {"dp_shard": -1}, {}, 8, "launch.nodes=2 * launch.gpus_per_node=4"),
-        ({"nodes": 2, "tasks_per_node": 3, "gpus_per_node": 3}, {"dp_shard": -1}, {}, 6, "launch.nodes=2 * launch.tasks_per_node=3"),
+        (
+            {"nodes": 2, "gpus_per_node": 4},
+            {"dp_shard": -1},
+            {},
+            8,
+            "launch.nodes=2 * launch.gpus_per_node=4",
+        ),
+        (
+            {"nodes": 2, "tasks_per_node": 3, "gpus_per_node": 3},
+            {"dp_shard": -1},
+            {},
+            6,
+            "launch.nodes=2 * launch.tasks_per_node=3",
+        ),
         ({"gpus_per_node": 4}, {"dp_shard": -1}, {}, 4, "launch.gpus_per_node=4, on one node"),
         ({"nodes": 2}, {"dp_shard": -1}, {}, 2, "the parallel degrees"),
         ({}, {"dp_shard": -1, "tp": 4}, {}, 4, "the parallel degrees"),
         ({}, {"dp_shard": -1}, {}, 1, "the parallel degrees"),
     ],
 )
-def test_the_number_of_ranks(launch: dict, parallel: dict, run: dict, size: int, source: str) -> None:
+def test_the_number_of_ranks(
+    launch: dict, parallel: dict, run: dict, size: int, source: str
+) -> None:
     found = world(launch, parallel, run)
     assert (found.size, found.source, found.remote, found.elsewhere) == (size, source, True, True)
 
@@ -68,7 +94,9 @@ def test_ranks_that_have_been_started_already_count() -> None:
 
 
 def test_the_mesh_of_a_run_on_the_gpus_of_nodes() -> None:
-    config = resolved(["launch=slurm", "launch.nodes=2", "launch.gpus_per_node=4", "parallel=tp2_fsdp"], gpus=0).config
+    config = resolved(
+        ["launch=slurm", "launch.nodes=2", "launch.gpus_per_node=4", "parallel=tp2_fsdp"], gpus=0
+    ).config
     assert (config.parallel.tp, config.parallel.dp_shard, config.run.device) == (2, 4, "cuda")
     assert (config.launch.gpus_per_node, config.launch.nodes) == (4, 2)
 
@@ -76,7 +104,9 @@ def test_the_mesh_of_a_run_on_the_gpus_of_nodes() -> None:
 def test_ranks_on_cpus_take_no_gpus() -> None:
     resolution = resolved(["launch=slurm", "run.device=cpu"])
     assert resolution.config.launch.gpus_per_node == 0
-    assert [d.why for d in resolution.derived if d.key == "launch.gpus_per_node"] == ["run.device=cpu"]
+    assert [d.why for d in resolution.derived if d.key == "launch.gpus_per_node"] == [
+        "run.device=cpu"
+    ]
 
 
 def test_a_large_model_is_no_matter_of_this_machines_memory() -> None:

@@ -11,7 +11,14 @@ from forge.config.compose import compose
 from forge.config.compose_many import Composer
 from forge.config.serialize import to_plain
 
-GROUPS = [["model=tiny"], ["model=small"], ["model=moe_tiny", "scheduler=cosine"], ["optimizer=adamw_large"], ["experiment=wsd"], []]
+GROUPS = [
+    ["model=tiny"],
+    ["model=small"],
+    ["model=moe_tiny", "scheduler=cosine"],
+    ["optimizer=adamw_large"],
+    ["experiment=wsd"],
+    [],
+]
 VALUES = [
     "optimizer.lr={}",
     "seed={}",
@@ -54,7 +61,11 @@ def same(composer: Composer, overrides: list[str], config_dirs: tuple[str, ...] 
 def points(count: int) -> list[list[str]]:
     draw = random.Random(0)
     return [
-        [*draw.choice(GROUPS), *(text.format(draw.randint(1, 9)) for text in draw.sample(VALUES, draw.randint(0, 6)))] for _ in range(count)
+        [
+            *draw.choice(GROUPS),
+            *(text.format(draw.randint(1, 9)) for text in draw.sample(VALUES, draw.randint(0, 6))),
+        ]
+        for _ in range(count)
     ]
 
 
@@ -81,7 +92,10 @@ def test_one_point_leaves_nothing_behind_for_the_next() -> None:
 
 def test_a_value_that_another_refers_to(write: Callable[[str, str], str]) -> None:
     """Such files are composed anew for each point."""
-    folder = write("experiment/mine.yaml", "# @package _global_\n# mine\ntrain:\n  max_steps: ${eval.interval}\n")
+    folder = write(
+        "experiment/mine.yaml",
+        "# @package _global_\n# mine\ntrain:\n  max_steps: ${eval.interval}\n",
+    )
     composer = Composer([folder])
     for interval in (7, 9):
         overrides = ["experiment=mine", f"eval.interval={interval}"]
@@ -90,7 +104,9 @@ def test_a_value_that_another_refers_to(write: Callable[[str, str], str]) -> Non
 
 
 def test_a_value_that_only_a_point_gives(write: Callable[[str, str], str]) -> None:
-    folder = write("experiment/mine.yaml", "# @package _global_\n# mine\ntrain:\n  max_steps: ???\n")
+    folder = write(
+        "experiment/mine.yaml", "# @package _global_\n# mine\ntrain:\n  max_steps: ???\n"
+    )
     composer = Composer([folder])
     same(composer, ["experiment=mine", "train.max_steps=5"], (folder,))
     same(composer, ["experiment=mine"], (folder,))

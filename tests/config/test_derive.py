@@ -43,32 +43,117 @@ def derived(overrides: list[str], **where) -> dict[str, tuple[object, str]]:
         ("precision=bf16", "precision.residual_dtype", "bf16", "precision.mixed_precision=bf16"),
         ("precision=fp16", "precision.residual_dtype", "fp32", "precision.mixed_precision=fp16"),
         ("parallel.pp=2", "parallel.reshard_after_forward", "never", "parallel.pp=2"),
-        ("parallel.pp_schedule=interleaved_1f1b", "parallel.pp_stages_per_rank", 1, "parallel.pp=1"),
+        (
+            "parallel.pp_schedule=interleaved_1f1b",
+            "parallel.pp_stages_per_rank",
+            1,
+            "parallel.pp=1",
+        ),
         ("", "parallel.pp_microbatches", 1, "parallel.pp=1"),
         ("parallel.pp=2", "parallel.pp_stages_per_rank", 1, "parallel.pp_schedule=1f1b"),
         *(
-            (f"{LOOPED} parallel.pp_schedule={name}", "parallel.pp_stages_per_rank", 2, f"parallel.pp_schedule={name}")
+            (
+                f"{LOOPED} parallel.pp_schedule={name}",
+                "parallel.pp_stages_per_rank",
+                2,
+                f"parallel.pp_schedule={name}",
+            )
             for name in ("interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble")
         ),
-        ("parallel.pp=2", "parallel.pp_microbatches", 2, "2 sequences a rank and step, parallel.pp=2"),
-        ("parallel.pp=2 train.batch_size=16", "parallel.pp_microbatches", 4, "16 sequences a rank and step, parallel.pp=2"),
-        ("parallel.pp=2 train.global_batch_size=12", "parallel.pp_microbatches", 6, "12 sequences a rank and step, parallel.pp=2"),
+        (
+            "parallel.pp=2",
+            "parallel.pp_microbatches",
+            2,
+            "2 sequences a rank and step, parallel.pp=2",
+        ),
+        (
+            "parallel.pp=2 train.batch_size=16",
+            "parallel.pp_microbatches",
+            4,
+            "16 sequences a rank and step, parallel.pp=2",
+        ),
+        (
+            "parallel.pp=2 train.global_batch_size=12",
+            "parallel.pp_microbatches",
+            6,
+            "12 sequences a rank and step, parallel.pp=2",
+        ),
         ("", "train.global_batch_size", 2, "2 a micro-batch * 1 micro-batches * 1 ranks"),
-        ("train.grad_accum_steps=3", "train.global_batch_size", 6, "2 a micro-batch * 3 micro-batches * 1 ranks"),
-        ("train.batch_size=-1", "train.global_batch_size", 4, "4 sequences, or one for each of 1 ranks"),
+        (
+            "train.grad_accum_steps=3",
+            "train.global_batch_size",
+            6,
+            "2 a micro-batch * 3 micro-batches * 1 ranks",
+        ),
+        (
+            "train.batch_size=-1",
+            "train.global_batch_size",
+            4,
+            "4 sequences, or one for each of 1 ranks",
+        ),
         ("train.batch_size=-1", "train.batch_size", 2, "at most 2, of 4 sequences a rank and step"),
-        ("train.batch_size=-1", "train.grad_accum_steps", 2, "4 sequences / (2 a micro-batch * 1 ranks)"),
-        ("train.batch_size=-1 parallel.dp_shard=2", "train.batch_size", 2, "at most 2, of 2 sequences a rank and step"),
-        ("train.batch_size=-1 parallel.dp_shard=8", "train.global_batch_size", 8, "4 sequences, or one for each of 8 ranks"),
-        ("train.batch_size=-1 train.global_batch_size=9", "train.batch_size", 1, "at most 2, of 9 sequences a rank and step"),
-        ("train.batch_size=-1 train.grad_accum_steps=3", "train.global_batch_size", 6, "2 a micro-batch * 3 micro-batches * 1 ranks"),
+        (
+            "train.batch_size=-1",
+            "train.grad_accum_steps",
+            2,
+            "4 sequences / (2 a micro-batch * 1 ranks)",
+        ),
+        (
+            "train.batch_size=-1 parallel.dp_shard=2",
+            "train.batch_size",
+            2,
+            "at most 2, of 2 sequences a rank and step",
+        ),
+        (
+            "train.batch_size=-1 parallel.dp_shard=8",
+            "train.global_batch_size",
+            8,
+            "4 sequences, or one for each of 8 ranks",
+        ),
+        (
+            "train.batch_size=-1 train.global_batch_size=9",
+            "train.batch_size",
+            1,
+            "at most 2, of 9 sequences a rank and step",
+        ),
+        (
+            "train.batch_size=-1 train.grad_accum_steps=3",
+            "train.global_batch_size",
+            6,
+            "2 a micro-batch * 3 micro-batches * 1 ranks",
+        ),
         ("", "train.global_batch_tokens", 64, "2 sequences * 32 tokens"),
-        ("train.global_batch_size=10", "train.grad_accum_steps", 5, "10 sequences / (2 a micro-batch * 1 ranks)"),
-        ("train.global_batch_size=10", "train.global_batch_tokens", 320, "10 sequences * 32 tokens"),
-        ("train.global_batch_tokens=320", "train.global_batch_size", 10, "320 tokens / 32 a sequence"),
-        ("train.global_batch_tokens=320", "train.grad_accum_steps", 5, "10 sequences / (2 a micro-batch * 1 ranks)"),
+        (
+            "train.global_batch_size=10",
+            "train.grad_accum_steps",
+            5,
+            "10 sequences / (2 a micro-batch * 1 ranks)",
+        ),
+        (
+            "train.global_batch_size=10",
+            "train.global_batch_tokens",
+            320,
+            "10 sequences * 32 tokens",
+        ),
+        (
+            "train.global_batch_tokens=320",
+            "train.global_batch_size",
+            10,
+            "320 tokens / 32 a sequence",
+        ),
+        (
+            "train.global_batch_tokens=320",
+            "train.grad_accum_steps",
+            5,
+            "10 sequences / (2 a micro-batch * 1 ranks)",
+        ),
         ("", "scheduler.decay_steps", 90, "train.max_steps=100 - scheduler.warmup_steps=10"),
-        ("scheduler.warmup_steps=null", "scheduler.warmup_steps", 10, "a tenth, at most 40, of train.max_steps=100"),
+        (
+            "scheduler.warmup_steps=null",
+            "scheduler.warmup_steps",
+            10,
+            "a tenth, at most 40, of train.max_steps=100",
+        ),
         (
             "scheduler.warmup_steps=null train.max_steps=401",
             "scheduler.warmup_steps",
@@ -81,8 +166,18 @@ def derived(overrides: list[str], **where) -> dict[str, tuple[object, str]]:
             0,
             "a tenth, at most 40, of train.max_steps=9",
         ),
-        ("scheduler=linear scheduler.warmup_steps=100", "scheduler.decay_steps", 1, "train.max_steps=100 - scheduler.warmup_steps=100"),
-        ("scheduler=wsd scheduler.warmup_steps=10", "scheduler.decay_steps", 20, "a fifth of train.max_steps=100"),
+        (
+            "scheduler=linear scheduler.warmup_steps=100",
+            "scheduler.decay_steps",
+            1,
+            "train.max_steps=100 - scheduler.warmup_steps=100",
+        ),
+        (
+            "scheduler=wsd scheduler.warmup_steps=10",
+            "scheduler.decay_steps",
+            20,
+            "a fifth of train.max_steps=100",
+        ),
         (
             "scheduler=wsd scheduler.warmup_steps=10",
             "scheduler.stable_steps",
@@ -115,26 +210,54 @@ def test_a_derived_value_and_its_reason(overrides: str, key: str, value: object,
 
 def test_time_is_saved_where_there_is_memory_for_it():
     """Replicas keep their 16-bit weights, and gradients of several micro-batches add up unreduced, or not."""
-    llama, twice = ["model=llama7b", "precision=bf16", "train.batch_size=1"], "train.grad_accum_steps=2"
+    llama, twice = (
+        ["model=llama7b", "precision=bf16", "train.batch_size=1"],
+        "train.grad_accum_steps=2",
+    )
     for layout, gib, reshard, reduce in [
         ("parallel.dp_replicate=16", 400, "never", "step"),
         ("parallel.dp_replicate=16", 120, "always", "micro_batch"),
         ("parallel.dp_shard=16", 80, "always", "step"),
         ("parallel.dp_shard=16", 30, "always", "micro_batch"),
     ]:
-        parallel = resolved([*llama, layout, twice, "run.device=cuda"], gpus=16, memory=gib << 30).config.parallel
-        assert (parallel.reshard_after_forward, parallel.reduce_gradients) == (reshard, reduce), (layout, gib)
+        parallel = resolved(
+            [*llama, layout, twice, "run.device=cuda"], gpus=16, memory=gib << 30
+        ).config.parallel
+        assert (parallel.reshard_after_forward, parallel.reduce_gradients) == (reshard, reduce), (
+            layout,
+            gib,
+        )
     found = {
         d.key: (d.value, d.why)
-        for d in resolved([*llama, "parallel.dp_shard=16", twice, "run.device=cuda"], gpus=16, memory=30 << 30).derived
+        for d in resolved(
+            [*llama, "parallel.dp_shard=16", twice, "run.device=cuda"], gpus=16, memory=30 << 30
+        ).derived
     }
-    assert re.fullmatch(r"reduce_gradients=step needs [\d.]+ GiB, and a device has 30.0 GiB", found["parallel.reduce_gradients"][1])
+    assert re.fullmatch(
+        r"reduce_gradients=step needs [\d.]+ GiB, and a device has 30.0 GiB",
+        found["parallel.reduce_gradients"][1],
+    )
 
 
 def test_what_is_given_is_not_worked_out():
-    given = ["model.n_kv_heads=2", "model.gated_mlp=false", "model.ffn_hidden_dim=96", "scheduler.decay_steps=90", "run.num_processes=1"]
-    given += ["precision=fp32", "train.global_batch_size=2", "train.global_batch_tokens=64", "run.objective=eval/loss"]
-    given += ["precision.residual_dtype=fp32", "parallel.reduce_gradients=step", "parallel.reshard_after_forward=never"]
+    given = [
+        "model.n_kv_heads=2",
+        "model.gated_mlp=false",
+        "model.ffn_hidden_dim=96",
+        "scheduler.decay_steps=90",
+        "run.num_processes=1",
+    ]
+    given += [
+        "precision=fp32",
+        "train.global_batch_size=2",
+        "train.global_batch_tokens=64",
+        "run.objective=eval/loss",
+    ]
+    given += [
+        "precision.residual_dtype=fp32",
+        "parallel.reduce_gradients=step",
+        "parallel.reshard_after_forward=never",
+    ]
     given += ["parallel.pp_stages_per_rank=1", "parallel.pp_microbatches=1"]
     assert derived(given) == {}
 
@@ -148,7 +271,9 @@ def test_the_feed_forward_width_is_kempnerforges(dim: int, multiplier: float):
 
 
 def test_published_widths():
-    assert [resolved([f"model={name}"]).config.model.ffn_hidden_dim for name in ("llama7b", "llama13b")] == [11008, 13824]
+    assert [
+        resolved([f"model={name}"]).config.model.ffn_hidden_dim for name in ("llama7b", "llama13b")
+    ] == [11008, 13824]
 
 
 def test_fsdp_takes_what_the_other_degrees_leave():
@@ -157,16 +282,33 @@ def test_fsdp_takes_what_the_other_degrees_leave():
 
 
 def test_the_arithmetic_of_a_layout_that_does_not_fit():
-    config = compose.config([*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.cp=3", "train.seq_len=36"])
+    config = compose.config(
+        [*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.cp=3", "train.seq_len=36"]
+    )
     with pytest.raises(ConfigError) as refused:
         config.validate(world_size=8)
-    assert "dp_replicate=1 * dp_shard=1 * tp=2 * pp=1 * cp=3 * ep=1 = 6, and there are 8 ranks (from the caller)." in str(refused.value)
+    assert (
+        "dp_replicate=1 * dp_shard=1 * tp=2 * pp=1 * cp=3 * ep=1 = 6, and there are 8 ranks (from the caller)."
+        in str(refused.value)
+    )
 
 
 def test_every_rank_that_draws_its_own_data_counts():
-    overrides = [*SMALL, "parallel.dp_shard=2", "parallel.dp_replicate=3", "parallel.ep=5", "parallel.tp=2", "train.global_batch_size=59"]
-    (found,) = [p for p in problems(overrides, world_size=60) if p.rule == "train.global_batch_size"]
-    assert found.what == "train.global_batch_size (59) is not a multiple of train.batch_size (2) * 30 ranks = 60."
+    overrides = [
+        *SMALL,
+        "parallel.dp_shard=2",
+        "parallel.dp_replicate=3",
+        "parallel.ep=5",
+        "parallel.tp=2",
+        "train.global_batch_size=59",
+    ]
+    (found,) = [
+        p for p in problems(overrides, world_size=60) if p.rule == "train.global_batch_size"
+    ]
+    assert (
+        found.what
+        == "train.global_batch_size (59) is not a multiple of train.batch_size (2) * 30 ranks = 60."
+    )
     assert found.fix == "train.global_batch_size=60"
 
 
@@ -184,12 +326,20 @@ def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert found["data.cache_dir"][0] == os.path.expanduser("~/cache")
 
 
-def test_a_directory_with_a_tokenizer_is_a_path_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_directory_with_a_tokenizer_is_a_path_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 7}}}')
     monkeypatch.chdir(tmp_path)
-    found = {one.key: (one.value, one.why) for one in resolved(["tokenizer=file", "tokenizer.path=mine"]).derived}
-    assert found["tokenizer.path"] == (str(tmp_path / "mine" / "tokenizer.json"), "the file of that name in the directory")
+    found = {
+        one.key: (one.value, one.why)
+        for one in resolved(["tokenizer=file", "tokenizer.path=mine"]).derived
+    }
+    assert found["tokenizer.path"] == (
+        str(tmp_path / "mine" / "tokenizer.json"),
+        "the file of that name in the directory",
+    )
     assert found["model.vocab_size"] == (8, "the tokenizer has 8 ids")
 
 
@@ -197,8 +347,16 @@ def test_a_directory_with_a_tokenizer_is_a_path_to_it(tmp_path: Path, monkeypatc
     ("given", "rows", "why"),
     [
         ("auto", 300, "tokenizer.vocab_size=300"),
-        ("auto model.pad_vocab_to=128", 384, "tokenizer.vocab_size=300, a multiple of model.pad_vocab_to=128"),
-        ("3e3 model.pad_vocab_to=128", 3072, "3000 rounded up, a multiple of model.pad_vocab_to=128"),
+        (
+            "auto model.pad_vocab_to=128",
+            384,
+            "tokenizer.vocab_size=300, a multiple of model.pad_vocab_to=128",
+        ),
+        (
+            "3e3 model.pad_vocab_to=128",
+            3072,
+            "3000 rounded up, a multiple of model.pad_vocab_to=128",
+        ),
         ("384 model.pad_vocab_to=128", 384, None),
         ("384", 384, None),
     ],
@@ -225,7 +383,10 @@ def test_rows_of_a_tokenizer_that_says_nothing_of_itself():
     with pytest.raises(ConfigError) as refused:
         resolve(config)
     assert [(p.key, p.what) for p in refused.value.problems] == [
-        ("model.vocab_size=auto", "how many ids the tokenizer has is not known before it is built: Mine has no n_ids.")
+        (
+            "model.vocab_size=auto",
+            "how many ids the tokenizer has is not known before it is built: Mine has no n_ids.",
+        )
     ]
     (found,) = problems(["tokenizer=file", "tokenizer.path=nowhere", "model=tiny"])
     assert found.rule == "tokenizer.path"
@@ -233,7 +394,9 @@ def test_rows_of_a_tokenizer_that_says_nothing_of_itself():
 
 @pytest.mark.parametrize("value", ["true", "abc", "300.5", "null", "[1]", "{a: 1}"])
 def test_rows_are_an_integer_or_auto(value: str):
-    assert only([f"model.vocab_size={value}"]).what == "model.vocab_size must be an integer or auto."
+    assert (
+        only([f"model.vocab_size={value}"]).what == "model.vocab_size must be an integer or auto."
+    )
 
 
 def epochs(overrides: list[str], samples: int):
@@ -247,25 +410,41 @@ def test_epochs_cut_the_run_once_the_number_of_samples_is_known():
     config, found = epochs(["train.max_epochs=1.5", "train.batch_size=4"], samples=101)
     steps = math.ceil(1.5 * 101 / 4)
     assert config.train.max_steps == steps
-    assert found[0] == Derived(key="train.max_steps", value=steps, why="1.5 epochs * 101 sequences / 4 a step")
+    assert found[0] == Derived(
+        key="train.max_steps", value=steps, why="1.5 epochs * 101 sequences / 4 a step"
+    )
     assert config.scheduler.decay_steps == steps - 10
 
 
 def test_a_decay_that_was_given_is_kept_and_wsd_is_split_again():
     config, _ = epochs(["train.max_epochs=1", "scheduler.decay_steps=500"], samples=200)
     assert (config.train.max_steps, config.scheduler.decay_steps) == (100, 500)
-    config, found = epochs(["scheduler=wsd", "scheduler.warmup_steps=10", "train.max_epochs=1"], samples=200)
+    config, found = epochs(
+        ["scheduler=wsd", "scheduler.warmup_steps=10", "train.max_epochs=1"], samples=200
+    )
     assert (config.scheduler.decay_steps, config.scheduler.stable_steps) == (20, 70)
-    assert [d.key for d in found] == ["train.max_steps", "scheduler.decay_steps", "scheduler.stable_steps"]
+    assert [d.key for d in found] == [
+        "train.max_steps",
+        "scheduler.decay_steps",
+        "scheduler.stable_steps",
+    ]
 
 
 def test_a_warm_up_that_was_worked_out_fits_the_epochs():
-    config, found = epochs(["scheduler=wsd", "scheduler.warmup_steps=null", "train.max_epochs=1"], samples=200)
-    assert (config.scheduler.warmup_steps, config.scheduler.decay_steps, config.scheduler.stable_steps) == (10, 20, 70)
+    config, found = epochs(
+        ["scheduler=wsd", "scheduler.warmup_steps=null", "train.max_epochs=1"], samples=200
+    )
+    assert (
+        config.scheduler.warmup_steps,
+        config.scheduler.decay_steps,
+        config.scheduler.stable_steps,
+    ) == (10, 20, 70)
     assert [d.key for d in found] == ["train.max_steps", *SCHEDULE]
 
 
-@pytest.mark.parametrize("limit", ["train.max_epochs=0", "train.max_epochs=10", "train.max_epochs=1e18"])
+@pytest.mark.parametrize(
+    "limit", ["train.max_epochs=0", "train.max_epochs=10", "train.max_epochs=1e18"]
+)
 def test_epochs_never_lengthen_a_run(limit: str):
     config, found = epochs([limit], samples=200)
     assert (config.train.max_steps, found) == (1000, [])

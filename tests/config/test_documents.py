@@ -11,4 +11,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_is_current(name: str) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), f"docs/{name} is out of date: run `make docs`"
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), (
+        f"docs/{name} is out of date: run `make docs`"
+    )

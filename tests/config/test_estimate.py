@@ -27,8 +27,22 @@ from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.half import FORMATS
 
 BATCH, SEQ = 2, 32
-SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 320, "max_seq_len": 64, "ffn_hidden_dim": 48, "tie_embeddings": False}
-GPT2 = {"activation": "gelu", "norm_type": "layernorm", "position": "learned", "bias": True, "tie_embeddings": True}
+SIZES = {
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "vocab_size": 320,
+    "max_seq_len": 64,
+    "ffn_hidden_dim": 48,
+    "tie_embeddings": False,
+}
+GPT2 = {
+    "activation": "gelu",
+    "norm_type": "layernorm",
+    "position": "learned",
+    "bias": True,
+    "tie_embeddings": True,
+}
 
 MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 24}
 
@@ -38,7 +52,10 @@ class Live(TorchDispatchMode):
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in (*model.parameters(), *model.buffers())]
+        local = [
+            tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            for tensor in (*model.parameters(), *model.buffers())
+        ]
         self.models_own = {tensor.untyped_storage()._cdata for tensor in local}
         self.made: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
@@ -46,13 +63,18 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self.models_own:
+            if (
+                isinstance(tensor, torch.Tensor)
+                and (storage := tensor.untyped_storage())._cdata not in self.models_own
+            ):
                 self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         self.peak = max(self.peak, self.bytes())
         return result
 
     def bytes(self) -> int:
-        self.made = {key: (ref, size) for key, (ref, size) in self.made.items() if not ref.expired()}
+        self.made = {
+            key: (ref, size) for key, (ref, size) in self.made.items() if not ref.expired()
+        }
         return sum(size for _, size in self.made.values())
 
 
@@ -60,14 +82,21 @@ class Live(TorchDispatchMode):
 def config() -> Callable[..., Config]:
     def make(*overrides: str, **model: Any) -> Config:
         sizes = [f"model.{key}={value}" for key, value in (SIZES | model).items()]
-        small = ["tokenizer.vocab_size=300", f"train.batch_size={BATCH}", f"train.seq_len={SEQ}", "run.device=cpu"]
+        small = [
+            "tokenizer.vocab_size=300",
+            f"train.batch_size={BATCH}",
+            f"train.seq_len={SEQ}",
+            "run.device=cpu",
+        ]
         return resolve(forge.compose([*sizes, *small, *overrides])).config
 
     return make
 
 
 @pytest.mark.parametrize("options", [{}, MOE], ids=str)
-def test_weights_gradients_and_optimizer_state_are_exact(config: Callable[..., Config], options: dict[str, Any]) -> None:
+def test_weights_gradients_and_optimizer_state_are_exact(
+    config: Callable[..., Config], options: dict[str, Any]
+) -> None:
     chosen = config(**options)
     assert isinstance(chosen.model, DecoderConfig)
     model = Decoder(chosen.model)
@@ -76,12 +105,16 @@ def test_weights_gradients_and_optimizer_state_are_exact(config: Callable[..., C
     optimizer.step()
     parts = memory_by_part(chosen)
     assert parts["weights (fp32)"] == sum(p.nbytes for p in model.parameters())
-    assert parts["gradients (fp32)"] == sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+    assert parts["gradients (fp32)"] == sum(
+        p.grad.nbytes for p in model.parameters() if p.grad is not None
+    )
     moments = [v for state in optimizer.state.values() for key, v in state.items() if key != "step"]
     assert parts["optimizer state (fp32)"] == sum(v.nbytes for v in moments)
 
 
-@pytest.mark.parametrize(("format", "residual"), [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32")])
+@pytest.mark.parametrize(
+    ("format", "residual"), [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32")]
+)
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     "options",
@@ -104,7 +137,12 @@ def test_activations_are_what_forward_leaves_alive(
     config: Callable[..., Config], options: dict[str, Any], mode: str, format: str, residual: str
 ) -> None:
     """Every storage made in forward that is alive when it has returned; within 1 %, or the weights of norms."""
-    chosen = config(f"train.activation_checkpointing={mode}", f"precision={format}", f"precision.residual_dtype={residual}", **options)
+    chosen = config(
+        f"train.activation_checkpointing={mode}",
+        f"precision={format}",
+        f"precision.residual_dtype={residual}",
+        **options,
+    )
     assert isinstance(chosen.model, DecoderConfig)
     model = Decoder(chosen.model)
     for parameter in model.parameters():  # as FSDP gathers them
@@ -121,10 +159,21 @@ def test_activations_are_what_forward_leaves_alive(
 @pytest.mark.parametrize("format", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("loss", "z_loss_weight", "chunk"),
-    [("cross_entropy", 0.0, 0), ("cross_entropy", 1e-4, 0), ("chunked_cross_entropy", 0.0, 64), ("chunked_cross_entropy", 1e-4, 0)],
+    [
+        ("cross_entropy", 0.0, 0),
+        ("cross_entropy", 1e-4, 0),
+        ("chunked_cross_entropy", 0.0, 64),
+        ("chunked_cross_entropy", 1e-4, 0),
+    ],
 )
-def test_logits_are_the_peak_of_the_loss(config: Callable[..., Config], loss: str, z_loss_weight: float, chunk: int, format: str) -> None:
-    objective = (f"objective.loss_fn={loss}", f"objective.z_loss_weight={z_loss_weight}", f"objective.ce_chunk_size={chunk}")
+def test_logits_are_the_peak_of_the_loss(
+    config: Callable[..., Config], loss: str, z_loss_weight: float, chunk: int, format: str
+) -> None:
+    objective = (
+        f"objective.loss_fn={loss}",
+        f"objective.z_loss_weight={z_loss_weight}",
+        f"objective.ce_chunk_size={chunk}",
+    )
     chosen = config(*objective, f"precision={format}", dim=8, vocab_size=2048, n_heads=2)
     head = Head(vocab=2048, dim=8).to(torch.bfloat16 if format == "bf16" else torch.float32)
     section = PretrainConfig(loss_fn=loss, z_loss_weight=z_loss_weight, ce_chunk_size=chunk)
@@ -149,8 +198,12 @@ class Head(torch.nn.Module):
         return torch.nn.functional.linear(self.states, self.output_weight)
 
 
-@pytest.mark.parametrize(("vocab", "dim"), [(320, 32), (32000, 4096), (128256, 256), (128256, 8192)])
+@pytest.mark.parametrize(
+    ("vocab", "dim"), [(320, 32), (32000, 4096), (128256, 256), (128256, 8192)]
+)
 def test_the_chunk_is_that_of_the_loss(config: Callable[..., Config], vocab: int, dim: int) -> None:
-    chosen = config("objective.loss_fn=chunked_cross_entropy", "train.batch_size=512", vocab_size=vocab, dim=dim)
+    chosen = config(
+        "objective.loss_fn=chunked_cross_entropy", "train.batch_size=512", vocab_size=vocab, dim=dim
+    )
     rows, tokens = auto_chunk_size(vocab=vocab, dim=dim), 512 * SEQ
     assert memory_by_part(chosen)["logits"] == 4 * vocab * rows + 4 * dim * (tokens + vocab)

@@ -23,10 +23,28 @@ from forge.parallel.ranks import Ranks
 from forge.parallel.scopes import spread_scopes
 from forge.training.assemble import build_model
 
-SHAPE = {"dim": 64, "n_layers": 4, "n_heads": 8, "vocab_size": 512, "max_seq_len": 128, "ffn_hidden_dim": 96, "tie_embeddings": "false"}
+SHAPE = {
+    "dim": 64,
+    "n_layers": 4,
+    "n_heads": 8,
+    "vocab_size": 512,
+    "max_seq_len": 128,
+    "ffn_hidden_dim": 96,
+    "tie_embeddings": "false",
+}
 EXPERTS = {"num_experts": 8, "ffn_hidden_dim": 32}
-BASE = [*(f"model.{key}={value}" for key, value in SHAPE.items()), *(f"model.moe.{key}={value}" for key, value in EXPERTS.items())]
-BASE += ["model.qk_norm=false", "tokenizer.vocab_size=512", "train.batch_size=4", "train.seq_len=64", "precision=fp32", "run.device=cpu"]
+BASE = [
+    *(f"model.{key}={value}" for key, value in SHAPE.items()),
+    *(f"model.moe.{key}={value}" for key, value in EXPERTS.items()),
+]
+BASE += [
+    "model.qk_norm=false",
+    "tokenizer.vocab_size=512",
+    "train.batch_size=4",
+    "train.seq_len=64",
+    "precision=fp32",
+    "run.device=cpu",
+]
 BASE += ["train.compile_model=false"]
 TABLE, ATTENTION, NORMS, ROUTER, EXPERT = 512 * 64, 4 * 64 * 64, 2 * 64, 8 * 64, 3 * 64 * 32
 SHARED, DENSE = "model.moe.shared_experts=2", 3 * 64 * 96
@@ -43,7 +61,11 @@ def parts(*overrides: str) -> dict[str, int]:
 
 def test_as_many_ranks_share_the_weights_however_they_are_cut():
     """fsdp * 1 and efsdp * ep are the same number."""
-    fsdp, ep, both = parts("parallel.dp_shard=4"), parts("parallel.ep=4"), parts("parallel.ep=2", "parallel.dp_shard=2")
+    fsdp, ep, both = (
+        parts("parallel.dp_shard=4"),
+        parts("parallel.ep=4"),
+        parts("parallel.ep=2", "parallel.dp_shard=2"),
+    )
     for part in STATE:
         assert fsdp[part] == ep[part] == both[part]
     replicas = parts("parallel.ep=2", "parallel.dp_shard=2", "parallel.dp_replicate=2")
@@ -55,8 +77,14 @@ def test_what_is_gathered_of_two_blocks_are_the_experts_of_an_ep_rank(ep: int, s
     degrees = (f"parallel.ep={ep}", f"parallel.dp_shard={shards}")
     block = ATTENTION + NORMS + ROUTER + 8 // ep * EXPERT
     found = parts(*degrees)
-    assert found["gathered weights"] == found["unreduced gradients (fp32)"] == 4 * (TABLE + 64 + 2 * block)
-    assert parts(*degrees, "train.grad_accum_steps=2")["unreduced gradients (fp32)"] == 4 * (2 * TABLE + 64 + 4 * block)
+    assert (
+        found["gathered weights"]
+        == found["unreduced gradients (fp32)"]
+        == 4 * (TABLE + 64 + 2 * block)
+    )
+    assert parts(*degrees, "train.grad_accum_steps=2")["unreduced gradients (fp32)"] == 4 * (
+        2 * TABLE + 64 + 4 * block
+    )
     shared = parts(*degrees, SHARED)
     assert shared["gathered weights"] - found["gathered weights"] == 4 * 2 * 2 * EXPERT
 
@@ -65,7 +93,10 @@ def test_two_blocks_are_the_costliest_two_that_meet():
     """With every second layer one of each kind; behind dense ones two of experts; in a stage of one block that one."""
     sparse, dense = ATTENTION + NORMS + ROUTER + 8 * EXPERT, ATTENTION + NORMS + DENSE
     outside = TABLE + 64
-    for options, two in [(("frequency=2",), sparse + dense), (("first_num_dense_layers=1",), 2 * sparse)]:
+    for options, two in [
+        (("frequency=2",), sparse + dense),
+        (("first_num_dense_layers=1",), 2 * sparse),
+    ]:
         found = parts("parallel.dp_shard=2", *(f"model.moe.{option}" for option in options))
         assert found["gathered weights"] == 4 * (outside + two)
 
@@ -86,12 +117,20 @@ def test_fewer_experts_than_ranks_are_cut_across_and_else_some_ranks_have_more()
     few = parts("parallel.dp_shard=16", "train.batch_size=1")["weights (fp32)"]
     assert few == 4 * (2 * TABLE + 64 + 4 * (ATTENTION + NORMS + ROUTER + 8 * EXPERT)) // 16
     uneven = parts("parallel.dp_shard=3")["weights (fp32)"]
-    assert uneven == 4 * (-(-(2 * TABLE + 64 + 4 * (ATTENTION + NORMS + ROUTER)) // 3) + 4 * 3 * EXPERT)
+    assert uneven == 4 * (
+        -(-(2 * TABLE + 64 + 4 * (ATTENTION + NORMS + ROUTER)) // 3) + 4 * 3 * EXPERT
+    )
 
 
 @pytest.mark.parametrize(
     "degrees",
-    [("ep=2",), ("ep=2", "dp_shard=2"), ("ep=2", "tp=2"), ("dp_shard=3",), ("ep=2", "dp_replicate=2", "dp_shard=1")],
+    [
+        ("ep=2",),
+        ("ep=2", "dp_shard=2"),
+        ("ep=2", "tp=2"),
+        ("dp_shard=3",),
+        ("ep=2", "dp_replicate=2", "dp_shard=1"),
+    ],
     ids=str,
 )
 def test_weights_are_those_of_the_rank_with_most(degrees: tuple[str, ...]):
@@ -100,8 +139,14 @@ def test_weights_are_those_of_the_rank_with_most(degrees: tuple[str, ...]):
     world = cfg.parallel.product_without_dp_shard * cfg.parallel.dp_shard
 
     def work(rank: int) -> None:
-        model = build_model(cfg, torch.device("cpu"), Ranks(rank=rank, size=world, mesh=make_mesh(cfg.parallel, "cpu")))
-        held = torch.tensor(sum(p.to_local().nbytes for p in model.parameters() if isinstance(p, DTensor)))
+        model = build_model(
+            cfg,
+            torch.device("cpu"),
+            Ranks(rank=rank, size=world, mesh=make_mesh(cfg.parallel, "cpu")),
+        )
+        held = torch.tensor(
+            sum(p.to_local().nbytes for p in model.parameters() if isinstance(p, DTensor))
+        )
         torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MAX)
         assert memory_by_part(cfg)["weights (fp32)"] == pytest.approx(held.item(), rel=0.01)
 
@@ -110,7 +155,10 @@ def test_weights_are_those_of_the_rank_with_most(degrees: tuple[str, ...]):
 
 def evenly(router: Router, scores: torch.Tensor) -> torch.Tensor:
     """Experts in turn, whatever their scores: [tokens, top_k]."""
-    return torch.arange(len(scores) * router.section.top_k).view(len(scores), -1) % router.section.num_experts
+    return (
+        torch.arange(len(scores) * router.section.top_k).view(len(scores), -1)
+        % router.section.num_experts
+    )
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
@@ -124,10 +172,16 @@ def evenly(router: Router, scores: torch.Tensor) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_activations_are_what_forward_leaves_alive(options: tuple[str, ...], mode: str, monkeypatch: pytest.MonkeyPatch):
+def test_activations_are_what_forward_leaves_alive(
+    options: tuple[str, ...], mode: str, monkeypatch: pytest.MonkeyPatch
+):
     """As on one device, within 1 %, where experts get as many tokens as one another."""
     monkeypatch.setattr(Router, "_choose", evenly)
-    cfg = chosen("parallel.ep=2", f"train.activation_checkpointing={mode}", *(f"model.moe.{option}" for option in options))
+    cfg = chosen(
+        "parallel.ep=2",
+        f"train.activation_checkpointing={mode}",
+        *(f"model.moe.{option}" for option in options),
+    )
 
     def work(rank: int) -> None:
         assert isinstance(cfg.model, DecoderConfig)
@@ -138,7 +192,10 @@ def test_activations_are_what_forward_leaves_alive(options: tuple[str, ...], mod
         tokens = torch.zeros(4, 64, dtype=torch.int64)
         with Live(model) as live:
             kept = model(tokens)
-            wanted, until = pytest.approx(memory_by_part(cfg)["activations"], rel=0.01), time.monotonic() + 5
+            wanted, until = (
+                pytest.approx(memory_by_part(cfg)["activations"], rel=0.01),
+                time.monotonic() + 5,
+            )
             while (held := live.bytes() - kept.nbytes) != wanted and time.monotonic() < until:
                 time.sleep(0.01)  # gloo's threads let go of what they have sent a moment later
         assert held == wanted

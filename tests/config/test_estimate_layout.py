@@ -7,14 +7,27 @@ from refusing import resolved
 
 from forge.config.estimate import memory_by_part
 
-SHAPE = {"dim": 64, "n_layers": 4, "n_heads": 8, "vocab_size": 512, "max_seq_len": 128, "ffn_hidden_dim": 96}
+SHAPE = {
+    "dim": 64,
+    "n_layers": 4,
+    "n_heads": 8,
+    "vocab_size": 512,
+    "max_seq_len": 128,
+    "ffn_hidden_dim": 96,
+}
 BASE = [
     *(f"model.{key}={value}" for key, value in SHAPE.items()),
     "tokenizer.vocab_size=512",
     "run.device=cpu",
     "train.compile_model=false",
 ]
-BASE += ["model.tie_embeddings=false", "model.qk_norm=false", "train.batch_size=4", "train.seq_len=64", "precision=fp32"]
+BASE += [
+    "model.tie_embeddings=false",
+    "model.qk_norm=false",
+    "train.batch_size=4",
+    "train.seq_len=64",
+    "precision=fp32",
+]
 TABLE = 512 * 64
 MATRICES = 4 * (4 * 64 * 64 + 3 * 64 * 96)
 NORMS = 2 * 4 * 64
@@ -28,22 +41,41 @@ def parts(*overrides: str, **where) -> dict[str, int]:
 def test_one_device_has_all():
     one = parts()
     assert one["weights (fp32)"] == 4 * ALL
-    assert set(one) == {"weights (fp32)", "gradients (fp32)", "optimizer state (fp32)", "activations", "logits"}
+    assert set(one) == {
+        "weights (fp32)",
+        "gradients (fp32)",
+        "optimizer state (fp32)",
+        "activations",
+        "logits",
+    }
 
 
 def test_fsdp_shards_what_belongs_to_weights_and_gathers_a_block_and_the_next():
     one, two = parts(), parts("parallel.dp_shard=4")
     for part in ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)"):
         assert two[part] == pytest.approx(one[part] / 4, abs=16)
-    assert two["gathered weights"] == two["unreduced gradients (fp32)"] == 4 * (TABLE + 64 + (MATRICES + NORMS) // 2)
+    assert (
+        two["gathered weights"]
+        == two["unreduced gradients (fp32)"]
+        == 4 * (TABLE + 64 + (MATRICES + NORMS) // 2)
+    )
     assert (two["activations"], two["logits"]) == (one["activations"], one["logits"])
-    assert parts("parallel.dp_shard=4", "parallel.reshard_after_forward=never")["gathered weights"] == 4 * ALL
+    assert (
+        parts("parallel.dp_shard=4", "parallel.reshard_after_forward=never")["gathered weights"]
+        == 4 * ALL
+    )
     twice = ("parallel.dp_shard=4", "train.grad_accum_steps=2")
     assert parts(*twice)["unreduced gradients (fp32)"] == 4 * ALL
-    assert parts(*twice, "parallel.reduce_gradients=micro_batch")["unreduced gradients (fp32)"] == two["unreduced gradients (fp32)"]
+    assert (
+        parts(*twice, "parallel.reduce_gradients=micro_batch")["unreduced gradients (fp32)"]
+        == two["unreduced gradients (fp32)"]
+    )
     tied = parts("parallel.dp_shard=4", "model.tie_embeddings=true")["gathered weights"]
     assert tied == two["gathered weights"], "of two tables one is gathered at a time"
-    assert parts("parallel.dp_shard=4", "precision=bf16")["gathered weights"] == two["gathered weights"] / 2
+    assert (
+        parts("parallel.dp_shard=4", "precision=bf16")["gathered weights"]
+        == two["gathered weights"] / 2
+    )
     assert parts("parallel.dp_shard=2", "parallel.cp=2")["weights (fp32)"] == two["weights (fp32)"]
 
 
@@ -53,7 +85,11 @@ def test_replicas_shard_nothing():
 
 def test_cpu_offload_leaves_what_is_gathered():
     off = parts("parallel.dp_shard=4", "parallel.cpu_offload=true")
-    assert (off["weights (fp32)"], off["gradients (fp32)"], off["optimizer state (fp32)"]) == (0, 0, 0)
+    assert (off["weights (fp32)"], off["gradients (fp32)"], off["optimizer state (fp32)"]) == (
+        0,
+        0,
+        0,
+    )
     assert off["gathered weights"] == parts("parallel.dp_shard=4")["gathered weights"]
 
 
@@ -72,14 +108,22 @@ def test_tp_and_cp_cut_activations():
     assert cut["logits"] == one["logits"] / 2
     assert parts("parallel.tp=2", "parallel.loss_parallel=false")["logits"] == one["logits"]
     context = parts("parallel.cp=2")
-    assert (context["activations"], context["logits"]) == (one["activations"] / 2, one["logits"] / 2)
+    assert (context["activations"], context["logits"]) == (
+        one["activations"] / 2,
+        one["logits"] / 2,
+    )
     full = "train.activation_checkpointing=full"
-    assert parts(full)["activations"] - parts(full, "parallel.tp=2")["activations"] == 4 * 64 * 4 * (4 * 64 // 2)
+    assert parts(full)["activations"] - parts(full, "parallel.tp=2")[
+        "activations"
+    ] == 4 * 64 * 4 * (4 * 64 // 2)
 
 
 def test_recompute_in_every_nth_block():
     """One, two and four of four blocks."""
-    one, two, four = (parts("train.activation_checkpointing=full", f"train.recompute_every={n}")["activations"] for n in (4, 2, 1))
+    one, two, four = (
+        parts("train.activation_checkpointing=full", f"train.recompute_every={n}")["activations"]
+        for n in (4, 2, 1)
+    )
     assert two - four == 2 * (one - two) > 0
 
 
@@ -93,8 +137,16 @@ def test_a_pipeline_rank_has_its_blocks_and_one_table():
 
 def test_schedules_hold_different_numbers_of_micro_batches():
     """Eight of one sequence each: gpipe holds all, 1F1B one a rank; one device holds them in one micro-batch of eight."""
-    step = ("train.batch_size=8", "parallel.pp=2", "parallel.pp_microbatches=8", "objective.loss_fn=chunked_cross_entropy")
+    step = (
+        "train.batch_size=8",
+        "parallel.pp=2",
+        "parallel.pp_microbatches=8",
+        "objective.loss_fn=chunked_cross_entropy",
+    )
     wide = ("model.vocab_size=512", "train.seq_len=128", "train.max_steps=10")
-    held = {name: parts(*step, *wide, f"parallel.pp_schedule={name}")["activations"] for name in ("gpipe", "1f1b", "interleaved_1f1b")}
+    held = {
+        name: parts(*step, *wide, f"parallel.pp_schedule={name}")["activations"]
+        for name in ("gpipe", "1f1b", "interleaved_1f1b")
+    }
     assert held["gpipe"] == 4 * held["1f1b"]
     assert held["interleaved_1f1b"] == held["1f1b"] * 5 / 4

@@ -35,8 +35,14 @@ def entries(overrides: list[str], **where) -> dict:
         ([*EMA, "callbacks.ema.decay=0.5"], {"ema": {"_target_": "mypkg.EMA", "decay": 0.5}}),
         ([*EMA, "~callbacks.ema.decay"], {"ema": {"_target_": "mypkg.EMA"}}),
         ([*EMA, "~callbacks.ema"], {}),
-        ([*EMA, "++callbacks.ema.decay=1", "++callbacks.ema.every=2"], {"ema": {"_target_": "mypkg.EMA", "decay": 1, "every": 2}}),
-        (["+callbacks.ema={_target_:mypkg.EMA,names:[a,b]}"], {"ema": {"_target_": "mypkg.EMA", "names": ["a", "b"]}}),
+        (
+            [*EMA, "++callbacks.ema.decay=1", "++callbacks.ema.every=2"],
+            {"ema": {"_target_": "mypkg.EMA", "decay": 1, "every": 2}},
+        ),
+        (
+            ["+callbacks.ema={_target_:mypkg.EMA,names:[a,b]}"],
+            {"ema": {"_target_": "mypkg.EMA", "names": ["a", "b"]}},
+        ),
         (["callbacks={ema:{_target_:mypkg.EMA}}"], {"ema": {"_target_": "mypkg.EMA"}}),
         ([*EMA, "callbacks.ema={decay:0.1}"], {"ema": {"_target_": "mypkg.EMA", "decay": 0.1}}),
         ([*EMA, "+callbacks.ema.sub.deep=${train.max_steps}", "train.max_steps=77"], None),
@@ -45,7 +51,11 @@ def entries(overrides: list[str], **where) -> dict:
 )
 def test_on_the_command_line(overrides: list[str], expected: dict | None):
     found = entries(overrides)
-    assert found == (expected if expected is not None else {"ema": {"_target_": "mypkg.EMA", "decay": 0.9, "sub": {"deep": 77}}})
+    assert found == (
+        expected
+        if expected is not None
+        else {"ema": {"_target_": "mypkg.EMA", "decay": 0.9, "sub": {"deep": 77}}}
+    )
 
 
 def test_order_of_entries_is_that_of_the_command_line():
@@ -57,14 +67,22 @@ def test_from_a_group_of_the_users_own(write: Write):
     folder = write("callback/ema.yaml", WRITTEN)
     whole = {"_target_": "mypkg.EMA", "decay": 0.99, "parts": ["a", {"b": 1}]}
     assert entries(["+callback=ema"], config_dirs=[folder]) == {"ema": whole}
-    assert entries(["+callback=ema", "callbacks.ema.decay=0.5"], config_dirs=[folder]) == {"ema": whole | {"decay": 0.5}}
-    twice = entries(["+callback@callbacks.one=ema", "+callback@callbacks.two=ema", "callbacks.two.decay=0.1"], config_dirs=[folder])
+    assert entries(["+callback=ema", "callbacks.ema.decay=0.5"], config_dirs=[folder]) == {
+        "ema": whole | {"decay": 0.5}
+    }
+    twice = entries(
+        ["+callback@callbacks.one=ema", "+callback@callbacks.two=ema", "callbacks.two.decay=0.1"],
+        config_dirs=[folder],
+    )
     assert twice == {"one": whole, "two": whole | {"decay": 0.1}}
 
 
 def test_from_an_experiment(write: Write):
     folder = write("callback/ema.yaml", WRITTEN)
-    write("experiment/mine.yaml", "# @package _global_\ndefaults:\n  - /callback: ema\ncallbacks:\n  ema: {decay: 0.5}\n")
+    write(
+        "experiment/mine.yaml",
+        "# @package _global_\ndefaults:\n  - /callback: ema\ncallbacks:\n  ema: {decay: 0.5}\n",
+    )
     assert entries(["experiment=mine"], config_dirs=[folder])["ema"]["decay"] == 0.5
     assert entries(["experiment=mine", "~callbacks.ema"], config_dirs=[folder]) == {}
 
@@ -76,33 +94,67 @@ SAID = [
         "callbacks.ema has no 'dekay'.",
         "did you mean callbacks.ema.decay=3? +callbacks.ema.dekay=3 adds it",
     ),
-    ([*EMA, "callbacks.emma.decay=3"], "callbacks has no 'emma'.", "did you mean callbacks.ema.decay=3? +callbacks.emma.decay=3 adds it"),
-    ([*EMA, "~callbacks.emma"], "callbacks has no 'emma'.", "did you mean ~callbacks.ema? it has ema"),
+    (
+        [*EMA, "callbacks.emma.decay=3"],
+        "callbacks has no 'emma'.",
+        "did you mean callbacks.ema.decay=3? +callbacks.emma.decay=3 adds it",
+    ),
+    (
+        [*EMA, "~callbacks.emma"],
+        "callbacks has no 'emma'.",
+        "did you mean ~callbacks.ema? it has ema",
+    ),
     (["~callbacks.ema"], "callbacks has no 'ema'.", "it is empty"),
     ([*EMA, "~callbacks.ema=3"], "a removal takes no value.", "write ~callbacks.ema"),
     (["~callbacks"], "callbacks itself cannot be removed; its entries can.", "~callbacks.NAME"),
-    ([*EMA, "+callbacks.ema.decay=1"], "callbacks.ema.decay exists; + is for what does not.", "write callbacks.ema.decay=1"),
-    ([*EMA, "+callbacks.ema.decay.x=1"], "callbacks.ema.decay is a value and has nothing below it.", "write callbacks.ema.decay=..."),
+    (
+        [*EMA, "+callbacks.ema.decay=1"],
+        "callbacks.ema.decay exists; + is for what does not.",
+        "write callbacks.ema.decay=1",
+    ),
+    (
+        [*EMA, "+callbacks.ema.decay.x=1"],
+        "callbacks.ema.decay is a value and has nothing below it.",
+        "write callbacks.ema.decay=...",
+    ),
     (
         [*EMA, "+callbacks.ema.l=[1]", "+callbacks.ema.l.x=1"],
         "callbacks.ema.l is a list, and is given as a whole.",
         "callbacks.ema.l=[...]",
     ),
-    (["callbacks=null"], "callbacks is a dict of entries by name.", "+callbacks.NAME._target_=mypkg.Mine adds one"),
-    (["+callbacks=ema"], "callbacks is a dict of entries by name.", "+callbacks.NAME._target_=mypkg.Mine adds one"),
+    (
+        ["callbacks=null"],
+        "callbacks is a dict of entries by name.",
+        "+callbacks.NAME._target_=mypkg.Mine adds one",
+    ),
+    (
+        ["+callbacks=ema"],
+        "callbacks is a dict of entries by name.",
+        "+callbacks.NAME._target_=mypkg.Mine adds one",
+    ),
     (
         [*EMA, "callbacks.ema.decay=1,2"],
         "callbacks.ema.decay has several values, and this is not a sweep.",
         "one value, or -m for a sweep; callbacks.ema.decay=[...] for a list",
     ),
-    (["callbacks={1:{}}"], "it does not fit callbacks: Key 1 (int) is incompatible with (str)", "callbacks holds entries by name"),
+    (
+        ["callbacks={1:{}}"],
+        "it does not fit callbacks: Key 1 (int) is incompatible with (str)",
+        "callbacks holds entries by name",
+    ),
     (["callbacks.ema@x=1"], "only a group takes @.", "write callbacks.ema=1"),
-    ([*EMA, "+callbacks.ema.x=${nope}"], "its interpolation fails: Interpolation key 'nope' not found.", "name an existing key in ${...}"),
+    (
+        [*EMA, "+callbacks.ema.x=${nope}"],
+        "its interpolation fails: Interpolation key 'nope' not found.",
+        "name an existing key in ${...}",
+    ),
     ([*EMA, "+callbacks.ema.x=???"], "a value is missing.", "give one: callbacks.ema.x=..."),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "what", "fix"), SAID, ids=[overrides[-1] for overrides, *_ in SAID])
+@pytest.mark.parametrize(
+    ("overrides", "what", "fix"), SAID, ids=[overrides[-1] for overrides, *_ in SAID]
+)
 def test_what_is_said(overrides: list[str], what: str, fix: str):
     found = only(overrides)
     assert (found.what, found.fix) == (what, fix)
@@ -162,7 +214,9 @@ def test_what_no_file_can_keep_is_named():
 def test_an_entry_set_in_python_is_checked():
     config = compose.config()
     config.callbacks["mine"] = {"_target_": "mypkg.EMA", "of": object()}
-    with pytest.raises(ValueError, match=r"callbacks\.mine\.of is a object, which no file can keep"):
+    with pytest.raises(
+        ValueError, match=r"callbacks\.mine\.of is a object, which no file can keep"
+    ):
         config.validate()
     config.callbacks = {1: {}}  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="callbacks must be a dict of entries by name"):
@@ -170,7 +224,9 @@ def test_an_entry_set_in_python_is_checked():
 
 
 def test_it_survives_the_run_directory(tmp_path: Path):
-    config = resolved([*EMA, "+callbacks.ema.deep={a:[{b:1}],t:'yes'}", "+trackers.t._target_=mypkg.EMA"]).config
+    config = resolved(
+        [*EMA, "+callbacks.ema.deep={a:[{b:1}],t:'yes'}", "+trackers.t._target_=mypkg.EMA"]
+    ).config
     serialize.save(config, tmp_path / "config.yaml")
     again = serialize.load(tmp_path / "config.yaml", trust=["mypkg."])
     assert (again.callbacks, again.trackers) == (config.callbacks, config.trackers)
@@ -182,9 +238,24 @@ def test_it_survives_the_run_directory(tmp_path: Path):
 
 def test_explain_and_check_know_them(capsys: pytest.CaptureFixture[str], write: Write):
     folder = write("callback/ema.yaml", WRITTEN)
-    assert explain.main(["callbacks.ema.decay", "callbacks", TRUST, "-cd", folder, "+callback=ema", "+callbacks.ema.x=1"]) == 0
+    assert (
+        explain.main(
+            [
+                "callbacks.ema.decay",
+                "callbacks",
+                TRUST,
+                "-cd",
+                folder,
+                "+callback=ema",
+                "+callbacks.ema.x=1",
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
-    assert shown.startswith(f"callbacks.ema.decay = 0.99\n  from          {folder}/callback/ema.yaml:3\n\ncallbacks = ")
+    assert shown.startswith(
+        f"callbacks.ema.decay = 0.99\n  from          {folder}/callback/ema.yaml:3\n\ncallbacks = "
+    )
     assert "meaning       your callbacks by name" in shown
     assert explain.main(["callbacks.ema.dekay", TRUST, "-cd", folder, "+callback=ema"]) == 2
     assert "callbacks.ema has no option 'dekay'." in capsys.readouterr().err

@@ -28,7 +28,16 @@ from forge.launch import local
 
 EXAMPLES = int(os.environ.get("FORGE_FUZZ_EXAMPLES", "100"))
 RANDOM = "FORGE_FUZZ_EXAMPLES" in os.environ  # a search by hand takes other lines each time
-KEYS = ["optimizer.lr", "model", "train.global_batch_size", "seed", "data", "run.dir", "scheduler.decay_steps", "experiment"]
+KEYS = [
+    "optimizer.lr",
+    "model",
+    "train.global_batch_size",
+    "seed",
+    "data",
+    "run.dir",
+    "scheduler.decay_steps",
+    "experiment",
+]
 ALL = list(Stage)[:-1]
 JUDGES = {
     "train": ALL,
@@ -71,7 +80,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 def tree(desk: Desk) -> dict[str, tuple[int, int]]:
     """Every path below the desk and beside it, with size and time of change."""
     root = desk.path.parent
-    found = (Path(folder, name) for folder, folders, files in os.walk(root) for name in (*folders, *files))
+    found = (
+        Path(folder, name)
+        for folder, folders, files in os.walk(root)
+        for name in (*folders, *files)
+    )
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in found}
 
 
@@ -85,10 +98,21 @@ def say(verb: str, words: Sequence[str]) -> Said:
     """Type a line in this process; standard output is strict, as a terminal's is."""
     main = {"check": check.main, "explain": explain.main}.get(verb, forge.train.main)
     argv = [*verb.split()[1:], *words]
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors) for errors in ("strict", "backslashreplace"))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=errors)
+        for errors in ("strict", "backslashreplace")
+    )
     problems: list[Problem] = []
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(errors, "render", lambda found: problems.extend(found) or "\n".join(p.render() for p in found))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr(
+            errors,
+            "render",
+            lambda found: problems.extend(found) or "\n".join(p.render() for p in found),
+        )
         try:
             code = main(argv)
         except SystemExit as left:  # argparse's way
@@ -106,7 +130,9 @@ def judge(verb: str, pieces: Sequence[Piece], said: Said) -> None:
     if first is Stage.RIGHT:
         assert said.code in (0, 2)
         assert said.code == 0 or said.problems
-        assert all(p.rule or "It belongs to" in p.what for p in said.problems), "right pieces can only be against a rule together"
+        assert all(p.rule or "It belongs to" in p.what for p in said.problems), (
+            "right pieces can only be against a rule together"
+        )
         return
     assert said.code == 2
     assert "Traceback" not in said.err
@@ -136,7 +162,9 @@ def judge(verb: str, pieces: Sequence[Piece], said: Said) -> None:
 )
 @given(data=st.data())
 def test_any_line(desk: Desk, data: st.DataObject):
-    verb = data.draw(st.sampled_from(["train", "check", "explain", "train", "train --cfg job", "train"]))
+    verb = data.draw(
+        st.sampled_from(["train", "check", "explain", "train", "train --cfg job", "train"])
+    )
     pieces = data.draw(lines(desk))
     words = [word for piece in pieces for word in piece.words]
     if verb == "explain":
@@ -180,9 +208,17 @@ SHELL = [
 @pytest.mark.parametrize("words", SHELL, ids=[f"{words}"[:40] for words in SHELL])
 def test_wrong_lines_in_a_process_of_their_own(desk: Desk, words: list[str]):
     before = tree(desk)
-    done = subprocess.run([sys.executable, "-m", "forge.train", *words], capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        [sys.executable, "-m", "forge.train", *words],
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-    assert "nothing was started or written." in done.stderr or "usage: python -m forge.train" in done.stderr
+    assert (
+        "nothing was started or written." in done.stderr
+        or "usage: python -m forge.train" in done.stderr
+    )
     assert tree(desk) == before

@@ -55,8 +55,18 @@ def test_a_hash_is_stable_and_says_nothing_of_the_order() -> None:
 
 def test_what_it_is_made_of() -> None:
     found = identity(resolved(SMALL).config)
-    assert {"seed", "optimizer.lr", "scheduler.decay_steps", "model._type_", "train.global_batch_size"} <= found.keys()
-    assert not [key for key in found if key.startswith(("run.", "launch", "sweep", "parallel", "eval.", "metrics.", "callbacks"))]
+    assert {
+        "seed",
+        "optimizer.lr",
+        "scheduler.decay_steps",
+        "model._type_",
+        "train.global_batch_size",
+    } <= found.keys()
+    assert not [
+        key
+        for key in found
+        if key.startswith(("run.", "launch", "sweep", "parallel", "eval.", "metrics.", "callbacks"))
+    ]
 
 
 @pytest.mark.parametrize(

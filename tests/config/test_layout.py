@@ -29,7 +29,14 @@ def torch_takes(schedule: str, pp: int, parts: int) -> bool:
     count = pp * (1 if single else 2)
     indices = [0] if single else [0, count - 1] if schedule == "zbv_zero_bubble" else [0, pp]
     stages = [
-        SimpleNamespace(num_stages=count, group_size=pp, group_rank=0, stage_index=index, is_first=index == 0, submod=nn.Identity())
+        SimpleNamespace(
+            num_stages=count,
+            group_size=pp,
+            group_rank=0,
+            stage_index=index,
+            is_first=index == 0,
+            submod=nn.Identity(),
+        )
         for index in indices
     ]
     try:
@@ -44,7 +51,9 @@ def torch_takes(schedule: str, pp: int, parts: int) -> bool:
 def test_legal_micro_batches_are_those_that_torch_takes(schedule: str, pp: int):
     for sequences in (1, 2, 6, 12, 20):
         parts = [part for part in range(1, sequences + 1) if sequences % part == 0]
-        assert legal_microbatches(sequences, pp, schedule) == [part for part in parts if torch_takes(schedule, pp, part)]
+        assert legal_microbatches(sequences, pp, schedule) == [
+            part for part in parts if torch_takes(schedule, pp, part)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,9 @@ def test_legal_micro_batches_are_those_that_torch_takes(schedule: str, pp: int):
         (6, 3, 2, "zbv_zero_bubble", 6),
     ],
 )
-def test_the_micro_batches_that_are_chosen(sequences: int, accumulation: int, pp: int, schedule: str, parts: int):
+def test_the_micro_batches_that_are_chosen(
+    sequences: int, accumulation: int, pp: int, schedule: str, parts: int
+):
     assert best_microbatches(sequences, accumulation, pp, schedule) == parts
 
 
@@ -74,8 +85,14 @@ def test_only_a_decoder_is_cut_and_any_model_is_sharded(axis: str):
     with pytest.raises(ConfigError) as refused:
         config.validate()
     (found,) = [p for p in refused.value.problems if p.rule == "parallel.needs_decoder"]
-    assert (found.key, found.fix) == (f"parallel.{axis}=2", f"parallel.{axis}=1; parallel.dp_shard and dp_replicate take any model")
-    assert found.what == f"torch.nn.Linear is no Decoder of forge, and parallel.{axis} knows the layers of that only."
+    assert (found.key, found.fix) == (
+        f"parallel.{axis}=2",
+        f"parallel.{axis}=1; parallel.dp_shard and dp_replicate take any model",
+    )
+    assert (
+        found.what
+        == f"torch.nn.Linear is no Decoder of forge, and parallel.{axis} knows the layers of that only."
+    )
 
 
 def test_one_gpu_and_a_layout_of_four():
@@ -94,7 +111,11 @@ def test_the_presets_that_are_named_are_accepted():
 
 def test_layouts_of_experts_are_for_models_that_have_some():
     for model, named in (("moe_tiny", {"parallel=ep2", "parallel=ep2_fsdp"}), ("tiny", set())):
-        (found,) = [p for p in problems([f"model={model}", "parallel=tp4_fsdp"], gpus=2) if p.rule == "parallel.world_size"]
+        (found,) = [
+            p
+            for p in problems([f"model={model}", "parallel=tp4_fsdp"], gpus=2)
+            if p.rule == "parallel.world_size"
+        ]
         assert {word for word in found.fix.split(", ") if "ep" in word.partition("=")[2]} == named
 
 

@@ -17,10 +17,19 @@ from forge.config.resolve import Resolution
 from forge.config.world import Devices, World
 
 GIB = 1 << 30
-LLAMA = ["model=llama7b", "tokenizer.vocab_size=32000", "train=long", "precision=bf16", "train.compile_model=false", "parallel=auto"]
+LLAMA = [
+    "model=llama7b",
+    "tokenizer.vocab_size=32000",
+    "train=long",
+    "precision=bf16",
+    "train.compile_model=false",
+    "parallel=auto",
+]
 
 
-def auto(overrides: list[str], ranks: int, memory: int | None, *, gpus: int | None = None) -> Resolution:
+def auto(
+    overrides: list[str], ranks: int, memory: int | None, *, gpus: int | None = None
+) -> Resolution:
     """Under a launcher with so many ranks, on machines with so many GPUs."""
     with patch.dict(os.environ, WORLD_SIZE=str(ranks)):
         return resolved([*LLAMA, *overrides], gpus=gpus or ranks, memory=memory)
@@ -40,7 +49,12 @@ def degrees(resolution: Resolution) -> dict[str, int]:
         (8, 80, ["train.batch_size=1", "train.seq_len=2048"], {"dp_shard": 8}),
         (8, None, [], {"dp_shard": 8}),
         (8, 1000, ["parallel.tp=2"], {"dp_replicate": 4, "tp": 2}),
-        (8, 80, ["parallel.dp_replicate=2", "train.activation_checkpointing=full"], {"dp_replicate": 2, "dp_shard": 4}),
+        (
+            8,
+            80,
+            ["parallel.dp_replicate=2", "train.activation_checkpointing=full"],
+            {"dp_replicate": 2, "dp_shard": 4},
+        ),
     ],
 )
 def test_what_is_chosen(ranks: int, gib: int | None, overrides: list[str], chosen: dict[str, int]):
@@ -51,13 +65,17 @@ def test_what_is_chosen(ranks: int, gib: int | None, overrides: list[str], chose
 
 def needed(overrides: list[str], ranks: int) -> int:
     plain = [text for text in LLAMA if text != "parallel=auto"]
-    return sum(memory_by_part(resolved([*plain, *overrides], gpus=ranks, world_size=ranks).config).values())
+    return sum(
+        memory_by_part(resolved([*plain, *overrides], gpus=ranks, world_size=ranks).config).values()
+    )
 
 
 def test_the_first_that_fits_is_chosen_and_no_later_one():
     """With just the memory that a layout needs at least it is chosen; with a little less the next one is, which needs less."""
     order = ["ddp", "fsdp", "tp2_fsdp", "tp4_fsdp", "tp8_fsdp"]
-    presets = {name: [f"parallel={name}", "parallel.reshard_after_forward=always"] for name in order}
+    presets = {
+        name: [f"parallel={name}", "parallel.reshard_after_forward=always"] for name in order
+    }
     presets["ddp"].append("parallel.dp_replicate=8")
     sizes = {name: needed(presets[name], 8) for name in order}
     assert sorted(sizes.values(), reverse=True) == list(sizes.values())
@@ -67,7 +85,9 @@ def test_the_first_that_fits_is_chosen_and_no_later_one():
         assert why.startswith(f"{name.replace('tp8_fsdp', 'tp8')}: ")
     for name, later in pairwise(order):
         found = auto([], 8, math.ceil(sizes[name] / USABLE) - 2)
-        assert degrees(found) == degrees(resolved([*LLAMA[:-1], *presets[later]], gpus=8, world_size=8))
+        assert degrees(found) == degrees(
+            resolved([*LLAMA[:-1], *presets[later]], gpus=8, world_size=8)
+        )
 
 
 def test_a_pipeline_comes_last_and_what_fits_nowhere_is_said():
@@ -80,7 +100,9 @@ def test_a_pipeline_comes_last_and_what_fits_nowhere_is_said():
 
 
 def test_every_candidate_uses_all_ranks_and_tp_stays_inside_a_node():
-    world = World(size=32, source="the test", device="cuda", devices=Devices(gpus=4, source="the test"))
+    world = World(
+        size=32, source="the test", device="cuda", devices=Devices(gpus=4, source="the test")
+    )
     found = list(candidates(resolved(["parallel=single"]).config.parallel, world))
     assert {math.prod(c.degrees.values()) for c in found} == {32}
     assert {c.degrees["tp"] for c in found} == {1, 2, 4}
@@ -89,16 +111,34 @@ def test_every_candidate_uses_all_ranks_and_tp_stays_inside_a_node():
 
 
 def test_experts_are_spread_before_tp_and_as_far_as_a_node_and_their_number_allow():
-    world = World(size=32, source="the test", device="cuda", devices=Devices(gpus=8, source="the test"))
+    world = World(
+        size=32, source="the test", device="cuda", devices=Devices(gpus=8, source="the test")
+    )
     parallel = resolved(["parallel=single"]).config.parallel
     found = list(candidates(parallel, world, experts=12))
-    assert [c.name for c in found[:8]] == ["ddp", "hsdp", "fsdp", "ep2_fsdp", "ep4_fsdp", "ep4_tp2_fsdp", "ep2_tp4_fsdp", "tp8_fsdp"]
+    assert [c.name for c in found[:8]] == [
+        "ddp",
+        "hsdp",
+        "fsdp",
+        "ep2_fsdp",
+        "ep4_fsdp",
+        "ep4_tp2_fsdp",
+        "ep2_tp4_fsdp",
+        "tp8_fsdp",
+    ]
     assert {math.prod(c.degrees.values()) for c in found} == {32}
-    assert all(12 % c.degrees["ep"] == 0 and 8 % (c.degrees["ep"] * c.degrees["tp"]) == 0 for c in found)
+    assert all(
+        12 % c.degrees["ep"] == 0 and 8 % (c.degrees["ep"] * c.degrees["tp"]) == 0 for c in found
+    )
     assert {c.degrees["ep"] for c in candidates(parallel, world)} == {1}
 
 
-MIXTRAL = ["model=mixtral_8x7b", "train.batch_size=1", "train.seq_len=4096", "train.activation_checkpointing=full"]
+MIXTRAL = [
+    "model=mixtral_8x7b",
+    "train.batch_size=1",
+    "train.seq_len=4096",
+    "train.activation_checkpointing=full",
+]
 
 
 @pytest.mark.parametrize(
@@ -107,19 +147,33 @@ MIXTRAL = ["model=mixtral_8x7b", "train.batch_size=1", "train.seq_len=4096", "tr
         (8, 141, [], {"dp_shard": 8}),
         (8, 141, ["train.grad_accum_steps=4"], {"dp_shard": 8}),
         (8, 141, ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"], {"ep": 8}),
-        (32, 80, ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"], {"dp_shard": 4, "ep": 8}),
-        (16, 80, ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"], {"dp_shard": 2, "tp": 2, "ep": 4}),
+        (
+            32,
+            80,
+            ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"],
+            {"dp_shard": 4, "ep": 8},
+        ),
+        (
+            16,
+            80,
+            ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"],
+            {"dp_shard": 2, "tp": 2, "ep": 4},
+        ),
         (32, 80, ["parallel.ep=4"], {"dp_shard": 8, "ep": 4}),
     ],
 )
-def test_what_is_chosen_for_experts(ranks: int, gib: int, overrides: list[str], chosen: dict[str, int]):
+def test_what_is_chosen_for_experts(
+    ranks: int, gib: int, overrides: list[str], chosen: dict[str, int]
+):
     """Sharded where that fits, and cut by expert where not: unreduced gradients, kept over micro-batches, are of all that are gathered."""
     assert degrees(auto([*MIXTRAL, *overrides], ranks, gib * GIB, gpus=8)) == chosen
 
 
 def test_what_the_model_cannot_have_is_passed_over():
     """Four heads: tp=8 is never chosen, whatever the memory."""
-    found = resolved([*SMALL, "parallel=auto", "run.device=cuda"], gpus=8, memory=1 << 20, world_size=8)
+    found = resolved(
+        [*SMALL, "parallel=auto", "run.device=cuda"], gpus=8, memory=1 << 20, world_size=8
+    )
     assert found.config.parallel.tp in (1, 2, 4)
     assert found.config.parallel.pp in (1, 2)
 
@@ -127,7 +181,9 @@ def test_what_the_model_cannot_have_is_passed_over():
 def test_what_was_chosen_is_a_layout_like_any_other():
     found = auto([], 8, 80 * GIB)
     written = [f"parallel.{axis}={size}" for axis, size in found.config.parallel.degrees().items()]
-    again = resolved([*LLAMA[:-1], "parallel=single", *written], gpus=8, memory=80 * GIB, world_size=8)
+    again = resolved(
+        [*LLAMA[:-1], "parallel=single", *written], gpus=8, memory=80 * GIB, world_size=8
+    )
     assert again.config.parallel == found.config.parallel
 
 
@@ -140,7 +196,10 @@ def test_memory_on_a_cpu_is_shared():
     config = copy.deepcopy(resolved(["parallel=single"]).config)
     config.thaw()
     sizes = [4, 8]
-    worlds = [World(size=n, source="the test", device="cpu", devices=Devices(gpus=0, source="the test")) for n in sizes]
+    worlds = [
+        World(size=n, source="the test", device="cpu", devices=Devices(gpus=0, source="the test"))
+        for n in sizes
+    ]
     reasons = [choose(config, world)[1] for world in worlds]
     there = [float(why.split(" of the ")[1].split()[0]) for why in reasons]
     assert there[0] == pytest.approx(2 * there[1], abs=0.15), "to one decimal"

@@ -18,7 +18,9 @@ SAMPLE = {
 
 
 @pytest.mark.parametrize("word", [*ALIASES, *COMPUTED])
-def test_what_newcomers_type_is_answered_with_what_works(word: str, monkeypatch: pytest.MonkeyPatch):
+def test_what_newcomers_type_is_answered_with_what_works(
+    word: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("WANDB_MODE", "offline")  # no login is needed
     value = "0.001" if word in COMPUTED else SAMPLE.get(ALIASES[word], "2")
     words = only([f"{word}={value}"]).fix.partition("did you mean ")[2].partition("?")[0].split()
@@ -28,5 +30,10 @@ def test_what_newcomers_type_is_answered_with_what_works(word: str, monkeypatch:
 
 def test_advice_is_on_the_values_that_the_whole_line_sets():
     assert "warmup_steps=50?" in only(["warmup_ratio=0.1", "train.max_steps=500"]).fix
-    assert only(["train.max_steps=soon", "train.max_steps=77"]).fix == "for example train.max_steps=77"
-    assert "warmup_steps=50?" in only(["scheduler.warmup_ratio=0.1", "train.max_steps=500"], as_point=True).fix
+    assert (
+        only(["train.max_steps=soon", "train.max_steps=77"]).fix == "for example train.max_steps=77"
+    )
+    assert (
+        "warmup_steps=50?"
+        in only(["scheduler.warmup_ratio=0.1", "train.max_steps=500"], as_point=True).fix
+    )

@@ -26,7 +26,10 @@ def needs_quotes(value: str) -> str:
 
 
 MISSING = "a value is missing beside a comma."
-RANGE, RANGE_FIX = "range takes numbers, and a step that is not 0.", "'seed=range(START, STOP[, STEP])' with numbers"
+RANGE, RANGE_FIX = (
+    "range takes numbers, and a step that is not 0.",
+    "'seed=range(START, STOP[, STEP])' with numbers",
+)
 
 
 def no_key(name: str) -> str:
@@ -69,14 +72,22 @@ SAID = [
     ("seed=range(a,b)", RANGE, RANGE_FIX),
     ("seed=range(1,5,0)", RANGE, RANGE_FIX),
     ("seed=interval(1)", "interval takes two numbers.", "'seed=interval(LOW, HIGH)' with numbers"),
-    ("eval.sample_prompts=[a=b, c]", needs_quotes("[a=b, c]"), "write 'eval.sample_prompts=[\"a=b\", c]'"),
+    (
+        "eval.sample_prompts=[a=b, c]",
+        needs_quotes("[a=b, c]"),
+        "write 'eval.sample_prompts=[\"a=b\", c]'",
+    ),
     ("eval.sample_prompts=a=b", needs_quotes("a=b"), "write 'eval.sample_prompts=[\"a=b\"]'"),
     (
         "sweep.ablation.arms.wide=[model.dim=256]",
         needs_quotes("[model.dim=256]"),
         "write 'sweep.ablation.arms.wide=[\"model.dim=256\"]'",
     ),
-    ("sweep.ablation.arms.wide=model.dim=256", needs_quotes("model.dim=256"), "write 'sweep.ablation.arms.wide=[\"model.dim=256\"]'"),
+    (
+        "sweep.ablation.arms.wide=model.dim=256",
+        needs_quotes("model.dim=256"),
+        "write 'sweep.ablation.arms.wide=[\"model.dim=256\"]'",
+    ),
     (
         "sweep.ablation.arms={base: [], wide: [model.dim=256]}",
         needs_quotes("{base: [], wide: [model.dim=256]}"),
@@ -84,7 +95,11 @@ SAID = [
     ),
     ("optimizer.betas[0]=0.5", "a list is given as a whole.", "optimizer.betas=[...]"),
     # groups
-    ("model=lama7b", "there is no model named 'lama7b'.", "did you mean model=llama7b, model=llama70b or model=llama3_70b?"),
+    (
+        "model=lama7b",
+        "there is no model named 'lama7b'.",
+        "did you mean model=llama7b, model=llama70b or model=llama3_70b?",
+    ),
     ("optimizer=nope", "there is no optimizer named 'nope'.", "options: adamw, adamw_large"),
     ("train=1", "there is no train named '1'.", "options: long, quick"),
     ("model=null", "there is no model named 'null'.", f"options: {MODELS}"),
@@ -96,28 +111,64 @@ SAID = [
     ("model=glob(*)", f"model {NO_SWEEP}", "choose one, or -m for a sweep"),
     ("~model", "the group model cannot be removed.", f"choose one: {MODELS}"),
     ("~model=tiny", "the group model cannot be removed.", f"choose one: {MODELS}"),
-    ("model={dim: 3}", "model is chosen by name; its values are set one by one.", "write model.dim=3"),
-    ("model={dimm: 3}", "model is chosen by name; its values are set one by one.", "write model.dimm=3"),
-    ("train={}", "train is chosen by name; its values are set one by one.", "choose one: long, quick"),
+    (
+        "model={dim: 3}",
+        "model is chosen by name; its values are set one by one.",
+        "write model.dim=3",
+    ),
+    (
+        "model={dimm: 3}",
+        "model is chosen by name; its values are set one by one.",
+        "write model.dimm=3",
+    ),
+    (
+        "train={}",
+        "train is chosen by name; its values are set one by one.",
+        "choose one: long, quick",
+    ),
     ("model@x=tiny", "model has one place in the config.", "write model=tiny"),
     ("+model@x=tiny", "model has one place in the config.", "write model=tiny"),
-    ("schema=config", "there is no group or option 'schema'.", "python -m forge.train --help lists them"),
+    (
+        "schema=config",
+        "there is no group or option 'schema'.",
+        "python -m forge.train --help lists them",
+    ),
     (
         "+schema/model=decoder",
         "there is no group 'schema/model', and options are written with dots.",
         "python -m forge.train --help lists them",
     ),
-    ("debug.x=1", "debug is a group without options of its own.", "choose one of its files: debug=..."),
+    (
+        "debug.x=1",
+        "debug is a group without options of its own.",
+        "choose one of its files: debug=...",
+    ),
     # keys
     ("optimizer.lrr=1", "AdamW has no option 'lrr'.", "did you mean optimizer.lr=1?"),
     ("modl.dim=3", "there is no group or option 'modl'.", "did you mean model.dim=3?"),
     ("modle=tiny", "there is no group or option 'modle'.", "did you mean model=tiny?"),
     ("sead=3", "there is no group or option 'sead'.", "did you mean seed=3?"),
-    ("wramup=3", "there is no group or option 'wramup'.", "python -m forge.train --help lists them"),
-    ("train.warmup_steps=3", "Train has no option 'warmup_steps'.", "did you mean scheduler.warmup_steps=3?"),
+    (
+        "wramup=3",
+        "there is no group or option 'wramup'.",
+        "python -m forge.train --help lists them",
+    ),
+    (
+        "train.warmup_steps=3",
+        "Train has no option 'warmup_steps'.",
+        "did you mean scheduler.warmup_steps=3?",
+    ),
     ("seed.x=1", "seed is a value and has nothing below it.", "did you mean seed=1?"),
-    ("optimizer.betas.0=0.5", "optimizer.betas is a list, and is given as a whole.", "optimizer.betas=[...]"),
-    ("optimizer/lr=1", "there is no group 'optimizer/lr', and options are written with dots.", "did you mean optimizer.lr=1?"),
+    (
+        "optimizer.betas.0=0.5",
+        "optimizer.betas is a list, and is given as a whole.",
+        "optimizer.betas=[...]",
+    ),
+    (
+        "optimizer/lr=1",
+        "there is no group 'optimizer/lr', and options are written with dots.",
+        "did you mean optimizer.lr=1?",
+    ),
     ("seed@foo=3", "only a group takes @.", "write seed=3"),
     (
         "data.path=x",
@@ -129,11 +180,27 @@ SAID = [
     ("+optimizer.lr=1", "optimizer.lr exists; + is for what does not.", "write optimizer.lr=1"),
     ("~optimizer.lr", "an option cannot be removed.", "give it a value: optimizer.lr=..."),
     ("~optimizer.lrr", "AdamW has no option 'lrr'.", "did you mean optimizer.lr?"),
-    ("+experiment.lr=1", "experiment is a group without options of its own.", "choose one of its files: experiment=..."),
+    (
+        "+experiment.lr=1",
+        "experiment is a group without options of its own.",
+        "choose one of its files: experiment=...",
+    ),
     # keys of the seeds
-    ("trainer.learning_rate=1", "there is no group or option 'trainer'.", "did you mean optimizer.lr=1?"),
-    ("distributed.tp=4", "there is no group or option 'distributed'.", "did you mean parallel.tp=4?"),
-    ("model.num_experts=8", "Decoder has no option 'num_experts'.", "did you mean model.moe.num_experts=8?"),
+    (
+        "trainer.learning_rate=1",
+        "there is no group or option 'trainer'.",
+        "did you mean optimizer.lr=1?",
+    ),
+    (
+        "distributed.tp=4",
+        "there is no group or option 'distributed'.",
+        "did you mean parallel.tp=4?",
+    ),
+    (
+        "model.num_experts=8",
+        "Decoder has no option 'num_experts'.",
+        "did you mean model.moe.num_experts=8?",
+    ),
     ("base_emb_dim=8", "there is no group or option 'base_emb_dim'.", "did you mean model.dim=8?"),
     ("lora.rank=8", "there is no group or option 'lora'.", "lora.rank comes later: LoRA"),
     (
@@ -157,24 +224,52 @@ SAID = [
         "there is no group or option 'min_lr'.",
         "did you mean scheduler.min_lr_ratio=0.01? (of the peak, optimizer.lr=0.003)",
     ),
-    ("optimizer.beta1=0.8", "AdamW has no option 'beta1'.", "did you mean optimizer.betas=[0.8,0.99]? (both in one list)"),
+    (
+        "optimizer.beta1=0.8",
+        "AdamW has no option 'beta1'.",
+        "did you mean optimizer.betas=[0.8,0.99]? (both in one list)",
+    ),
     ("dropout=0.1", "there is no group or option 'dropout'.", "no model has dropout: leave it out"),
-    ("bf16=false", "there is no group or option 'bf16'.", "leave it out; precision=bf16 switches it on"),
+    (
+        "bf16=false",
+        "there is no group or option 'bf16'.",
+        "leave it out; precision=bf16 switches it on",
+    ),
     ("run.device=gpu", "run.device is one of auto, cpu, cuda.", "did you mean run.device=cuda?"),
     ("device=gpu", "there is no group or option 'device'.", "did you mean run.device=cuda?"),
     ("precision=float32", "there is no precision named 'float32'.", "did you mean precision=fp32?"),
     ("parallel=tp3", "there is no parallel named 'tp3'.", "did you mean parallel.tp=3?"),
     ("data=my.txt", "there is no data named 'my.txt'.", "did you mean data=text data.path=my.txt?"),
     ("name=x", "there is no group or option 'name'.", "did you mean run.name=x or sweep.name=x?"),
-    ("train.compile=true", "Train has no option 'compile'.", "did you mean train.compile_model=true?"),
-    ("training=100", "there is no group or option 'training'.", "did you mean the group train? its options: long, quick"),
+    (
+        "train.compile=true",
+        "Train has no option 'compile'.",
+        "did you mean train.compile_model=true?",
+    ),
+    (
+        "training=100",
+        "there is no group or option 'training'.",
+        "did you mean the group train? its options: long, quick",
+    ),
     ("steps=many", "there is no group or option 'steps'.", "did you mean train.max_steps=1600?"),
     # dashes
     ("--optimizer.lr=3e-3", "options are typed without dashes.", "write optimizer.lr=3e-3"),
-    ("--callbacks.ema._target_=x.EMA", "options are typed without dashes.", "write +callbacks.ema._target_=x.EMA"),
+    (
+        "--callbacks.ema._target_=x.EMA",
+        "options are typed without dashes.",
+        "write +callbacks.ema._target_=x.EMA",
+    ),
     ("--model=smal", "options are typed without dashes.", "write model=small or model=moe_small"),
-    ("--lr=3e-3", "options are typed without dashes, and there is no group or option 'lr'.", "did you mean optimizer.lr=3e-3?"),
-    ("--bf16", "options are typed without dashes, and there is no group or option 'bf16'.", "did you mean precision=bf16?"),
+    (
+        "--lr=3e-3",
+        "options are typed without dashes, and there is no group or option 'lr'.",
+        "did you mean optimizer.lr=3e-3?",
+    ),
+    (
+        "--bf16",
+        "options are typed without dashes, and there is no group or option 'bf16'.",
+        "did you mean precision=bf16?",
+    ),
     (
         "--learning-rate=3e-3",
         "options are typed without dashes, and there is no group or option 'learning_rate'.",
@@ -185,17 +280,49 @@ SAID = [
     ("seed=1.5", "seed is an integer; '1.5' is not.", "for example seed=42"),
     ("seed=true", "seed is an integer; 'true' is not.", "for example seed=42"),
     ("seed=null", "seed cannot be null; it is an integer.", "for example seed=42"),
-    ("optimizer.lr=null", "optimizer.lr cannot be null; it is a number.", "for example optimizer.lr=0.003"),
-    ("optimizer.lr=fast", "optimizer.lr is a number; 'fast' is not.", "for example optimizer.lr=0.003"),
+    (
+        "optimizer.lr=null",
+        "optimizer.lr cannot be null; it is a number.",
+        "for example optimizer.lr=0.003",
+    ),
+    (
+        "optimizer.lr=fast",
+        "optimizer.lr is a number; 'fast' is not.",
+        "for example optimizer.lr=0.003",
+    ),
     ("run.inline=maybe", "run.inline is true or false; 'maybe' is not.", ""),
     ("run.trust=os.", "run.trust is a list of texts; 'os.' is not.", "run.trust=[os.]"),
-    ("eval.sample_prompts=a b", "eval.sample_prompts is a list of texts; 'a b' is not.", "'eval.sample_prompts=[a b]'"),
-    ("eval.sample_prompts='a=b'", "eval.sample_prompts is a list of texts; ''a=b'' is not.", "\"eval.sample_prompts=['a=b']\""),
-    ("optimizer.betas=0.9", "optimizer.betas is a list of numbers; '0.9' is not.", "for example optimizer.betas=[0.9,0.99]"),
-    ("optimizer.betas=null", "optimizer.betas cannot be null; it is a list of numbers.", "for example optimizer.betas=[0.9,0.99]"),
-    ("parallel.pp_layers=3", "parallel.pp_layers is a list of integers; '3' is not.", "parallel.pp_layers=[3]"),
+    (
+        "eval.sample_prompts=a b",
+        "eval.sample_prompts is a list of texts; 'a b' is not.",
+        "'eval.sample_prompts=[a b]'",
+    ),
+    (
+        "eval.sample_prompts='a=b'",
+        "eval.sample_prompts is a list of texts; ''a=b'' is not.",
+        "\"eval.sample_prompts=['a=b']\"",
+    ),
+    (
+        "optimizer.betas=0.9",
+        "optimizer.betas is a list of numbers; '0.9' is not.",
+        "for example optimizer.betas=[0.9,0.99]",
+    ),
+    (
+        "optimizer.betas=null",
+        "optimizer.betas cannot be null; it is a list of numbers.",
+        "for example optimizer.betas=[0.9,0.99]",
+    ),
+    (
+        "parallel.pp_layers=3",
+        "parallel.pp_layers is a list of integers; '3' is not.",
+        "parallel.pp_layers=[3]",
+    ),
     ("parallel.pp_layers=x", "parallel.pp_layers is a list of integers; 'x' is not.", ""),
-    ("train.max_steps=1e400", "train.max_steps is an integer; '1e400' is not.", "for example train.max_steps=1600"),
+    (
+        "train.max_steps=1e400",
+        "train.max_steps is an integer; '1e400' is not.",
+        "for example train.max_steps=1600",
+    ),
     ("optimizer.lr=1e400", "optimizer.lr must be finite.", ""),
     ("optimizer.lr=nan", "optimizer.lr must be finite.", ""),
     ("run.name=[a]", "run.name is a text; '[a]' is not.", "run.name=a"),
@@ -211,10 +338,26 @@ SAID = [
         "for example model.ffn_hidden_dim=null",
     ),
     ("seed=[1,a]", "seed is an integer; '[1,a]' is not.", "for example seed=42"),
-    ("model.moe=3", f"model.moe {IS_SECTION} '3' is not.", f"{ONE_BY_ONE} model.moe.num_experts=..."),
-    ("model.moe=null", f"model.moe {IS_SECTION} 'null' is not.", f"{ONE_BY_ONE} model.moe.num_experts=..."),
-    ("sweep.ablation=[1]", f"sweep.ablation {IS_SECTION} '[1]' is not.", f"{ONE_BY_ONE} sweep.ablation.baseline=..."),
-    ("model.moe={a: 1}", "'{a: 1}' does not fit model.moe: Key 'a' not in 'MoE'.", f"{ONE_BY_ONE} model.moe.num_experts=..."),
+    (
+        "model.moe=3",
+        f"model.moe {IS_SECTION} '3' is not.",
+        f"{ONE_BY_ONE} model.moe.num_experts=...",
+    ),
+    (
+        "model.moe=null",
+        f"model.moe {IS_SECTION} 'null' is not.",
+        f"{ONE_BY_ONE} model.moe.num_experts=...",
+    ),
+    (
+        "sweep.ablation=[1]",
+        f"sweep.ablation {IS_SECTION} '[1]' is not.",
+        f"{ONE_BY_ONE} sweep.ablation.baseline=...",
+    ),
+    (
+        "model.moe={a: 1}",
+        "'{a: 1}' does not fit model.moe: Key 'a' not in 'MoE'.",
+        f"{ONE_BY_ONE} model.moe.num_experts=...",
+    ),
     ("sweep.arms.b=[]", "Sweep has no option 'arms'.", "did you mean sweep.ablation.arms.b=[]?"),
     ("sweeper.param.seed=1", "Basic has no option 'param'.", "did you mean sweeper.params.seed=1?"),
     ("optimizer.lr=(1e-3,1e-2)", NOTHING_AROUND, "write optimizer.lr=1e-3,1e-2"),
@@ -230,34 +373,80 @@ SAID = [
         "for example optimizer.betas=[0.9,0.99]",
     ),
     ("eval.sample_prompts=[[a]]", "eval.sample_prompts must be a list of texts.", ""),
-    ("optimizer.betas=0.9,0.95", f"optimizer.betas {NO_SWEEP}", "optimizer.betas=[0.9,0.95] for a list, or -m for a sweep"),
-    ("run.name=a,b", f"run.name {NO_SWEEP}", "one value, or -m for a sweep; 'run.name=\"a,b\"' for a text"),
+    (
+        "optimizer.betas=0.9,0.95",
+        f"optimizer.betas {NO_SWEEP}",
+        "optimizer.betas=[0.9,0.95] for a list, or -m for a sweep",
+    ),
+    (
+        "run.name=a,b",
+        f"run.name {NO_SWEEP}",
+        "one value, or -m for a sweep; 'run.name=\"a,b\"' for a text",
+    ),
     ("optimizer.lr=1,2", f"optimizer.lr {NO_SWEEP}", "one value, or -m for a sweep"),
     ("seed=range(1,5)", f"seed {NO_SWEEP}", "one value, or -m for a sweep"),
     ("run.name=???", "a value is missing.", "give one: run.name=..."),
     ("optimizer.betas=[???,0.9]", "a value is missing.", "give one: optimizer.betas=..."),
-    ("optimizer.lr=${nokey.x}", "its interpolation fails: Interpolation key 'nokey.x' not found.", INTERPOLATION),
-    ("optimizer.betas=['${nokey}',0.9]", "its interpolation fails: Interpolation key 'nokey' not found.", INTERPOLATION),
+    (
+        "optimizer.lr=${nokey.x}",
+        "its interpolation fails: Interpolation key 'nokey.x' not found.",
+        INTERPOLATION,
+    ),
+    (
+        "optimizer.betas=['${nokey}',0.9]",
+        "its interpolation fails: Interpolation key 'nokey' not found.",
+        INTERPOLATION,
+    ),
     ("seed=${seed}", "its interpolation fails: Recursive interpolation detected.", INTERPOLATION),
-    ("seed=${nope:1}", "its interpolation fails: Unsupported interpolation type nope.", INTERPOLATION),
+    (
+        "seed=${nope:1}",
+        "its interpolation fails: Unsupported interpolation type nope.",
+        INTERPOLATION,
+    ),
     # Hydra's own
     ("hydra.run.dir=x", "forge makes its own run directory.", "write run.dir=x"),
     ("hydra.job.name=x", "forge makes its own run directory.", "write run.name=x"),
-    ("hydra/launcher=joblib", "there is no launch named 'joblib'.", "options: local, slurm, submitit_local"),
+    (
+        "hydra/launcher=joblib",
+        "there is no launch named 'joblib'.",
+        "options: local, slurm, submitit_local",
+    ),
     (
         "hydra.verbose=true",
         "Hydra's own settings have no effect on a run of forge.",
         "of hydra.*, forge reads hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, hydra/sweeper and hydra.sweeper.*",
     ),
-    ("~hydra.searchpath", "hydra.searchpath is a list of directories.", "hydra.searchpath=[my/conf]"),
-    ("hydra.searchpath=conf", "hydra.searchpath is a list of directories.", "hydra.searchpath=[my/conf]"),
-    ("hydra.searchpath=[/nonexistent]", "there is no directory or package /nonexistent.", "give an existing one"),
-    ("hydra.searchpath=[pkg://nope.conf]", "there is no package nope, which nope.conf is in.", IMPORTABLE),
-    ("hydra.searchpath=[s3://x]", "s3://x is neither a directory nor a package.", "hydra.searchpath=[my/conf] or [pkg://my.conf]"),
+    (
+        "~hydra.searchpath",
+        "hydra.searchpath is a list of directories.",
+        "hydra.searchpath=[my/conf]",
+    ),
+    (
+        "hydra.searchpath=conf",
+        "hydra.searchpath is a list of directories.",
+        "hydra.searchpath=[my/conf]",
+    ),
+    (
+        "hydra.searchpath=[/nonexistent]",
+        "there is no directory or package /nonexistent.",
+        "give an existing one",
+    ),
+    (
+        "hydra.searchpath=[pkg://nope.conf]",
+        "there is no package nope, which nope.conf is in.",
+        IMPORTABLE,
+    ),
+    (
+        "hydra.searchpath=[s3://x]",
+        "s3://x is neither a directory nor a package.",
+        "hydra.searchpath=[my/conf] or [pkg://my.conf]",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("typed", "what", "fix"), SAID, ids=[typed or "nothing" for typed, *_ in SAID])
+@pytest.mark.parametrize(
+    ("typed", "what", "fix"), SAID, ids=[typed or "nothing" for typed, *_ in SAID]
+)
 def test_what_is_said(typed: str, what: str, fix: str):
     found = only([typed])
     assert (found.what, found.fix) == (what, fix)
@@ -266,7 +455,15 @@ def test_what_is_said(typed: str, what: str, fix: str):
 
 @pytest.mark.parametrize(
     ("time", "minutes"),
-    [("24:00:00", 1440), ("1-00:00:00", 1440), ("1-12", 2160), ("2-03:30", 3090), ("0:30:01", 31), ("12:30", None), ("1 h", None)],
+    [
+        ("24:00:00", 1440),
+        ("1-00:00:00", 1440),
+        ("1-12", 2160),
+        ("2-03:30", 3090),
+        ("0:30:01", 31),
+        ("12:30", None),
+        ("1 h", None),
+    ],
 )
 def test_a_time_of_slurm_in_minutes(time: str, minutes: int | None):
     found = only(["launch=slurm", "run.device=cpu", f"launch.time={time}"])
@@ -274,21 +471,35 @@ def test_a_time_of_slurm_in_minutes(time: str, minutes: int | None):
     assert (found.what, found.fix) == (f"launch.time is an integer; '{time}' is not.", fix)
 
 
-@pytest.mark.parametrize("fix", [*dict.fromkeys(fix for *_, fix in SAID if alternatives(fix)), "write seed=1"])
+@pytest.mark.parametrize(
+    "fix", [*dict.fromkeys(fix for *_, fix in SAID if alternatives(fix)), "write seed=1"]
+)
 def test_what_is_advised_can_be_typed(fix: str):
     """But for what is then several values, or an option with a mistake of its own."""
     for words in alternatives(fix):
-        left = [p.what for p in problems(words, as_point=True) if not p.rule and NO_SWEEP not in p.what]
-        assert left == (["Decoder has no option 'dimm'."] if fix == "write model.dimm=3" else []), words
+        left = [
+            p.what for p in problems(words, as_point=True) if not p.rule and NO_SWEEP not in p.what
+        ]
+        assert left == (["Decoder has no option 'dimm'."] if fix == "write model.dimm=3" else []), (
+            words
+        )
 
 
 @pytest.mark.parametrize(
     ("overrides", "config_dirs", "key"),
-    [([], ["my/nope"], "--config-dir my/nope"), (["hydra.searchpath=[my/nope]"], [], "hydra.searchpath")],
+    [
+        ([], ["my/nope"], "--config-dir my/nope"),
+        (["hydra.searchpath=[my/nope]"], [], "hydra.searchpath"),
+    ],
 )
-def test_a_folder_that_is_not_there_comes_before_what_comes_of_it(overrides: list[str], config_dirs: list[str], key: str):
+def test_a_folder_that_is_not_there_comes_before_what_comes_of_it(
+    overrides: list[str], config_dirs: list[str], key: str
+):
     first, second = problems(["experiment=mine", *overrides], config_dirs=config_dirs)
-    assert (first.key, first.what) == (key, f"there is no directory or package {Path('my/nope').resolve()}.")
+    assert (first.key, first.what) == (
+        key,
+        f"there is no directory or package {Path('my/nope').resolve()}.",
+    )
     assert second.what == "there is no experiment named 'mine'."
 
 
@@ -311,9 +522,13 @@ WORKS = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "section", "name", "value"), WORKS, ids=[typed for typed, *_ in WORKS])
+@pytest.mark.parametrize(
+    ("typed", "section", "name", "value"), WORKS, ids=[typed for typed, *_ in WORKS]
+)
 def test_what_works(typed: str, section: str, name: str, value: object):
-    small = ["model.n_heads=4", "model.dim=256"] if section == "model" and "small" not in typed else []
+    small = (
+        ["model.n_heads=4", "model.dim=256"] if section == "model" and "small" not in typed else []
+    )
     found = getattr(getattr(resolved([*small, typed]).config, section), name)
     assert found == value
     assert type(found) is type(value)
@@ -329,7 +544,10 @@ def test_a_wrong_value_is_reported_though_a_right_one_follows():
 
 
 def test_an_optional_group_can_be_switched_off_again():
-    plain, both = resolved().config, resolved(["experiment=wsd", "debug=fast", "debug=null", "experiment=null"]).config
+    plain, both = (
+        resolved().config,
+        resolved(["experiment=wsd", "debug=fast", "debug=null", "experiment=null"]).config,
+    )
     assert both == plain
     assert resolved(["experiment=null", "experiment=wsd"]).config.scheduler != plain.scheduler
 
@@ -337,7 +555,10 @@ def test_an_optional_group_can_be_switched_off_again():
 def test_no_two_spellings_of_several_paths_point_at_each_other():
     over_all = "for one run over several files a directory that holds them, or a glob such as 'data.path=texts/*.txt'"
     found = only(["data=text", "data.path=a.txt,b.txt"])
-    assert found.fix == "one value, or -m for a sweep; 'data.path=\"a.txt,b.txt\"' for a text; " + over_all
+    assert (
+        found.fix
+        == "one value, or -m for a sweep; 'data.path=\"a.txt,b.txt\"' for a text; " + over_all
+    )
     found = only(["data=text", "data.path=[a.txt,b.txt]"])
     assert found.fix == f"data.path=a.txt,b.txt with -m, for a sweep over these; {over_all}"
 
@@ -349,7 +570,10 @@ def test_brackets_belong_to_the_name_of_a_token(token: str):
     assert composition.tree.tokenizer.eos_token == token.strip("'")
 
 
-@pytest.mark.parametrize("typed", ["run.name=ü", "run.name=a b(", 'run.name=a"b\\', "data.path=~/my text.txt", "run.name=a,b"])
+@pytest.mark.parametrize(
+    "typed",
+    ["run.name=ü", "run.name=a b(", 'run.name=a"b\\', "data.path=~/my text.txt", "run.name=a,b"],
+)
 def test_the_quotes_that_are_advised_work(typed: str):
     key, _, value = typed.partition("=")
     fix = getattr(read(typed), "fix", f"'{key}=\"{value}\"'")
@@ -367,7 +591,14 @@ def test_a_problem_is_not_reported_twice():
 
 
 def test_problems_come_in_the_order_they_were_typed():
-    typed = ["train.seq_len=9999", "optimizer.lrr=1", "model=lama7b", "train.batch_size=0", "foo", "seed=abc"]
+    typed = [
+        "train.seq_len=9999",
+        "optimizer.lrr=1",
+        "model=lama7b",
+        "train.batch_size=0",
+        "foo",
+        "seed=abc",
+    ]
     assert [p.key for p in problems(typed)] == typed
 
 
@@ -379,5 +610,7 @@ def test_a_text_instead_of_a_list_of_overrides():
 
 def test_absurdly_long_input_is_refused_as_any_other():
     assert only([f"{'x' * 5000}=1"]).what.startswith("there is no group or option 'xxx")
-    assert only(["data=text", f"data.path={'x' * 5000}"]).what.endswith("and as a glob it matches nothing.")
+    assert only(["data=text", f"data.path={'x' * 5000}"]).what.endswith(
+        "and as a glob it matches nothing."
+    )
     assert only([f"run.dir={'x' * 300}/y{chr(0)}"]) is not None

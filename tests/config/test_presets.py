@@ -19,7 +19,11 @@ from forge.config.paths import CONF
 from forge.config.resolve import Resolution
 from forge.optim import schedules
 
-FILES = sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.rglob("*.yaml") if path.parent != CONF)
+FILES = sorted(
+    path.relative_to(CONF).with_suffix("").as_posix()
+    for path in CONF.rglob("*.yaml")
+    if path.parent != CONF
+)
 PARAMETERS = {
     "gpt2": 124_439_808,
     "llama7b": 6_738_415_616,
@@ -34,13 +38,22 @@ PARAMETERS = {
 def needs(tmp_path: Path) -> dict[str, list[str]]:
     """What a file asks of the user: its further overrides."""
     (tmp_path / "my.txt").write_text("some text")
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}))
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []})
+    )
     return {
         "data/text": [f"data.path={tmp_path / 'my.txt'}"],
         "tokenizer/file": [f"tokenizer.path={tmp_path / 'tokenizer.json'}"],
         "train/long": ["model.max_seq_len=2048"],
-        **{f"parallel/{name}": ["model=llama7b"] for name in ("pp4", "pp4_fsdp", "tp8", "tp8_fsdp", "tp8_pp2", "tp8_pp4_fsdp")},
-        **{f"parallel/{name}": ["model=moe_tiny"] for name in Library().options("parallel") if "ep" in name},
+        **{
+            f"parallel/{name}": ["model=llama7b"]
+            for name in ("pp4", "pp4_fsdp", "tp8", "tp8_fsdp", "tp8_pp2", "tp8_pp4_fsdp")
+        },
+        **{
+            f"parallel/{name}": ["model=moe_tiny"]
+            for name in Library().options("parallel")
+            if "ep" in name
+        },
     }
 
 
@@ -89,7 +102,14 @@ def test_a_preset_is_as_large_as_its_comment_says(file: str):
 
 def test_a_preset_of_a_layout_says_all_degrees():
     for file in (CONF / "parallel").glob("*.yaml"):
-        assert list(yaml.safe_load(file.read_text()))[-6:] == ["dp_replicate", "dp_shard", "tp", "pp", "cp", "ep"], file.name
+        assert list(yaml.safe_load(file.read_text()))[-6:] == [
+            "dp_replicate",
+            "dp_shard",
+            "tp",
+            "pp",
+            "cp",
+            "ep",
+        ], file.name
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if re.search("parallel/.*[0-9_]", f)])
@@ -97,8 +117,17 @@ def test_the_name_of_a_layout_says_what_it_is(file: str):
     """tp4_pp2 has these degrees and no other; fsdp and hsdp take the rest, and without them nothing is sharded."""
     name, degrees = file.partition("/")[2], yaml.safe_load((CONF / f"{file}.yaml").read_text())
     words = name.split("_")
-    named = {match[1]: int(match[2]) for word in words if (match := re.fullmatch("([a-z]+)([0-9]+)", word))}
-    assert {axis: degrees[axis] for axis in ("tp", "pp", "cp", "ep")} == {"tp": 1, "pp": 1, "cp": 1, "ep": 1} | named
+    named = {
+        match[1]: int(match[2])
+        for word in words
+        if (match := re.fullmatch("([a-z]+)([0-9]+)", word))
+    }
+    assert {axis: degrees[axis] for axis in ("tp", "pp", "cp", "ep")} == {
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "ep": 1,
+    } | named
     assert degrees["dp_shard"] == (-1 if {"fsdp", "hsdp"} & set(words) else 1)
     assert degrees["dp_replicate"] == (2 if "hsdp" in words else 1)
 
@@ -122,8 +151,15 @@ def test_every_line_of_the_defaults_list_has_a_comment():
 
 def test_what_an_experiment_sets_wins_over_the_groups_and_the_command_line_wins_over_both():
     assert resolved(["experiment=wsd"]).config.scheduler.wsd_decay_type == "sqrt"
-    assert resolved(["experiment=wsd", "scheduler.wsd_decay_type=linear"]).config.scheduler.wsd_decay_type == "linear"
-    assert resolved(["debug=fast", "train=long", "model.max_seq_len=2048"]).config.train.max_steps == 3
+    assert (
+        resolved(
+            ["experiment=wsd", "scheduler.wsd_decay_type=linear"]
+        ).config.scheduler.wsd_decay_type
+        == "linear"
+    )
+    assert (
+        resolved(["debug=fast", "train=long", "model.max_seq_len=2048"]).config.train.max_steps == 3
+    )
 
 
 def flatten(content: dict, prefix: str):

@@ -27,7 +27,9 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def start(run_dir: Path, ranks: int, *, trust: tuple[str, ...] = ()) -> int:
         seen.append(run_dir)
         content = {"status": "finished", "reason": "end", "step": 7, "metrics": {"eval/loss": 2.5}}
-        directory.write_json(run_dir / "result.json", {**content, "objective": {"name": "eval/loss", "value": 2.5}})
+        directory.write_json(
+            run_dir / "result.json", {**content, "objective": {"name": "eval/loss", "value": 2.5}}
+        )
         return 0
 
     monkeypatch.setattr(local, "start", start)
@@ -66,7 +68,11 @@ def test_compose_takes_the_users_folders(write):
 
 def test_validate_says_what_was_worked_out_and_where_it_would_run():
     resolution = forge.compose([*SMALL, "scheduler.warmup_steps=100"]).validate(world_size=1)
-    assert (resolution.world.size, resolution.world.source, resolution.world.device) == (1, "the caller", "cpu")
+    assert (resolution.world.size, resolution.world.source, resolution.world.device) == (
+        1,
+        "the caller",
+        "cpu",
+    )
     assert "train.global_batch_size" in {d.key for d in resolution.derived}
     assert [w.rule for w in resolution.warnings] == ["scheduler.warmup"]
     with pytest.raises(ConfigError, match="there are 4 ranks"):
@@ -74,20 +80,34 @@ def test_validate_says_what_was_worked_out_and_where_it_would_run():
 
 
 @pytest.mark.parametrize("resolve_first", [False, True])
-def test_train_starts_a_worker_and_gives_its_result(resolve_first: bool, started: list[Path], tmp_path: Path):
+def test_train_starts_a_worker_and_gives_its_result(
+    resolve_first: bool, started: list[Path], tmp_path: Path
+):
     config = forge.compose([*SMALL, "run.name=mine"])
     result = forge.train(config.validate().config if resolve_first else config)
     assert started == [result.run_dir]
     assert result.run_dir.parent == tmp_path / "runs"
     assert "_mine_" in result.run_dir.name
-    assert (result.status, result.step, result.metrics, result.objective) == ("finished", 7, {"eval/loss": 2.5}, 2.5)
-    assert yaml.safe_load((result.run_dir / "overrides.json").read_text()) == [*SMALL, "run.name=mine"]
+    assert (result.status, result.step, result.metrics, result.objective) == (
+        "finished",
+        7,
+        {"eval/loss": 2.5},
+        2.5,
+    )
+    assert yaml.safe_load((result.run_dir / "overrides.json").read_text()) == [
+        *SMALL,
+        "run.name=mine",
+    ]
 
 
 def test_what_is_set_in_python_is_an_override_of_the_run(started: list[Path], write):
     folder = write("experiment/mine.yaml", "# @package _global_\nseed: 9\n")
     config = forge.compose([*SMALL, "experiment=mine"], config_dirs=[folder])
-    config.optimizer.lr, config.run.name, config.eval.sample_prompts = 0.25, "it's 1", ["a, b", "true"]
+    config.optimizer.lr, config.run.name, config.eval.sample_prompts = (
+        0.25,
+        "it's 1",
+        ["a, b", "true"],
+    )
     run_dir = forge.train(config).run_dir
     again = resume.overrides_of(run_dir)
     assert again[:-1] == [
@@ -102,7 +122,9 @@ def test_what_is_set_in_python_is_an_override_of_the_run(started: list[Path], wr
     assert (composed.seed, composed.optimizer.lr, composed.run.name) == (9, 0.25, "it's 1")
     assert list(composed.eval.sample_prompts) == ["a, b", "true"]
     assert forge.train(config.validate().config).run_dir != run_dir
-    assert resume.overrides_of(started[-1])[:-1] == again[:-1]  # what resolving worked out was not set by anyone
+    assert (
+        resume.overrides_of(started[-1])[:-1] == again[:-1]
+    )  # what resolving worked out was not set by anyone
 
 
 def test_train_refuses_before_anything_is_made(started: list[Path], tmp_path: Path):
@@ -115,11 +137,15 @@ def test_train_refuses_before_anything_is_made(started: list[Path], tmp_path: Pa
 
 def test_a_run_that_fails(started: list[Path], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "start", lambda run_dir, ranks, **_: 1)
-    with pytest.raises(RuntimeError, match=r"^the run in .*_tiny_\w+ failed: its worker ended with exit code 1$"):
+    with pytest.raises(
+        RuntimeError, match=r"^the run in .*_tiny_\w+ failed: its worker ended with exit code 1$"
+    ):
         forge.train(forge.compose())
 
 
-def test_a_run_that_is_interrupted_before_it_begins(started: list[Path], monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_is_interrupted_before_it_begins(
+    started: list[Path], monkeypatch: pytest.MonkeyPatch
+):
     """Also one that goes on, whose directory has the result of its last start still."""
     done = forge.train(forge.compose())
     monkeypatch.setattr(local, "start", lambda run_dir, ranks, **_: 130)
@@ -149,7 +175,9 @@ except RuntimeError as error:
     print(error)
 assert forge.train.main(['--help']) == 0
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
     assert "failed: its worker ended with exit code 3" in done.stdout, done.stderr
 
 
@@ -161,10 +189,16 @@ def test_the_package_says_what_it_has():
 
 
 def test_an_error_reads_as_the_terminal_shows_it():
-    problems = [Problem(key="a.b=1", what="No.", fix="yes", where="here"), Problem(key="c", what="Neither.")]
+    problems = [
+        Problem(key="a.b=1", what="No.", fix="yes", where="here"),
+        Problem(key="c", what="Neither."),
+    ]
     error = ConfigError(problems)
     assert str(error) == render(problems)
-    assert str(error) == "2 problems; nothing was started or written.\n  1. a.b=1   [here]\n     No.\n     -> yes\n  2. c\n     Neither."
+    assert (
+        str(error)
+        == "2 problems; nothing was started or written.\n  1. a.b=1   [here]\n     No.\n     -> yes\n  2. c\n     Neither."
+    )
 
 
 def test_what_was_meant():
@@ -178,7 +212,9 @@ def test_what_was_meant():
     ]
 
 
-@pytest.mark.parametrize(("key", "option"), [("+a.b=1", "a.b"), ("~a", "a"), ("a.b[1]=2", "a.b"), ("a=b=c", "a")])
+@pytest.mark.parametrize(
+    ("key", "option"), [("+a.b=1", "a.b"), ("~a", "a"), ("a.b[1]=2", "a.b"), ("a=b=c", "a")]
+)
 def test_the_option_of_a_problem(key: str, option: str):
     assert Problem(key=key, what="").option == option
 
@@ -191,6 +227,9 @@ def test_a_refusal_survives_another_process():
 
 
 def test_train_takes_a_config_and_dir_lists_what_there_is() -> None:
-    with pytest.raises(TypeError, match=r"^forge\.train takes a config, such as forge\.compose\(\[\.\.\.\]\) gives, not list$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^forge\.train takes a config, such as forge\.compose\(\[\.\.\.\]\) gives, not list$",
+    ):
         forge.train(["model=tiny"])  # type: ignore[arg-type]
     assert {"compose", "train", "ConfigError"} <= set(dir(forge))

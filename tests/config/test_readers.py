@@ -33,18 +33,28 @@ def reads() -> dict[tuple[str, str], set[str]]:
     """
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for file in [*ROOT.glob("forge/**/*.py"), *ROOT.glob("launch/*.py")]:
-        if file.parent.name == "config" and (file.name in SCHEMA_FILES or file.name.startswith("rules")):
+        if file.parent.name == "config" and (
+            file.name in SCHEMA_FILES or file.name.startswith("rules")
+        ):
             continue
         tree = ast.parse(file.read_text())
         modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         taken = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         groups = [
-            group for group in (*schemas.sections(), *INNER) if f"forge.config.{group}" in modules or group in taken.intersection(INNER)
+            group
+            for group in (*schemas.sections(), *INNER)
+            if f"forge.config.{group}" in modules or group in taken.intersection(INNER)
         ]
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 value = node.value
-                owner = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
+                owner = (
+                    value.attr
+                    if isinstance(value, ast.Attribute)
+                    else value.id
+                    if isinstance(value, ast.Name)
+                    else ""
+                )
                 for name in [owner, *(groups if owner in ("section", "schedule") else [])]:
                     found[name, node.attr].add(str(file.relative_to(ROOT)))
     return found
@@ -101,8 +111,12 @@ WITH = {
 """Second values where another rule narrows what is legal."""
 
 
-@pytest.mark.parametrize(("key", "variant", "field"), FIELDS, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasses.Field, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("key", "variant", "field"), FIELDS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_second_legal_value_composes(
+    key: str, variant: str, field: dataclasses.Field, tmp_path: Path
+):
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "t.json").write_text('{"model": {"vocab": {"another": 0, "</s>": 1}}}')
     group = key.rpartition(".")[0]
@@ -110,10 +124,24 @@ def test_a_second_legal_value_composes(key: str, variant: str, field: dataclasse
         "text": ["data=text", f"data.path={tmp_path / 'a.txt'}"],
         "file": ["tokenizer=file", f"tokenizer.path={tmp_path / 't.json'}", "model.vocab_size=2"],
     }
-    needs |= {"sweep": ["sweep.ablation.baseline=a", "sweep.ablation.arms={a: ['seed=1']}"]} if group == "sweep.ablation" else {}
+    needs |= (
+        {"sweep": ["sweep.ablation.baseline=a", "sweep.ablation.arms={a: ['seed=1']}"]}
+        if group == "sweep.ablation"
+        else {}
+    )
     choice = needs.get(variant, [f"{group}={variant}"] if variant in choices(group) else [])
-    small = [text for text in SMALL if not text.startswith(f"{group}.") or group in ("model", "train", "run") or variant == "bpe"]
-    small = [text for text in small if variant != "file" or not text.startswith(("tokenizer.", "model.vocab_size"))]
+    small = [
+        text
+        for text in SMALL
+        if not text.startswith(f"{group}.")
+        or group in ("model", "train", "run")
+        or variant == "bpe"
+    ]
+    small = [
+        text
+        for text in small
+        if variant != "file" or not text.startswith(("tokenizer.", "model.vocab_size"))
+    ]
     value = paths(tmp_path).get(key) or WITH.get(key) or as_text(second(key))
     more = {
         "parallel.ep": ["model.moe.num_experts=4"],
@@ -136,7 +164,11 @@ def paths(folder: Path) -> dict[str, str]:
     (folder / "b.txt").write_text("b")
     (folder / "u.json").write_text('{"model": {"vocab": {"another": 0, "</s>": 1}}}')
     return (
-        {"data.path": str(folder / "b.txt"), "tokenizer.path": str(folder / "u.json"), "checkpoint.resume_from": str(folder)}
+        {
+            "data.path": str(folder / "b.txt"),
+            "tokenizer.path": str(folder / "u.json"),
+            "checkpoint.resume_from": str(folder),
+        }
         | {"checkpoint.init_from": str(folder)}
         | {key: str(folder / "new") for key in ("run.dir", "data.cache_dir")}
     )
@@ -165,4 +197,8 @@ def second(key: str) -> object:
 
 
 def as_text(value: object) -> str:
-    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value).replace("'", "")  # type: ignore[call-overload]
+    return (
+        {True: "true", False: "false"}.get(value, str(value))
+        if isinstance(value, bool)
+        else str(value).replace("'", "")
+    )  # type: ignore[call-overload]

@@ -23,7 +23,11 @@ VARIED = [
     ["scheduler=wsd", "eval.sample_prompts=[a,b]", "run.trust=[mypkg.]"],
     ["scheduler=none", "precision=fp32", "train.global_batch_tokens=4096"],
     ["parallel.dp_shard=-1", "model=small", "optimizer.betas=[0.8,0.9]"],
-    ["run.trust=[mypkg.]", "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}],dim:${model.dim}}", "+trackers.b._target_=mypkg.CSV"],
+    [
+        "run.trust=[mypkg.]",
+        "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}],dim:${model.dim}}",
+        "+trackers.b._target_=mypkg.CSV",
+    ],
 ]
 
 
@@ -41,13 +45,18 @@ def test_every_section_is_read_only():
     for section in sections(config):
         assert section.frozen
         for field in dataclasses.fields(section):
-            with pytest.raises(dataclasses.FrozenInstanceError, match=f"{field.name}: a resolved config is read-only"):
+            with pytest.raises(
+                dataclasses.FrozenInstanceError,
+                match=f"{field.name}: a resolved config is read-only",
+            ):
                 setattr(section, field.name, getattr(section, field.name))
 
 
 def test_a_name_that_no_option_has_is_refused_in_python():
     config = compose.config()
-    with pytest.raises(AttributeError, match="Train has no option 'max_stepps'; did you mean max_steps"):
+    with pytest.raises(
+        AttributeError, match="Train has no option 'max_stepps'; did you mean max_steps"
+    ):
         config.train.max_stepps = 5  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"Config has no option 'zzz'$"):
         config.zzz = 5  # type: ignore[attr-defined]
@@ -58,16 +67,34 @@ def test_nothing_of_omegaconf_is_left(overrides: list[str]):
     for section in sections(resolved(overrides).config):
         for value in vars(section).values():
             assert not OmegaConf.is_config(value)
-            assert type(value) in (int, float, str, bool, type(None), tuple, FrozenDict) or isinstance(value, Section)
+            assert type(value) in (
+                int,
+                float,
+                str,
+                bool,
+                type(None),
+                tuple,
+                FrozenDict,
+            ) or isinstance(value, Section)
             if isinstance(value, tuple):
                 assert {type(element) for element in value} <= {str, int, float}
             if isinstance(value, FrozenDict):
-                assert {type(inner) for inner in below(value)} <= {int, float, str, bool, type(None), tuple, FrozenDict}
+                assert {type(inner) for inner in below(value)} <= {
+                    int,
+                    float,
+                    str,
+                    bool,
+                    type(None),
+                    tuple,
+                    FrozenDict,
+                }
 
 
 def below(value: Any) -> Iterator[Any]:
     yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ():
+    for inner in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+    ):
         yield from below(inner)
 
 
@@ -124,4 +151,9 @@ def test_one_composition_does_not_leak_into_the_next():
 
 def test_a_problem_carries_everything_a_program_needs():
     (problem,) = problems(["train.seq_len=100000"])
-    assert (problem.option, problem.rule, problem.where, problem.warning) == ("train.seq_len", "train.seq_len", "command line", False)
+    assert (problem.option, problem.rule, problem.where, problem.warning) == (
+        "train.seq_len",
+        "train.seq_len",
+        "command line",
+        False,
+    )

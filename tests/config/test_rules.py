@@ -38,7 +38,15 @@ OF_THE_USER = {
     "run.host_memory": "a smaller model, or a machine with GPUs",
 }
 """Rules whose advice is, in some cases, nothing that could be typed as it stands: what it asks for instead."""
-CASES = [*OTHER_CASES, *MOE_CASES, *LAYOUT_CASES, *TENSOR_CASES, *EXPERT_CASES, *CONTEXT_CASES, *PIPELINE_CASES]
+CASES = [
+    *OTHER_CASES,
+    *MOE_CASES,
+    *LAYOUT_CASES,
+    *TENSOR_CASES,
+    *EXPERT_CASES,
+    *CONTEXT_CASES,
+    *PIPELINE_CASES,
+]
 CASES += [*PLACE_CASES, *GOING_ON_CASES, *LAUNCH_CASES]
 
 
@@ -48,8 +56,12 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "small.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 8}}}))
     added = [{"id": 10, "content": "<pad>"}, {"id": 11, "content": "<end>"}]
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 9}}, "added_tokens": added}))
-    (tmp_path / "no_end.json").write_text(json.dumps({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": added}))
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": {"a": 0, "</s>": 9}}, "added_tokens": added})
+    )
+    (tmp_path / "no_end.json").write_text(
+        json.dumps({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": added})
+    )
     for step in (2, 10):
         (tmp_path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
     serialize.save(resolved(SMALL, as_point=True).config, tmp_path / "run" / "config.yaml")
@@ -63,17 +75,28 @@ def case_id(case: Case) -> str:
 def machine(case: Case) -> dict[str, Any]:
     """Where the rule breaks: without GPUs, but for the rules on them."""
     gpus = case.gpus if case.rule in ("run.gpus", "parallel.memory", "parallel.world_size") else 0
-    return {"gpus": gpus, "memory": case.memory, "world_size": case.world_size, "torch": case.torch, "as_point": True}
+    return {
+        "gpus": gpus,
+        "memory": case.memory,
+        "world_size": case.world_size,
+        "torch": case.torch,
+        "as_point": True,
+    }
 
 
 def overrides(text: str, place: Path) -> list[str]:
     words = shlex.split(text.replace("{tmp}", str(place)))
-    return [*(s for s in SMALL if "tokenizer=file" not in words or not s.startswith("tokenizer.")), *words]
+    return [
+        *(s for s in SMALL if "tokenizer=file" not in words or not s.startswith("tokenizer.")),
+        *words,
+    ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_a_rule_fires(case: Case, place: Path):
-    found = [p for p in problems(overrides(case.breaks, place), **machine(case)) if p.rule == case.rule]
+    found = [
+        p for p in problems(overrides(case.breaks, place), **machine(case)) if p.rule == case.rule
+    ]
     assert [(p.what, p.fix) for p in found] == [(case.what.replace("{tmp}", str(place)), case.fix)]
     assert found[0].warning == next(r.warning for r in RULES if r.id == case.rule)
     assert found[0].where, "a problem says where its value comes from"
@@ -81,7 +104,13 @@ def test_a_rule_fires(case: Case, place: Path):
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_a_rule_is_silent_where_it_is_kept(case: Case, place: Path):
-    found = problems(overrides(case.keeps, place), gpus=case.gpus, memory=case.memory, world_size=case.world_size_kept, as_point=True)
+    found = problems(
+        overrides(case.keeps, place),
+        gpus=case.gpus,
+        memory=case.memory,
+        world_size=case.world_size_kept,
+        as_point=True,
+    )
     assert case.rule not in [p.rule for p in found]
     assert [p for p in found if not p.warning] == []
 
@@ -97,20 +126,33 @@ def test_what_it_advises_helps(case: Case, place: Path):
     if case.rule == "run.host_memory":
         return  # another model has another size only where no option says it, as SMALL does: tests/test_cli_train.py
     for attempt in attempts:
-        after = [p for p in problems(attempt, **machine(case)) if not (p.warning and p.rule != case.rule)]
-        assert {(p.rule, p.option) for p in after} <= {(p.rule, p.option) for p in before} - {(case.rule, broken.option)}, attempt
+        after = [
+            p for p in problems(attempt, **machine(case)) if not (p.warning and p.rule != case.rule)
+        ]
+        assert {(p.rule, p.option) for p in after} <= {(p.rule, p.option) for p in before} - {
+            (case.rule, broken.option)
+        }, attempt
 
 
 def test_a_text_that_may_not_be_read(place: Path, monkeypatch: pytest.MonkeyPatch):
     """Not by a file, since whoever runs the tests may read all."""
     monkeypatch.setattr("forge.config.rules_run.os.access", lambda path, mode: mode != os.R_OK)
-    (found,) = [p for p in problems([*SMALL, "data=text", f"data.path={place / 'my.txt'}"]) if p.rule == "data.path"]
-    assert (found.what, found.fix) == (f"you may not read {place / 'my.txt'}.", "permission to read it (chmod u+r), or another path")
+    (found,) = [
+        p
+        for p in problems([*SMALL, "data=text", f"data.path={place / 'my.txt'}"])
+        if p.rule == "data.path"
+    ]
+    assert (found.what, found.fix) == (
+        f"you may not read {place / 'my.txt'}.",
+        "permission to read it (chmod u+r), or another path",
+    )
 
 
 def test_every_rule_has_such_a_case():
     """But for the one on models that are no Decoder, of which no preset is: tests/config/test_layout.py."""
-    assert sorted({*(case.rule for case in CASES), "parallel.needs_decoder"}) == sorted(rule.id for rule in RULES)
+    assert sorted({*(case.rule for case in CASES), "parallel.needs_decoder"}) == sorted(
+        rule.id for rule in RULES
+    )
     assert len({rule.id for rule in RULES}) == len(RULES)
 
 

@@ -26,7 +26,9 @@ SUBJECTS = set(
     supervised fine-tuning; LoRA; preference objectives; reinforcement learning; distillation; quantisation; planner; MLA;
     sliding and chunked attention; attention sinks; gated delta nets; multi-token prediction; two-tier checkpoints; elastic restart;
     DiLoCo; goodput ledger; straggler alarm; stack dumps; activation offload by named tensor; DSA indexer; MoBA; hyper-connections;
-    Engram; multimodal towers; YaRN and Llama-3.1 RoPE; lm-eval and CORE benchmarks""".replace("\n    ", " ").split("; ")
+    Engram; multimodal towers; YaRN and Llama-3.1 RoPE; lm-eval and CORE benchmarks""".replace(
+        "\n    ", " "
+    ).split("; ")
 )
 """What is planned; a subject that has been built leaves this list, and its rows become `taken`."""
 
@@ -36,7 +38,13 @@ def test_every_option_of_every_seed_has_exactly_one_row():
     mapped = Counter((row.seed, row.key) for row in seeds.rows())
     assert mapped == Counter(listed)
     assert set(mapped.values()) == {1}
-    sizes = {"kempnerforge": 129, "kempnerforge rule": 64, "xaytune": 76, "nanochat": 33, "maxtext": 725}
+    sizes = {
+        "kempnerforge": 129,
+        "kempnerforge rule": 64,
+        "xaytune": 76,
+        "nanochat": 33,
+        "maxtext": 725,
+    }
     assert Counter(seed for seed, _ in listed) == sizes
 
 
@@ -52,15 +60,23 @@ def test_the_table_is_well_formed():
 
 
 def test_what_comes_later_is_planned():
-    assert {row.note.partition(":")[0] for row in seeds.rows() if row.status == seeds.LATER} <= SUBJECTS
+    assert {
+        row.note.partition(":")[0] for row in seeds.rows() if row.status == seeds.LATER
+    } <= SUBJECTS
 
 
-@pytest.mark.parametrize("row", [row for row in TAKEN if row.seed != seeds.RULES], ids=lambda row: f"{row.seed} {row.key}")
+@pytest.mark.parametrize(
+    "row",
+    [row for row in TAKEN if row.seed != seeds.RULES],
+    ids=lambda row: f"{row.seed} {row.key}",
+)
 def test_a_taken_option_exists(row):
     assert exists(row.ours)
 
 
-@pytest.mark.parametrize("row", [row for row in TAKEN if row.seed == seeds.RULES], ids=lambda row: row.key)
+@pytest.mark.parametrize(
+    "row", [row for row in TAKEN if row.seed == seeds.RULES], ids=lambda row: row.key
+)
 def test_a_taken_rule_is_checked(row):
     key, *demand = row.ours.split()
     if demand == ["choices"]:
@@ -76,14 +92,23 @@ def test_notes_name_what_exists():
     groups = "|".join(GROUPS)
     for row in seeds.rows():
         for mentioned in re.findall(rf"(?<![\w.])(?:{groups})(?:(?:\.\w+)+|=\w+)", row.note):
-            assert mentioned in {"model=NAME", "tokenizer.json", "metrics.jsonl", *RULE_IDS} or exists(mentioned), (row, mentioned)
+            assert mentioned in {
+                "model=NAME",
+                "tokenizer.json",
+                "metrics.jsonl",
+                *RULE_IDS,
+            } or exists(mentioned), (row, mentioned)
 
 
-@pytest.mark.parametrize("row", [row for row in TAKEN if row.default and row.ours in FIELDS], ids=lambda row: row.key)
+@pytest.mark.parametrize(
+    "row", [row for row in TAKEN if row.default and row.ours in FIELDS], ids=lambda row: row.key
+)
 def test_a_default_that_differs_is_explained(row):
     theirs = ast.literal_eval(row.default)
     for ours in (default_of(field) for field in FIELDS[row.ours]):
-        assert theirs == ours or ("default" in row.note and str(ours) in row.note), f"{row.key}: theirs {theirs!r}, ours {ours!r}"
+        assert theirs == ours or ("default" in row.note and str(ours) in row.note), (
+            f"{row.key}: theirs {theirs!r}, ours {ours!r}"
+        )
 
 
 def test_defaults_are_compared_for_nearly_all_of_kempnerforge():
@@ -92,9 +117,9 @@ def test_defaults_are_compared_for_nearly_all_of_kempnerforge():
 
 
 def test_the_page_is_current():
-    assert (REPOSITORY / "docs" / "seeds.md").read_text(encoding="utf-8") == seeds.render_markdown(), (
-        "run python -m forge.config.seeds --write docs/seeds.md"
-    )
+    assert (REPOSITORY / "docs" / "seeds.md").read_text(
+        encoding="utf-8"
+    ) == seeds.render_markdown(), "run python -m forge.config.seeds --write docs/seeds.md"
 
 
 def test_the_page_has_one_line_an_option():
@@ -104,13 +129,19 @@ def test_the_page_has_one_line_an_option():
 
 SAID = {
     "distributed.tp": (["parallel.tp"], ""),
-    "train.mixed_precision": (["precision.mixed_precision"], "weights and optimizer state stay fp32; auto is added, fp8 comes later"),
+    "train.mixed_precision": (
+        ["precision.mixed_precision"],
+        "weights and optimizer state stay fp32; auto is added, fp8 comes later",
+    ),
     "optimizer.name": (["optimizer=adamw"], "lion, muon and schedule_free_adamw come later"),
     "trainer.lr": (["optimizer.lr"], ""),
     "lora.rank": ([], "lora.rank comes later: LoRA"),
     "trainer.warmup_ratio": (["scheduler.warmup_steps"], "in steps, not a share of the run"),
     "model.base_emb_dim": (["model.dim"], ""),
-    "scan_layers": ([], "scan_layers is left out: JAX: layers are never scanned here; train.compile_model compiles each block"),
+    "scan_layers": (
+        [],
+        "scan_layers is left out: JAX: layers are never scanned here; train.compile_model compiles each block",
+    ),
     "device_batch_size": (["train.batch_size"], ""),
     "steps": (["train.max_steps"], "always a bound: there is no -1"),
     "dir": (["checkpoint.dir", "run.dir"], ""),
@@ -125,12 +156,20 @@ def test_answers(typed, said):
 
 
 def test_no_answer_names_a_seed():
-    texts = [" ".join([*answer.ours, answer.note]) for row in seeds.rows() if (answer := seeds.answer(row.key)) is not None]
+    texts = [
+        " ".join([*answer.ours, answer.note])
+        for row in seeds.rows()
+        if (answer := seeds.answer(row.key)) is not None
+    ]
     assert len(texts) > 700
-    assert [text for text in texts if re.search("kempner|xaytune|nanochat|maxtext", text, re.IGNORECASE)] == []
+    assert [
+        text for text in texts if re.search("kempner|xaytune|nanochat|maxtext", text, re.IGNORECASE)
+    ] == []
 
 
-@pytest.mark.parametrize("typed", ["no_such_option", "optimizer.betas", "train.dir", "model.dropout", "", "dim > 0"])
+@pytest.mark.parametrize(
+    "typed", ["no_such_option", "optimizer.betas", "train.dir", "model.dropout", "", "dim > 0"]
+)
 def test_no_answer_where_no_seed_helps(typed):
     assert seeds.answer(typed) is None
 
@@ -138,13 +177,24 @@ def test_no_answer_where_no_seed_helps(typed):
 def exists(ours: str) -> bool:
     """Whether a key, a group or a group choice is one of forge's."""
     group, _, option = ours.partition("=")
-    return (CONF / group / f"{option}.yaml").is_file() or ours in GROUPS or ours in FIELDS or is_property(ours)
+    return (
+        (CONF / group / f"{option}.yaml").is_file()
+        or ours in GROUPS
+        or ours in FIELDS
+        or is_property(ours)
+    )
 
 
 def is_property(key: str) -> bool:
     """Whether a key names a computed property of a section."""
     group, _, name = key.partition(".")
-    return group in GROUPS and bool(name) and any(isinstance(getattr(s, name, None), property) for s in schemas.variants(group).values())
+    return (
+        group in GROUPS
+        and bool(name)
+        and any(
+            isinstance(getattr(s, name, None), property) for s in schemas.variants(group).values()
+        )
+    )
 
 
 def table_text() -> str:

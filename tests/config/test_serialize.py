@@ -13,26 +13,46 @@ from forge.config import serialize
 from forge.config.library import Library
 from forge.config.root import Config
 
-CHOICES = [[f"{group}={option}"] for group in Library().groups() for option in Library().options(group)]
-NEEDS = {"data=text": ["data.path=."], "tokenizer=file": ["tokenizer.path={tmp}/t.json"], "train=long": ["model.max_seq_len=2048"]}
-NEEDS |= {f"parallel={name}": ["model=llama7b"] for name in ("pp4", "pp4_fsdp", "tp8", "tp8_fsdp", "tp8_pp2", "tp8_pp4_fsdp")}
-NEEDS |= {f"parallel={name}": ["model=moe_tiny"] for name in Library().options("parallel") if "ep" in name}
+CHOICES = [
+    [f"{group}={option}"] for group in Library().groups() for option in Library().options(group)
+]
+NEEDS = {
+    "data=text": ["data.path=."],
+    "tokenizer=file": ["tokenizer.path={tmp}/t.json"],
+    "train=long": ["model.max_seq_len=2048"],
+}
+NEEDS |= {
+    f"parallel={name}": ["model=llama7b"]
+    for name in ("pp4", "pp4_fsdp", "tp8", "tp8_fsdp", "tp8_pp2", "tp8_pp4_fsdp")
+}
+NEEDS |= {
+    f"parallel={name}": ["model=moe_tiny"] for name in Library().options("parallel") if "ep" in name
+}
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice[0])
 def test_every_preset_is_read_back_equal(choice: list[str], tmp_path: Path):
     (tmp_path / "t.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
-    config = resolved([*choice, *(text.replace("{tmp}", str(tmp_path)) for text in NEEDS.get(choice[0], []))]).config
+    config = resolved(
+        [*choice, *(text.replace("{tmp}", str(tmp_path)) for text in NEEDS.get(choice[0], []))]
+    ).config
     serialize.save(config, tmp_path / "config.yaml")
     again = serialize.load(tmp_path / "config.yaml", trust=())
     assert again == config
-    assert [type(getattr(again, f)) for f in vars(config) if f[0] != "_"] == [type(getattr(config, f)) for f in vars(config) if f[0] != "_"]
+    assert [type(getattr(again, f)) for f in vars(config) if f[0] != "_"] == [
+        type(getattr(config, f)) for f in vars(config) if f[0] != "_"
+    ]
     assert again.frozen
     assert isinstance(again.optimizer.betas, tuple)  # type: ignore[attr-defined]
 
 
 def test_awkward_values_survive(tmp_path: Path):
-    awkward = ["run.name='null'", 'eval.sample_prompts=["a: b\\n", "ü", "true", "1e3"]', "optimizer.lr=1e-30", "seed=1000000000000000000"]
+    awkward = [
+        "run.name='null'",
+        'eval.sample_prompts=["a: b\\n", "ü", "true", "1e3"]',
+        "optimizer.lr=1e-30",
+        "seed=1000000000000000000",
+    ]
     config = resolved(awkward).config
     serialize.save(config, tmp_path / "config.yaml")
     again = serialize.load(tmp_path / "config.yaml", trust=())
@@ -50,7 +70,10 @@ def test_what_is_there_twice_is_written_twice(tmp_path: Path):
     config.callbacks = {"a": shared, "b": shared}
     config.freeze()
     serialize.save(config, tmp_path / "config.yaml")
-    assert serialize.load(tmp_path / "config.yaml", trust=()).callbacks == {"a": {"of": (1, 2)}, "b": {"of": (1, 2)}}
+    assert serialize.load(tmp_path / "config.yaml", trust=()).callbacks == {
+        "a": {"of": (1, 2)},
+        "b": {"of": (1, 2)},
+    }
 
 
 def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path):
@@ -62,12 +85,15 @@ def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path):
     assert plain["optimizer"]["betas"] == [0.9, 0.99]
 
 
-@pytest.mark.parametrize("name", ["os.PathLike", "forgery.config.model.Decoder", "collections.OrderedDict"])
+@pytest.mark.parametrize(
+    "name", ["os.PathLike", "forgery.config.model.Decoder", "collections.OrderedDict"]
+)
 def test_a_class_outside_the_allow_list_is_refused(name: str):
     plain = serialize.to_plain(resolved().config)
     plain["model"]["_type_"] = name
     with pytest.raises(
-        ValueError, match=rf"its schema {name} is not under a trusted prefix; if you trust it: run.trust=\[{name.partition('.')[0]}.\]"
+        ValueError,
+        match=rf"its schema {name} is not under a trusted prefix; if you trust it: run.trust=\[{name.partition('.')[0]}.\]",
     ):
         serialize.from_plain(Config, plain)
 
@@ -75,7 +101,12 @@ def test_a_class_outside_the_allow_list_is_refused(name: str):
 @pytest.mark.parametrize(
     "name",
     [
-        *("forge.config.cli.refuse", "forge.config.model.ACTIVATIONS", "torch.nn.Linear", "forge.config.errors.Problem"),
+        *(
+            "forge.config.cli.refuse",
+            "forge.config.model.ACTIVATIONS",
+            "torch.nn.Linear",
+            "forge.config.errors.Problem",
+        ),
         *("forge.config.optimizer.AdamW", "forge.config.model.Section"),
     ],
 )

@@ -36,9 +36,21 @@ def test_an_override(hydras: str, ours_: str) -> None:
 
 
 def test_a_file() -> None:
-    content = {"hydra": {"launcher": {"timeout_min": 3, "mem_gb": 2}, "sweeper": {"params": {"a.b": "1,2"}}}, "launch": {"partition": "x"}}
-    assert of_file(content) == {"launch": {"partition": "x", "time": 3, "mem": "2G"}, "sweeper": {"params": {"a.b": "1,2"}}}
-    assert of_file({"hydra": {"verbose": True}, "seed": 1}) == {"hydra": {"verbose": True}, "seed": 1}
+    content = {
+        "hydra": {
+            "launcher": {"timeout_min": 3, "mem_gb": 2},
+            "sweeper": {"params": {"a.b": "1,2"}},
+        },
+        "launch": {"partition": "x"},
+    }
+    assert of_file(content) == {
+        "launch": {"partition": "x", "time": 3, "mem": "2G"},
+        "sweeper": {"params": {"a.b": "1,2"}},
+    }
+    assert of_file({"hydra": {"verbose": True}, "seed": 1}) == {
+        "hydra": {"verbose": True},
+        "seed": 1,
+    }
     assert (key_of("hydra.launcher.timeout_min"), key_of("seed")) == ("launch.time", "seed")
 
 
@@ -50,7 +62,11 @@ def test_an_experiment_that_hydra_would_take(write: Callable[[str, str], str]) -
     )
     config = resolved(["experiment=mine", "run.device=cpu"], config_dirs=[folder]).config
     assert isinstance(config.launch, Slurm)
-    assert (config.launch.time, config.sweeper.params, config.seed) == (7, {"optimizer.lr": "1e-3,3e-3"}, 5)
+    assert (config.launch.time, config.sweeper.params, config.seed) == (
+        7,
+        {"optimizer.lr": "1e-3,3e-3"},
+        5,
+    )
 
 
 def test_what_a_file_says_of_hydra_besides_is_refused(write: Callable[[str, str], str]) -> None:
@@ -60,7 +76,9 @@ def test_what_a_file_says_of_hydra_besides_is_refused(write: Callable[[str, str]
 
 
 def test_on_the_command_line() -> None:
-    config = resolved(["hydra/launcher=submitit_local", "hydra.launcher.wait=true", "hydra/sweeper=optuna"]).config
+    config = resolved(
+        ["hydra/launcher=submitit_local", "hydra.launcher.wait=true", "hydra/sweeper=optuna"]
+    ).config
     assert isinstance(config.launch, SubmititLocal)
     assert config.launch.wait
     assert isinstance(config.sweeper, Optuna)
@@ -74,7 +92,11 @@ def test_on_the_command_line() -> None:
             "Hydra's own settings have no effect on a run of forge.",
             "of hydra.*, forge reads hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, hydra/sweeper and hydra.sweeper.*",
         ),
-        ("hydra.sweep.dir=x", "forge makes the directory of a sweep, and those of its points.", "write sweep.root=... and sweep.name=..."),
+        (
+            "hydra.sweep.dir=x",
+            "forge makes the directory of a sweep, and those of its points.",
+            "write sweep.root=... and sweep.name=...",
+        ),
         (
             "hydra/launcher=submitit_slrum",
             "there is no launch named 'submitit_slrum'.",

@@ -10,7 +10,13 @@ from forge.config.run import Run
 from forge.config.started import Started, first_node, started
 from forge.config.world import Devices, find_world
 
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "host7", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "host7",
+    "MASTER_PORT": "29500",
+}
 SRUN = {
     "SLURM_JOB_ID": "12",
     "SLURM_JOB_NODELIST": "node[1-4]",
@@ -21,7 +27,13 @@ SRUN = {
     "SLURM_PROCID": "1",
     "SLURM_LOCALID": "0",
 }
-BATCH = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "node1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+BATCH = {
+    "SLURM_JOB_ID": "2",
+    "SLURM_JOB_NODELIST": "node1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+}
 
 
 def srun(**changed: str | None) -> dict[str, str]:
@@ -30,7 +42,9 @@ def srun(**changed: str | None) -> dict[str, str]:
 
 def test_torchrun() -> None:
     found = started(TORCHRUN)
-    assert found == Started(rank=3, size=4, local_rank=1, source="WORLD_SIZE", address="host7", port=29500)
+    assert found == Started(
+        rank=3, size=4, local_rank=1, source="WORLD_SIZE", address="host7", port=29500
+    )
     assert found.environment() == TORCHRUN
 
 
@@ -39,7 +53,13 @@ def test_srun_gives_what_torch_reads() -> None:
     assert found is not None
     assert found.source == "SLURM_STEP_NUM_TASKS"
     port = str(15000 + 37 * 12 + 2)
-    assert found.environment() == {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "node3", "MASTER_PORT": port}
+    assert found.environment() == {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "node3",
+        "MASTER_PORT": port,
+    }
 
 
 def test_torchrun_within_srun_is_torchrun() -> None:
@@ -65,19 +85,36 @@ def test_an_older_slurm_without_the_tasks_of_a_step() -> None:
         {"WORLD_SIZE": "4"},
         {"RANK": "0"},
         BATCH,
-        {"SLURM_JOB_ID": "3", "SLURM_JOB_NODELIST": "node1", "SLURM_NTASKS": "3"},  # a shell of salloc
+        {
+            "SLURM_JOB_ID": "3",
+            "SLURM_JOB_NODELIST": "node1",
+            "SLURM_NTASKS": "3",
+        },  # a shell of salloc
         srun(SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0"),
         srun(SLURM_STEP_ID="4294967291"),  # the batch step
         srun(SLURM_STEP_ID="4294967290"),  # the interactive step
     ],
-    ids=["nothing", "a number alone", "a rank alone", "sbatch", "salloc", "one task", "batch step", "interactive step"],
+    ids=[
+        "nothing",
+        "a number alone",
+        "a rank alone",
+        "sbatch",
+        "salloc",
+        "one task",
+        "batch step",
+        "interactive step",
+    ],
 )
 def test_an_ordinary_run(environ: dict[str, str]) -> None:
     assert started(environ) is None
 
 
 def test_steps_side_by_side_and_jobs_one_after_another_have_ports_of_their_own() -> None:
-    found = [started(srun(SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step))) for job in (999999, 1000000) for step in range(30)]
+    found = [
+        started(srun(SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step)))
+        for job in (999999, 1000000)
+        for step in range(30)
+    ]
     ports = [one.port for one in found if one is not None]
     assert len(set(ports)) == 60
     assert all(15000 <= port < 30000 for port in ports)
@@ -104,7 +141,10 @@ def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
         ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE=two"),
         ({**TORCHRUN, "WORLD_SIZE": "²"}, "WORLD_SIZE=²"),
         ({**TORCHRUN, "WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
-        ({**TORCHRUN, "WORLD_SIZE": "9" * 5000}, "WORLD_SIZE=9999999999999999999999999999999999999999 "),
+        (
+            {**TORCHRUN, "WORLD_SIZE": "9" * 5000},
+            "WORLD_SIZE=9999999999999999999999999999999999999999 ",
+        ),
         ({**TORCHRUN, "RANK": "4"}, "RANK=4"),
         ({**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK=-1"),
         ({**TORCHRUN, "MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
@@ -117,11 +157,17 @@ def test_a_number_that_is_none_is_named(environ: dict[str, str], shown: str) -> 
     lines = str(caught.value).splitlines()
     assert lines[1].startswith(f"  1. {shown.strip()}   [environment]")
     assert lines[2].strip().startswith(f"{shown.partition('=')[0]} must be a number from ")
-    assert lines[3].strip().startswith("-> start it by torchrun or srun, which set it, or without: unset ")
+    assert (
+        lines[3]
+        .strip()
+        .startswith("-> start it by torchrun or srun, which set it, or without: unset ")
+    )
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"MASTER_PORT must be a number from 1 to 65535; it is not set"):
+    with pytest.raises(
+        ConfigError, match=r"MASTER_PORT must be a number from 1 to 65535; it is not set"
+    ):
         started({**TORCHRUN, "MASTER_PORT": ""})
     with pytest.raises(ConfigError) as caught:
         started({**TORCHRUN, "MASTER_ADDR": ""})
@@ -132,7 +178,9 @@ def test_what_is_missing_is_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(("environ", "size", "elsewhere"), [(SRUN, 2, True), (TORCHRUN, 4, True), (BATCH, 3, False)])
+@pytest.mark.parametrize(
+    ("environ", "size", "elsewhere"), [(SRUN, 2, True), (TORCHRUN, 4, True), (BATCH, 3, False)]
+)
 def test_the_world_is_the_launchers(environ: dict[str, str], size: int, elsewhere: bool) -> None:
     found = find_world(Run(num_processes=3), Parallel(), Devices(gpus=1, source="NVML"), environ)
     assert (found.size, found.elsewhere) == (size, elsewhere)

@@ -11,7 +11,13 @@ from forge.config.units import byte_size, compact
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0.0 MiB"), (155_000, "0.1 MiB"), (2**30 - 2**20, "1,023.0 MiB"), (2**30, "1.0 GiB"), (1_159_579_000_000, "1,079.9 GiB")],
+    [
+        (0, "0.0 MiB"),
+        (155_000, "0.1 MiB"),
+        (2**30 - 2**20, "1,023.0 MiB"),
+        (2**30, "1.0 GiB"),
+        (1_159_579_000_000, "1,079.9 GiB"),
+    ],
 )
 def test_byte_size(count, text):
     assert byte_size(count) == text

@@ -51,15 +51,30 @@ BROKEN = {
         "train.seq_len is an integer; [64,128] is not.",
         "one value; a sweep over these is sweeper.params: {train.seq_len: '64,128'}",
     ),
-    "a list of one value": ("run:\n  name: [a]\n", ":3", "run.name is a text or null; ['a'] is not.", "name: a"),
-    "an integer with an exponent": ("train:\n  max_steps: 1e3\n", ":3", "train.max_steps is an integer; '1e3' is not.", "max_steps: 1000"),
+    "a list of one value": (
+        "run:\n  name: [a]\n",
+        ":3",
+        "run.name is a text or null; ['a'] is not.",
+        "name: a",
+    ),
+    "an integer with an exponent": (
+        "train:\n  max_steps: 1e3\n",
+        ":3",
+        "train.max_steps is an integer; '1e3' is not.",
+        "max_steps: 1000",
+    ),
     "a parameter without values": (
         "sweeper:\n  params:\n    seed:\n",
         ":4",
         "sweeper.params.seed is a text; null is not.",
         "seed: 'A,B', or leave it out",
     ),
-    "parameters of the wrong section": ("sweep:\n  params: {}\n", ":3", "Sweep has no option 'params'.", "did you mean sweeper.params?"),
+    "parameters of the wrong section": (
+        "sweep:\n  params: {}\n",
+        ":3",
+        "Sweep has no option 'params'.",
+        "did you mean sweeper.params?",
+    ),
     "an arm named yes": (
         "sweep:\n  ablation:\n    arms: {yes: []}\n",
         ":4",
@@ -78,7 +93,12 @@ BROKEN = {
         "the names in sweeper.params are texts, and YAML reads 1 as a number.",
         "'1' in quotes",
     ),
-    "an unknown key": ("optimizer:\n  lr: 1e-3\n  lrr: 1\n", ":4", "AdamW has no option 'lrr'.", "did you mean lr: 1?"),
+    "an unknown key": (
+        "optimizer:\n  lr: 1e-3\n  lrr: 1\n",
+        ":4",
+        "AdamW has no option 'lrr'.",
+        "did you mean lr: 1?",
+    ),
     "an option by another name": (
         "optimizer:\n  learning_rate: 1e-3\n",
         ":3",
@@ -97,7 +117,12 @@ BROKEN = {
         "Linear has no option 'warmup_ratio'.",
         "did you mean warmup_steps: 160? (0.1 of train.max_steps=1600)",
     ),
-    "an unknown section": ("optimiser:\n  lr: 1\n", ":2", "there is no group or option 'optimiser'.", "did you mean optimizer?"),
+    "an unknown section": (
+        "optimiser:\n  lr: 1\n",
+        ":2",
+        "there is no group or option 'optimiser'.",
+        "did you mean optimizer?",
+    ),
     "Hydra's settings": (
         "hydra:\n  run: {dir: x}\n",
         ":2",
@@ -134,7 +159,12 @@ BROKEN = {
         "launch.time is an integer; '1-00:00:00' is not.",
         "time: 1440",
     ),
-    "a list for a dict": ("sweeper:\n  params: [seed]\n", ":3", "sweeper.params is a dict of entries by name; ['seed'] is not.", CORRECT),
+    "a list for a dict": (
+        "sweeper:\n  params: [seed]\n",
+        ":3",
+        "sweeper.params is a dict of entries by name; ['seed'] is not.",
+        CORRECT,
+    ),
     "a section that is a number": (
         "optimizer: 5\n",
         ":2",
@@ -179,16 +209,36 @@ BROKEN = {
         "the defaults list chooses model again, which has been chosen.",
         "write '- override /model: ...'",
     ),
-    "no model": ("defaults:\n  - override /model: null\n", "", "this leaves no model.", "choose one: model=..."),
+    "no model": (
+        "defaults:\n  - override /model: null\n",
+        "",
+        "this leaves no model.",
+        "choose one: model=...",
+    ),
     "two models": (
         "defaults:\n  - /model: tiny\n",
         "",
         "the defaults list chooses model again, which has been chosen.",
         "write '- override /model: ...'",
     ),
-    "an open bracket": ("optimizer: {betas: [1\n", ":3", "the file is not YAML: expected ',' or ']', but got '<stream end>'.", CORRECT),
-    "a tab": ("\toptimizer: 1\n", ":2", "the file is not YAML: found character '\\t' that cannot start any token.", CORRECT),
-    "a key twice": ("optimizer:\n  lr: 1\n  lr: 2\n", ":4", "the file is not YAML: found duplicate key lr.", CORRECT),
+    "an open bracket": (
+        "optimizer: {betas: [1\n",
+        ":3",
+        "the file is not YAML: expected ',' or ']', but got '<stream end>'.",
+        CORRECT,
+    ),
+    "a tab": (
+        "\toptimizer: 1\n",
+        ":2",
+        "the file is not YAML: found character '\\t' that cannot start any token.",
+        CORRECT,
+    ),
+    "a key twice": (
+        "optimizer:\n  lr: 1\n  lr: 2\n",
+        ":4",
+        "the file is not YAML: found duplicate key lr.",
+        CORRECT,
+    ),
     "a Python object": (
         "seed: !!python/object/apply:os.getpid []\n",
         ":2",
@@ -201,16 +251,32 @@ BROKEN = {
         "this does not compose: Invalid defaults list in 'experiment/mine', defaults must be a list (got str).",
         CORRECT,
     ),
-    "a file that includes itself": ("defaults:\n  - mine\n", "", "the defaults list leads back to this file.", CORRECT),
-    "a missing file": ("defaults:\n  - yours\n", "", "there is no experiment named 'yours', which the file asks for.", ""),
+    "a file that includes itself": (
+        "defaults:\n  - mine\n",
+        "",
+        "the defaults list leads back to this file.",
+        CORRECT,
+    ),
+    "a missing file": (
+        "defaults:\n  - yours\n",
+        "",
+        "there is no experiment named 'yours', which the file asks for.",
+        "",
+    ),
 }
 
 
 @pytest.mark.parametrize(("text", "line", "what", "fix"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_experiment(text: str, line: str, what: str, fix: str, write: Write):
     folder = write("experiment/mine.yaml", GLOBAL + text)
-    (found,) = [p for p in problems(["experiment=mine"], config_dirs=[folder]) if p.where.startswith(folder)]
-    assert (found.what, found.key, found.where) == (what, "experiment=mine", f"{folder}/experiment/mine.yaml{line}")
+    (found,) = [
+        p for p in problems(["experiment=mine"], config_dirs=[folder]) if p.where.startswith(folder)
+    ]
+    assert (found.what, found.key, found.where) == (
+        what,
+        "experiment=mine",
+        f"{folder}/experiment/mine.yaml{line}",
+    )
     assert found.fix == fix or (not fix and found.fix)
 
 
@@ -218,11 +284,27 @@ IS_ARM = "sweep.ablation.arms.other is a list of overrides;"
 IS_ARMS = "sweep.ablation.arms is a dict of lists of overrides, by the names of the arms;"
 WRONG_ABLATIONS = [
     ("arms: {other: model.dim=64}", f"{IS_ARM} 'model.dim=64' is not.", "other: [model.dim=64]"),
-    ("arms: {other: 'model.dim=64,seed=2'}", f"{IS_ARM} 'model.dim=64,seed=2' is not.", "other: [model.dim=64, seed=2]"),
-    ("arms: {other: 'optimizer.betas=[0,1]'}", f"{IS_ARM} 'optimizer.betas=[0,1]' is not.", "other: ['optimizer.betas=[0,1]']"),
+    (
+        "arms: {other: 'model.dim=64,seed=2'}",
+        f"{IS_ARM} 'model.dim=64,seed=2' is not.",
+        "other: [model.dim=64, seed=2]",
+    ),
+    (
+        "arms: {other: 'optimizer.betas=[0,1]'}",
+        f"{IS_ARM} 'optimizer.betas=[0,1]' is not.",
+        "other: ['optimizer.betas=[0,1]']",
+    ),
     ("arms: {other: null}", f"{IS_ARM} null is not.", "other: []"),
-    ("arms: {other: {optimizer.lr: 0.01}}", f"{IS_ARM} {{optimizer.lr: 0.01}} is not.", "other: [optimizer.lr=0.01]"),
-    ("arms: {other: [optimizer.lr: 0.01]}", f"{IS_ARM} [{{optimizer.lr: 0.01}}] is not.", "other: [optimizer.lr=0.01]"),
+    (
+        "arms: {other: {optimizer.lr: 0.01}}",
+        f"{IS_ARM} {{optimizer.lr: 0.01}} is not.",
+        "other: [optimizer.lr=0.01]",
+    ),
+    (
+        "arms: {other: [optimizer.lr: 0.01]}",
+        f"{IS_ARM} [{{optimizer.lr: 0.01}}] is not.",
+        "other: [optimizer.lr=0.01]",
+    ),
     ("arms: {other: 3}", f"{IS_ARM} 3 is not.", CORRECT),
     ("arms: [base, other]", f"{IS_ARMS} ['base','other'] is not.", "arms: {base: [], other: []}"),
     ("arms: null", f"{IS_ARMS} null is not.", "arms: {base: [], wide: [model.dim=256]}"),
@@ -232,7 +314,9 @@ WRONG_ABLATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "what", "fix"), WRONG_ABLATIONS, ids=[text for text, *_ in WRONG_ABLATIONS])
+@pytest.mark.parametrize(
+    ("text", "what", "fix"), WRONG_ABLATIONS, ids=[text for text, *_ in WRONG_ABLATIONS]
+)
 def test_an_ablation_of_wrong_types(text: str, what: str, fix: str, write: Write):
     folder = write("experiment/mine.yaml", f"{GLOBAL}sweep:\n  ablation:\n    {text}\n")
     found = only(["experiment=mine"], config_dirs=[folder])
@@ -252,7 +336,9 @@ SEVERAL = {
 @pytest.mark.parametrize(("written", "values"), SEVERAL.items(), ids=SEVERAL)
 def test_several_values_as_a_list(written: str, values: str, write: Write):
     folder = write("experiment/mine.yaml", f"{GLOBAL}sweeper:\n  params:\n    train.x: {written}\n")
-    assert resolved(["experiment=mine"], config_dirs=[folder]).config.sweeper.params == {"train.x": values}
+    assert resolved(["experiment=mine"], config_dirs=[folder]).config.sweeper.params == {
+        "train.x": values
+    }
     assert Composer([folder])(["experiment=mine"])[1].sweeper.params == {"train.x": values}
 
 
@@ -272,11 +358,21 @@ def test_several_values_as_a_list(written: str, values: str, write: Write):
 def test_what_varies_in_another_form(text: str, key: str, what: str, fix: str, write: Write):
     folder = write("experiment/mine.yaml", f"{GLOBAL}sweeper:\n  params:\n    {text}\n")
     found = only(["experiment=mine"], config_dirs=[folder])
-    assert (found.key, found.what, found.fix, found.where) == (key, what, fix, f"{folder}/experiment/mine.yaml:4")
+    assert (found.key, found.what, found.fix, found.where) == (
+        key,
+        what,
+        fix,
+        f"{folder}/experiment/mine.yaml:4",
+    )
 
 
 CHECKED_LATER = {
-    "a value out of bounds": ("optimizer:\n  lr: -1\n", "optimizer.lr=-1.0", ":3", "optimizer.lr must be greater than 0."),
+    "a value out of bounds": (
+        "optimizer:\n  lr: -1\n",
+        "optimizer.lr=-1.0",
+        ":3",
+        "optimizer.lr must be greater than 0.",
+    ),
     "a target outside the allow-list": (
         "optimizer:\n  _target_: os.system\n",
         "optimizer._target_=os.system",
@@ -284,7 +380,12 @@ CHECKED_LATER = {
         "os.system may not be built for optimizer: it is under no trusted prefix.",
     ),
     "trust": ("run:\n  trust: [os.]\n", "run.trust", ":3", "a file sets run.trust."),
-    "trust by interpolation": ("run:\n  trust: ${eval.sample_prompts}\n", "run.trust", ":3", "a file sets run.trust."),
+    "trust by interpolation": (
+        "run:\n  trust: ${eval.sample_prompts}\n",
+        "run.trust",
+        ":3",
+        "a file sets run.trust.",
+    ),
     "an interpolation to nothing": (
         "run:\n  name: ${nokey}\n",
         "run.name",
@@ -302,18 +403,27 @@ CHECKED_LATER = {
 
 
 @pytest.mark.parametrize(("text", "key", "line", "what"), CHECKED_LATER.values(), ids=CHECKED_LATER)
-def test_an_experiment_that_composes_and_cannot_run(text: str, key: str, line: str, what: str | None, write: Write):
+def test_an_experiment_that_composes_and_cannot_run(
+    text: str, key: str, line: str, what: str | None, write: Write
+):
     folder = write("experiment/mine.yaml", GLOBAL + text)
     found = only(["experiment=mine"], config_dirs=[folder])
     assert (found.key, found.where) == (key, f"{folder}/experiment/mine.yaml{line}")
     assert what is None or found.what == what
 
 
-@pytest.mark.parametrize("text", ["", "x", "- a\n", "optimizer:\n  lr: 1\n"], ids=["empty", "a word", "a list", "no package"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "- a\n", "optimizer:\n  lr: 1\n"],
+    ids=["empty", "a word", "a list", "no package"],
+)
 def test_an_experiment_without_its_first_line(text: str, write: Write):
     folder = write("experiment/mine.yaml", text)
     found = only(["experiment=mine"], config_dirs=[folder])
-    assert (found.what, found.fix) == ("its values have no place under 'experiment'.", "start the file with # @package _global_")
+    assert (found.what, found.fix) == (
+        "its values have no place under 'experiment'.",
+        "start the file with # @package _global_",
+    )
 
 
 def test_bytes_that_are_no_text(write: Write):
@@ -324,9 +434,21 @@ def test_bytes_that_are_no_text(write: Write):
 
 def test_a_broken_file_takes_nothing_else_with_it(write: Write):
     folder = write("experiment/mine.yaml", GLOBAL + "optimizer: {betas: [1\n")
-    told = ["data=text", "experiment=mine", "data.path=/nowhere", "optimizer.lrr=1", "model=small", "train.seq_len=2049"]
+    told = [
+        "data=text",
+        "experiment=mine",
+        "data.path=/nowhere",
+        "optimizer.lrr=1",
+        "model=small",
+        "train.seq_len=2049",
+    ]
     found = problems(told, config_dirs=[folder])
-    assert [p.key for p in found] == ["experiment=mine", "data.path=/nowhere", "optimizer.lrr=1", "train.seq_len=2049"]
+    assert [p.key for p in found] == [
+        "experiment=mine",
+        "data.path=/nowhere",
+        "optimizer.lrr=1",
+        "train.seq_len=2049",
+    ]
     assert "(2048)" in found[-1].what, "model=small still counts"
 
 
@@ -342,11 +464,25 @@ def test_a_wrong_choice_of_a_file_hides_nothing_else(write: Write):
     text = "defaults:\n  - override /model: tinyy\n  - override /scheduler: cosin\noptimizer:\n  lrr: 1\ntrain:\n  seq_len: 4096\n"
     folder = write("experiment/mine.yaml", GLOBAL + text)
     found = problems(["experiment=mine"], config_dirs=[folder])
-    assert [(p.where.removeprefix(f"{folder}/experiment/mine.yaml"), p.what, p.fix) for p in found] == [
-        (":3", "there is no model named 'tinyy', which the file asks for.", "did you mean model: tiny or model: moe_tiny?"),
-        (":4", "there is no scheduler named 'cosin', which the file asks for.", "did you mean scheduler: cosine?"),
+    assert [
+        (p.where.removeprefix(f"{folder}/experiment/mine.yaml"), p.what, p.fix) for p in found
+    ] == [
+        (
+            ":3",
+            "there is no model named 'tinyy', which the file asks for.",
+            "did you mean model: tiny or model: moe_tiny?",
+        ),
+        (
+            ":4",
+            "there is no scheduler named 'cosin', which the file asks for.",
+            "did you mean scheduler: cosine?",
+        ),
         (":6", "AdamW has no option 'lrr'.", "did you mean lr: 1?"),
-        (":8", "train.seq_len (4096) exceeds model.max_seq_len (512).", "train.seq_len=512 or model.max_seq_len=4096"),
+        (
+            ":8",
+            "train.seq_len (4096) exceeds model.max_seq_len (512).",
+            "train.seq_len=512 or model.max_seq_len=4096",
+        ),
     ]
 
 
@@ -384,7 +520,11 @@ sweep: x
         ("scheduler.foo=1", "command line", "WSD has no option 'foo'."),
         ("model=mine", f"{model}:4", "Decoder has no option 'n_layer'."),
         ("train.batch_size=0", "command line", "a micro-batch of no sequence trains nothing."),
-        ("train.seq_len=4096", f"{experiment}:9", "train.seq_len (4096) exceeds model.max_seq_len (512)."),
+        (
+            "train.seq_len=4096",
+            f"{experiment}:9",
+            "train.seq_len (4096) exceeds model.max_seq_len (512).",
+        ),
     ]
 
 

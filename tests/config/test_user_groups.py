@@ -39,27 +39,48 @@ def test_a_broken_local_file_is_named(write: Write):
 
 def test_what_works(write: Write):
     write("local/default.yaml", GLOBAL + "run:\n  root: elsewhere\n")
-    write("experiment/mine.yaml", GLOBAL + "defaults:\n  - override /scheduler: wsd\noptimizer:\n  lr: 0.25\nrun:\n  name: ${seed}\n")
+    write(
+        "experiment/mine.yaml",
+        GLOBAL
+        + "defaults:\n  - override /scheduler: wsd\noptimizer:\n  lr: 0.25\nrun:\n  name: ${seed}\n",
+    )
     write("experiment/deep/er.yaml", GLOBAL + "seed: 7\n")
     folder = write("model/mine.yaml", "defaults:\n  - tiny\n  - _self_\ndim: 128\n")
     config = resolved(["experiment=[mine,deep/er]", "model=mine"], config_dirs=[folder]).config
-    assert (config.optimizer.lr, config.run.name, config.seed, config.model.dim, config.run.root) == (0.25, "7", 7, 128, "elsewhere")
+    assert (
+        config.optimizer.lr,
+        config.run.name,
+        config.seed,
+        config.model.dim,
+        config.run.root,
+    ) == (0.25, "7", 7, 128, "elsewhere")
     assert type(config.scheduler).__name__ == "WSD"
-    assert resolved([f"hydra.searchpath=[{folder}]", "+experiment/deep=er", "local=null"]).config.run.root == "runs"
+    assert (
+        resolved(
+            [f"hydra.searchpath=[{folder}]", "+experiment/deep=er", "local=null"]
+        ).config.run.root
+        == "runs"
+    )
 
 
 def test_a_group_of_the_users_own_is_added_with_a_plus(write: Write):
     folder = write("setup/fast.yaml", GLOBAL + "train:\n  max_steps: 3\n")
     assert resolved(["+setup=fast"], config_dirs=[folder]).config.train.max_steps == 3
     found = only(["setup=fast"], config_dirs=[folder])
-    assert (found.what, found.fix) == ("setup has no place of its own in the config.", "write +setup=fast")
+    assert (found.what, found.fix) == (
+        "setup has no place of its own in the config.",
+        "write +setup=fast",
+    )
 
 
 def test_a_value_that_a_file_leaves_to_the_command_line(write: Write):
     folder = write("data/mine.yaml", "defaults:\n  - text\n  - _self_\npath: ???\n")
     found = only(["data=mine"], config_dirs=[folder])
     assert (found.key, found.what) == ("data.path", "data=text needs the path of your text.")
-    assert resolved(["data=mine", f"data.path={folder}"], config_dirs=[folder]).config.data.path == folder  # type: ignore[attr-defined]
+    assert (
+        resolved(["data=mine", f"data.path={folder}"], config_dirs=[folder]).config.data.path
+        == folder
+    )  # type: ignore[attr-defined]
 
 
 def test_a_relative_search_path(write: Write, monkeypatch: pytest.MonkeyPatch):
@@ -72,4 +93,6 @@ def test_a_relative_search_path(write: Write, monkeypatch: pytest.MonkeyPatch):
 
 def test_trust_on_the_command_line_does_not_excuse_trust_in_a_file(write: Write):
     folder = write("experiment/mine.yaml", GLOBAL + "run:\n  trust: [os.]\n")
-    assert [p.what for p in problems(["experiment=mine", "run.trust=[mypkg.]"], config_dirs=[folder])] == ["a file sets run.trust."]
+    assert [
+        p.what for p in problems(["experiment=mine", "run.trust=[mypkg.]"], config_dirs=[folder])
+    ] == ["a file sets run.trust."]

@@ -64,16 +64,32 @@ def wide(package: Package) -> None:
 
 def test_its_option_composes_typed(wide: None) -> None:
     model = resolved([*SEARCH, "model=wide", "model.width=48"]).config.model
-    assert (type(model).__name__, model.width, model.vocab_size, model._target_) == ("Wide", 48, 4096, "mine.model.Wide")  # type: ignore[attr-defined]
+    assert (type(model).__name__, model.width, model.vocab_size, model._target_) == (
+        "Wide",
+        48,
+        4096,
+        "mine.model.Wide",
+    )  # type: ignore[attr-defined]
 
 
 def test_its_mistakes_are_found_like_ours(wide: None, tmp_path: Path) -> None:
     assert only([*SEARCH, "model=wide", "model.widht=3"]).fix == "did you mean model.width=3?"
-    assert only([*SEARCH, "model=wide", "model.width=0"]).what == "model.width must be greater than 0."
-    assert only([*SEARCH, "model=wide", "model.width=x"]).what == "model.width is an integer; 'x' is not."
-    assert only([*SEARCH, "model=wide", "model.max_seq_len=8", "train.seq_len=9"]).rule == "train.seq_len"
+    assert (
+        only([*SEARCH, "model=wide", "model.width=0"]).what == "model.width must be greater than 0."
+    )
+    assert (
+        only([*SEARCH, "model=wide", "model.width=x"]).what
+        == "model.width is an integer; 'x' is not."
+    )
+    assert (
+        only([*SEARCH, "model=wide", "model.max_seq_len=8", "train.seq_len=9"]).rule
+        == "train.seq_len"
+    )
     assert only([*SEARCH, "model=wider"]).fix.startswith("did you mean model=wide")
-    assert only([*SEARCH, "model.width=3"]).what == "Decoder has no option 'width'. It belongs to model=wide."
+    assert (
+        only([*SEARCH, "model.width=3"]).what
+        == "Decoder has no option 'width'. It belongs to model=wide."
+    )
     (tmp_path / "mine/conf/model/wide.yaml").write_text(OPTION.replace("width: 32", "widht: 32"))
     found = only([*SEARCH, "model=wide"])
     assert (found.what, found.fix) == ("Wide has no option 'widht'.", "did you mean width: 32?")
@@ -89,16 +105,25 @@ def test_it_survives_the_run_directory_of_who_trusts_it(wide: None, tmp_path: Pa
     config = resolved([*SEARCH, "model=wide"]).config
     serialize.save(config, tmp_path / "config.yaml")
     assert serialize.load(tmp_path / "config.yaml", trust=["mine."]) == config
-    with pytest.raises(ValueError, match=r"its schema mine\.conf\.Wide is not under a trusted prefix"):
+    with pytest.raises(
+        ValueError, match=r"its schema mine\.conf\.Wide is not under a trusted prefix"
+    ):
         serialize.load(tmp_path / "config.yaml", trust=[])
     text = (tmp_path / "config.yaml").read_text().replace("mine.conf.Wide", "mine.gone.Wide")
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"its schema mine\.gone\.Wide cannot be used: the package mine has no 'gone'\. -> check the path"):
+    with pytest.raises(
+        ValueError,
+        match=r"its schema mine\.gone\.Wide cannot be used: the package mine has no 'gone'\. -> check the path",
+    ):
         serialize.load(tmp_path / "config.yaml", trust=["mine."])
 
 
 def test_a_config_group_of_its_own(package: Package) -> None:
-    package({"mine/conf/recipe/fast.yaml": "# @package _global_\ndefaults:\n  - override /scheduler: wsd\ntrain:\n  max_steps: 7\n"})
+    package(
+        {
+            "mine/conf/recipe/fast.yaml": "# @package _global_\ndefaults:\n  - override /scheduler: wsd\ntrain:\n  max_steps: 7\n"
+        }
+    )
     found = resolved([*SEARCH, "+recipe=fast", "scheduler.warmup_steps=1"]).config
     assert (found.train.max_steps, type(found.scheduler).__name__) == (7, "WSD")
     assert only([*SEARCH, "recipe=fast"]).what == "recipe has no place of its own in the config."
@@ -108,10 +133,20 @@ def test_a_config_group_of_its_own(package: Package) -> None:
 GROUPS = "name the package whose folders are the groups"
 CORRECT = "correct the package"
 BROKEN = [
-    ("pkg://nowhere.conf", {}, "there is no package nowhere, which nowhere.conf is in.", IMPORTABLE),
+    (
+        "pkg://nowhere.conf",
+        {},
+        "there is no package nowhere, which nowhere.conf is in.",
+        IMPORTABLE,
+    ),
     ("pkg://nowhere", {}, "there is no package nowhere.", IMPORTABLE),
     ("pkg://mine.config", {}, "the package mine has no 'config'.", "check the path"),
-    ("pkg://mine.conf", {"mine/conf/__init__.py": "1 / 0"}, "importing mine.conf fails: ZeroDivisionError: division by zero.", CORRECT),
+    (
+        "pkg://mine.conf",
+        {"mine/conf/__init__.py": "1 / 0"},
+        "importing mine.conf fails: ZeroDivisionError: division by zero.",
+        CORRECT,
+    ),
     (
         "pkg://mine.conf",
         {"mine/conf/__init__.py": "def"},
@@ -124,14 +159,28 @@ BROKEN = [
         "importing mine.conf fails: ModuleNotFoundError: No module named 'torchx9'.",
         CORRECT,
     ),
-    ("pkg://mine.text", {"mine/text.py": ""}, "mine.text is a module, and no package that can hold groups.", GROUPS),
-    ("pkg://mine.bare", {"mine/bare/model/x.yaml": ""}, "the folder of mine.bare has no __init__.py.", "add one; it may be empty"),
+    (
+        "pkg://mine.text",
+        {"mine/text.py": ""},
+        "mine.text is a module, and no package that can hold groups.",
+        GROUPS,
+    ),
+    (
+        "pkg://mine.bare",
+        {"mine/bare/model/x.yaml": ""},
+        "the folder of mine.bare has no __init__.py.",
+        "add one; it may be empty",
+    ),
     ("pkg://", {}, "importing  fails: ValueError: Empty module name.", CORRECT),
 ]
 
 
-@pytest.mark.parametrize(("entry", "files", "what", "fix"), BROKEN, ids=[what for *_, what, _ in BROKEN])
-def test_what_is_wrong_with_a_package_is_said(package: Package, entry: str, files: dict[str, str], what: str, fix: str) -> None:
+@pytest.mark.parametrize(
+    ("entry", "files", "what", "fix"), BROKEN, ids=[what for *_, what, _ in BROKEN]
+)
+def test_what_is_wrong_with_a_package_is_said(
+    package: Package, entry: str, files: dict[str, str], what: str, fix: str
+) -> None:
     package(files)
     found = only([f"hydra.searchpath=['{entry}']"])
     assert (found.what, found.fix, found.where) == (what, fix, "command line")
@@ -154,13 +203,30 @@ class Undecorated(Other):
 @pytest.mark.parametrize(
     ("group", "name", "schema", "said"),
     [
-        ("train", "mine", Train, "only these groups take further schemas: model, tokenizer, data, objective, optimizer, scheduler"),
-        ("model", "mine", Train, "the schema must be a dataclass(kw_only=True) that subclasses forge.config.model.Model"),
-        ("model", "mine", Undecorated, "it is no dataclass itself, so more would be no option; decorate it"),
+        (
+            "train",
+            "mine",
+            Train,
+            "only these groups take further schemas: model, tokenizer, data, objective, optimizer, scheduler",
+        ),
+        (
+            "model",
+            "mine",
+            Train,
+            "the schema must be a dataclass(kw_only=True) that subclasses forge.config.model.Model",
+        ),
+        (
+            "model",
+            "mine",
+            Undecorated,
+            "it is no dataclass itself, so more would be no option; decorate it",
+        ),
         ("model", "decoder", Other, "the name is taken by forge.config.model.Decoder"),
     ],
 )
-def test_what_cannot_be_registered_is_refused(group: str, name: str, schema: type, said: str) -> None:
+def test_what_cannot_be_registered_is_refused(
+    group: str, name: str, schema: type, said: str
+) -> None:
     with pytest.raises(ValueError, match="register") as raised:
         register(group, name, schema)
     assert said in str(raised.value)

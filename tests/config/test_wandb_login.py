@@ -47,10 +47,14 @@ def put(file: Path, text: str) -> None:
         (".config/wandb/settings", "no settings\n", {"WANDB_API_KEY": KEY}, "api.wandb.ai", "WANDB_API_KEY"),
     ],
 )  # fmt: skip
-def test_where_a_login_is(file: str, text: str, environ: dict[str, str], host: str, source: str, home: Path) -> None:
+def test_where_a_login_is(
+    file: str, text: str, environ: dict[str, str], host: str, source: str, home: Path
+) -> None:
     if file:
         put(home / file, text)
-    found = login({"HOME": str(home), **{name: value.format(home=home) for name, value in environ.items()}})
+    found = login(
+        {"HOME": str(home), **{name: value.format(home=home) for name, value in environ.items()}}
+    )
     assert (found.host, found.source, found.fault) == (host, source.format(home=home), "")
 
 
@@ -58,8 +62,12 @@ def test_what_is_sent_to_a_server(home: Path) -> None:
     online, environ = Metrics(enable_wandb=True), {"HOME": str(home)}
     assert sends(online, environ)
     assert not sends(Metrics(wandb_mode="offline"), environ)
-    assert not any(sends(online, {**environ, "WANDB_MODE": mode}) for mode in ("offline", "dryrun", "disabled"))
-    put(home / "work" / "wandb" / "settings", "[default]\nmode = offline\n")  # as `wandb offline` does
+    assert not any(
+        sends(online, {**environ, "WANDB_MODE": mode}) for mode in ("offline", "dryrun", "disabled")
+    )
+    put(
+        home / "work" / "wandb" / "settings", "[default]\nmode = offline\n"
+    )  # as `wandb offline` does
     assert not sends(online, environ)
     assert sends(online, {**environ, "WANDB_MODE": "online"})
 
@@ -75,7 +83,9 @@ def test_a_run_without_a_login_is_refused(home: Path, capsys: pytest.CaptureFixt
     assert list(Path().iterdir()) == []
 
 
-def test_a_file_that_cannot_be_read_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     put(home / ".netrc", "nonsense\n")
     assert forge.train.main(["metrics.enable_wandb=true"]) == 2
     said = f"W&B has no login to api.wandb.ai here ({home}/.netrc cannot be read: bad toplevel token 'nonsense' ("

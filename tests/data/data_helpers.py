@@ -6,7 +6,24 @@ import importlib
 import random
 from typing import Any
 
-WORDS = ["the", "a", "of", "sea", "ship", "whale", "white", "captain", "said", "and", "to", "in", "was", "his", "it", "man"]
+WORDS = [
+    "the",
+    "a",
+    "of",
+    "sea",
+    "ship",
+    "whale",
+    "white",
+    "captain",
+    "said",
+    "and",
+    "to",
+    "in",
+    "was",
+    "his",
+    "it",
+    "man",
+]
 
 
 def build_section(section: Any, *, path: str, **runtime: Any) -> Any:
@@ -18,4 +35,6 @@ def build_section(section: Any, *, path: str, **runtime: Any) -> Any:
 def make_prose(n_lines: int, seed: int = 0) -> str:
     """Lines of words, all different."""
     draw = random.Random(seed)
-    return "".join(f"{i} " + " ".join(draw.choices(WORDS, k=8)) + f" {draw.random()}\n" for i in range(n_lines))
+    return "".join(
+        f"{i} " + " ".join(draw.choices(WORDS, k=8)) + f" {draw.random()}\n" for i in range(n_lines)
+    )

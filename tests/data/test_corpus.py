@@ -33,7 +33,11 @@ def test_python_source_is_the_library_without_tests() -> None:
     root = Path(sysconfig.get_paths()["stdlib"])
     names = {path.relative_to(root).as_posix() for path in corpus.files}
     assert {"ast.py", "json/decoder.py", "asyncio/tasks.py"} <= names
-    assert not [name for name in names if re.match(r"(test|idlelib|lib2to3|site-packages)/|.*(__pycache__|/tests/)", name)]
+    assert not [
+        name
+        for name in names
+        if re.match(r"(test|idlelib|lib2to3|site-packages)/|.*(__pycache__|/tests/)", name)
+    ]
     assert len(corpus.files) == len(set(corpus.files)) > 400
     documents = dict(zip(corpus.files, texts(corpus), strict=False))
     assert documents[corpus.files[0]] == corpus.files[0].read_bytes().decode()
@@ -47,7 +51,9 @@ def test_python_source_order_is_that_of_names() -> None:
     assert all(names == sorted(names) for names in by_folder.values())
 
 
-def test_python_files_are_read_in_the_encoding_they_declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_files_are_read_in_the_encoding_they_declare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.py").write_bytes("# coding: latin-1\nname = 'é'\n".encode("latin-1"))
     (tmp_path / "b.py").write_bytes(b"broken = '\xff'\n")
     (tmp_path / "c.py").write_bytes(b"# coding: klingon\n")
@@ -71,9 +77,18 @@ def test_one_file_a_directory_and_globs(tmp_path: Path) -> None:
     for name in ("b.txt", "a.md", "sub/c.txt", "sub/deep/d.txt", ".hidden", ".git/config"):
         (tmp_path / name).write_text(name)
     assert texts(text_files(Text(path=str(tmp_path / "b.txt")))) == ["b.txt"]
-    assert texts(text_files(Text(path=str(tmp_path)))) == ["a.md", "b.txt", "sub/c.txt", "sub/deep/d.txt"]
+    assert texts(text_files(Text(path=str(tmp_path)))) == [
+        "a.md",
+        "b.txt",
+        "sub/c.txt",
+        "sub/deep/d.txt",
+    ]
     assert texts(text_files(Text(path=str(tmp_path / "*.txt")))) == ["b.txt"]
-    assert texts(text_files(Text(path=str(tmp_path / "**" / "*.txt")))) == ["b.txt", "sub/c.txt", "sub/deep/d.txt"]
+    assert texts(text_files(Text(path=str(tmp_path / "**" / "*.txt")))) == [
+        "b.txt",
+        "sub/c.txt",
+        "sub/deep/d.txt",
+    ]
 
 
 def test_a_name_with_glob_characters_is_first_a_name(tmp_path: Path) -> None:
@@ -88,10 +103,17 @@ def test_json_lines_plain_and_packed(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "y.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write(lines)
     for name in ("x.jsonl", "y.jsonl.gz"):
-        assert texts(text_files(Text(path=str(tmp_path / name), text_field="body"))) == ["first\nline", "zweite ü"]
+        assert texts(text_files(Text(path=str(tmp_path / name), text_field="body"))) == [
+            "first\nline",
+            "zweite ü",
+        ]
 
 
-ROWS = [{"id": 1, "body": 'first\nline, with "quotes"'}, {"id": 2, "body": "zweite ü 𝄞 [1]\t}"}, {"id": 3, "body": "x" * 200_000}]
+ROWS = [
+    {"id": 1, "body": 'first\nline, with "quotes"'},
+    {"id": 2, "body": "zweite ü 𝄞 [1]\t}"},
+    {"id": 3, "body": "x" * 200_000},
+]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -102,16 +124,33 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     elif name.endswith((".csv", ".tsv")):
         frame.to_csv(path, index=False, sep="\t" if ".tsv" in name else ",")
     else:
-        text = json.dumps(rows, indent=1) if name.startswith("array") else "".join(json.dumps(row) + "\n" for row in rows)
+        text = (
+            json.dumps(rows, indent=1)
+            if name.startswith("array")
+            else "".join(json.dumps(row) + "\n" for row in rows)
+        )
         (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8-sig").write(text)
 
 
 @pytest.mark.parametrize("block", [7, 1 << 20])
 @pytest.mark.parametrize(
     "name",
-    ["x.csv", "x.tsv", "x.csv.gz", "x.parquet", "array.json", "array.json.gz", "lines.json", "lines.json.gz", "x.ndjson", "x.jsonl.gz"],
+    [
+        "x.csv",
+        "x.tsv",
+        "x.csv.gz",
+        "x.parquet",
+        "array.json",
+        "array.json.gz",
+        "lines.json",
+        "lines.json.gz",
+        "x.ndjson",
+        "x.jsonl.gz",
+    ],
 )
-def test_files_of_rows(tmp_path: Path, name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_rows(
+    tmp_path: Path, name: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("forge.data.reading.BLOCK_BYTES", block)
     monkeypatch.setattr("forge.data.rows.ROWS_AT_ONCE", 2)
     rows = ROWS if block > 7 else ROWS[:2]
@@ -136,24 +175,50 @@ def test_a_json_array_of_texts_and_other_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
 def test_columns_that_something_else_than_commas_separates(tmp_path: Path, mark: str) -> None:
-    (tmp_path / "x.csv").write_text(f'id{mark}"text"\r\n1{mark}"a, b\nc"\r\n2{mark}d\r\n', newline="")
+    (tmp_path / "x.csv").write_text(
+        f'id{mark}"text"\r\n1{mark}"a, b\nc"\r\n2{mark}d\r\n', newline=""
+    )
     assert texts(text_files(Text(path=str(tmp_path / "x.csv")))) == ["a, b\nc", "d"]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.json", b'["a", 3]', "{} element 2 is int, not text. An element is a text, or an object with a field that holds it."),
+        (
+            "x.json",
+            b'["a", 3]',
+            "{} element 2 is int, not text. An element is a text, or an object with a field that holds it.",
+        ),
         (
             "x.json",
             b'[{"text": "a"}, {"text": null}]',
             "{} element 2: field 'text' is null, not text. Choose another with data.text_field.",
         ),
-        ("x.json", b'["a", nope, "' + b"b" * 50 + b'"]', "{} element 2 is not JSON (Expecting value). Mend the file."),
-        ("x.json", b'["a", "b', "{} element 2 is not JSON (Unterminated string starting at). Check that the file is complete."),
-        ("x.json", b'["a", "b"', "{} element 2 is not JSON (it ends before the array does). Check that the file is complete."),
-        ("x.json", b'["\xff"]', "{} is not UTF-8 text (invalid start byte). Convert the file (iconv -t utf-8)."),
-        ("x.csv", b"text,n\na,1\n\xff,2\n", "{} is not UTF-8 text (invalid start byte). Convert the file (iconv -t utf-8)."),
+        (
+            "x.json",
+            b'["a", nope, "' + b"b" * 50 + b'"]',
+            "{} element 2 is not JSON (Expecting value). Mend the file.",
+        ),
+        (
+            "x.json",
+            b'["a", "b',
+            "{} element 2 is not JSON (Unterminated string starting at). Check that the file is complete.",
+        ),
+        (
+            "x.json",
+            b'["a", "b"',
+            "{} element 2 is not JSON (it ends before the array does). Check that the file is complete.",
+        ),
+        (
+            "x.json",
+            b'["\xff"]',
+            "{} is not UTF-8 text (invalid start byte). Convert the file (iconv -t utf-8).",
+        ),
+        (
+            "x.csv",
+            b"text,n\na,1\n\xff,2\n",
+            "{} is not UTF-8 text (invalid start byte). Convert the file (iconv -t utf-8).",
+        ),
         ("x.csv", b"n,text\n1,a\n2\n", "{} line 3 ends before its field 'text'. Mend the file."),
         (
             "x.csv",
@@ -161,15 +226,27 @@ def test_columns_that_something_else_than_commas_separates(tmp_path: Path, mark:
             "{} line 2 is not CSV (unexpected end of data). Mend the file; a text with quotes or line ends is in quotes, and its own "
             "are doubled.",
         ),
-        ("x.parquet.gz", b"", "{} is Parquet inside of gzip. Unpack it (gunzip); Parquet is packed by itself."),
+        (
+            "x.parquet.gz",
+            b"",
+            "{} is Parquet inside of gzip. Unpack it (gunzip); Parquet is packed by itself.",
+        ),
         (
             "x.json",
             b'{"a": 1',
             "{} is not JSON (Expecting ',' delimiter at line 1 column 8). Mend the file: a .json has an array, an "
             "object, or an object a line.",
         ),
-        ("x.tar.gz", b"\x1f\x8b", "{} is packed in a way that is not read here. Unpack it, or pack it with gzip."),
-        ("x.jsonl.zst", b"\x28\xb5", "{} is packed in a way that is not read here. Unpack it, or pack it with gzip."),
+        (
+            "x.tar.gz",
+            b"\x1f\x8b",
+            "{} is packed in a way that is not read here. Unpack it, or pack it with gzip.",
+        ),
+        (
+            "x.jsonl.zst",
+            b"\x28\xb5",
+            "{} is packed in a way that is not read here. Unpack it, or pack it with gzip.",
+        ),
         (
             "x.png",
             b"\x89PNG\0",
@@ -177,7 +254,9 @@ def test_columns_that_something_else_than_commas_separates(tmp_path: Path, mark:
         ),
     ],
 )
-def test_messages_about_other_kinds_of_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_messages_about_other_kinds_of_files(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     assert refusal(tmp_path / name) == f"data.path: {message.format(tmp_path / name)}"
 
@@ -185,15 +264,28 @@ def test_messages_about_other_kinds_of_files(tmp_path: Path, name: str, content:
 def test_message_about_broken_parquet(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1 and no more")
-    assert re.fullmatch(rf"data.path: cannot read {path} \(Parquet magic bytes.*\)\. Check that it is complete\.", refusal(path), re.DOTALL)
+    assert re.fullmatch(
+        rf"data.path: cannot read {path} \(Parquet magic bytes.*\)\. Check that it is complete\.",
+        refusal(path),
+        re.DOTALL,
+    )
     pandas.DataFrame({"text": [1, 2]}).to_parquet(path)
-    assert refusal(path) == f"data.path: {path} row 1: field 'text' is int, not text. Choose another with data.text_field."
+    assert (
+        refusal(path)
+        == f"data.path: {path} row 1: field 'text' is int, not text. Choose another with data.text_field."
+    )
 
 
 def test_all_bad_files_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forge.data.reading.SHOWN", 4)
     (tmp_path / "fine.txt").write_text("fine")
-    for name, content in {"a.txt": b"\xff", "b.txt": b"\xff", "c.jsonl": b"[]", "d.txt.gz": b"no", "e.txt": b"\xff"}.items():
+    for name, content in {
+        "a.txt": b"\xff",
+        "b.txt": b"\xff",
+        "c.jsonl": b"[]",
+        "d.txt.gz": b"no",
+        "e.txt": b"\xff",
+    }.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError) as caught:
         split_corpus(text_files(Text(path=str(tmp_path))), 0.1)
@@ -210,7 +302,9 @@ def test_all_bad_files_are_named_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     )
 
 
-def test_text_is_read_in_blocks_and_comes_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_read_in_blocks_and_comes_back_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("forge.data.reading.BLOCK_BYTES", 3)
     (tmp_path / "x.txt").write_bytes("\ufeffäöü€𝄞 and\r\nmore".encode())
     (document,) = text_files(Text(path=str(tmp_path / "x.txt"))).documents()
@@ -229,10 +323,15 @@ def test_fingerprint_follows_content_not_names(tmp_path: Path) -> None:
         return text_files(Text(path=str(tmp_path / name), **options)).fingerprint()
 
     assert of("a.txt") == of("b.txt")
-    assert len({of("a.txt"), of("c.txt"), of("c.jsonl"), of("a.txt", text_field="body"), of("*.txt")}) == 5
+    assert (
+        len({of("a.txt"), of("c.txt"), of("c.jsonl"), of("a.txt", text_field="body"), of("*.txt")})
+        == 5
+    )
 
 
-def test_fingerprint_of_a_large_corpus_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_of_a_large_corpus_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, memo = tmp_path / "a.txt", tmp_path / "memo"
     path.write_text("one")
     corpus = text_files(Text(path=str(path)))
@@ -253,14 +352,19 @@ def test_fingerprint_of_a_large_corpus_is_remembered(tmp_path: Path, monkeypatch
 def test_messages_about_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
-    assert refusal("") == ("data.path is empty. Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'.")
+    assert refusal("") == (
+        "data.path is empty. Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'."
+    )
     assert refusal("nope.txt") == (
         f"data.path = nope.txt: no such file or directory, seen from {tmp_path}. Give a file, a directory or a glob."
     )
     assert refusal("*.txt") == (
         f"data.path = *.txt: no file matches this glob, seen from {tmp_path}. ** reaches into folders: 'texts/**/*.txt'."
     )
-    assert refusal("empty") == "data.path = empty: this directory holds no files. Give one that does, or a file or a glob."
+    assert (
+        refusal("empty")
+        == "data.path = empty: this directory holds no files. Give one that does, or a file or a glob."
+    )
 
 
 def test_message_about_a_file_that_is_not_text(tmp_path: Path) -> None:
@@ -288,15 +392,29 @@ def test_message_about_a_torn_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"text": "a"', "is not JSON (Expecting ',' delimiter at column 13). Every line must be one JSON object."),
+        (
+            b'{"text": "a"',
+            "is not JSON (Expecting ',' delimiter at column 13). Every line must be one JSON object.",
+        ),
         (b'["a"]', 'is not a JSON object. Every line must look like {"text": ...}.'),
-        (b'{"body": 1, "id": 2}', "has no field 'text' (its fields: body, id). Name the one that holds the text with data.text_field."),
+        (
+            b'{"body": 1, "id": 2}',
+            "has no field 'text' (its fields: body, id). Name the one that holds the text with data.text_field.",
+        ),
         (b'{"text": 3}', "field 'text' is int, not text. Choose another with data.text_field."),
-        (b'{"text": "\xff"}', "is not UTF-8 text (invalid start byte at byte 10). Convert the file (iconv -t utf-8)."),
-        (b'{"text": "a\\ud800"}', "has half of a surrogate pair at character 1, which is not text. Fix or drop it."),
+        (
+            b'{"text": "\xff"}',
+            "is not UTF-8 text (invalid start byte at byte 10). Convert the file (iconv -t utf-8).",
+        ),
+        (
+            b'{"text": "a\\ud800"}',
+            "has half of a surrogate pair at character 1, which is not text. Fix or drop it.",
+        ),
     ],
 )
 def test_messages_about_a_line_of_json(tmp_path: Path, line: bytes, message: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"text": "fine"}\n\n' + line + b"\n")
-    assert re.fullmatch(re.escape(f"data.path: {path} line 3") + ":? " + re.escape(message), refusal(path))
+    assert re.fullmatch(
+        re.escape(f"data.path: {path} line 3") + ":? " + re.escape(message), refusal(path)
+    )

@@ -42,7 +42,10 @@ def module_store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 
 def first_tokens(steps: Iterator[Step], count: int) -> list[list[int]]:
     """Where the windows of each of the next steps begin."""
-    return [[int(row[0]) for batch in step.batches for row in batch.tokens] for step in islice(steps, count)]
+    return [
+        [int(row[0]) for batch in step.batches for row in batch.tokens]
+        for step in islice(steps, count)
+    ]
 
 
 def test_a_batch_is_windows_in_permuted_order(counting: TokenStore) -> None:
@@ -70,7 +73,12 @@ def test_an_epoch_has_every_target_once_and_the_next_another_order(counting: Tok
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 1 << 40), batch_size=st.integers(1, 3), accum=st.integers(1, 3), start=st.integers(0, 500))
+@given(
+    seed=st.integers(0, 1 << 40),
+    batch_size=st.integers(1, 3),
+    accum=st.integers(1, 3),
+    start=st.integers(0, 500),
+)
 def test_any_number_of_ranks_draws_the_same_global_batch(
     module_store: TokenStore, seed: int, batch_size: int, accum: int, start: int
 ) -> None:
@@ -85,7 +93,9 @@ def test_any_number_of_ranks_draws_the_same_global_batch(
             for rank in range(num_ranks)
         ]  # fmt: skip
         steps = [[next(loader) for loader in loaders] for _ in range(3)]
-        assert {step.n_targets for ranks in steps for step in ranks} == {4 * batch_size * accum * SEQ}
+        assert {step.n_targets for ranks in steps for step in ranks} == {
+            4 * batch_size * accum * SEQ
+        }
         micro = [
             [batch.tokens[:, 0].tolist() for batch in zip_batch]
             for ranks in steps
@@ -94,25 +104,41 @@ def test_any_number_of_ranks_draws_the_same_global_batch(
         drawn.append([token for parts in micro for part in parts for token in part])
     assert drawn[0] == drawn[1] == drawn[2]
     samples = np.arange(start, start + 12 * batch_size * accum)
-    expected = [int(permute(np.array([i % WINDOWS]), WINDOWS, (seed, i // WINDOWS))[0]) * SEQ for i in samples.tolist()]
+    expected = [
+        int(permute(np.array([i % WINDOWS]), WINDOWS, (seed, i // WINDOWS))[0]) * SEQ
+        for i in samples.tolist()
+    ]
     assert drawn[0] == expected
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_change_nothing(counting: TokenStore, num_workers: int) -> None:
-    options = {"seq_len": SEQ, "seed": 1, "batch_size": 3, "grad_accum_steps": 2, "num_ranks": 2, "rank": 1, "start_sample": 36}
+    options = {
+        "seq_len": SEQ,
+        "seed": 1,
+        "batch_size": 3,
+        "grad_accum_steps": 2,
+        "num_ranks": 2,
+        "rank": 1,
+        "start_sample": 36,
+    }
     plain = TrainLoader(counting, **options)
     processes = TrainLoader(counting, **options, num_workers=num_workers, prefetch_factor=3)
     for _ in range(20):
         a, b = next(plain), next(processes)
-        assert all(torch.equal(x.tokens, y.tokens) and torch.equal(x.targets, y.targets) for x, y in zip(a.batches, b.batches, strict=True))
+        assert all(
+            torch.equal(x.tokens, y.tokens) and torch.equal(x.targets, y.targets)
+            for x, y in zip(a.batches, b.batches, strict=True)
+        )
         assert plain.state_dict() == processes.state_dict()
     processes.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stop", [1, 7, 13])
-def test_resumed_in_the_middle_of_an_epoch(counting: TokenStore, num_workers: int, stop: int) -> None:
+def test_resumed_in_the_middle_of_an_epoch(
+    counting: TokenStore, num_workers: int, stop: int
+) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 5}
     whole = first_tokens(TrainLoader(counting, **options), 20)
     loader = TrainLoader(counting, **options, num_workers=num_workers)
@@ -131,7 +157,10 @@ def test_resumed_on_more_ranks(counting: TokenStore) -> None:
     whole = first_tokens(TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=4), 6)
     loader = TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=4)
     first_tokens(loader, 3)
-    ranks = [TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=2, num_ranks=2, rank=rank) for rank in range(2)]
+    ranks = [
+        TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=2, num_ranks=2, rank=rank)
+        for rank in range(2)
+    ]
     for rank in ranks:
         rank.load_state_dict(loader.state_dict())
     parts = [first_tokens(rank, 3) for rank in ranks]
@@ -139,16 +168,24 @@ def test_resumed_on_more_ranks(counting: TokenStore) -> None:
 
 
 def test_overfitting_repeats_the_first_global_batches(counting: TokenStore) -> None:
-    whole = first_tokens(TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=3, grad_accum_steps=2), 2)
-    loader = TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=3, grad_accum_steps=2, overfit_batches=2)
+    whole = first_tokens(
+        TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=3, grad_accum_steps=2), 2
+    )
+    loader = TrainLoader(
+        counting, seq_len=SEQ, seed=1, batch_size=3, grad_accum_steps=2, overfit_batches=2
+    )
     assert first_tokens(loader, 7) == [whole[i % 2] for i in range(7)]
     assert loader.state_dict() == {"samples": 42}
 
 
-def test_pinning_without_a_gpu_has_no_effect(counting: TokenStore, recwarn: pytest.WarningsRecorder) -> None:
+def test_pinning_without_a_gpu_has_no_effect(
+    counting: TokenStore, recwarn: pytest.WarningsRecorder
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    loader = TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=2, pin_memory=True, num_workers=1)
+    loader = TrainLoader(
+        counting, seq_len=SEQ, seed=1, batch_size=2, pin_memory=True, num_workers=1
+    )
     assert not next(loader).batches[0].tokens.is_pinned()
     loader.close()
     assert not recwarn.list
@@ -158,7 +195,9 @@ def test_pinning_without_a_gpu_has_no_effect(counting: TokenStore, recwarn: pyte
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_pinned_batches(counting: TokenStore, num_workers: int) -> None:
-    loader = TrainLoader(counting, seq_len=SEQ, seed=1, batch_size=2, pin_memory=True, num_workers=num_workers)
+    loader = TrainLoader(
+        counting, seq_len=SEQ, seed=1, batch_size=2, pin_memory=True, num_workers=num_workers
+    )
     assert next(loader).batches[0].tokens.is_pinned()
     loader.close()
 
@@ -175,7 +214,9 @@ def test_message_when_the_split_is_shorter_than_a_sample(store: Callable[..., To
 
 
 @pytest.mark.parametrize("n_tokens", [2, 16, 17, 18, 160, 161, 170])
-def test_evaluation_counts_every_target_once(store: Callable[..., TokenStore], n_tokens: int) -> None:
+def test_evaluation_counts_every_target_once(
+    store: Callable[..., TokenStore], n_tokens: int
+) -> None:
     tokens = np.arange(n_tokens)
     widths = np.random.default_rng(0).integers(0, 9, 1000)
     batches = list(eval_batches(store(tokens), seq_len=SEQ, batch_size=4, token_bytes=widths))
@@ -185,14 +226,18 @@ def test_evaluation_counts_every_target_once(store: Callable[..., TokenStore], n
     assert targets[counted].tolist() == tokens[1:].tolist()
     assert inputs[counted].tolist() == tokens[:-1].tolist()
     assert counted.tolist() == sorted(counted.tolist(), reverse=True)
-    assert [batch.n_targets for batch in batches] == [int((batch.targets != IGNORE_INDEX).sum()) for batch in batches]
+    assert [batch.n_targets for batch in batches] == [
+        int((batch.targets != IGNORE_INDEX).sum()) for batch in batches
+    ]
     assert sum(batch.n_bytes or 0 for batch in batches) == widths[tokens[1:]].sum()
     assert all(batch.tokens.shape[0] == 4 for batch in batches[:-1])
     assert batches[-1].tokens.shape[0] == -(-(n_tokens - 1) // SEQ) - 4 * (len(batches) - 1)
 
 
 @pytest.mark.parametrize("sequences", [1, 7, 40, 99999])
-def test_evaluation_of_a_few_sequences_is_spread_over_the_split(counting: TokenStore, sequences: int) -> None:
+def test_evaluation_of_a_few_sequences_is_spread_over_the_split(
+    counting: TokenStore, sequences: int
+) -> None:
     """Whatever the batch and the shares: the same sequences, of the whole split, none twice."""
     whole = torch.cat([batch.tokens for batch in eval_batches(counting, seq_len=SEQ, batch_size=4)])
     wanted = min(sequences, len(whole))
@@ -200,7 +245,13 @@ def test_evaluation_of_a_few_sequences_is_spread_over_the_split(counting: TokenS
     def sequences_of(batch_size: int, shares: int) -> list[list[int]]:
         rows: list[list[int]] = []
         for part in range(shares):
-            for batch in eval_batches(counting, seq_len=SEQ, batch_size=batch_size, sequences=sequences, part=(part, shares)):
+            for batch in eval_batches(
+                counting,
+                seq_len=SEQ,
+                batch_size=batch_size,
+                sequences=sequences,
+                part=(part, shares),
+            ):
                 assert batch.n_targets == int((batch.targets != IGNORE_INDEX).sum())
                 assert batch.n_bytes is None
                 rows += batch.tokens[(batch.targets != IGNORE_INDEX).any(1)].tolist()
@@ -208,8 +259,13 @@ def test_evaluation_of_a_few_sequences_is_spread_over_the_split(counting: TokenS
 
     found = sequences_of(4, 1)
     assert len(found) == wanted
-    assert all(sequences_of(batch_size, shares) == found for batch_size, shares in ((1, 1), (3, 1), (2, 2), (1, 3)))
-    places = sorted(next(index for index, row in enumerate(whole.tolist()) if row == one) for one in found)
+    assert all(
+        sequences_of(batch_size, shares) == found
+        for batch_size, shares in ((1, 1), (3, 1), (2, 2), (1, 3))
+    )
+    places = sorted(
+        next(index for index, row in enumerate(whole.tolist()) if row == one) for one in found
+    )
     gaps = np.diff([*places, len(whole)])
     assert places[0] == 0
     assert gaps.min() >= len(whole) // wanted

@@ -32,7 +32,13 @@ def scalar_permute(index: int, n: int, seed: int, epoch: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "sizes", [range(1, 301), [997, 7919, 104_729], [1 << k for k in range(9, 18)], [(1 << 16) - 1, (1 << 16) + 1, 1_000_003]]
+    "sizes",
+    [
+        range(1, 301),
+        [997, 7919, 104_729],
+        [1 << k for k in range(9, 18)],
+        [(1 << 16) - 1, (1 << 16) + 1, 1_000_003],
+    ],
 )
 def test_every_index_is_hit_once(sizes: list[int]) -> None:
     for n in sizes:
@@ -43,7 +49,9 @@ def test_every_index_is_hit_once(sizes: list[int]) -> None:
 def test_vectorised_equals_plain_integers(n: int) -> None:
     indices = np.unique(np.linspace(0, n - 1, 50).astype(np.int64))
     indices = indices[indices < n]
-    assert permute(indices, n, (5, 2)).tolist() == [scalar_permute(int(i), n, 5, 2) for i in indices]
+    assert permute(indices, n, (5, 2)).tolist() == [
+        scalar_permute(int(i), n, 5, 2) for i in indices
+    ]
 
 
 def test_order_never_changes() -> None:
@@ -52,7 +60,9 @@ def test_order_never_changes() -> None:
 
 
 def test_seed_and_epoch_change_the_order() -> None:
-    orders = [permute(np.arange(1000), 1000, (seed, epoch)) for seed in range(4) for epoch in range(4)]
+    orders = [
+        permute(np.arange(1000), 1000, (seed, epoch)) for seed in range(4) for epoch in range(4)
+    ]
     for i, a in enumerate(orders):
         for b in orders[:i]:
             assert (a == b).mean() < 0.02
@@ -81,7 +91,9 @@ def test_neighbours_are_scattered() -> None:
 def test_sample_order_is_the_permutation_of_each_epoch(n: int) -> None:
     order = SampleOrder(n, seed=9)
     samples = [*range(min(3 * n, 2 * BLOCK)), 10 * n + n // 2, 0]
-    assert [order.window(i) for i in samples] == [scalar_permute(i % n, n, 9, i // n) for i in samples]
+    assert [order.window(i) for i in samples] == [
+        scalar_permute(i % n, n, 9, i // n) for i in samples
+    ]
 
 
 def test_a_batch_costs_the_same_however_long_the_corpus_is() -> None:

@@ -30,7 +30,9 @@ DOCUMENTS = 60
 @pytest.fixture
 def data(tmp_path: Path, prose: Callable[..., str]) -> Text:
     path = tmp_path / "docs.jsonl"
-    path.write_text("".join(json.dumps({"text": prose(4, seed)}) + "\n" for seed in range(DOCUMENTS)))
+    path.write_text(
+        "".join(json.dumps({"text": prose(4, seed)}) + "\n" for seed in range(DOCUMENTS))
+    )
     return Text(path=str(path), cache_dir=str(tmp_path / "cache"), val_fraction=0.2)
 
 
@@ -38,7 +40,11 @@ SECTION = BPE(vocab_size=300)
 
 
 def entry(data: Text) -> Path:
-    (found,) = (path for path in Path(data.cache_dir or "", "data").iterdir() if not path.name.startswith("."))
+    (found,) = (
+        path
+        for path in Path(data.cache_dir or "", "data").iterdir()
+        if not path.name.startswith(".")
+    )
     return found
 
 
@@ -52,19 +58,27 @@ def no_build(section: Any, *, path: str, **runtime: Any) -> Any:
     return build_section(section, path=path)
 
 
-def test_stores_hold_every_document_once(data: Text, build: Callable[..., Any], prose: Callable[..., str]) -> None:
+def test_stores_hold_every_document_once(
+    data: Text, build: Callable[..., Any], prose: Callable[..., str]
+) -> None:
     prepared = prepare(data, SECTION, build=build)
     parts = {name: decoded(prepared, name).split("<|endoftext|>") for name in ("train", "val")}
     assert all(part.pop() == "" for part in parts.values())
-    assert sorted(parts["train"] + parts["val"]) == sorted(prose(4, seed) for seed in range(DOCUMENTS))
-    assert parts["train"] == [text for text in (prose(4, seed) for seed in range(DOCUMENTS)) if text in parts["train"]]
+    assert sorted(parts["train"] + parts["val"]) == sorted(
+        prose(4, seed) for seed in range(DOCUMENTS)
+    )
+    assert parts["train"] == [
+        text for text in (prose(4, seed) for seed in range(DOCUMENTS)) if text in parts["train"]
+    ]
     for name, documents in parts.items():
         index = getattr(prepared, name).index
         assert index.n_documents == len(documents) > 3
         assert index.n_bytes == sum(len(text.encode()) for text in documents)
 
 
-def test_a_cut_document_ends_once_in_each_split(tmp_path: Path, build: Callable[..., Any], prose: Callable[..., str]) -> None:
+def test_a_cut_document_ends_once_in_each_split(
+    tmp_path: Path, build: Callable[..., Any], prose: Callable[..., str]
+) -> None:
     text = prose(3000)
     (tmp_path / "one.txt").write_text(text)
     data = Text(path=str(tmp_path / "one.txt"), cache_dir=str(tmp_path / "cache"), val_fraction=0.2)
@@ -73,18 +87,31 @@ def test_a_cut_document_ends_once_in_each_split(tmp_path: Path, build: Callable[
     for split in (train, val):
         assert split.endswith("\n<|endoftext|>")
         assert split.count("<|endoftext|>") == 1
-    lines = train.removesuffix("<|endoftext|>").splitlines() + val.removesuffix("<|endoftext|>").splitlines()
+    lines = (
+        train.removesuffix("<|endoftext|>").splitlines()
+        + val.removesuffix("<|endoftext|>").splitlines()
+    )
     assert sorted(lines) == sorted(text.splitlines())
 
 
-def test_batches_of_text_make_no_difference(data: Text, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_batches_of_text_make_no_difference(
+    data: Text, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     whole = prepare(data, SECTION, build=build)
     monkeypatch.setattr("forge.data.encode.BATCH_BYTES", 500)
     data.cache_dir = str(tmp_path / "other")
     shares: list[float] = []
     stages: list[str] = []
-    small = prepare(data, SECTION, build=build, progress=lambda stage, share: (stages.append(stage), shares.append(share)))
-    assert (small.train.fingerprint, small.val.fingerprint) == (whole.train.fingerprint, whole.val.fingerprint)
+    small = prepare(
+        data,
+        SECTION,
+        build=build,
+        progress=lambda stage, share: (stages.append(stage), shares.append(share)),
+    )
+    assert (small.train.fingerprint, small.val.fingerprint) == (
+        whole.train.fingerprint,
+        whole.val.fingerprint,
+    )
     assert list(dict.fromkeys(stages)) == ["read the corpus", "make the tokenizer", "tokenise"]
     assert shares[2:] == sorted(shares[2:])
     assert len(shares) > 20
@@ -103,7 +130,11 @@ def test_manifest_says_where_the_tokens_come_from(data: Text, build: Callable[..
     manifest = prepared.manifest
     assert manifest["source"] == data.path
     assert manifest["files"] == 1
-    assert manifest["tokenizer"] == {"fingerprint": prepared.tokenizer.fingerprint, "vocab_size": 300, "eos_token": "<|endoftext|>"}
+    assert manifest["tokenizer"] == {
+        "fingerprint": prepared.tokenizer.fingerprint,
+        "vocab_size": 300,
+        "eos_token": "<|endoftext|>",
+    }
     assert manifest["splits"]["train"]["tokens"] == len(prepared.train)
     assert manifest["splits"]["val"]["sha256"] == prepared.val.fingerprint
     assert sum(split["bytes"] for split in manifest["splits"].values()) == manifest["bytes"]
@@ -128,7 +159,9 @@ def test_each_content_has_its_entry(data: Text, build: Callable[..., Any], tmp_p
     assert len(others) == 4
 
 
-def test_a_tokenizer_file_counts_by_content(data: Text, build: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_tokenizer_file_counts_by_content(
+    data: Text, build: Callable[..., Any], tmp_path: Path
+) -> None:
     trained = prepare(data, SECTION, build=build)
     trained.tokenizer.save(tmp_path / "a")
     trained.tokenizer.save(tmp_path / "b")
@@ -148,11 +181,19 @@ def flip(path: Path) -> None:
 
 DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("train/00000.bin", flip, "train/00000.bin does not have the content that was written"),
-    ("val/00000.bin", lambda path: os.truncate(path, 100), "val/00000.bin has 100 bytes instead of"),
+    (
+        "val/00000.bin",
+        lambda path: os.truncate(path, 100),
+        "val/00000.bin has 100 bytes instead of",
+    ),
     ("val/00000.bin", os.remove, "val/00000.bin is missing"),
     ("train/index.json", os.remove, "train/index.json is missing"),
     ("train/index.json", flip, "train/index.json does not have the content that was written"),
-    ("tokenizer/tokenizer.json", flip, "tokenizer/tokenizer.json does not have the content that was written"),
+    (
+        "tokenizer/tokenizer.json",
+        flip,
+        "tokenizer/tokenizer.json does not have the content that was written",
+    ),
     ("tokenizer/tokenizer_config.json", os.remove, "tokenizer/tokenizer_config.json is missing"),
     ("manifest.json", lambda path: os.truncate(path, 40), "manifest.json cannot be read ("),
     (
@@ -164,23 +205,39 @@ DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "damage", "reason"), DAMAGES, ids=[f"{name}-{reason[-12:]}" for name, _, reason in DAMAGES])
+@pytest.mark.parametrize(
+    ("name", "damage", "reason"),
+    DAMAGES,
+    ids=[f"{name}-{reason[-12:]}" for name, _, reason in DAMAGES],
+)
 def test_damage_is_found_said_once_and_repaired(
-    data: Text, build: Callable[..., Any], caplog: pytest.LogCaptureFixture, name: str, damage: Callable[[Path], Any], reason: str
+    data: Text,
+    build: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    damage: Callable[[Path], Any],
+    reason: str,
 ) -> None:
     first = prepare(data, SECTION, build=build)
     tokens = first.train.fingerprint
     assert not caplog.records
     damage(entry(data) / name)
     again = prepare(data, SECTION, build=build)
-    (warning,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
-    assert warning.startswith(f"prepared data in {entry(data)} is damaged and is made anew: {reason}")
+    (warning,) = (
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    )
+    assert warning.startswith(
+        f"prepared data in {entry(data)} is damaged and is made anew: {reason}"
+    )
     assert again.train.fingerprint == tokens
     again.train.verify()
     caplog.clear()
     prepare(data, SECTION, build=no_build)
     assert not caplog.records
-    assert sorted(path.name for path in entry(data).parent.iterdir()) == [f".{entry(data).name}.lock", entry(data).name]
+    assert sorted(path.name for path in entry(data).parent.iterdir()) == [
+        f".{entry(data).name}.lock",
+        entry(data).name,
+    ]
 
 
 def test_a_killed_builder_leaves_nothing_in_the_way(data: Text, build: Callable[..., Any]) -> None:
@@ -229,7 +286,9 @@ def _prepare_and_tell(data: Text, results: Any, barrier: Any) -> None:
 def test_two_processes_at_once_build_once(data: Text) -> None:
     context = multiprocessing.get_context("spawn")
     results, barrier = context.Queue(), context.Barrier(2)
-    children = [context.Process(target=_prepare_and_tell, args=(data, results, barrier)) for _ in range(2)]
+    children = [
+        context.Process(target=_prepare_and_tell, args=(data, results, barrier)) for _ in range(2)
+    ]
     for child in children:
         child.start()
     got = [results.get(timeout=60) for _ in children]
@@ -239,7 +298,9 @@ def test_two_processes_at_once_build_once(data: Text) -> None:
     assert got[0][1] == got[1][1]
 
 
-def test_a_failed_build_leaves_nothing(data: Text, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_leaves_nothing(
+    data: Text, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("no tokenizer today")
 
@@ -249,13 +310,18 @@ def test_a_failed_build_leaves_nothing(data: Text, build: Callable[..., Any], mo
     assert [path.name[-5:] for path in Path(data.cache_dir or "", "data").iterdir()] == [".lock"]
 
 
-def test_messages_about_the_cache(data: Text, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_about_the_cache(
+    data: Text, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     good, data.cache_dir = data.cache_dir, str(tmp_path / "file")
     hint = "Make room or set data.cache_dir (or $FORGE_CACHE) to a directory you may write to."
     with pytest.raises(ValueError) as caught:
         prepare(data, SECTION, build=build)
-    assert str(caught.value) == f"data.cache_dir = {tmp_path}/file: cannot write prepared data there (Not a directory). {hint}"
+    assert (
+        str(caught.value)
+        == f"data.cache_dir = {tmp_path}/file: cannot write prepared data there (Not a directory). {hint}"
+    )
 
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -264,10 +330,15 @@ def test_messages_about_the_cache(data: Text, build: Callable[..., Any], tmp_pat
     monkeypatch.setattr("forge.data.shards.ShardWriter.append", full)
     with pytest.raises(ValueError) as caught:
         prepare(data, SECTION, build=build)
-    assert str(caught.value) == f"data.cache_dir = {good}: no space left to write prepared data (No space left on device). {hint}"
+    assert (
+        str(caught.value)
+        == f"data.cache_dir = {good}: no space left to write prepared data (No space left on device). {hint}"
+    )
 
 
-def test_an_error_elsewhere_is_not_blamed_on_the_cache(data: Text, tmp_path: Path, build: Callable[..., Any]) -> None:
+def test_an_error_elsewhere_is_not_blamed_on_the_cache(
+    data: Text, tmp_path: Path, build: Callable[..., Any]
+) -> None:
     def failing(section: Any, *, path: str, **runtime: Any) -> Any:
         return open(tmp_path / "of-the-user") if runtime else build(section, path=path)
 
@@ -298,14 +369,20 @@ def test_a_file_that_may_not_be_read_does_not_hide_the_other_bad_ones(
     ]
 
 
-def test_where_the_cache_is(data: Text, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_cache_is(
+    data: Text, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FORGE_CACHE", raising=False)
     assert preparing.cache_root(None) == tmp_path / "home" / ".cache" / "forge"
     monkeypatch.setenv("FORGE_CACHE", str(tmp_path / "env"))
     assert preparing.cache_root("here") == Path.cwd() / "here"
     data.cache_dir = None
-    assert prepare(data, SECTION, build=build).manifest["cache"].startswith(str(tmp_path / "env" / "data"))
+    assert (
+        prepare(data, SECTION, build=build)
+        .manifest["cache"]
+        .startswith(str(tmp_path / "env" / "data"))
+    )
 
 
 def test_preparing_needs_no_torch() -> None:

@@ -15,7 +15,9 @@ from forge.data.shards import BrokenStore, ShardWriter, TokenStore
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, "<u2"), (65537, "<u4")])
-def test_the_smallest_type_that_holds_the_vocabulary(store: Callable[..., TokenStore], vocab_size: int, dtype: str) -> None:
+def test_the_smallest_type_that_holds_the_vocabulary(
+    store: Callable[..., TokenStore], vocab_size: int, dtype: str
+) -> None:
     made = store([0, vocab_size - 1], vocab_size=vocab_size)
     assert made.index.dtype == dtype
     assert made.read(0, 2).tolist() == [0, vocab_size - 1]
@@ -56,7 +58,9 @@ def test_tokens_cannot_be_written_through_a_store(store: Callable[..., TokenStor
 
 
 @pytest.mark.parametrize("hashed_whole", [True, False])
-def test_a_flipped_byte_is_found(store: Callable[..., TokenStore], monkeypatch: pytest.MonkeyPatch, hashed_whole: bool) -> None:
+def test_a_flipped_byte_is_found(
+    store: Callable[..., TokenStore], monkeypatch: pytest.MonkeyPatch, hashed_whole: bool
+) -> None:
     if not hashed_whole:
         monkeypatch.setattr(shards, "HASHED_WHOLE_BYTES", 0)
     made = store(np.arange(10_000), shard_tokens=4000)
@@ -69,7 +73,9 @@ def test_a_flipped_byte_is_found(store: Callable[..., TokenStore], monkeypatch: 
         TokenStore(made.directory).verify()
 
 
-def test_samples_reach_both_ends_of_a_large_shard(store: Callable[..., TokenStore], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_reach_both_ends_of_a_large_shard(
+    store: Callable[..., TokenStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards, "HASHED_WHOLE_BYTES", 0)
     made = store(np.zeros(2_000_000, dtype=np.int64))
     for place in (0, -1):

@@ -32,7 +32,11 @@ def write_documents(path: Path, documents: list[str]) -> Path:
 
 
 @settings(deadline=None, max_examples=200)
-@given(text=st.text(alphabet="ab \né𝄞", max_size=200), unit=st.integers(1, 40), block=st.integers(1, 50))
+@given(
+    text=st.text(alphabet="ab \né𝄞", max_size=200),
+    unit=st.integers(1, 40),
+    block=st.integers(1, 50),
+)
 def test_cutting_loses_nothing_and_ignores_blocks(text: str, unit: int, block: int) -> None:
     parts = list(cut(iter([text[i : i + block] for i in range(0, len(text), block)]), unit))
     assert "".join(part for part, _ in parts) == text
@@ -57,13 +61,17 @@ def test_unit_is_a_power_of_two_and_a_small_share() -> None:
     assert unit_of(8 << 20) == unit_of(1 << 40) == MAX_UNIT
 
 
-def test_a_document_keeps_its_side_whatever_else_there_is(tmp_path: Path, prose: Callable[..., str]) -> None:
+def test_a_document_keeps_its_side_whatever_else_there_is(
+    tmp_path: Path, prose: Callable[..., str]
+) -> None:
     documents = [prose(4, seed) for seed in range(400)]
     train, val = sides(of(write_documents(tmp_path / "all.jsonl", documents)))
     assert set(train) | set(val) == set(documents)
     assert not set(train) & set(val)
     assert 45 <= len(val) <= 115  # 80 expected, standard deviation 8
-    fewer_train, fewer_val = sides(of(write_documents(tmp_path / "fewer.jsonl", documents[100:][::-1])))
+    fewer_train, fewer_val = sides(
+        of(write_documents(tmp_path / "fewer.jsonl", documents[100:][::-1]))
+    )
     assert set(fewer_val) == set(val) & set(documents[100:])
     assert set(fewer_train) == set(train) & set(documents[100:])
 
@@ -101,7 +109,10 @@ def test_messages_about_too_little_text(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(ValueError) as caught:
         of(path)
-    assert str(caught.value) == f"data.path = {path}: no text in it (1 file(s), all empty). Give some text to train on."
+    assert (
+        str(caught.value)
+        == f"data.path = {path}: no text in it (1 file(s), all empty). Give some text to train on."
+    )
     path.write_text("too short")
     with pytest.raises(ValueError) as caught:
         of(path)
@@ -111,7 +122,9 @@ def test_messages_about_too_little_text(tmp_path: Path) -> None:
     )
 
 
-def test_training_sample_is_even_and_never_validation(tmp_path: Path, prose: Callable[..., str]) -> None:
+def test_training_sample_is_even_and_never_validation(
+    tmp_path: Path, prose: Callable[..., str]
+) -> None:
     path = tmp_path / "x.txt"
     path.write_text(prose(4000))
     split = of(path)

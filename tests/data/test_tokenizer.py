@@ -35,7 +35,9 @@ def bpe(text: TrainingText) -> Tokenizer:
 
 
 def word_level(words: str, specials: tuple[str, ...]) -> tokenizers.Tokenizer:
-    raw = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words.split())}, unk_token="[UNK]"))
+    raw = tokenizers.Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words.split())}, unk_token="[UNK]")
+    )
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     raw.add_special_tokens(list(specials))
     return raw
@@ -104,14 +106,21 @@ def test_training_is_the_same_in_another_process(bpe: Tokenizer, text: TrainingT
         import sys
         assert "torch" not in sys.modules
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == bpe.fingerprint
 
 
 def test_validation_text_is_not_seen(tmp_path: Path) -> None:
     """A word of the validation split alone gives no merge."""
     path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps({"text": f"{word} " * 40}) + "\n" for word in ("zebra", "quokka", "lynx", "vixen")))
+    path.write_text(
+        "".join(
+            json.dumps({"text": f"{word} " * 40}) + "\n"
+            for word in ("zebra", "quokka", "lynx", "vixen")
+        )
+    )
     split = split_corpus(text_files(Text(path=str(path))), 0.3)
     train = "".join(piece.text for piece, is_validation in split.pieces() if not is_validation)
     tokenizer = train_bpe(BPE(vocab_size=1000), text=TrainingText(split=split))
@@ -119,12 +128,18 @@ def test_validation_text_is_not_seen(tmp_path: Path) -> None:
         assert (len(tokenizer.encode(f" {word}")) == 1) == (f" {word}" in train)
 
 
-def test_a_small_text_gives_a_small_vocabulary_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_small_text_gives_a_small_vocabulary_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "ab"}\n{"text": "abc"}\n{"text": "abcd"}\n')
     split = split_corpus(text_files(Text(path=str(path))), 0.1)
     tokenizer = train_bpe(BPE(vocab_size=4096), text=TrainingText(split=split))
-    entries = 257 + (2 if any(piece.text == "abcd" and is_validation for piece, is_validation in split.pieces()) else 3)
+    entries = 257 + (
+        2
+        if any(piece.text == "abcd" and is_validation for piece, is_validation in split.pieces())
+        else 3
+    )
     assert tokenizer.vocab_size == entries
     (record,) = caplog.records
     assert record.getMessage() == (
@@ -134,7 +149,9 @@ def test_a_small_text_gives_a_small_vocabulary_and_says_so(tmp_path: Path, caplo
 
 def test_a_foreign_file_adds_and_cuts_nothing(tmp_path: Path, text: TrainingText) -> None:
     raw = word_level("[UNK] the whale", ("<s>", "</s>"))
-    raw.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)])
+    raw.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)]
+    )
     raw.enable_truncation(max_length=2)
     raw.enable_padding(length=6)
     tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
@@ -151,7 +168,9 @@ def test_usual_end_tokens_are_found(tmp_path: Path, text: TrainingText, token: s
 
 
 def test_ids_with_holes_count_to_the_last(tmp_path: Path, text: TrainingText) -> None:
-    raw = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "the": 7, "</s>": 3}, unk_token="[UNK]"))
+    raw = tokenizers.Tokenizer(
+        models.WordLevel({"[UNK]": 0, "the": 7, "</s>": 3}, unk_token="[UNK]")
+    )
     tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
     assert tokenizer.vocab_size == 8
     assert tokenizer.token_bytes().tolist() == [5, 0, 0, 4, 0, 0, 0, 3]
@@ -160,7 +179,9 @@ def test_ids_with_holes_count_to_the_last(tmp_path: Path, text: TrainingText) ->
 def test_bytes_of_a_sentencepiece_like_tokenizer(tmp_path: Path, text: TrainingText) -> None:
     vocab = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "▁the": 3, "▁": 4, "é": 5}
     raw = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     raw.add_special_tokens(["</s>"])
     tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
     assert tokenizer.token_bytes().tolist() == [5, 1, 1, 4, 1, 2, 0]
@@ -168,12 +189,18 @@ def test_bytes_of_a_sentencepiece_like_tokenizer(tmp_path: Path, text: TrainingT
 
 
 def test_bytes_of_a_word_piece_tokenizer(tmp_path: Path, text: TrainingText) -> None:
-    raw = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "wha": 1, "##le": 2}, unk_token="[UNK]"))
+    raw = tokenizers.Tokenizer(
+        models.WordPiece({"[UNK]": 0, "wha": 1, "##le": 2}, unk_token="[UNK]")
+    )
     raw.add_special_tokens(["[EOS]"])
-    assert load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text).token_bytes().tolist() == [5, 3, 2, 0]
+    assert load_file(
+        TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text
+    ).token_bytes().tolist() == [5, 3, 2, 0]
 
 
-def test_messages_about_a_file(tmp_path: Path, text: TrainingText, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_about_a_file(
+    tmp_path: Path, text: TrainingText, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     def refusal(**options: str) -> str:
@@ -184,8 +211,13 @@ def test_messages_about_a_file(tmp_path: Path, text: TrainingText, monkeypatch: 
     saved(word_level("[UNK] the", ("<pad>", "<cls>")), tmp_path / "t.json")
     (tmp_path / "bad.json").write_text("{}")
     assert refusal() == "tokenizer.path is empty. Give the path of a tokenizer.json."
-    assert refusal(path="no.json") == f"tokenizer.path = no.json: no such file, seen from {tmp_path}. Give the path of a tokenizer.json."
-    assert refusal(path="bad.json").startswith("tokenizer.path = bad.json: not a tokenizer.json of the tokenizers library (")
+    assert (
+        refusal(path="no.json")
+        == f"tokenizer.path = no.json: no such file, seen from {tmp_path}. Give the path of a tokenizer.json."
+    )
+    assert refusal(path="bad.json").startswith(
+        "tokenizer.path = bad.json: not a tokenizer.json of the tokenizers library ("
+    )
     assert refusal(path="t.json") == (
         "tokenizer.eos_token: t.json has none of the usual tokens that end a document "
         "(<|endoftext|>, </s>, <|end_of_text|>, <eos>, [EOS], ...). "
@@ -198,14 +230,18 @@ def test_messages_about_a_file(tmp_path: Path, text: TrainingText, monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word_level", "word_piece", "unigram"])
-def test_what_is_known_before_it_is_built_is_what_it_is(tmp_path: Path, bpe: Tokenizer, text: TrainingText, kind: str) -> None:
+def test_what_is_known_before_it_is_built_is_what_it_is(
+    tmp_path: Path, bpe: Tokenizer, text: TrainingText, kind: str
+) -> None:
     """The file is read as JSON, without the library."""
     vocab = {"[UNK]": 0, "the": 7, "</s>": 3}
     raw = {
         "bpe": lambda: bpe._raw,
         "word_level": lambda: tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]")),
         "word_piece": lambda: tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]")),
-        "unigram": lambda: tokenizers.Tokenizer(models.Unigram([("[UNK]", 0.0), ("the", -1.0), ("</s>", -2.0)], 0)),
+        "unigram": lambda: tokenizers.Tokenizer(
+            models.Unigram([("[UNK]", 0.0), ("the", -1.0), ("</s>", -2.0)], 0)
+        ),
     }[kind]()
     for added in ([], ["<pad>", "<end>"]):
         raw.add_special_tokens(added)

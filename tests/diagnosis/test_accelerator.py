@@ -17,7 +17,14 @@ ONLY = "only needed for run.device=cuda"
 H200 = {"name": "H200", "capability": "9.0", "bf16": True, "free": 140, "total": 141}
 V100 = {"name": "V100", "capability": "7.0", "bf16": False, "free": 30, "total": 32}
 NVML = {"driver": "580.1", "cuda": "13.0", "devices": 2}
-TORCH = {"version": "2.13.0+cu130", "file": "f", "cuda": "13.0", "hip": None, "cpu": "AVX2", "threads": 8}
+TORCH = {
+    "version": "2.13.0+cu130",
+    "file": "f",
+    "cuda": "13.0",
+    "hip": None,
+    "cpu": "AVX2",
+    "threads": 8,
+}
 DRIVER = "driver 580.1 (CUDA 13.0), 2 GPUs"
 
 
@@ -36,7 +43,9 @@ def report(**changes: Any) -> dict[str, Any]:
 
 def test_all_well():
     found = accelerator.findings(report(), {})
-    assert [(f.check, f.status, f.fix) for f in found] == [(name, OK, "") for name in ("torch", "CUDA", "NCCL", "gloo")]
+    assert [(f.check, f.status, f.fix) for f in found] == [
+        (name, OK, "") for name in ("torch", "CUDA", "NCCL", "gloo")
+    ]
     assert found[0].found == "2.13.0+cu130, built for CUDA 13.0; CPU kernels: AVX2"
     assert found[1].found == f"{DRIVER}; torch uses 2: H200 (capability 9.0); bf16"
     assert found[2].found == "2.29.1"
@@ -63,7 +72,12 @@ CUDA_CASES = {
         "the NVIDIA driver does not answer: no answer in 60 s.",
         f"restart the driver or the machine; {ONLY}",
     ),
-    "no torch": ({"torch": {"error": "x"}, "cuda": None}, WARN, f"{DRIVER}; without torch no more is known", "see torch above"),
+    "no torch": (
+        {"torch": {"error": "x"}, "cuda": None},
+        WARN,
+        f"{DRIVER}; without torch no more is known",
+        "see torch above",
+    ),
     "torch for the CPU": (
         {"torch": TORCH | {"cuda": None}, "cuda": {"devices": []}},
         WARN,
@@ -119,23 +133,41 @@ def test_hidden_gpus():
     hidden = accelerator.cuda(report(cuda={"devices": []}), {"CUDA_VISIBLE_DEVICES": ""})
     assert (hidden.status, hidden.fix) == (WARN, "unset CUDA_VISIBLE_DEVICES to use them")
     assert hidden.found == f"{DRIVER}; CUDA_VISIBLE_DEVICES= hides them all"
-    assert accelerator.cuda(report(cuda={"devices": [H200]}), {"CUDA_VISIBLE_DEVICES": "0"}).status == OK
+    assert (
+        accelerator.cuda(report(cuda={"devices": [H200]}), {"CUDA_VISIBLE_DEVICES": "0"}).status
+        == OK
+    )
 
 
 def test_nccl():
     none = accelerator.nccl(report(distributed={"gloo": True, "nccl": False, "nccl_version": None}))
-    assert (none.status, none.needed, none.fix) == (MISSING, False, f"{CUDA_BUILD}only needed for several GPUs")
+    assert (none.status, none.needed, none.fix) == (
+        MISSING,
+        False,
+        f"{CUDA_BUILD}only needed for several GPUs",
+    )
     failed = accelerator.nccl(report(torch={"error": "ImportError: x"}, distributed=None))
-    assert (failed.found, failed.fix) == ("torch does not say (ImportError: x)", "see torch above; only needed for several GPUs")
+    assert (failed.found, failed.fix) == (
+        "torch does not say (ImportError: x)",
+        "see torch above; only needed for several GPUs",
+    )
 
 
 def test_gloo():
     failed = accelerator.gloo(report(gloo={"error": "RuntimeError: no address"}))
     assert (failed.status, failed.needed) == (MISSING, False)
     assert failed.found == "a group of one rank cannot be started: RuntimeError: no address"
-    assert failed.fix.startswith("give this host's name an address in /etc/hosts, or set GLOO_SOCKET_IFNAME")
-    assert accelerator.gloo(report(distributed={"gloo": False, "nccl": True})).found == "this build of torch has none"
-    assert accelerator.gloo(report(gloo=None, end="no answer in 60 s")).found == "torch does not say (no answer in 60 s)"
+    assert failed.fix.startswith(
+        "give this host's name an address in /etc/hosts, or set GLOO_SOCKET_IFNAME"
+    )
+    assert (
+        accelerator.gloo(report(distributed={"gloo": False, "nccl": True})).found
+        == "this build of torch has none"
+    )
+    assert (
+        accelerator.gloo(report(gloo=None, end="no answer in 60 s")).found
+        == "torch does not say (no answer in 60 s)"
+    )
 
 
 def test_the_probe_of_this_machine():
@@ -162,7 +194,10 @@ BROKEN = {
         "import os, sys; sys.stderr.write('bad\\n'); sys.stderr.flush(); os.abort()\n",
         "the process that imports torch came to a stop while importing torch: ended with -6: bad.",
     ),
-    "an empty folder": ("", "it cannot be imported: AttributeError: module 'torch' has no attribute '__version__'"),
+    "an empty folder": (
+        "",
+        "it cannot be imported: AttributeError: module 'torch' has no attribute '__version__'",
+    ),
 }
 
 
@@ -189,11 +224,17 @@ def test_a_broken_torch(fake_torch, text: str, said: str):
 def test_a_torch_that_hangs(fake_torch):
     fake_torch("import time; print('noise', flush=True); time.sleep(60)\n")
     found = accelerator.torch_itself(accelerator.probe(seconds=3))
-    assert found.found == "the process that imports torch came to a stop while importing torch: no answer in 3 s."
+    assert (
+        found.found
+        == "the process that imports torch came to a stop while importing torch: no answer in 3 s."
+    )
     assert found.fix.startswith(f"try `{sys.executable} -c 'import torch'`; ")
 
 
 def test_a_python_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(accelerator.sys, "executable", "/no/python")
     found = accelerator.torch_itself(accelerator.probe())
-    assert found.found == "the process that imports torch came to a stop while starting: could not be started."
+    assert (
+        found.found
+        == "the process that imports torch came to a stop while starting: could not be started."
+    )

@@ -39,7 +39,10 @@ def test_one_that_closes_its_output_and_hangs():
 
 
 def test_what_it_started_is_ended_too():
-    answer = python("import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])", seconds=1)
+    answer = python(
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])",
+        seconds=1,
+    )
     assert answer is not None
     assert answer.code is None
 

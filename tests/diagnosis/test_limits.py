@@ -25,15 +25,21 @@ from forge.diagnosis.finding import MISSING, OK, WARN
         (8, 8, 1, "8", WARN, "run.num_threads=8"),
     ],
 )
-def test_threads(usable: int, torch_threads: int | None, num_threads: int, omp: str | None, status: str, fix: str):
-    found = limits.threads(usable, 64, torch_threads, num_threads, {"OMP_NUM_THREADS": omp} if omp else {})
+def test_threads(
+    usable: int, torch_threads: int | None, num_threads: int, omp: str | None, status: str, fix: str
+):
+    found = limits.threads(
+        usable, 64, torch_threads, num_threads, {"OMP_NUM_THREADS": omp} if omp else {}
+    )
     assert (found.status, found.fix, found.needed) == (status, fix, False)
     assert found.found.startswith(f"{usable} of 64 cores may be used; ")
 
 
 def test_threads_say_where_they_come_from():
     assert limits.threads(4, 4, 4, 0, {}).found.endswith("4 threads a rank (torch's choice)")
-    assert limits.threads(4, 4, 4, 0, {"OMP_NUM_THREADS": "4"}).found.endswith("4 threads a rank (OMP_NUM_THREADS=4)")
+    assert limits.threads(4, 4, 4, 0, {"OMP_NUM_THREADS": "4"}).found.endswith(
+        "4 threads a rank (OMP_NUM_THREADS=4)"
+    )
     assert limits.threads(4, 4, 4, 3, {}).found.endswith("3 threads a rank (run.num_threads=3)")
     assert limits.threads(4, 4, None, 0, {}).found.endswith("torch cannot be asked")
 
@@ -44,14 +50,24 @@ def test_memory():
     few = limits.memory(GIB, None)
     assert (few.status, few.fix) == (WARN, "end other programs; or lower train.batch_size")
     capped = limits.memory(16 * GIB, GIB // 4)
-    assert (capped.status, capped.needed, capped.fix) == (MISSING, True, "ask for more: --mem of Slurm, --memory of Docker")
+    assert (capped.status, capped.needed, capped.fix) == (
+        MISSING,
+        True,
+        "ask for more: --mem of Slurm, --memory of Docker",
+    )
     assert limits.memory(None, None).status == WARN
 
 
 def test_open_files():
     assert limits.open_files(1024, 4096).status == OK
-    assert limits.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).found == "unlimited (at most unlimited)"
-    assert (limits.open_files(256, 4096).status, limits.open_files(256, 4096).fix) == (WARN, "ulimit -n 4096")
+    assert (
+        limits.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).found
+        == "unlimited (at most unlimited)"
+    )
+    assert (limits.open_files(256, 4096).status, limits.open_files(256, 4096).fix) == (
+        WARN,
+        "ulimit -n 4096",
+    )
     assert limits.open_files(256, 10**6).fix == "ulimit -n 65536"
     assert limits.open_files(256, resource.RLIM_INFINITY).fix == "ulimit -n 65536"
     assert limits.open_files(256, 512).fix == "ask the administrator for more"
@@ -103,7 +119,9 @@ def test_cgroup_of_version_one(tmp_path: Path):
         "memory/job/memory.limit_in_bytes": "5000",
         "memory/job/memory.usage_in_bytes": "6000",
     }
-    root, membership = cgroup(tmp_path, "4:memory:/job\n3:cpu,cpuacct:/job\n1:name=systemd:/\n", files)
+    root, membership = cgroup(
+        tmp_path, "4:memory:/job\n3:cpu,cpuacct:/job\n1:name=systemd:/\n", files
+    )
     assert limits.cpu_quota(root, membership) == 2.0
     assert limits.memory_left(root, membership) == 0
 

@@ -31,7 +31,9 @@ def test_a_place_that_is_well_and_nothing_is_left_in_it(tmp_path: Path):
 
 
 def test_a_place_that_is_not_there_yet_is_tried_above(tmp_path: Path):
-    found, trial = places.examine(Place(name="run.root", path=tmp_path / "a" / "b", option="run.root=DIR", enough=1))
+    found, trial = places.examine(
+        Place(name="run.root", path=tmp_path / "a" / "b", option="run.root=DIR", enough=1)
+    )
     assert (found.status, trial.folder) == (OK, tmp_path)
     assert found.found.startswith(f"{tmp_path}/a/b (not there yet): ")
     assert tree(tmp_path) == []
@@ -39,9 +41,18 @@ def test_a_place_that_is_not_there_yet_is_tried_above(tmp_path: Path):
 
 def test_a_file_in_the_way(tmp_path: Path):
     (tmp_path / "file").touch()
-    found, trial = places.examine(Place(name="run.root", path=tmp_path / "file" / "runs", option="run.root=DIR", enough=1))
-    assert (found.status, found.needed, found.fix) == (MISSING, True, "choose another place: run.root=DIR")
-    assert found.found == f"{tmp_path}/file/runs (not there yet) cannot be written: {tmp_path}/file is a file"
+    found, trial = places.examine(
+        Place(name="run.root", path=tmp_path / "file" / "runs", option="run.root=DIR", enough=1)
+    )
+    assert (found.status, found.needed, found.fix) == (
+        MISSING,
+        True,
+        "choose another place: run.root=DIR",
+    )
+    assert (
+        found.found
+        == f"{tmp_path}/file/runs (not there yet) cannot be written: {tmp_path}/file is a file"
+    )
     assert places.locks(trial).fix == "see run.root above"
 
 
@@ -55,8 +66,13 @@ def test_a_place_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(places.tempfile, "NamedTemporaryFile", refuse)
-    found, _ = places.examine(Place(name="home", path=tmp_path, option="HOME=DIR", enough=1, needed=False))
-    assert (found.status, found.found) == (WARN, f"{tmp_path} cannot be written: Read-only file system")
+    found, _ = places.examine(
+        Place(name="home", path=tmp_path, option="HOME=DIR", enough=1, needed=False)
+    )
+    assert (found.status, found.found) == (
+        WARN,
+        f"{tmp_path} cannot be written: Read-only file system",
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -68,7 +84,10 @@ def test_the_mode_of_a_directory_counts(tmp_path: Path):
 def test_room():
     assert places.judge(NEEDED, WROTE, 10 * GIB, None).status == OK
     few = places.judge(NEEDED, WROTE, 9 * GIB, 10**6)
-    assert (few.status, few.fix) == (WARN, "10.0 GiB are a comfortable minimum; make room, or run.root=DIR")
+    assert (few.status, few.fix) == (
+        WARN,
+        "10.0 GiB are a comfortable minimum; make room, or run.root=DIR",
+    )
     assert few.found.startswith("/p: 9.0 GiB free on ")
     full = places.judge(NEEDED, WROTE, GIB // 4, None)
     assert (full.status, full.needed, full.fix) == (MISSING, True, "make room, or run.root=DIR")
@@ -98,14 +117,21 @@ def test_locks_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(places.fcntl, "flock", flock)
     found = places.locks(places.attempt(tmp_path))
     assert (found.status, found.needed) == (MISSING, True)
-    assert found.found.endswith(f": locks do not work ({errno.errorcode[number]} {os.strerror(number)})")
-    assert found.fix == "run.root=DIR on another file system; a Lustre is mounted with -o flock, an NFS needs its lock service"
+    assert found.found.endswith(
+        f": locks do not work ({errno.errorcode[number]} {os.strerror(number)})"
+    )
+    assert (
+        found.fix
+        == "run.root=DIR on another file system; a Lustre is mounted with -o flock, an NFS needs its lock service"
+    )
     assert tree(tmp_path) == []
 
 
 def test_locks_without_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(places.fcntl, "flock", lambda *_: None)
-    assert places.locks(places.attempt(tmp_path)).found.endswith(": a second lock on a locked file is granted")
+    assert places.locks(places.attempt(tmp_path)).found.endswith(
+        ": a second lock on a locked file is granted"
+    )
 
 
 MOUNTS = """\
@@ -118,7 +144,10 @@ srv:/y /data/with\\040space lustre rw,flock 0 0
 def test_file_systems(tmp_path: Path):
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
-    assert places.file_system(Path("/data/runs"), mounts) == ("nfs4", ("rw", "local_lock=all", "addr=1"))
+    assert places.file_system(Path("/data/runs"), mounts) == (
+        "nfs4",
+        ("rw", "local_lock=all", "addr=1"),
+    )
     assert places.file_system(Path("/data/with space/x"), mounts)[0] == "lustre"
     assert places.file_system(Path("/database"), mounts)[0] == "ext4"
     assert places.file_system(Path("/"), tmp_path / "none") == ("a file system of unknown type", ())
@@ -127,8 +156,13 @@ def test_file_systems(tmp_path: Path):
 def test_locks_that_stay_on_one_host(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(places, "file_system", lambda _: ("nfs4", ("rw", "local_lock=all")))
     found = places.locks(WROTE)
-    assert (found.status, found.fix) == (WARN, "do not start one run directory on two hosts, or mount it with locks")
-    assert found.found == "/p is nfs4, mounted with local_lock=all: a lock is not seen by other hosts"
+    assert (found.status, found.fix) == (
+        WARN,
+        "do not start one run directory on two hosts, or mount it with locks",
+    )
+    assert (
+        found.found == "/p is nfs4, mounted with local_lock=all: a lock is not seen by other hosts"
+    )
     monkeypatch.setattr(places, "file_system", lambda _: ("nfs4", ("rw", "local_lock=none")))
     assert places.locks(WROTE).status == OK
 
@@ -142,16 +176,31 @@ def test_clock():
     ahead = places.clock(Trial(folder=Path("/p"), skew=90.0), 1_800_000_000)
     assert ahead.found == "2027-01-15 08:00:00 UTC; the file system of the runs is 90 s ahead of it"
     assert ahead.fix == "let both follow a time server (timedatectl set-ntp true)"
-    assert " is 90 s behind it" in places.clock(Trial(folder=Path("/p"), skew=-90.0), 1_800_000_000).found
+    assert (
+        " is 90 s behind it"
+        in places.clock(Trial(folder=Path("/p"), skew=-90.0), 1_800_000_000).found
+    )
 
 
 def test_shared_memory():
-    assert places.shared_memory(4 * MIB, 4, 0, 64 * MIB).found == "64.0 MiB free (4.0 MiB for 4 loader processes)"
+    assert (
+        places.shared_memory(4 * MIB, 4, 0, 64 * MIB).found
+        == "64.0 MiB free (4.0 MiB for 4 loader processes)"
+    )
     small = places.shared_memory(100 * MIB, 4, 0, 64 * MIB)
-    assert (small.status, small.found) == (WARN, "64.0 MiB free, which is less than 100.0 MiB for 4 loader processes")
+    assert (small.status, small.found) == (
+        WARN,
+        "64.0 MiB free, which is less than 100.0 MiB for 4 loader processes",
+    )
     assert small.fix == "docker run --shm-size=8g, or data.num_workers=0"
     gpus = places.shared_memory(0, 0, 8, 64 * MIB)
-    assert (gpus.found, gpus.fix) == ("64.0 MiB free, which is less than 1.0 GiB for 8 GPUs", "docker run --shm-size=8g")
+    assert (gpus.found, gpus.fix) == (
+        "64.0 MiB free, which is less than 1.0 GiB for 8 GPUs",
+        "docker run --shm-size=8g",
+    )
     none = places.shared_memory(1, 2, 0, None)
-    assert (none.status, none.fix) == (WARN, "mount one: docker run --shm-size=8g, or data.num_workers=0")
+    assert (none.status, none.fix) == (
+        WARN,
+        "mount one: docker run --shm-size=8g, or data.num_workers=0",
+    )
     assert places.shared_memory(0, 0, 0, None).status == OK

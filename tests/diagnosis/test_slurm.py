@@ -29,7 +29,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     found = slurm()
-    assert (found.status, found.needed, found.found) == (MISSING, False, "no sinfo, sbatch, srun, sacct on PATH")
+    assert (found.status, found.needed, found.found) == (
+        MISSING,
+        False,
+        "no sinfo, sbatch, srun, sacct on PATH",
+    )
     assert found.fix == f"{ONLY}: use a login node, or load the site's slurm module"
 
 
@@ -52,7 +56,9 @@ def test_a_controller_that_does_not_answer(site):
     site(sinfo="sleep 30")
     found = slurm(seconds=0.5)
     assert (found.status, found.fix) == (WARN, f"ask the administrator; {ONLY}")
-    assert found.found == "sinfo gives no answer in 0.5 s: the controller is down or cannot be reached"
+    assert (
+        found.found == "sinfo gives no answer in 0.5 s: the controller is down or cannot be reached"
+    )
 
 
 def test_a_controller_that_cannot_be_found(site):
@@ -70,7 +76,10 @@ def test_no_partition(site):
 def test_no_accounting(site):
     site(sinfo=PARTITIONS, sacct="echo 'Slurm accounting storage is disabled' >&2; exit 1")
     found = slurm()
-    assert (found.status, found.found) == (WARN, "partitions: gpu*, cpu; sacct fails: Slurm accounting storage is disabled")
+    assert (found.status, found.found) == (
+        WARN,
+        "partitions: gpu*, cpu; sacct fails: Slurm accounting storage is disabled",
+    )
     assert found.fix.startswith("the end of a job is then learned from squeue")
 
 

@@ -32,7 +32,9 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
     """A directory of the user's own, with a text."""
-    (tmp_path / "text.txt").write_text("".join(f"{i} the sea and the ship number {i * i % 97}\n" for i in range(400)))
+    (tmp_path / "text.txt").write_text(
+        "".join(f"{i} the sea and the ship number {i * i % 97}\n" for i in range(400))
+    )
     return tmp_path
 
 
@@ -40,10 +42,19 @@ def desk(tmp_path: Path) -> Path:
 def verb(desk: Path) -> Verb:
     """Runs a verb of forge from the desk, with the example on PYTHONPATH."""
 
-    def run(name: str, *arguments: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        name: str, *arguments: str, code: int = 0, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", f"forge.{name}", *arguments]
         path = os.pathsep.join([str(PACKAGE), str(ROOT)])
-        done = subprocess.run(command, cwd=desk, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command,
+            cwd=desk,
+            env={**os.environ, "PYTHONPATH": path, **env},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done
 

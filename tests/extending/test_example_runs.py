@@ -10,7 +10,15 @@ import pytest
 from example_helpers import SMALL, USE, Verb
 from safetensors.torch import load_file
 
-SMOOTH = [*USE, "+recipe=smooth", *SMALL, "model.dim=16", "model.n_layers=2", "model.max_seq_len=32", "train.max_steps=10"]
+SMOOTH = [
+    *USE,
+    "+recipe=smooth",
+    *SMALL,
+    "model.dim=16",
+    "model.n_layers=2",
+    "model.max_seq_len=32",
+    "train.max_steps=10",
+]
 SMOOTH += ["checkpoint.interval=4", "callbacks.ema.log_interval=3"]
 
 KILLER = """
@@ -32,13 +40,23 @@ class Broken(Callback):
 def rows(run: Path) -> list[list[str]]:
     """What the CSV tracker wrote, less what the clock decides."""
     with (run / "metrics.csv").open() as file:
-        return [row for row in csv.reader(file) if row[1] not in ("tokens_per_second", "step_seconds", "memory_gib", "mfu")]
+        return [
+            row
+            for row in csv.reader(file)
+            if row[1] not in ("tokens_per_second", "step_seconds", "memory_gib", "mfu")
+        ]
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_with_the_average_and_the_rows_of_an_undisturbed_one(verb: Verb, desk: Path) -> None:
+def test_a_killed_run_ends_with_the_average_and_the_rows_of_an_undisturbed_one(
+    verb: Verb, desk: Path
+) -> None:
     (desk / "killer.py").write_text(KILLER)
-    options = [*SMOOTH, "run.trust=[forge_example.,killer.]", "+callbacks.killer._target_=killer.Killer"]
+    options = [
+        *SMOOTH,
+        "run.trust=[forge_example.,killer.]",
+        "+callbacks.killer._target_=killer.Killer",
+    ]
     verb("train", *options, "run.dir=whole")
     verb("train", *options, "run.dir=killed", code=9, KILL="1")
     assert not (desk / "killed" / "ema.safetensors").exists()
@@ -47,12 +65,16 @@ def test_a_killed_run_ends_with_the_average_and_the_rows_of_an_undisturbed_one(v
     whole, killed = (load_file(desk / name / "ema.safetensors") for name in ("whole", "killed"))
     assert whole.keys() == killed.keys()
     assert all(whole[name].equal(killed[name]) for name in whole)
-    assert (desk / "whole" / "metrics.jsonl").read_bytes() == (desk / "killed" / "metrics.jsonl").read_bytes()
+    assert (desk / "whole" / "metrics.jsonl").read_bytes() == (
+        desk / "killed" / "metrics.jsonl"
+    ).read_bytes()
     assert rows(desk / "whole") == rows(desk / "killed")
     assert [row[0] for row in rows(desk / "whole") if row[1] == "ema/distance"] == ["3", "6", "9"]
 
     trust = ["--trust", "forge_example."]
-    assert verb("generate", "whole", "--prompt", "the sea", "--tokens", "3", *trust).stdout.startswith("the sea")
+    assert verb(
+        "generate", "whole", "--prompt", "the sea", "--tokens", "3", *trust
+    ).stdout.startswith("the sea")
     verb("export", "whole", "weights.safetensors", *trust)
     exported = load_file(desk / "weights.safetensors")
     assert set(exported) == set(whole)
@@ -62,8 +84,18 @@ def test_a_killed_run_ends_with_the_average_and_the_rows_of_an_undisturbed_one(v
 def test_a_broken_callback_is_one_message(verb: Verb, desk: Path) -> None:
     (desk / "mine.py").write_text(KILLER)
     small = [*SMALL, "model.dim=16", "model.n_layers=1", "train.max_steps=4", "eval.enabled=false"]
-    done = verb("train", *small, "run.dir=run", "run.trust=[mine.]", "+callbacks.bad._target_=mine.Broken", code=1)
-    assert "callbacks.bad (mine.Broken) failed in on_step_end at step 2: ValueError: the shapes differ" in done.stderr
+    done = verb(
+        "train",
+        *small,
+        "run.dir=run",
+        "run.trust=[mine.]",
+        "+callbacks.bad._target_=mine.Broken",
+        code=1,
+    )
+    assert (
+        "callbacks.bad (mine.Broken) failed in on_step_end at step 2: ValueError: the shapes differ"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
     error = json.loads((desk / "run" / "error.json").read_text())
     assert 'raise ValueError("the shapes differ")' in error["traceback"]

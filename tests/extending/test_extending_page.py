@@ -30,7 +30,12 @@ def test_every_part_of_a_model_has_a_row() -> None:
 
 def test_what_a_loop_offers_exists(tmp_path: Path) -> None:
     table = PAGE.partition("| `loop.` | is |")[2].partition("\n\n")[0]
-    names = re.findall(r"`(\w+)", " ".join(line.split("|")[1] for line in table.splitlines() if line.count("|") > 2 and "`" in line))
+    names = re.findall(
+        r"`(\w+)",
+        " ".join(
+            line.split("|")[1] for line in table.splitlines() if line.count("|") > 2 and "`" in line
+        ),
+    )
     attributes = set(dir(Loop)) | {"config", "run_dir", "state"}
     assert len(names) >= 7
     assert set(names) - {"name"} <= attributes

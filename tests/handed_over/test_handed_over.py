@@ -41,12 +41,16 @@ def links_of(folder: Path, tmp_path: Path) -> tuple[list[Path], str]:
         link.unlink(missing_ok=True)
         link.symlink_to(target)
     shown = ", ".join(f"{link} -> {target}" for link, target in sorted(found.items(), key=str))
-    return list(found), f"     these links lead out of it, and nothing is written through one: {shown}."
+    return list(
+        found
+    ), f"     these links lead out of it, and nothing is written through one: {shown}."
 
 
 def kept(tmp_path: Path) -> bool:
     """Whether what links lead to is as it was."""
-    return {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {"letters.txt": "precious\n"}
+    return {path.name: path.read_text() for path in (tmp_path / "mine").iterdir()} == {
+        "letters.txt": "precious\n"
+    }
 
 
 def test_links_out_of_a_run_are_named_and_nothing_is_written(
@@ -55,7 +59,13 @@ def test_links_out_of_a_run_are_named_and_nothing_is_written(
     """By no command that works in it; the directory itself may be reached by a link."""
     links, said = links_of(run, tmp_path)
     (tmp_path / "reached").symlink_to(run)
-    assert resume.main(["run"]) == resume.main(["reached"]) == train.main([*RUN, "run.dir=reached"]) == worker.main(["reached"]) == 2
+    assert (
+        resume.main(["run"])
+        == resume.main(["reached"])
+        == train.main([*RUN, "run.dir=reached"])
+        == worker.main(["reached"])
+        == 2
+    )
     lines = capsys.readouterr().err.splitlines()
     assert {line for line in lines if "lead out" in line} == {said}
     assert kept(tmp_path)
@@ -69,7 +79,9 @@ def test_links_out_of_a_run_are_named_and_nothing_is_written(
     assert kept(tmp_path)
 
 
-def test_links_out_of_a_sweep_are_named_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_out_of_a_sweep_are_named_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["-m", "seed=1,2", "sweep.name=s", "sweep.root=sweeps", *RUN[1:]]
     sweep = SweepDirectory(tmp_path / "sweeps" / "s")
     sweep.begin(command)
@@ -79,24 +91,41 @@ def test_links_out_of_a_sweep_are_named_and_nothing_is_written(tmp_path: Path, c
     ledger = (sweep.path / "ledger.jsonl").read_bytes()
     assert train.main(command) == cancel.main(["sweeps/s"]) == 2
     said = capsys.readouterr().err
-    assert said.count("these links lead out of it") == said.count(f"{point.path} -> {tmp_path / 'mine'}") == 2
+    assert (
+        said.count("these links lead out of it")
+        == said.count(f"{point.path} -> {tmp_path / 'mine'}")
+        == 2
+    )
     assert (sweep.path / "ledger.jsonl").read_bytes() == ledger
     assert kept(tmp_path)
 
 
 @pytest.mark.parametrize("outside", ["/tmp", "points/../../mine"])
-def test_a_point_that_is_outside_of_its_sweep_is_refused(outside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_point_that_is_outside_of_its_sweep_is_refused(
+    outside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["-m", "seed=1,2", "sweep.name=s", "sweep.root=sweeps", *RUN[1:]]
     sweep = SweepDirectory(tmp_path / "sweeps" / "s")
     sweep.begin(command)
     sweep.note("point", 0, hash="0", slug="x", dir=outside, overrides=[], varied={})
-    assert train.main(command) == cancel.main(["sweeps/s"]) == status.main(["sweeps/s"]) == report.main(["sweeps/s"]) == 2
-    said = f"     {sweep.path}/ledger.jsonl has point 0 in {outside}, which is outside of the sweep."
+    assert (
+        train.main(command)
+        == cancel.main(["sweeps/s"])
+        == status.main(["sweeps/s"])
+        == report.main(["sweeps/s"])
+        == 2
+    )
+    said = (
+        f"     {sweep.path}/ledger.jsonl has point 0 in {outside}, which is outside of the sweep."
+    )
     assert capsys.readouterr().err.splitlines().count(said) == 4
 
 
 def test_a_folder_that_cannot_be_listed_may_hide_a_link(
-    run: Path, started: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    started: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Permissions do not count for root, so that what the system says of them is said here."""
     listed, logs = os.scandir, str(run / "logs")
@@ -141,12 +170,29 @@ BEYOND = {
     "an argument of srun": ("launch.srun_args", [*DRY, "launch=slurm", SRUN], [SRUN]),
     "an option of sbatch, as Hydra spells it": (
         "launch.sbatch",
-        [*DRY, "hydra/launcher=submitit_slurm", "hydra.launcher.comment=x", "++launch.sbatch.chdir=/tmp"],
+        [
+            *DRY,
+            "hydra/launcher=submitit_slurm",
+            "hydra.launcher.comment=x",
+            "++launch.sbatch.chdir=/tmp",
+        ],
         ["hydra.launcher.comment=x", "++launch.sbatch.chdir=/tmp"],
     ),
-    "a command of the job in a file": ("launch.setup", [*DRY, "hydra.searchpath=[{conf}]", "experiment=e"], ["hydra.searchpath=[{conf}]"]),
-    "a folder of checkpoints elsewhere": ("checkpoint.dir", ["checkpoint.dir=/scratch/theirs"], ["checkpoint.dir=/scratch/theirs"]),
-    "a value of the environment": ("run.name", ["run.name=${{oc.env:MINE}}"], ["run.name=${{oc.env:MINE}}"]),
+    "a command of the job in a file": (
+        "launch.setup",
+        [*DRY, "hydra.searchpath=[{conf}]", "experiment=e"],
+        ["hydra.searchpath=[{conf}]"],
+    ),
+    "a folder of checkpoints elsewhere": (
+        "checkpoint.dir",
+        ["checkpoint.dir=/scratch/theirs"],
+        ["checkpoint.dir=/scratch/theirs"],
+    ),
+    "a value of the environment": (
+        "run.name",
+        ["run.name=${{oc.env:MINE}}"],
+        ["run.name=${{oc.env:MINE}}"],
+    ),
     "a value of the environment, in disguise": (
         "run.name",
         ["metrics.wandb_project=env", 'run.name="${{oc.${{metrics.wandb_project}}:MINE}}"'],
@@ -157,7 +203,11 @@ BEYOND = {
         ["hydra.searchpath=[{conf}]", "experiment=env"],
         ["hydra.searchpath=[{conf}]"],
     ),
-    "event files elsewhere": ("metrics.tensorboard_dir", ["metrics.tensorboard_dir=../x"], ["metrics.tensorboard_dir=../x"]),
+    "event files elsewhere": (
+        "metrics.tensorboard_dir",
+        ["metrics.tensorboard_dir=../x"],
+        ["metrics.tensorboard_dir=../x"],
+    ),
 }
 
 
@@ -175,7 +225,9 @@ def test_what_reaches_beyond_the_run_is_asked_for(
     conf = tmp_path / "conf" / "experiment"
     conf.mkdir(parents=True)
     (conf / "e.yaml").write_text(CONF)
-    (conf / "env.yaml").write_text("# @package _global_\nmetrics: {wandb_run_name: '${run.name} ${oc.env:MINE}'}\n")
+    (conf / "env.yaml").write_text(
+        "# @package _global_\nmetrics: {wandb_run_name: '${run.name} ${oc.env:MINE}'}\n"
+    )
     monkeypatch.setenv("MINE", "hunter2")
     own, asked = ([text.format(conf=conf.parent) for text in words] for words in (own, asked))
     run = take(*RUN, *own)[0]
@@ -195,7 +247,9 @@ def test_what_reaches_beyond_the_run_is_asked_for(
         assert printed.startswith("#!/bin/bash")
     else:
         assert started == [run]
-    known = asked if option != "metrics.wandb_run_name" else []  # it takes composing to know what is in a file
+    known = (
+        asked if option != "metrics.wandb_run_name" else []
+    )  # it takes composing to know what is in a file
     assert shlex.split(resume_command(run)) == ["python", "-m", "forge.resume", "run", *known]
 
 
@@ -211,13 +265,20 @@ def test_what_reaches_beyond_the_run_is_asked_for(
     ],
 )
 def test_no_option_is_told_to_be_elsewhere(
-    own: list[str], run: Path, started: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own: list[str],
+    run: Path,
+    started: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By an @, which the name of an option does not have: neither read nor taken for another."""
     for folder in (tmp_path / "conf" / "experiment", tmp_path / "theirs"):
         folder.mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "e.yaml").write_text(CONF)
-    (tmp_path / "theirs" / "__init__.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'imported')!r}).touch()\n")
+    (tmp_path / "theirs" / "__init__.py").write_text(
+        f"import pathlib; pathlib.Path({str(tmp_path / 'imported')!r}).touch()\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     (run / "overrides.json").write_text(json.dumps([*RUN[1:], *own]))
     assert resume.main(["run", *DRY]) == 2
@@ -229,10 +290,14 @@ def test_no_option_is_told_to_be_elsewhere(
 
 def test_what_was_typed_in_its_place_counts(run: Path, started: list[Path]) -> None:
     take(*RUN, "run.device=cpu", "launch=slurm", SETUP)
-    assert resume.main(["run", "launch.setup=[]", *DRY]) == resume.main(["run", "launch=local"]) == 0
+    assert (
+        resume.main(["run", "launch.setup=[]", *DRY]) == resume.main(["run", "launch=local"]) == 0
+    )
 
 
-def test_a_line_break_begins_no_line_of_a_script(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_break_begins_no_line_of_a_script(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the name of a run, which a directory may bring; no run directory has one."""
     assert resume.main(["run", "launch=slurm", *DRY, "run.name='a\ntouch x'"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -242,13 +307,24 @@ def test_a_line_break_begins_no_line_of_a_script(run: Path, capsys: pytest.Captu
     assert "cannot be made or written: a name in it has a line break." in capsys.readouterr().err
 
 
-def test_the_trust_of_a_worker_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trust_of_a_worker_is_that_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a directory says of trust is no reason to import anything, whoever is given it."""
     (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "theirs.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'imported')!r}).touch()\nC = 3\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "lib"), os.environ.get("PYTHONPATH", "")]))
+    (tmp_path / "lib" / "theirs.py").write_text(
+        f"import pathlib; pathlib.Path({str(tmp_path / 'imported')!r}).touch()\nC = 3\n"
+    )
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path / "lib"), os.environ.get("PYTHONPATH", "")])
+    )
     run = take(*RUN, "run.trust=[theirs.]", "+callbacks.c._target_=theirs.C")[0]
-    done = subprocess.run([sys.executable, "-m", "forge.worker", str(run)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "forge.worker", str(run)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 2
     assert "theirs.C may not be built for callbacks: it is under no trusted prefix." in done.stderr
     assert not (tmp_path / "imported").exists()

@@ -19,19 +19,30 @@ DEEP = "[" * 100_000 + "]" * 100_000
 TOO_DEEP = "it is nested more than 100 deep"
 
 
-def test_a_checkpoint_that_is_nested_too_deep_is_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_is_nested_too_deep_is_passed_over(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     step = run / "checkpoints" / "step_3"
     step.mkdir(parents=True)
     (step / "meta.json").write_text(DEEP)
     assert checkpoints.main(["run"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].endswith("cannot be used: its meta.json cannot be read")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[1]
+        .endswith("cannot be used: its meta.json cannot be read")
+    )
     assert generate.main(["run"]) == export.main(["run", "w.safetensors"]) == 2
     said = "run: there is no complete checkpoint; step_3: its meta.json cannot be read; give a step_N directory, or a run that has one"
     assert capsys.readouterr().err.splitlines() == [said, said]
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "overrides.json", "provenance.json", "result.json", "error.json", "run.lock"])
-def test_a_file_that_is_nested_too_deep_is_damage(name: str, run: Path, started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "overrides.json", "provenance.json", "result.json", "error.json", "run.lock"],
+)
+def test_a_file_that_is_nested_too_deep_is_damage(
+    name: str, run: Path, started: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the C loader of YAML, too, which such a file would end the whole process by."""
     (run / name).write_text(DEEP)
     codes = [verb(["run"]) for verb in (resume.main, checkpoints.main, report.main, status.main)]
@@ -49,7 +60,15 @@ def test_how_deep_a_file_may_be(left: str, right: str) -> None:
         from_json(left * (DEEPEST + 1) + "1" + right * (DEEPEST + 1))
 
 
-NAMES = ("config.yaml", "overrides.json", "provenance.json", "result.json", "error.json", "job.json", "run.lock")
+NAMES = (
+    "config.yaml",
+    "overrides.json",
+    "provenance.json",
+    "result.json",
+    "error.json",
+    "job.json",
+    "run.lock",
+)
 NAMES += ("attempts.jsonl", "metrics.jsonl", "performance.jsonl", "logs/rank_0.log", "derived.json")
 
 
@@ -63,7 +82,9 @@ def test_what_is_no_file_is_not_waited_for(name: str, run: Path, started: list[P
     os.mkfifo(run / name)
     signal.alarm(20)
     try:
-        codes = [verb(["run"]) for verb in (status.main, checkpoints.main, report.main, resume.main)]
+        codes = [
+            verb(["run"]) for verb in (status.main, checkpoints.main, report.main, resume.main)
+        ]
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
@@ -82,7 +103,13 @@ def test_what_has_no_end_is_not_read(run: Path) -> None:
 DAMAGED = [
     *(
         ("result.json", change)
-        for change in ({"reason": []}, {"step": "x"}, {"config": 5}, {"metrics": "x"}, {"objective": {"value": "x"}})
+        for change in (
+            {"reason": []},
+            {"step": "x"},
+            {"config": 5},
+            {"metrics": "x"},
+            {"objective": {"value": "x"}},
+        )
     ),
     *(
         ("checkpoints/step_3/meta.json", change)
@@ -94,18 +121,32 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGED, ids=str)
-def test_a_field_of_another_type_is_damage(name: str, damage: object, run: Path, started: list[Path]) -> None:
+def test_a_field_of_another_type_is_damage(
+    name: str, damage: object, run: Path, started: list[Path]
+) -> None:
     """As if the file could not be read, which ends no verb."""
     end(run)
     (run / "checkpoints" / "step_3").mkdir(parents=True)
-    step = {"format": 2, "step": 3, "time": "now", "reason": "end", "files": {}, "metrics": {"loss": 1.0}, "best_by": "loss"}
-    (run / "checkpoints" / "step_3" / "meta.json").write_text(json.dumps({**step, "run_id": read(run / "provenance.json")["run_id"]}))
+    step = {
+        "format": 2,
+        "step": 3,
+        "time": "now",
+        "reason": "end",
+        "files": {},
+        "metrics": {"loss": 1.0},
+        "best_by": "loss",
+    }
+    (run / "checkpoints" / "step_3" / "meta.json").write_text(
+        json.dumps({**step, "run_id": read(run / "provenance.json")["run_id"]})
+    )
     file = run / name
     if not name.startswith("result"):
         (run / "result.json").unlink()
     before = read(file) if file.exists() else {}
     file.write_text(json.dumps({**before, **damage} if isinstance(damage, dict) else damage))
-    assert {verb(["run"]) for verb in (status.main, checkpoints.main, report.main, resume.main)} <= {0, 2}
+    assert {
+        verb(["run"]) for verb in (status.main, checkpoints.main, report.main, resume.main)
+    } <= {0, 2}
     if name.endswith("meta.json"):
         assert Saved(file.parent).fault() == "its meta.json cannot be read"
     assert directory.read_result(run) is None
@@ -129,9 +170,13 @@ def test_no_file_commands_the_terminal(run: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("endless", ["callbacks: &a {{a: *a}}", "callbacks: {{{lines}, a: *x40}}"])
-def test_an_alias_in_a_config_is_damage(endless: str, run: Path, started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_alias_in_a_config_is_damage(
+    endless: str, run: Path, started: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """It makes what is read endless, or as good as that."""
-    lines = ", ".join(["x0: &x0 [1]", *(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]" for n in range(1, 41))])
+    lines = ", ".join(
+        ["x0: &x0 [1]", *(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]" for n in range(1, 41))]
+    )
     file = run / "config.yaml"
     text = file.read_text().replace("callbacks: {}", endless.format(lines=lines))
     assert "*" in text

@@ -55,7 +55,11 @@ class Here:
         with sweep.open():
             self.batches.append(len(sweep.due))
             for entry in sweep.due:
-                optimizer, path, number = entry.planned.resolution.config.optimizer, entry.point.path, entry.point.number
+                optimizer, path, number = (
+                    entry.planned.resolution.config.optimizer,
+                    entry.point.path,
+                    entry.point.number,
+                )
                 path.mkdir(parents=True, exist_ok=True)
                 (path / "config.yaml").touch()
                 sweep.directory.note("started", number, pid=0, host="nowhere")

@@ -45,16 +45,29 @@ def test_what_is_in_it(tmp_path: Path):
     assert config.frozen
     assert config.run.dir == str(path)
     assert read(path / "overrides.json") == OVERRIDES
-    assert {"key": "model.gated_mlp", "value": True, "why": "model.activation=silu"} in read(path / "derived.json")
+    assert {"key": "model.gated_mlp", "value": True, "why": "model.activation=silu"} in read(
+        path / "derived.json"
+    )
     assert [w["rule"] for w in read(path / "warnings.json")] == ["scheduler.warmup"]
     assert resolved.config.run.dir is None, "the resolution is not touched"
 
 
 def test_provenance(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--token", "abc123", "model=tiny", "+trackers.x.password=hunter2", "a 'b\nc"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["train.py", "--token", "abc123", "model=tiny", "+trackers.x.password=hunter2", "a 'b\nc"],
+    )
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
     made = provenance.provenance()
-    assert made["argv"] == ["train.py", "--token", "<masked>", "model=tiny", "+trackers.x.password=<masked>", "a 'b\nc"]
+    assert made["argv"] == [
+        "train.py",
+        "--token",
+        "<masked>",
+        "model=tiny",
+        "+trackers.x.password=<masked>",
+        "a 'b\nc",
+    ]
     assert "0123456789abcdef" not in json.dumps(made)
     assert made["cwd"] == os.getcwd()
     assert (made["host"], made["python"]) == (platform.node(), platform.python_version())
@@ -71,7 +84,10 @@ def test_the_revision_and_what_differs_from_it(tmp_path: Path, monkeypatch: pyte
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         done = subprocess.run(
-            ["git", "-C", str(tmp_path / "repository"), *identity, *arguments], capture_output=True, text=True, check=True
+            ["git", "-C", str(tmp_path / "repository"), *identity, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout.strip()
 
@@ -108,10 +124,14 @@ def test_a_name_is_one_path_element():
 def test_a_given_directory_is_taken(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     assert directory.create(resolution("run.dir=empty"), overrides=())[0] == tmp_path / "empty"
-    assert directory.create(resolution("run.dir=a/b/c"), overrides=())[0] == tmp_path / "a" / "b" / "c"
+    assert (
+        directory.create(resolution("run.dir=a/b/c"), overrides=())[0] == tmp_path / "a" / "b" / "c"
+    )
 
 
-@pytest.mark.parametrize(("override", "said"), [("run.root=place", "Not a directory"), ("run.dir=place", "File exists")])
+@pytest.mark.parametrize(
+    ("override", "said"), [("run.root=place", "Not a directory"), ("run.dir=place", "File exists")]
+)
 def test_a_place_that_is_taken_after_it_was_checked(override: str, said: str, tmp_path: Path):
     checked = resolution(override)
     (tmp_path / "place").write_text("")
@@ -149,8 +169,17 @@ def test_json_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_result_of_a_run(tmp_path: Path):
     assert directory.read_result(tmp_path) is None
-    content = {"status": "finished", "reason": "end", "step": 7, "tokens": 9, "config": "config.yaml", "metrics": {"a": 1.0}}
-    directory.write_json(tmp_path / "result.json", {**content, "objective": {"name": "a", "value": 1.0}})
+    content = {
+        "status": "finished",
+        "reason": "end",
+        "step": 7,
+        "tokens": 9,
+        "config": "config.yaml",
+        "metrics": {"a": 1.0},
+    }
+    directory.write_json(
+        tmp_path / "result.json", {**content, "objective": {"name": "a", "value": 1.0}}
+    )
     assert directory.read_result(tmp_path) == directory.Result(
         run_dir=tmp_path, status="finished", reason="end", step=7, metrics={"a": 1.0}, objective=1.0
     )

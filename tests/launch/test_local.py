@@ -75,14 +75,26 @@ def test_the_worker_is_told_its_rank_and_directory(start: Callable[[str], int], 
     assert (tmp_path / "seen").read_text() == f"0 0 1 -m forge.worker {tmp_path}"
 
 
-@pytest.mark.parametrize(("name", "hint"), [("SIGKILL", " (out of memory? lower train.batch_size)"), ("SIGSEGV", "")])
-def test_a_worker_that_a_signal_ends_is_reported(name: str, hint: str, start: Callable[[str], int], tmp_path: Path, capfd):
+@pytest.mark.parametrize(
+    ("name", "hint"), [("SIGKILL", " (out of memory? lower train.batch_size)"), ("SIGSEGV", "")]
+)
+def test_a_worker_that_a_signal_ends_is_reported(
+    name: str, hint: str, start: Callable[[str], int], tmp_path: Path, capfd
+):
     assert start(f"os.kill(os.getpid(), signal.{name})") == 128 + signal.Signals[name]
-    assert capfd.readouterr().err == f"the worker was ended by {name}{hint}; the run goes on with: python -m forge.resume {tmp_path}\n"
+    assert (
+        capfd.readouterr().err
+        == f"the worker was ended by {name}{hint}; the run goes on with: python -m forge.resume {tmp_path}\n"
+    )
 
 
-def test_a_worker_that_said_itself_what_happened_is_not_reported_again(start: Callable[[str], int], capfd):
-    assert start("(RUN_DIR / 'error.json').write_text('{}'); os.kill(os.getpid(), signal.SIGABRT)") == 134
+def test_a_worker_that_said_itself_what_happened_is_not_reported_again(
+    start: Callable[[str], int], capfd
+):
+    assert (
+        start("(RUN_DIR / 'error.json').write_text('{}'); os.kill(os.getpid(), signal.SIGABRT)")
+        == 134
+    )
     assert capfd.readouterr().err == ""
 
 
@@ -104,7 +116,9 @@ time.sleep(20)
     assert (tmp_path / "got").read_text() == name
 
 
-def test_an_interrupt_waits_until_python_has_started(start: Callable[[str], int], tmp_path: Path, capfd):
+def test_an_interrupt_waits_until_python_has_started(
+    start: Callable[[str], int], tmp_path: Path, capfd
+):
     """Without the traceback of whatever Python was importing."""
     code = """
 from forge.worker import end_on_interrupt
@@ -120,7 +134,9 @@ time.sleep(20)
 
     threading.Thread(target=interrupt).start()
     assert start(code) == 130
-    said = f"the worker was ended by SIGINT; the run goes on with: python -m forge.resume {tmp_path}\n"
+    said = (
+        f"the worker was ended by SIGINT; the run goes on with: python -m forge.resume {tmp_path}\n"
+    )
     assert capfd.readouterr().err == said
     assert not (tmp_path / "error.json").exists()
 
@@ -183,4 +199,6 @@ def test_the_worker_imports_from_where_its_parent_does(
 
 def test_python_itself_is_not_on_the_workers_path() -> None:
     inherited = [p for p in local.search_path().split(os.pathsep) if p]
-    assert not [p for p in inherited if (Path(p) / "encodings").exists() or (Path(p) / "torch").exists()]
+    assert not [
+        p for p in inherited if (Path(p) / "encodings").exists() or (Path(p) / "torch").exists()
+    ]

@@ -19,7 +19,13 @@ from forge.config.world import Devices
 from forge.launch import local, local_points, sweep, threads
 from forge.launch.sweep_directory import SweepDirectory
 
-SMALL = ["train.max_steps=5", "scheduler.warmup_steps=1", "run.device=cpu", "parallel=single", "sweep.name=mine"]
+SMALL = [
+    "train.max_steps=5",
+    "scheduler.warmup_steps=1",
+    "run.device=cpu",
+    "parallel=single",
+    "sweep.name=mine",
+]
 BASE = Path("sweeps/mine")
 
 
@@ -62,7 +68,9 @@ def test_a_sweep_from_its_start_to_its_end(capfd: pytest.CaptureFixture[str]) ->
     assert json.loads((points()[0] / "overrides.json").read_text()) == [*SMALL, "seed=1"]
 
 
-def test_the_same_command_again_does_nothing_and_a_changed_one_adds(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_same_command_again_does_nothing_and_a_changed_one_adds(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert run("seed=1,2") == 0
     before = times("started")
     assert run("seed=1,2") == 0
@@ -70,7 +78,9 @@ def test_the_same_command_again_does_nothing_and_a_changed_one_adds(capfd: pytes
     assert run("seed=3,2,1") == 0
     assert "(3 points: 1 to start, 2 done)" in capfd.readouterr().out
     assert times("started")[:2] == before
-    assert [point.varied for point in SweepDirectory(BASE).points()] == [{"seed": seed} for seed in "123"]
+    assert [point.varied for point in SweepDirectory(BASE).points()] == [
+        {"seed": seed} for seed in "123"
+    ]
     assert len(SweepDirectory(BASE).commands()) == 3
 
 
@@ -78,12 +88,16 @@ def test_points_of_earlier_commands_are_counted(capfd: pytest.CaptureFixture[str
     assert run("seed=1,2") == 0
     capfd.readouterr()
     assert run("seed=3,4") == 0
-    assert capfd.readouterr().out.startswith("sweep: sweeps/mine   (2 points: 2 to start; 2 others of earlier commands)\n")
+    assert capfd.readouterr().out.startswith(
+        "sweep: sweeps/mine   (2 points: 2 to start; 2 others of earlier commands)\n"
+    )
     assert run("seed=1,2") == 0
     assert "watch it with" not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(("jobs", "most", "threads_each"), [(1, 1, None), (2, 2, "4"), (4, 4, "2"), (9, 4, "2")])
+@pytest.mark.parametrize(
+    ("jobs", "most", "threads_each"), [(1, 1, None), (2, 2, "4"), (4, 4, "2"), (9, 4, "2")]
+)
 def test_so_many_at_a_time_with_a_share_of_the_cores(
     jobs: int, most: int, threads_each: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,13 +110,19 @@ def test_so_many_at_a_time_with_a_share_of_the_cores(
     assert {json.loads((path / "started").read_text())[2] for path in points()} == {threads_each}
 
 
-def test_a_point_that_fails_is_shown_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_point_that_fails_is_shown_and_the_others_go_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert run(f"seed={fake_worker.FAILS},1,{fake_worker.BREAKS},{fake_worker.DIES}") == 1
     out = re.sub(r"\d+ s\b", "0 s", capfd.readouterr().out)
     assert (
-        "#000 FAILED    seed=13   after 0 s\n     | RuntimeError: it cannot go on\n     | (the traceback is somewhere)\n#001 starts" in out
+        "#000 FAILED    seed=13   after 0 s\n     | RuntimeError: it cannot go on\n     | (the traceback is somewhere)\n#001 starts"
+        in out
     )
-    assert "#002 FAILED    seed=66   after 0 s\n     | rank 0 says hello\n     | one\n     | two\n     | three\n" in out
+    assert (
+        "#002 FAILED    seed=66   after 0 s\n     | rank 0 says hello\n     | one\n     | two\n     | three\n"
+        in out
+    )
     killed = "the worker was ended by SIGKILL (out of memory? lower train.batch_size); the run goes on with: python -m forge.resume "
     folders = {path.name[:3]: f"sweeps/mine/points/{path.name}" for path in points()}
     assert out.partition("\nsweep: sweeps/mine   ")[2] == (
@@ -120,7 +140,9 @@ def test_what_has_failed_is_left_until_it_is_asked_for(capfd: pytest.CaptureFixt
     before = (points()[0] / "started").read_text()
     assert run(f"seed={fake_worker.FAILS},1") == 1
     out = capfd.readouterr().out
-    assert "left as they are: 1 that failed or were cancelled; sweep.retry=true runs them again" in out
+    assert (
+        "left as they are: 1 that failed or were cancelled; sweep.retry=true runs them again" in out
+    )
     assert "  #000 failed    seed=13\n       it cannot go on\n" in out
     assert (points()[0] / "started").read_text() == before
     assert run(f"seed={fake_worker.FAILS},1", "sweep.retry=true") == 1
@@ -128,7 +150,9 @@ def test_what_has_failed_is_left_until_it_is_asked_for(capfd: pytest.CaptureFixt
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(sweep, "find_devices", lambda: Devices(gpus=count, source="the test", torch=(2, 11)))
+    monkeypatch.setattr(
+        sweep, "find_devices", lambda: Devices(gpus=count, source="the test", torch=(2, 11))
+    )
     SMALL[:] = [text for text in SMALL if not text.startswith(("run.device", "parallel"))]
 
 
@@ -139,7 +163,10 @@ def test_points_at_a_time_have_devices_of_their_own(monkeypatch: pytest.MonkeyPa
     kept = list(SMALL)
     gpus(monkeypatch, 4)
     try:
-        assert run("seed=1,2,3", "launch.jobs=2", "train.global_batch_size=4", "train.batch_size=1") == 0
+        assert (
+            run("seed=1,2,3", "launch.jobs=2", "train.global_batch_size=4", "train.batch_size=1")
+            == 0
+        )
     finally:
         SMALL[:] = kept
     given = [json.loads((path / "started").read_text())[0] for path in points()]
@@ -154,7 +181,9 @@ def background(*overrides: str) -> subprocess.Popen[str]:
     code = f"import sys; from forge.launch import local, sweep; local.sys.executable = {str(Path('bin/python').resolve())!r}; "
     code += f"sys.exit(sweep.run({[*SMALL, *overrides]!r}))"
     real = Path(sys.prefix, "bin", "python")
-    return subprocess.Popen([real, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [real, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def ready() -> Path:
@@ -220,7 +249,9 @@ def test_a_signal_that_is_ignored_stops_nothing() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
-def test_a_killed_command_leaves_no_rank_and_is_taken_up_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_command_leaves_no_rank_and_is_taken_up_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     process = background(f"seed=1,{fake_worker.HANGS},2")
     point = ready()
     pid = pid_of(point)
@@ -233,7 +264,9 @@ def test_a_killed_command_leaves_no_rank_and_is_taken_up_again(capfd: pytest.Cap
     assert "sweep: sweeps/mine   (3 points: 3 done)" in out
     assert "#000 starts" not in out
     assert [len((path / "started").read_text().splitlines()) for path in points()] == [1, 2, 1]
-    assert not [line for line in (point / "attempts.jsonl").read_text().splitlines() if "failed" in line]
+    assert not [
+        line for line in (point / "attempts.jsonl").read_text().splitlines() if "failed" in line
+    ]
 
 
 def test_a_second_command_at_a_time_is_refused() -> None:
@@ -243,7 +276,10 @@ def test_a_second_command_at_a_time_is_refused() -> None:
         with pytest.raises(ValueError) as caught:
             run("seed=1")
         (problem,) = caught.value.problems  # type: ignore[attr-defined]
-        assert re.fullmatch(rf"{re.escape(str(BASE.resolve()))} is in use by process \d+ on \S+ since .*\.", problem.what)
+        assert re.fullmatch(
+            rf"{re.escape(str(BASE.resolve()))} is in use by process \d+ on \S+ since .*\.",
+            problem.what,
+        )
         assert problem.fix == "Wait for it, or end it: python -m forge.cancel sweeps/mine"
         assert len(SweepDirectory(BASE).points()) == 1
     finally:
@@ -252,7 +288,9 @@ def test_a_second_command_at_a_time_is_refused() -> None:
         process.communicate(timeout=30)
 
 
-def test_a_point_that_something_else_works_on_is_left(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_point_that_something_else_works_on_is_left(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run("seed=1") == 0
     (points()[0] / "result.json").unlink()
     from forge.launch.lock import Lock
@@ -260,10 +298,14 @@ def test_a_point_that_something_else_works_on_is_left(monkeypatch: pytest.Monkey
     monkeypatch.setattr(local_points, "BUSY", 0.3)
     with Lock(points()[0]):
         assert run("seed=1") == 0
-    assert re.search(r"#000 left      point   at work elsewhere: process \d+ on ", capfd.readouterr().out)
+    assert re.search(
+        r"#000 left      point   at work elsewhere: process \d+ on ", capfd.readouterr().out
+    )
 
 
-def test_a_point_whose_directory_cannot_be_made_fails_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_point_whose_directory_cannot_be_made_fails_alone(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     assert run("seed=1") == 0
     (points()[0] / "config.yaml").unlink()
     (points()[0] / "result.json").unlink()
@@ -302,7 +344,12 @@ def test_cancelled_while_it_waits_or_runs(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_several_ranks(capfd: pytest.CaptureFixture[str]) -> None:
-    many = ["parallel=ddp", "run.num_processes=2", "train.batch_size=1", "train.global_batch_size=2"]
+    many = [
+        "parallel=ddp",
+        "run.num_processes=2",
+        "train.batch_size=1",
+        "train.global_batch_size=2",
+    ]
     assert run(*many, f"seed=1,{fake_worker.FAILS}") == 1
     out = capfd.readouterr().out
     assert "#000 done" in out

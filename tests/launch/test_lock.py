@@ -22,7 +22,9 @@ import pytest
 from forge.launch.lock import Held, Lock, holder
 
 HOLD = "import sys, time; from pathlib import Path; from forge.launch.lock import Lock; "
-HOLD += "lock = Lock(Path(sys.argv[1])).acquire(); {more}; print('held', flush=True); time.sleep(60)"
+HOLD += (
+    "lock = Lock(Path(sys.argv[1])).acquire(); {more}; print('held', flush=True); time.sleep(60)"
+)
 FORKS = {
     "os.fork": "import os; os.fork() or time.sleep(60)",
     "multiprocessing": "import multiprocessing as m; m.get_context('fork').Process(target=time.sleep, args=(60,)).start()",
@@ -39,7 +41,9 @@ def hold(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(more: str = "pass") -> subprocess.Popen[str]:
         command = [sys.executable, "-c", HOLD.format(more=more), str(tmp_path)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -60,12 +64,18 @@ def test_the_second_process_is_refused_with_host_and_process_of_the_first(
         Lock(tmp_path).acquire(patience=0)
     who = rf"process {first.pid} on {re.escape(platform.node())} since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d"
     fix = "Wait for it, end it, or give another run.dir"
-    assert re.fullmatch(rf"{re.escape(str(tmp_path))} is in use by {who}. {fix}", str(refused.value))
-    assert json.loads((tmp_path / "run.lock").read_text())["pid"] == first.pid, "a refused process must not write"
+    assert re.fullmatch(
+        rf"{re.escape(str(tmp_path))} is in use by {who}. {fix}", str(refused.value)
+    )
+    assert json.loads((tmp_path / "run.lock").read_text())["pid"] == first.pid, (
+        "a refused process must not write"
+    )
 
 
 @pytest.mark.parametrize("more", ["pass", *FORKS.values()], ids=["alone", *FORKS])
-def test_a_kill_releases_it_at_once_though_children_live_on(hold: Callable[..., subprocess.Popen[str]], tmp_path: Path, more: str) -> None:
+def test_a_kill_releases_it_at_once_though_children_live_on(
+    hold: Callable[..., subprocess.Popen[str]], tmp_path: Path, more: str
+) -> None:
     first = hold(more)
     first.kill()
     first.wait()

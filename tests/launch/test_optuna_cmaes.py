@@ -26,16 +26,26 @@ class Command:
 
 def test_a_state_runs_no_command(tmp_path: Path):
     study = optuna.create_study(sampler=_sampler("cmaes", 1))
-    space: dict[str, optuna.distributions.BaseDistribution] = {name: optuna.distributions.FloatDistribution(0, 1) for name in "ab"}
+    space: dict[str, optuna.distributions.BaseDistribution] = {
+        name: optuna.distributions.FloatDistribution(0, 1) for name in "ab"
+    }
     trial = study.ask(space)
-    study._storage.set_trial_system_attr(trial._trial_id, "cma:optimizer:0", pickle.dumps(Command(tmp_path / "made")).hex())
+    study._storage.set_trial_system_attr(
+        trial._trial_id, "cma:optimizer:0", pickle.dumps(Command(tmp_path / "made")).hex()
+    )
     study.tell(trial, 1.0)
-    with pytest.raises(ConfigError, match=r"the state of cmaes in the journal of the sweep cannot be used: it names pathlib\.\w+"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the state of cmaes in the journal of the sweep cannot be used: it names pathlib\.\w+",
+    ):
         study.ask(space)
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("digits", ["x", "", "80", pickle.dumps(eval).hex(), pickle.dumps(np.random.RandomState(1)).hex()])
+@pytest.mark.parametrize(
+    "digits",
+    ["x", "", "80", pickle.dumps(eval).hex(), pickle.dumps(np.random.RandomState(1)).hex()],
+)
 def test_what_is_no_state_is_refused(digits: str):
     with pytest.raises(ConfigError, match="cannot be used"):
         restored(digits)
@@ -51,6 +61,10 @@ def test_the_arrays_of_a_state_are_read():
 def test_the_optimizers_are_read():
     cmaes = pytest.importorskip("cmaes")
     given = {"mean": np.zeros(2), "sigma": 1.0, "bounds": np.array([[-1.0, 1.0]] * 2), "seed": 3}
-    for optimizer in (cmaes.CMA(**given), cmaes.SepCMA(**given), cmaes.CMAwM(**given, steps=np.array([0.0, 0.1]))):
+    for optimizer in (
+        cmaes.CMA(**given),
+        cmaes.SepCMA(**given),
+        cmaes.CMAwM(**given, steps=np.array([0.0, 0.1])),
+    ):
         optimizer.ask()
         assert type(restored(pickle.dumps(optimizer).hex())) is type(optimizer)

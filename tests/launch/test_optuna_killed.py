@@ -19,18 +19,34 @@ from tiny import TINY
 from forge.launch import optuna_sweeper
 
 OPTIONS = [
-    *("sweeper=optuna", "sweeper.n_trials=12", "sweeper.seed=1", "launch.jobs=2", "run.device=cpu", "eval.enabled=true"),
+    *(
+        "sweeper=optuna",
+        "sweeper.n_trials=12",
+        "sweeper.seed=1",
+        "launch.jobs=2",
+        "run.device=cpu",
+        "eval.enabled=true",
+    ),
     *("optimizer.lr=tag(log, interval(1e-4, 1e-2))", "optimizer.weight_decay=interval(0, 0.5)"),
 ]
 
 
 def started(folder: Path, *command: str, seconds: float = 0.0) -> subprocess.Popen[str]:
     tests = Path(cheap.__file__).parents[1]
-    paths = [str(tests / "launch"), str(tests.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [
+        str(tests / "launch"),
+        str(tests.parent),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CHEAP_SECONDS": str(seconds)}
     environ.pop("WORLD_SIZE", None)
     return subprocess.Popen(
-        [sys.executable, *command], cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, *command],
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -38,13 +54,19 @@ def trials(sweep: Path) -> list[optuna.trial.FrozenTrial]:
     return study(sweep.name, str(sweep.parent)).trials
 
 
-def test_twelve_trials_of_which_one_fails_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twelve_trials_of_which_one_fails_killed_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It goes on to twelve, and they are those of a search that nobody has disturbed, which is the one in this process."""
     command = [cheap.__file__, "-m", "sweep.name=killed", *OPTIONS]
     ledger = tmp_path / "sweeps" / "killed" / "ledger.jsonl"
     first = started(tmp_path, *command, seconds=0.3)
     assert first.stdout is not None
-    while not ledger.exists() or sum(json.loads(line)["event"] == "started" for line in ledger.read_text().splitlines()) < 5:
+    while (
+        not ledger.exists()
+        or sum(json.loads(line)["event"] == "started" for line in ledger.read_text().splitlines())
+        < 5
+    ):
         assert first.poll() is None, first.stdout.read()
         time.sleep(0.02)
     os.kill(first.pid, signal.SIGKILL)
@@ -58,7 +80,9 @@ def test_twelve_trials_of_which_one_fails_killed_in_the_middle(tmp_path: Path, m
 
     found = trials(ledger.parent)
     replaced = {trial.user_attrs.get("instead_of") for trial in found}
-    assert {trial.number: trial.state.name for trial in found if trial.number in replaced} == dict.fromkeys(running, "FAIL")
+    assert {
+        trial.number: trial.state.name for trial in found if trial.number in replaced
+    } == dict.fromkeys(running, "FAIL")
     kept = [trial for trial in found if trial.number not in replaced]
     assert [trial.state.name for trial in kept].count("COMPLETE") == 11
     events = [json.loads(line) for line in ledger.read_text().splitlines()]
@@ -68,17 +92,41 @@ def test_twelve_trials_of_which_one_fails_killed_in_the_middle(tmp_path: Path, m
     options = [*OPTIONS, "sweep.name=whole"]
     assert optuna_sweeper.run(options, flight(options), cheap.Here()) == 1
     whole = trials(tmp_path / "sweeps" / "whole")
-    assert [(trial.params, trial.value) for trial in kept] == [(trial.params, trial.value) for trial in whole]
+    assert [(trial.params, trial.value) for trial in kept] == [
+        (trial.params, trial.value) for trial in whole
+    ]
 
 
 @pytest.mark.slow
 def test_trials_that_train(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("".join(f"{i} the sea, a ship and {i * i % 97} whales\n" for i in range(300)))
+    (tmp_path / "text.txt").write_text(
+        "".join(f"{i} the sea, a ship and {i * i % 97} whales\n" for i in range(300))
+    )
     options = [text for text in TINY if not text.startswith("optimizer.lr=")]
-    search = ["sweeper=optuna", "sweeper.n_trials=2", "optimizer.lr=tag(log, interval(1e-3, 1e-1))", "sweep.name=real"]
-    process = started(tmp_path, "-m", "forge.train", "-m", *options, "data=text", "data.path=text.txt", "model.n_layers=1", *search)
+    search = [
+        "sweeper=optuna",
+        "sweeper.n_trials=2",
+        "optimizer.lr=tag(log, interval(1e-3, 1e-1))",
+        "sweep.name=real",
+    ]
+    process = started(
+        tmp_path,
+        "-m",
+        "forge.train",
+        "-m",
+        *options,
+        "data=text",
+        "data.path=text.txt",
+        "model.n_layers=1",
+        *search,
+    )
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
-    results = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("sweeps/real/points/*/result.json"))]
-    assert [trial.value for trial in trials(tmp_path / "sweeps" / "real")] == [result["objective"]["value"] for result in results]
+    results = [
+        json.loads(file.read_text())
+        for file in sorted(tmp_path.glob("sweeps/real/points/*/result.json"))
+    ]
+    assert [trial.value for trial in trials(tmp_path / "sweeps" / "real")] == [
+        result["objective"]["value"] for result in results
+    ]
     assert len({result["objective"]["value"] for result in results}) == 2

@@ -30,7 +30,12 @@ def one_problem(key: str, what: str, fix: str) -> str:
 def test_trials_of_another_run_are_not_taken_for_those_of_this():
     search("sweeper.n_trials=1", RATE, "scheduler=cosine,linear")
     before = Path("sweeps/x/optuna.journal").read_bytes()
-    said = refused(RATE.replace("1e-2", "1e-1"), "scheduler=cosine,linear", "train.max_steps=7", "eval.metric=perplexity")
+    said = refused(
+        RATE.replace("1e-2", "1e-1"),
+        "scheduler=cosine,linear",
+        "train.max_steps=7",
+        "eval.metric=perplexity",
+    )
     steps = "the trials of x had train.max_steps=1600, and what they reached cannot be compared."
     assert said.splitlines()[1:] == [
         "  1. run.objective=eval/perplexity",
@@ -40,7 +45,9 @@ def test_trials_of_another_run_are_not_taken_for_those_of_this():
         f"     {steps}",
         "     -> give another sweep.name, or leave it as it was",
     ]
-    said = refused("optimizer.lr=interval(1e-4, 1e-2)", "scheduler=cosine,wsd", "sweeper.direction=maximize")
+    said = refused(
+        "optimizer.lr=interval(1e-4, 1e-2)", "scheduler=cosine,wsd", "sweeper.direction=maximize"
+    )
     assert said.splitlines()[1:] == [
         "  1. sweeper.direction=maximize",
         "     the trials of x were to minimize eval/loss.",
@@ -52,11 +59,23 @@ def test_trials_of_another_run_are_not_taken_for_those_of_this():
         "     the trials of x were chosen from choice(cosine, linear), and only the ends of a range may change.",
         "     -> give another sweep.name",
     ]
-    said = refused(RATE, "scheduler=cosine,linear", "model=small", "train.seq_len=64", "optimizer.weight_decay=0")
+    said = refused(
+        RATE,
+        "scheduler=cosine,linear",
+        "model=small",
+        "train.seq_len=64",
+        "optimizer.weight_decay=0",
+    )
     assert said.startswith("6 problems; ")
-    assert said.splitlines()[-3:] == ["  6. sweep.name=x", "     2 more options differ.", "     -> give another sweep.name"]
+    assert said.splitlines()[-3:] == [
+        "  6. sweep.name=x",
+        "     2 more options differ.",
+        "     -> give another sweep.name",
+    ]
     assert Path("sweeps/x/optuna.journal").read_bytes() == before
-    assert search(RATE.replace("1e-2", "1e-1"), "scheduler=cosine,linear", "sweeper.n_trials=1") in (0, 1)
+    assert search(
+        RATE.replace("1e-2", "1e-1"), "scheduler=cosine,linear", "sweeper.n_trials=1"
+    ) in (0, 1)
 
 
 def test_a_journal_that_cannot_be_read():
@@ -65,7 +84,9 @@ def test_a_journal_that_cannot_be_read():
     path = Path("sweeps/x/optuna.journal").resolve()
     said = refused(RATE)
     assert said == one_problem(
-        "sweep.name=x", f"{path} cannot be read: Expecting value: line 1 column 1 (char 0).", "give another sweep.name"
+        "sweep.name=x",
+        f"{path} cannot be read: Expecting value: line 1 column 1 (char 0).",
+        "give another sweep.name",
     )
 
 
@@ -114,10 +135,17 @@ ABLATION = ["sweep.ablation.baseline=a", "sweep.ablation.arms={a: []}"]
             "sweeper=optuna needs the objective of a trial to choose the next.",
             "launch.wait=true",
         ),
-        ([RATE, "model.dimm=3"], "model.dimm=3   [command line]", "Decoder has no option 'dimm'.", "did you mean model.dim=3?"),
+        (
+            [RATE, "model.dimm=3"],
+            "model.dimm=3   [command line]",
+            "Decoder has no option 'dimm'.",
+            "did you mean model.dim=3?",
+        ),
     ],
 )
-def test_what_is_refused_before_anything_is_written(overrides: list[str], key: str, what: str, fix: str):
+def test_what_is_refused_before_anything_is_written(
+    overrides: list[str], key: str, what: str, fix: str
+):
     assert refused(*overrides) == one_problem(key, what, fix)
     assert not Path("sweeps").exists()
 
@@ -141,7 +169,13 @@ def test_a_space_without_a_point_that_can_run():
 @pytest.mark.parametrize(
     ("missing", "sampler", "key", "what", "fix"),
     [
-        ("optuna", "tpe", "sweeper=optuna", "the package optuna is not installed.", "pip install 'forge-lm[sweep]'"),
+        (
+            "optuna",
+            "tpe",
+            "sweeper=optuna",
+            "the package optuna is not installed.",
+            "pip install 'forge-lm[sweep]'",
+        ),
         (
             "cmaes",
             "cmaes",
@@ -151,11 +185,15 @@ def test_a_space_without_a_point_that_can_run():
         ),
     ],
 )
-def test_a_package_that_is_not_installed(missing: str, sampler: str, key: str, what: str, fix: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_package_that_is_not_installed(
+    missing: str, sampler: str, key: str, what: str, fix: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(sys.modules, missing, None)
     assert refused(RATE, f"sweeper.sampler={sampler}") == one_problem(key, what, fix)
 
 
 def test_an_interval_is_for_optuna_alone():
-    with pytest.raises(ConfigError, match="an interval has no first value; only sweeper=optuna takes one"):
+    with pytest.raises(
+        ConfigError, match="an interval has no first value; only sweeper=optuna takes one"
+    ):
         sweep.run([*CPU, RATE])

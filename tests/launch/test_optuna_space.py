@@ -41,8 +41,19 @@ def test_what_is_searched(typed: str, distribution: object):
 
 
 def test_what_needs_no_search_stays_an_override():
-    found = space("model=small", "train.max_steps=5", "seed=choice(3)", "optimizer.betas=[0.9,0.95]", "optimizer.lr=interval(1,2)")
-    assert found.fixed == ("model=small", "train.max_steps=5", "seed=3", "optimizer.betas=[0.9,0.95]")
+    found = space(
+        "model=small",
+        "train.max_steps=5",
+        "seed=choice(3)",
+        "optimizer.betas=[0.9,0.95]",
+        "optimizer.lr=interval(1,2)",
+    )
+    assert found.fixed == (
+        "model=small",
+        "train.max_steps=5",
+        "seed=3",
+        "optimizer.betas=[0.9,0.95]",
+    )
     assert list(found.params) == ["optimizer.lr"]
 
 
@@ -50,13 +61,19 @@ def test_what_is_typed_goes_before_the_parameters_of_the_sweeper():
     params = {"optimizer.lr": "interval(1,2)", "seed": "1,2", "train.max_steps": "7"}
     found = space("optimizer.lr=0.1", "train.max_steps=range(1,3)", params=params)
     assert found.fixed == ("optimizer.lr=0.1",)
-    assert {key: str(param) for key, param in found.params.items()} == {"seed": "choice(1, 2)", "train.max_steps": "int(interval(1, 2))"}
+    assert {key: str(param) for key, param in found.params.items()} == {
+        "seed": "choice(1, 2)",
+        "train.max_steps": "int(interval(1, 2))",
+    }
 
 
 def test_a_group_is_chosen_by_a_glob_and_an_entry_with_its_sign():
     found = space("scheduler=glob(c*)", "+callbacks.mine.x=1,2")
     assert found.params["scheduler"].some == ["constant", "cosine"]
-    assert combination(found, {"scheduler": "cosine", "callbacks.mine.x": "2"}).overrides == ("scheduler=cosine", "+callbacks.mine.x=2")
+    assert combination(found, {"scheduler": "cosine", "callbacks.mine.x": "2"}).overrides == (
+        "scheduler=cosine",
+        "+callbacks.mine.x=2",
+    )
 
 
 def test_a_parameter_that_is_given_to_the_sweeper_is_no_parameter_yet():
@@ -65,8 +82,21 @@ def test_a_parameter_that_is_given_to_the_sweeper_is_no_parameter_yet():
 
 
 def test_what_is_the_same_for_all_trials_shows_without_the_intervals():
-    typed = ["sweeper=optuna", "seed=1,2", "optimizer.lr=tag(log, interval(1,2))", "sweeper.params.x=interval(1,2)", "a=[", "b=range(1,3)"]
-    assert without_intervals(typed) == ["sweeper=optuna", "seed=1,2", "sweeper.params.x=interval(1,2)", "a=[", "b=range(1,3)"]
+    typed = [
+        "sweeper=optuna",
+        "seed=1,2",
+        "optimizer.lr=tag(log, interval(1,2))",
+        "sweeper.params.x=interval(1,2)",
+        "a=[",
+        "b=range(1,3)",
+    ]
+    assert without_intervals(typed) == [
+        "sweeper=optuna",
+        "seed=1,2",
+        "sweeper.params.x=interval(1,2)",
+        "a=[",
+        "b=range(1,3)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +112,9 @@ def test_what_is_the_same_for_all_trials_shows_without_the_intervals():
         ("a,b", "b", "b"),
     ],
 )
-def test_a_value_on_a_command_line_is_short_and_within_its_range(typed: str, value: object, text: str):
+def test_a_value_on_a_command_line_is_short_and_within_its_range(
+    typed: str, value: object, text: str
+):
     assert space(f"x={typed}").texts({"x": value}) == {"x": text}
 
 
@@ -107,7 +139,9 @@ def test_a_parameter_is_shown_as_it_is_typed(typed: str):
 def test_points_that_can_be_counted():
     found = space("a=1,2", "b=int(interval(3,5))")
     assert found.size == 6
-    assert [found.nth(place) for place in range(6)] == [{"a": a, "b": b} for a in ("1", "2") for b in (3, 4, 5)]
+    assert [found.nth(place) for place in range(6)] == [
+        {"a": a, "b": b} for a in ("1", "2") for b in (3, 4, 5)
+    ]
     assert list(found.samples(6)) == [found.nth(place) for place in range(6)]
     assert space("a=1,2", "b=interval(3,5)").size is None
     assert space("a=range(0,1000000000)", "b=range(0,1000000000)").size == 10**18
@@ -127,7 +161,11 @@ def test_samples_stand_for_all_and_are_the_same_each_time():
 @pytest.mark.parametrize(
     ("typed", "what", "fix"),
     [
-        ("x=tag(foo,interval(1,2))", "the tag foo means nothing here.", "tag(log, ...) searches by the logarithm; no other has a meaning"),
+        (
+            "x=tag(foo,interval(1,2))",
+            "the tag foo means nothing here.",
+            "tag(log, ...) searches by the logarithm; no other has a meaning",
+        ),
         (
             "x=tag(log,choice(1,2))",
             "only an interval is searched by its logarithm.",
@@ -138,22 +176,59 @@ def test_samples_stand_for_all_and_are_the_same_each_time():
             "only an interval is searched by its logarithm.",
             "x=tag(log, interval(LOW, HIGH)), or without tag(log, ...)",
         ),
-        ("x=interval(2,1)", "the interval holds no two values.", "x=interval(LOW, HIGH) with LOW below HIGH"),
-        ("x=interval(2,2)", "the interval holds no two values.", "x=interval(LOW, HIGH) with LOW below HIGH"),
-        ("x=interval(0,inf)", "an end of the interval is not finite.", "x=interval(LOW, HIGH) with two numbers"),
-        ("x=tag(log,interval(0,1))", "there is no logarithm of 0.", "an interval above 0, or one without tag(log, ...)"),
-        ("x=range(1,1)", "it stands for no value at all.", "range(START, STOP, STEP): from START on, without STOP"),
-        ("x=range(1,3,0)", "range takes numbers, and a step that is not 0.", "'x=range(START, STOP[, STEP])' with numbers"),
-        ("x=range(0,inf)", "the range is not finite.", "range(START, STOP, STEP) with three numbers"),
+        (
+            "x=interval(2,1)",
+            "the interval holds no two values.",
+            "x=interval(LOW, HIGH) with LOW below HIGH",
+        ),
+        (
+            "x=interval(2,2)",
+            "the interval holds no two values.",
+            "x=interval(LOW, HIGH) with LOW below HIGH",
+        ),
+        (
+            "x=interval(0,inf)",
+            "an end of the interval is not finite.",
+            "x=interval(LOW, HIGH) with two numbers",
+        ),
+        (
+            "x=tag(log,interval(0,1))",
+            "there is no logarithm of 0.",
+            "an interval above 0, or one without tag(log, ...)",
+        ),
+        (
+            "x=range(1,1)",
+            "it stands for no value at all.",
+            "range(START, STOP, STEP): from START on, without STOP",
+        ),
+        (
+            "x=range(1,3,0)",
+            "range takes numbers, and a step that is not 0.",
+            "'x=range(START, STOP[, STEP])' with numbers",
+        ),
+        (
+            "x=range(0,inf)",
+            "the range is not finite.",
+            "range(START, STOP, STEP) with three numbers",
+        ),
         ("launch.jobs=interval(1,2)", "it is the same for all points of a sweep.", "one value"),
-        ("run.dir=range(1,4)", "each point has a directory of its own in that of the sweep.", "leave it out"),
+        (
+            "run.dir=range(1,4)",
+            "each point has a directory of its own in that of the sweep.",
+            "leave it out",
+        ),
     ],
 )
 def test_a_space_that_cannot_be(typed: str, what: str, fix: str):
     with pytest.raises(ConfigError) as caught:
         space(typed)
     (problem,) = caught.value.problems
-    assert (problem.key, problem.what, problem.fix, problem.where) == (typed, what, fix, "command line")
+    assert (problem.key, problem.what, problem.fix, problem.where) == (
+        typed,
+        what,
+        fix,
+        "command line",
+    )
 
 
 def test_all_mistakes_at_once_with_their_place():

@@ -19,7 +19,14 @@ from forge.launch.point_state import at_work, process_of, state_of
 from forge.launch.survey import job_of
 from forge.launch.sweep_directory import Point
 
-RESULT = {"status": "finished", "reason": "end", "step": 3, "metrics": {}, "config": "config.yaml", "objective": {"value": 1.0}}
+RESULT = {
+    "status": "finished",
+    "reason": "end",
+    "step": 3,
+    "metrics": {},
+    "config": "config.yaml",
+    "objective": {"value": 1.0},
+}
 
 
 @pytest.fixture
@@ -79,7 +86,9 @@ def test_what_has_told_why_it_failed(point: Point) -> None:
     assert state_of(point) == "failed"
 
 
-@pytest.mark.parametrize(("event", "code"), [("", None), ("cancelled", None), ("ended", 1), ("ended", 143)])
+@pytest.mark.parametrize(
+    ("event", "code"), [("", None), ("cancelled", None), ("ended", 1), ("ended", 143)]
+)
 def test_what_is_done_is_done(event: str, code: int | None, point: Point) -> None:
     assert state_of(replace(finished(point), event=event, code=code)) == "done"
 
@@ -131,9 +140,13 @@ JOB = {"event": "submitted", "job": "7_0", "cluster": "slurm"}
         (None, None, "waiting"),
     ],
 )
-def test_with_what_slurm_says(made, said: str | None, state: str, point: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_what_slurm_says(
+    made, said: str | None, state: str, point: Point, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
-    monkeypatch.setattr(slurm, "states", lambda jobs: asked.append(set(jobs)) or ({"7_0": said} if said else {}))
+    monkeypatch.setattr(
+        slurm, "states", lambda jobs: asked.append(set(jobs)) or ({"7_0": said} if said else {})
+    )
     one = replace(made(point) if made else point, **JOB)
     found = survey.survey([one])
     assert found.states == {0: state}

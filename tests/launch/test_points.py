@@ -102,7 +102,9 @@ def test_one_point_is_refused_as_a_run_is() -> None:
     ],
 )
 def test_what_the_points_have_in_common_is_named(having: tuple[int, ...], said: str) -> None:
-    combinations = [Combination(overrides=(), varied={"a": str(n // 2), "b": str(n % 2)}) for n in range(6)]
+    combinations = [
+        Combination(overrides=(), varied={"a": str(n // 2), "b": str(n % 2)}) for n in range(6)
+    ]
     problem = Problem(key="x", what="y.")
     wrong = [Wrong(number=n, combination=combinations[n], problems=(problem,)) for n in having]
     assert f"     y.\n     {said}" in str(PointsRefused(wrong, combinations))
@@ -120,22 +122,34 @@ def test_points_that_differ_in_what_is_free_are_different_runs() -> None:
     assert len({point.hash for point in found}) == 2
     assert len({hash_of(point.resolution.config) for point in found}) == 1
     again = points("parallel=ddp", "train.batch_size=1", "train.global_batch_size=2")
-    assert again[0].hash not in {point.hash for point in found}, "it is what varies that tells them apart"
+    assert again[0].hash not in {point.hash for point in found}, (
+        "it is what varies that tells them apart"
+    )
 
 
 def test_a_point_has_the_same_hash_whatever_else_is_in_the_sweep() -> None:
     (first,) = points("seed=1", "optimizer.lr=1e-3")
-    found = {point.combination.label: point.hash for point in points("optimizer.lr=2e-3,0.001", "seed=1,2")}
+    found = {
+        point.combination.label: point.hash
+        for point in points("optimizer.lr=2e-3,0.001", "seed=1,2")
+    }
     assert found["optimizer.lr=0.001 seed=1"] == first.hash
 
 
 def test_a_point_resolves_as_a_run_of_its_own_does() -> None:
     for point in points("model=tiny,moe_tiny", "scheduler=cosine,linear", "seed=1,2"):
         composition = compose(point.combination.overrides)
-        wanted = resolve(composition.typed(), devices=NONE, origin=lambda key, made=composition: origin(made, key))
-        assert (point.resolution.config, point.resolution.derived, point.resolution.warnings, point.resolution.world) == (
-            *(wanted.config, wanted.derived, wanted.warnings, wanted.world),
+        wanted = resolve(
+            composition.typed(),
+            devices=NONE,
+            origin=lambda key, made=composition: origin(made, key),
         )
+        assert (
+            point.resolution.config,
+            point.resolution.derived,
+            point.resolution.warnings,
+            point.resolution.world,
+        ) == (*(wanted.config, wanted.derived, wanted.warnings, wanted.world),)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +164,14 @@ def test_a_point_resolves_as_a_run_of_its_own_does() -> None:
         (["experiment=wsd", "experiment=null", "seed=1"], "tiny"),
     ],
 )
-def test_the_directory_depends_on_the_name_alone(overrides: list[str], name: str, tmp_path: Path) -> None:
+def test_the_directory_depends_on_the_name_alone(
+    overrides: list[str], name: str, tmp_path: Path
+) -> None:
     assert Preflight(overrides, devices=NONE).place == tmp_path / "sweeps" / name
-    assert Preflight([*overrides, "sweep.root=elsewhere"], devices=NONE).place == tmp_path / "elsewhere" / name
+    assert (
+        Preflight([*overrides, "sweep.root=elsewhere"], devices=NONE).place
+        == tmp_path / "elsewhere" / name
+    )
 
 
 def test_a_place_that_cannot_be_made(tmp_path: Path) -> None:
@@ -160,7 +179,10 @@ def test_a_place_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Preflight(["sweep.root=file", "seed=1,2"], devices=NONE).place  # noqa: B018
     (problem,) = caught.value.problems
-    assert problem.what == f"the directory file/tiny cannot be made or written: {'file'} is no directory."
+    assert (
+        problem.what
+        == f"the directory file/tiny cannot be made or written: {'file'} is no directory."
+    )
     assert problem.fix == "choose another place with sweep.root"
 
 
@@ -172,7 +194,11 @@ def test_a_place_that_cannot_be_made(tmp_path: Path) -> None:
             "each point has a directory of its own in that of the sweep.",
             "leave it out; sweep.name and sweep.root say where the sweep is",
         ),
-        ("run.inline=true", "the points of a sweep run in processes of their own.", "run.inline=false, or one point without -m"),
+        (
+            "run.inline=true",
+            "the points of a sweep run in processes of their own.",
+            "run.inline=false, or one point without -m",
+        ),
     ],
 )
 def test_what_is_said_of_one_run_only(override: str, what: str, fix: str) -> None:
@@ -189,17 +215,24 @@ def test_a_sweep_has_one_launcher(write: Callable[[str, str], str]) -> None:
     folder = write("experiment/other.yaml", "# @package _global_\n# other\nlaunch:\n  jobs: 3\n")
     with pytest.raises(PointsRefused) as caught:
         Preflight(["experiment=wsd,other"], [folder], NONE).points()
-    assert "launch.jobs=3\n     the first point has 1 here, and all are started together." in str(caught.value)
+    assert "launch.jobs=3\n     the first point has 1 here, and all are started together." in str(
+        caught.value
+    )
 
 
-def test_an_experiment_may_carry_what_varies_and_how_it_is_launched(write: Callable[[str, str], str]) -> None:
+def test_an_experiment_may_carry_what_varies_and_how_it_is_launched(
+    write: Callable[[str, str], str],
+) -> None:
     folder = write(
         "experiment/mine.yaml",
         "# @package _global_\n# mine\ndefaults:\n  - override /launch: slurm\nlaunch:\n  partition: gpu\n"
         "sweeper:\n  params:\n    optimizer.lr: 1e-3,3e-3\n    seed: 1,2\n",
     )
     flight = Preflight(["experiment=mine", "seed=7", "run.device=cpu"], [folder], NONE)
-    assert [point.combination.label for point in flight.points()] == ["optimizer.lr=0.001", "optimizer.lr=0.003"]
+    assert [point.combination.label for point in flight.points()] == [
+        "optimizer.lr=0.001",
+        "optimizer.lr=0.003",
+    ]
     assert (type(flight.launch).__name__, flight.launch.partition) == ("Slurm", "gpu")  # type: ignore[attr-defined]
 
 
@@ -221,9 +254,16 @@ def test_points_at_a_time_share_the_devices(overrides: list[str], size: int) -> 
 
 
 def test_a_layout_that_takes_more_than_its_share_is_refused() -> None:
-    error = refused("parallel=tp4", "launch.jobs=4", "seed=1,2", devices=Devices(gpus=8, source="NVML"))
-    assert "4 ranks (from the parallel degrees) need 4 GPUs; there are 2 (launch.jobs=4 share 8 GPUs)." in str(error)
+    error = refused(
+        "parallel=tp4", "launch.jobs=4", "seed=1,2", devices=Devices(gpus=8, source="NVML")
+    )
+    assert (
+        "4 ranks (from the parallel degrees) need 4 GPUs; there are 2 (launch.jobs=4 share 8 GPUs)."
+        in str(error)
+    )
 
 
 def test_a_model_that_this_machine_cannot_hold_is_refused() -> None:
-    assert "of a CPU's memory" in str(refused("model=llama70b", "parallel=tp8", "run.device=cpu", "seed=1,2"))
+    assert "of a CPU's memory" in str(
+        refused("model=llama70b", "parallel=tp8", "run.device=cpu", "seed=1,2")
+    )

@@ -83,27 +83,50 @@ def config_dir(path: str) -> Path:
     return Path(path).resolve()
 
 
-AWKWARD = ["plain", """it's "so", a=b, [x] {y:1} (z)""", "ünï-日本-🙂 back\\slash\\' #hash 100% a:b"]
+AWKWARD = [
+    "plain",
+    """it's "so", a=b, [x] {y:1} (z)""",
+    "ünï-日本-🙂 back\\slash\\' #hash 100% a:b",
+]
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_a_run_goes_on_from_anywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_from_anywhere(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With relative places of data, run directory, --config-dir and search path, whatever they are called."""
     text(f"{name}/my.txt")
     config_dir(f"{name}/conf")
-    where = [f"data.path={quoted(name + '/my.txt')}", f"data.cache_dir={quoted(name)}", f"run.dir={quoted(name + '/run')}"]
-    path, _ = take("data=text", "model=mine", "train.max_steps=9", *where, config_dirs=(f"{name}/conf",))
+    where = [
+        f"data.path={quoted(name + '/my.txt')}",
+        f"data.cache_dir={quoted(name)}",
+        f"run.dir={quoted(name + '/run')}",
+    ]
+    path, _ = take(
+        "data=text", "model=mine", "train.max_steps=9", *where, config_dirs=(f"{name}/conf",)
+    )
     assert path == tmp_path / "here" / name / "run"
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert resume(path) == (path, [])
-    assert [(c.key, c.after) for c in resume(os.path.relpath(path), "metrics.log_interval=3")[1]] == [("metrics.log_interval", 3)]
+    assert [
+        (c.key, c.after) for c in resume(os.path.relpath(path), "metrics.log_interval=3")[1]
+    ] == [("metrics.log_interval", 3)]
     assert newest(path).name == "config.2.yaml"
     monkeypatch.chdir("/")
     assert resume(path) == (path, []), "what was kept the second time goes on too"
 
 
-@pytest.mark.parametrize("given_as", ["hydra.searchpath=[my conf]", "hydra.searchpath=['my conf']", 'hydra.searchpath=["my conf", conf2]'])
-def test_a_search_path_goes_on_from_anywhere(given_as: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "given_as",
+    [
+        "hydra.searchpath=[my conf]",
+        "hydra.searchpath=['my conf']",
+        'hydra.searchpath=["my conf", conf2]',
+    ],
+)
+def test_a_search_path_goes_on_from_anywhere(
+    given_as: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config_dir("my conf")
     Path("conf2").mkdir()
     path, _ = take(given_as, "model=mine", "run.dir=run")
@@ -118,7 +141,9 @@ def test_a_comma_in_a_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert resume(path) == (path, [])
 
 
-def test_a_tokenizer_of_its_own_goes_on_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_of_its_own_goes_on_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text("words.txt")
     Path("tok.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
     options = ["tokenizer=file", "tokenizer.path=tok.json", "data=text", "data.path=words.txt"]
@@ -172,7 +197,12 @@ ASKS = [
 
 
 def test_what_asks_for_consent() -> None:
-    rest = [*PLAIN, "hydra.searchpath=[conf]", "run.allow_change=[model]", "eval.sample_prompts=['run.trust=[x]']"]
+    rest = [
+        *PLAIN,
+        "hydra.searchpath=[conf]",
+        "run.allow_change=[model]",
+        "eval.sample_prompts=['run.trust=[x]']",
+    ]
     mixed = [rest[0], ASKS[0], *rest[1:], *ASKS[1:]]
     assert consent(mixed) == ASKS
     assert without_consent(mixed) == rest

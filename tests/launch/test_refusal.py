@@ -34,7 +34,9 @@ def refused(*overrides: str, config_dirs: tuple[str, ...] = ()) -> ConfigError:
 
 
 def of_file(write: Write, text: str, *overrides: str) -> ConfigError:
-    return refused("experiment=mine", *overrides, config_dirs=(write("experiment/mine.yaml", GLOBAL + text),))
+    return refused(
+        "experiment=mine", *overrides, config_dirs=(write("experiment/mine.yaml", GLOBAL + text),)
+    )
 
 
 def test_an_unknown_key_is_said_once_for_all_its_values() -> None:
@@ -74,28 +76,69 @@ the points that cannot run, each with the numbers of its problems:
 
 def test_of_many_values_the_first_are_named() -> None:
     (problem,) = refused("optimizer.lrr=range(1,8)").problems
-    assert (problem.key, problem.fix) == ("optimizer.lrr=1,2,3,4,5,...", "did you mean optimizer.lr=1,2,3,4,5,...?")
+    assert (problem.key, problem.fix) == (
+        "optimizer.lrr=1,2,3,4,5,...",
+        "did you mean optimizer.lr=1,2,3,4,5,...?",
+    )
 
 
 def test_what_differs_in_more_than_the_value_stays_apart() -> None:
-    problems = [Problem(key=f"a.b={value}", what=what, fix=f"a.c={value}0") for value, what in [("1", "x."), ("2", "y."), ("3", "x.")]]
-    assert list(dict.fromkeys(merged(problems).values())) == problems, "the fix is no text with the value in it"
-    assert [p.key for p in refused("optimizer.lr=a,b").problems] == ["optimizer.lr=a", "optimizer.lr=b"]
+    problems = [
+        Problem(key=f"a.b={value}", what=what, fix=f"a.c={value}0")
+        for value, what in [("1", "x."), ("2", "y."), ("3", "x.")]
+    ]
+    assert list(dict.fromkeys(merged(problems).values())) == problems, (
+        "the fix is no text with the value in it"
+    )
+    assert [p.key for p in refused("optimizer.lr=a,b").problems] == [
+        "optimizer.lr=a",
+        "optimizer.lr=b",
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "key", "line", "what", "fix"),
     [
-        ("model.dimm: 32,64", "model.dimm=32,64", 4, "Decoder has no option 'dimm'.", "did you mean model.dim=32,64?"),
-        ("launch.jobs: 1,2", "launch.jobs=1,2", 4, "it is the same for all points of a sweep.", "one value"),
-        ("model: tiny,smal", "model=smal", 4, "there is no model named 'smal'.", "did you mean model=small or model=moe_small?"),
+        (
+            "model.dimm: 32,64",
+            "model.dimm=32,64",
+            4,
+            "Decoder has no option 'dimm'.",
+            "did you mean model.dim=32,64?",
+        ),
+        (
+            "launch.jobs: 1,2",
+            "launch.jobs=1,2",
+            4,
+            "it is the same for all points of a sweep.",
+            "one value",
+        ),
+        (
+            "model: tiny,smal",
+            "model=smal",
+            4,
+            "there is no model named 'smal'.",
+            "did you mean model=small or model=moe_small?",
+        ),
         ("seed: 1,,2", "seed=1,,2", 4, "a value is missing beside a comma.", "write seed=1,2"),
         ("optimizer.lr: -1,1", "optimizer.lr=-1.0", 4, "optimizer.lr must be greater than 0.", ""),
-        ("model.n_heads: 3,4", "model.n_heads=3", 4, "model.dim (128) is not divisible by model.n_heads (3).", "model.n_heads=2"),
+        (
+            "model.n_heads: 3,4",
+            "model.n_heads=3",
+            4,
+            "model.dim (128) is not divisible by model.n_heads (3).",
+            "model.n_heads=2",
+        ),
     ],
 )
-@pytest.mark.parametrize("section", ["sweeper:\n  params:\n    {}\n", "hydra:\n  sweeper:\n    params: {{{}}}\n"], ids=["ours", "Hydra's"])
-def test_the_place_of_a_parameter(section: str, text: str, key: str, line: int, what: str, fix: str, write: Write) -> None:
+@pytest.mark.parametrize(
+    "section",
+    ["sweeper:\n  params:\n    {}\n", "hydra:\n  sweeper:\n    params: {{{}}}\n"],
+    ids=["ours", "Hydra's"],
+)
+def test_the_place_of_a_parameter(
+    section: str, text: str, key: str, line: int, what: str, fix: str, write: Write
+) -> None:
     quoted = "{0}: '{2}'".format(*text.partition(": "))
     (problem,) = of_file(write, section.format(quoted)).problems
     assert (problem.key, problem.what, problem.fix) == (key, what, fix)
@@ -105,11 +148,36 @@ def test_the_place_of_a_parameter(section: str, text: str, key: str, line: int, 
 @pytest.mark.parametrize(
     ("arm", "key", "what", "fix"),
     [
-        ("[model.dimm=256]", "model.dimm=256", "Decoder has no option 'dimm'.", "did you mean model.dim=256?"),
-        ("[model=tinyy]", "model=tinyy", "there is no model named 'tinyy'.", "did you mean model=tiny or model=moe_tiny?"),
-        ("['model.dim=-1']", "model.dim=-1", "model.dim must be greater than 0.", "for example model.dim=1"),
-        ("[run.name=x]", "run.name=x", "it is the same for all points of a sweep.", "leave it out of the arm"),
-        ("['']", "''", "this is not key=value.", "group=option or key=value, such as model=small or optimizer.lr=1e-3"),
+        (
+            "[model.dimm=256]",
+            "model.dimm=256",
+            "Decoder has no option 'dimm'.",
+            "did you mean model.dim=256?",
+        ),
+        (
+            "[model=tinyy]",
+            "model=tinyy",
+            "there is no model named 'tinyy'.",
+            "did you mean model=tiny or model=moe_tiny?",
+        ),
+        (
+            "['model.dim=-1']",
+            "model.dim=-1",
+            "model.dim must be greater than 0.",
+            "for example model.dim=1",
+        ),
+        (
+            "[run.name=x]",
+            "run.name=x",
+            "it is the same for all points of a sweep.",
+            "leave it out of the arm",
+        ),
+        (
+            "['']",
+            "''",
+            "this is not key=value.",
+            "group=option or key=value, such as model=small or optimizer.lr=1e-3",
+        ),
         (
             "['model.dim=64,128']",
             "model.dim=64,128",
@@ -126,7 +194,10 @@ def test_the_place_of_an_arm(arm: str, key: str, what: str, fix: str, write: Wri
 
 def test_the_place_of_the_seeds_of_an_ablation(write: Write) -> None:
     (problem,) = of_file(write, ARMS.format("[model.dim=64]") + "    seeds: [-1]\n").problems
-    assert (problem.key, problem.where) == ("sweep.ablation.seeds[0]=-1", "conf/experiment/mine.yaml:8")
+    assert (problem.key, problem.where) == (
+        "sweep.ablation.seeds[0]=-1",
+        "conf/experiment/mine.yaml:8",
+    )
 
 
 def test_what_is_typed_over_a_parameter_has_its_own_place(write: Write) -> None:
@@ -135,7 +206,9 @@ def test_what_is_typed_over_a_parameter_has_its_own_place(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key"), [("run:\n  dir: x\n", "run.dir=x"), ("run:\n  inline: true\n", "run.inline=true")], ids=["run.dir", "run.inline"]
+    ("text", "key"),
+    [("run:\n  dir: x\n", "run.dir=x"), ("run:\n  inline: true\n", "run.inline=true")],
+    ids=["run.dir", "run.inline"],
 )
 def test_the_place_of_what_is_of_one_run(text: str, key: str, write: Write) -> None:
     (problem,) = of_file(write, text, "seed=1,2").problems
@@ -165,4 +238,7 @@ def test_an_interpolation_is_a_value_that_varies() -> None:
 @pytest.mark.parametrize("override", ["launch.job=1,2", "sweep.params.seed=1,2"])
 def test_an_unknown_key_of_the_launcher_is_an_unknown_key(override: str) -> None:
     (problem,) = refused(override).problems
-    assert (problem.key, problem.what.partition(" ")[2]) == (override, f"has no option '{override.split('.')[1].split('=')[0]}'.")
+    assert (problem.key, problem.what.partition(" ")[2]) == (
+        override,
+        f"has no option '{override.split('.')[1].split('=')[0]}'.",
+    )

@@ -9,7 +9,15 @@ import pytest
 
 from forge.config.errors import ConfigError
 from forge.launch import json_lines
-from forge.launch.sweep_directory import LEDGER, SWEEP, Point, SweepDirectory, examples, find_sweep, slug_of
+from forge.launch.sweep_directory import (
+    LEDGER,
+    SWEEP,
+    Point,
+    SweepDirectory,
+    examples,
+    find_sweep,
+    slug_of,
+)
 
 
 @pytest.fixture
@@ -20,7 +28,9 @@ def sweep(tmp_path: Path) -> SweepDirectory:
 
 
 def add(sweep: SweepDirectory, seed: int, **more: object) -> Point:
-    return sweep.add(hash=f"{seed:032d}", overrides=[f"seed={seed}"], varied={"seed": str(seed)}, **more)  # type: ignore[arg-type]
+    return sweep.add(
+        hash=f"{seed:032d}", overrides=[f"seed={seed}"], varied={"seed": str(seed)}, **more
+    )  # type: ignore[arg-type]
 
 
 def test_points_are_numbered_in_their_order(sweep: SweepDirectory) -> None:
@@ -28,7 +38,12 @@ def test_points_are_numbered_in_their_order(sweep: SweepDirectory) -> None:
     assert [point.number for point in sweep.points()] == [0, 1]
     assert sweep.points() == [first, second]
     assert second.path == sweep.path / "points" / "001_wide_seed-2_00000000"
-    assert (second.arm, second.slug, second.overrides, second.varied) == ("wide", "wide_seed-2", ("seed=2",), {"seed": "2"})
+    assert (second.arm, second.slug, second.overrides, second.varied) == (
+        "wide",
+        "wide_seed-2",
+        ("seed=2",),
+        {"seed": "2"},
+    )
     assert sweep.next_number() == 2
 
 
@@ -37,7 +52,14 @@ def test_a_point_has_the_last_that_happened_to_it(sweep: SweepDirectory) -> None
     sweep.note("submitted", 0, job="12_0", cluster="slurm")
     sweep.note("started", 0, pid=5, host="here")
     (point,) = sweep.points()
-    assert (point.event, point.job, point.cluster, point.pid, point.host, point.code) == ("started", "12_0", "slurm", 5, "here", None)
+    assert (point.event, point.job, point.cluster, point.pid, point.host, point.code) == (
+        "started",
+        "12_0",
+        "slurm",
+        5,
+        "here",
+        None,
+    )
     sweep.note("ended", 0, code=3)
     (point,) = sweep.points()
     assert (point.event, point.code, point.pid) == ("ended", 3, 5)
@@ -45,7 +67,12 @@ def test_a_point_has_the_last_that_happened_to_it(sweep: SweepDirectory) -> None
 
 def test_what_was_cancelled_stays_so_until_it_is_started_again(sweep: SweepDirectory) -> None:
     add(sweep, 1)
-    for event, seen in (("started", "started"), ("cancelled", "cancelled"), ("ended", "cancelled"), ("started", "started")):
+    for event, seen in (
+        ("started", "started"),
+        ("cancelled", "cancelled"),
+        ("ended", "cancelled"),
+        ("started", "started"),
+    ):
         sweep.note(event, 0)
         assert sweep.points()[0].event == seen
 
@@ -110,7 +137,10 @@ def test_what_is_no_sweep(make, what: str, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError) as caught:
         find_sweep(tmp_path / "x")
     (problem,) = caught.value.problems
-    assert (problem.what, problem.fix) == (f"{tmp_path / 'x'} {what}", "give the directory of a sweep, like sweeps/<name>")
+    assert (problem.what, problem.fix) == (
+        f"{tmp_path / 'x'} {what}",
+        "give the directory of a sweep, like sweeps/<name>",
+    )
 
 
 def test_sweeps_that_may_have_been_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

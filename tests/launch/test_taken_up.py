@@ -23,7 +23,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(directory, "diff", lambda: "")
-    monkeypatch.setattr(directory, "provenance", lambda: {"argv": []})  # git takes longer than all the rest
+    monkeypatch.setattr(
+        directory, "provenance", lambda: {"argv": []}
+    )  # git takes longer than all the rest
     monkeypatch.setitem(Lock.acquire.__kwdefaults__, "patience", 1.0)
 
 
@@ -38,7 +40,10 @@ def test_the_same_command_goes_on_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_what_is_derived_differently_but_equal_is_no_change() -> None:
     take(*RUN, "train.batch_size=4")
-    assert take(*RUN, "train.batch_size=4", "scheduler.decay_steps=36", "train.global_batch_size=4")[1] == []
+    assert (
+        take(*RUN, "train.batch_size=4", "scheduler.decay_steps=36", "train.global_batch_size=4")[1]
+        == []
+    )
     changes = take(*RUN, "train.batch_size=2", "train.global_batch_tokens=1024")[1]
     assert {c.key: c.after for c in changes} == {"train.batch_size": 2, "train.grad_accum_steps": 2}
 
@@ -46,19 +51,28 @@ def test_what_is_derived_differently_but_equal_is_no_change() -> None:
 def test_a_change_is_kept_in_files_of_its_own(tmp_path: Path) -> None:
     path, _ = take(*RUN)
     first = content(path)
-    assert [(c.key, c.before, c.after, c.free) for c in resume("run", "metrics.log_interval=3")[1]] == [
-        ("metrics.log_interval", 10, 3, True)
-    ]
+    assert [
+        (c.key, c.before, c.after, c.free) for c in resume("run", "metrics.log_interval=3")[1]
+    ] == [("metrics.log_interval", 10, 3, True)]
     resume("run", "train.max_steps=50", "optimizer.lr=0.5", "run.allow_change=[optimizer.lr]")
     assert {name: content(path)[name] for name in first} == first, "what was there stays as it was"
-    names = {f"{name}.{n}.{end}" for n in (2, 3) for name, end in [("config", "yaml"), *((x, "json") for x in KEPT)]}
+    names = {
+        f"{name}.{n}.{end}"
+        for n in (2, 3)
+        for name, end in [("config", "yaml"), *((x, "json") for x in KEPT)]
+    }
     assert set(content(path)) == {*first, *names}
-    configs = [serialize.load(path / name, trust=()) for name in ("config.yaml", "config.2.yaml", "config.3.yaml")]
+    configs = [
+        serialize.load(path / name, trust=())
+        for name in ("config.yaml", "config.2.yaml", "config.3.yaml")
+    ]
     assert [c.metrics.log_interval for c in configs] == [10, 3, 3]
     assert [c.train.max_steps for c in configs] == [40, 40, 50]
     assert [c.scheduler.decay_steps for c in configs] == [36, 36, 46]  # type: ignore[attr-defined]
     assert stored.newest(path).name == "config.3.yaml"
-    changes = [(c["key"], c["before"], c["after"], c["free"]) for c in read(path / "changes.3.json")]
+    changes = [
+        (c["key"], c["before"], c["after"], c["free"]) for c in read(path / "changes.3.json")
+    ]
     assert sorted(changes) == [
         ("optimizer.lr", 0.003, 0.5, False),
         ("run.allow_change", [], ["optimizer.lr"], True),
@@ -67,9 +81,15 @@ def test_a_change_is_kept_in_files_of_its_own(tmp_path: Path) -> None:
     ]
     typed = ["train.max_steps=50", "optimizer.lr=0.5", "run.allow_change=[optimizer.lr]"]
     assert read(path / "overrides.3.json") == [*RUN[1:], "metrics.log_interval=3", *typed]
-    assert resume_overrides(path)[:-1] == [*RUN[1:], "metrics.log_interval=3", *typed[:-1]], "what was allowed once is asked for again"
-    assert {d["key"]: d["value"] for d in read(path / "derived.3.json")}["scheduler.decay_steps"] == 46
-    assert read(path / "provenance.3.json").keys() == read(path / "provenance.json").keys() - {"run_id"}
+    assert resume_overrides(path)[:-1] == [*RUN[1:], "metrics.log_interval=3", *typed[:-1]], (
+        "what was allowed once is asked for again"
+    )
+    assert {d["key"]: d["value"] for d in read(path / "derived.3.json")}[
+        "scheduler.decay_steps"
+    ] == 46
+    assert read(path / "provenance.3.json").keys() == read(path / "provenance.json").keys() - {
+        "run_id"
+    }
     assert take("run.dir=run", *read(path / "overrides.3.json"))[1] == []
 
 
@@ -88,7 +108,15 @@ def test_the_tenth_change_comes_after_the_ninth() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    ["model.n_layers=3", "seed=1", "train.seq_len=64", "train.batch_size=2", "optimizer.lr=1", "scheduler=linear", "train.max_steps=39"],
+    [
+        "model.n_layers=3",
+        "seed=1",
+        "train.seq_len=64",
+        "train.batch_size=2",
+        "optimizer.lr=1",
+        "scheduler=linear",
+        "train.max_steps=39",
+    ],
 )
 def test_a_refusal_writes_nothing(change: str) -> None:
     path, _ = take(*RUN)
@@ -105,7 +133,10 @@ def test_a_directory_in_use_is_refused_and_left_alone() -> None:
     with Lock(path), pytest.raises(ConfigError) as refused:
         resume(path, "metrics.log_interval=3")
     (problem,) = refused.value.problems
-    assert (problem.key, problem.fix) == (f"run.dir={path}", "Wait for it, end it, or give another run.dir")
+    assert (problem.key, problem.fix) == (
+        f"run.dir={path}",
+        "Wait for it, end it, or give another run.dir",
+    )
     assert problem.what.startswith(f"{path} is in use by process ")
     assert content(path) == before
 
@@ -135,7 +166,9 @@ def test_of_two_commands_at_once_one_makes_the_run() -> None:
 
 
 @pytest.mark.parametrize("killed_at", range(1, 5))
-def test_a_directory_that_a_kill_left_half_made_is_taken(killed_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_a_kill_left_half_made_is_taken(
+    killed_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed after so many files, each of them before config.yaml; in the next one a scratch file was left too."""
     left = killed_at
 
@@ -159,7 +192,9 @@ def test_a_directory_that_a_kill_left_half_made_is_taken(killed_at: int, monkeyp
     assert take(*RUN, "metrics.log_interval=3")[1] != []
 
 
-def test_a_change_that_a_kill_left_half_kept_is_not_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_a_kill_left_half_kept_is_not_in_force(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     path, _ = take(*RUN)
     with monkeypatch.context() as patch:
         patch.setattr(serialize, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -191,8 +226,12 @@ def test_every_run_has_an_id_of_its_own_that_goes_with_it() -> None:
     shutil.move(first, "elsewhere")
     assert directory.run_id(Path("elsewhere")) == identity
     assert resume("elsewhere") == (Path("elsewhere").resolve(), [])
-    assert [c.key for c in resume("elsewhere", "metrics.log_interval=4")[1]] == ["metrics.log_interval"]
-    assert serialize.load(Path("elsewhere/config.3.yaml"), trust=()).run.dir == str(Path("elsewhere").resolve())
+    assert [c.key for c in resume("elsewhere", "metrics.log_interval=4")[1]] == [
+        "metrics.log_interval"
+    ]
+    assert serialize.load(Path("elsewhere/config.3.yaml"), trust=()).run.dir == str(
+        Path("elsewhere").resolve()
+    )
 
 
 def test_a_stored_trust_that_nobody_typed_is_not_in_force() -> None:
@@ -210,7 +249,16 @@ LONGER = {"train__max_steps": 80}
 PROLONG: list[tuple[str, dict[str, object], bool]] = [
     ("end", LONGER, True),
     ("end", {"train__max_epochs": 2.0}, True),
-    ("end", {"train__max_time": 90.0, "eval__interval": 7, "checkpoint__interval": 5, "metrics__log_interval": 3}, False),
+    (
+        "end",
+        {
+            "train__max_time": 90.0,
+            "eval__interval": 7,
+            "checkpoint__interval": 5,
+            "metrics__log_interval": 3,
+        },
+        False,
+    ),
     ("max_time", {"train__max_time": 90.0}, True),
     ("max_time", {**LONGER, "eval__interval": 7}, False),
     ("target", {"eval__target": 0.1}, True),
@@ -222,7 +270,14 @@ PROLONG: list[tuple[str, dict[str, object], bool]] = [
 
 def test_a_finished_run_goes_on_when_what_ended_it_changes(tmp_path: Path) -> None:
     """And not when something else does, nor does a later change hide it."""
-    take(*RUN, "eval.enabled=true", "eval.target=1", "eval.patience=2", "train.max_time=60", "train.max_epochs=1")
+    take(
+        *RUN,
+        "eval.enabled=true",
+        "eval.target=1",
+        "eval.patience=2",
+        "train.max_time=60",
+        "train.max_epochs=1",
+    )
     for number, (reason, change, goes_on) in enumerate(PROLONG):
         path = tmp_path / str(number)
         shutil.copytree("run", path)
@@ -266,11 +321,18 @@ def test_a_run_that_did_not_finish_is_not_finished(status: str, reason: str) -> 
     assert directory.finished(path) is None
 
 
-@pytest.mark.parametrize(("mode", "said"), [("read-only", "Permission denied"), ("full", "No space left on device")])
-def test_a_directory_that_cannot_be_written_is_said(mode: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("mode", "said"), [("read-only", "Permission denied"), ("full", "No space left on device")]
+)
+def test_a_directory_that_cannot_be_written_is_said(
+    mode: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, _ = take(*RUN)
     before = content(path)
-    error = {"read-only": PermissionError(13, "Permission denied"), "full": OSError(28, "No space left on device")}[mode]
+    error = {
+        "read-only": PermissionError(13, "Permission denied"),
+        "full": OSError(28, "No space left on device"),
+    }[mode]
 
     def refuse(*_: object) -> None:
         raise error

@@ -14,7 +14,9 @@ from forge.launch.local import Ranks
 
 
 @pytest.mark.parametrize(("processes", "each"), [(2, "4"), (3, "2"), (8, "1"), (9, "1")])
-def test_several_share_the_cores(processes: int, each: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_share_the_cores(
+    processes: int, each: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda quota: 8)
     assert threads.shared(processes, {}) == {"OMP_NUM_THREADS": each}
 

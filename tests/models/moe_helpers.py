@@ -20,11 +20,28 @@ NOT_SKIPPED = torch.tensor(False)
 
 
 def section(*, model: dict[str, Any] | None = None, **moe: Any) -> DecoderConfig:
-    sizes = {"dim": DIM, "n_layers": 2, "n_heads": 4, "vocab_size": VOCAB, "max_seq_len": SEQ, "ffn_hidden_dim": 48, "init_std": 0.2}
-    return DecoderConfig(**(sizes | (model or {})), moe=MoEConfig(**({"num_experts": 8, "top_k": 2, "ffn_hidden_dim": 24} | moe)))
+    sizes = {
+        "dim": DIM,
+        "n_layers": 2,
+        "n_heads": 4,
+        "vocab_size": VOCAB,
+        "max_seq_len": SEQ,
+        "ffn_hidden_dim": 48,
+        "init_std": 0.2,
+    }
+    return DecoderConfig(
+        **(sizes | (model or {})),
+        moe=MoEConfig(**({"num_experts": 8, "top_k": 2, "ffn_hidden_dim": 24} | moe)),
+    )
 
 
-def decoder(*, seed: int = 0, dtype: torch.dtype = torch.float32, model: dict[str, Any] | None = None, **moe: Any) -> Decoder:
+def decoder(
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    model: dict[str, Any] | None = None,
+    **moe: Any,
+) -> Decoder:
     made = Decoder(section(model=model, **moe))
     init_weights(made, seed)
     return made.to(dtype)
@@ -34,12 +51,21 @@ def layer(*, dtype: torch.dtype = torch.float64, **moe: Any) -> MoE:
     """One layer alone, in training mode, in fp64 with a loop over experts, and a bias that matters."""
     made = decoder(dtype=dtype, **({"kernel": "loop"} | moe)).blocks["0"].feed_forward
     assert isinstance(made, MoE)
-    made.router.selection_bias.copy_(0.05 * torch.randn(len(made.router.selection_bias), generator=torch.Generator().manual_seed(4)))
+    made.router.selection_bias.copy_(
+        0.05
+        * torch.randn(len(made.router.selection_bias), generator=torch.Generator().manual_seed(4))
+    )
     return made
 
 
 def states(*, dtype: torch.dtype = torch.float64, batch: int = BATCH) -> Tensor:
-    return torch.randn(batch, SEQ, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype).requires_grad_()
+    return (
+        torch.randn(
+            batch, SEQ, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        )
+        .to(dtype)
+        .requires_grad_()
+    )
 
 
 def tokens(batch: int = BATCH) -> Tensor:
@@ -50,15 +76,25 @@ def expert(moe: MoE, number: int, x: Tensor) -> Tensor:
     """One expert of one token or more, written out."""
     experts = moe.experts
     assert experts.w_gate is not None
-    return F.linear(F.silu(F.linear(x, experts.w_gate[number])) * F.linear(x, experts.w_up[number]), experts.w_down[number])
+    return F.linear(
+        F.silu(F.linear(x, experts.w_gate[number])) * F.linear(x, experts.w_up[number]),
+        experts.w_down[number],
+    )
 
 
 def written_out(moe: MoE, x: Tensor) -> Tensor:
     """The layer token by token, from the router's choices and weights."""
     routed = moe.router(x.flatten(0, 1))
     rows = []
-    for token, choice, weights in zip(x.flatten(0, 1), routed.experts.tolist(), routed.weights, strict=True):
-        rows.append(sum(weight * expert(moe, number, token) for number, weight in zip(choice, weights, strict=True)))
+    for token, choice, weights in zip(
+        x.flatten(0, 1), routed.experts.tolist(), routed.weights, strict=True
+    ):
+        rows.append(
+            sum(
+                weight * expert(moe, number, token)
+                for number, weight in zip(choice, weights, strict=True)
+            )
+        )
     y = torch.stack(rows).view_as(x)
     return y if moe.shared is None else y + moe.shared(x)
 
@@ -69,7 +105,9 @@ class Trained(NamedTuple):
     report: RoutingReport
 
 
-def train_step(model: Decoder, batches: list[Tensor], *, number: int = 0, balance: Balance | None = None) -> Trained:
+def train_step(
+    model: Decoder, batches: list[Tensor], *, number: int = 0, balance: Balance | None = None
+) -> Trained:
     """Forward and backward of micro-batches, with one step of the balance around them; no optimizer."""
     balance = balance or Balance(model, max_steps=10)
     n_targets = sum(batch.numel() for batch in batches)
@@ -78,19 +116,30 @@ def train_step(model: Decoder, batches: list[Tensor], *, number: int = 0, balanc
     logits = []
     for batch in batches:
         logits.append(model(batch))
-        (F.cross_entropy(logits[-1].flatten(0, 1), batch.roll(-1, 1).flatten(), reduction="sum") / n_targets).backward()
-    return Trained(torch.cat(logits).detach(), gradients(model), balance.end(number, skipped=NOT_SKIPPED))
+        (
+            F.cross_entropy(logits[-1].flatten(0, 1), batch.roll(-1, 1).flatten(), reduction="sum")
+            / n_targets
+        ).backward()
+    return Trained(
+        torch.cat(logits).detach(), gradients(model), balance.end(number, skipped=NOT_SKIPPED)
+    )
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def furthest(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """The largest distance of two gradients of one parameter, as a share of its norm; all must be there, and none be zero."""
     assert found.keys() == expected.keys()
     assert all(value.norm() > 0 for value in expected.values())
-    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
+    return max(
+        float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected
+    )
 
 
 def moe_layers(model: nn.Module) -> list[MoE]:

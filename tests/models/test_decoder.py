@@ -70,13 +70,18 @@ def test_the_kernels_of_a_cpu_agree(small_decoder, backend) -> None:
 
     with Watch():
         logits = chosen(tokens)
-    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in operations) == (backend == "flash")
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in operations) == (
+        backend == "flash"
+    )
     torch.testing.assert_close(logits, auto(tokens), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["efficient", "cudnn"])
 def test_a_kernel_that_a_cpu_lacks_is_refused_by_name(small_decoder, backend) -> None:
-    with pytest.raises(ValueError, match=rf"model\.sdpa_backend='{backend}'.*no such kernel on a CPU; use auto, flash or math"):
+    with pytest.raises(
+        ValueError,
+        match=rf"model\.sdpa_backend='{backend}'.*no such kernel on a CPU; use auto, flash or math",
+    ):
         small_decoder(sdpa_backend=backend)(torch.zeros(1, 4, dtype=torch.int64))
 
 
@@ -100,9 +105,17 @@ def test_the_rotary_tables_are_in_no_checkpoint(small_decoder) -> None:
 
 
 @pytest.mark.filterwarnings("error:Mismatch dtype")
-@pytest.mark.parametrize("residual", [None, torch.float32], ids=["bf16 between layers", "fp32 between layers"])
-@pytest.mark.parametrize("options", [{"qk_norm": True}, {"position": "learned", "norm_type": "layernorm", "bias": True}], ids=str)
-def test_with_bf16_weights_it_is_the_fp32_model_up_to_bf16_rounding(small_decoder, options, residual) -> None:
+@pytest.mark.parametrize(
+    "residual", [None, torch.float32], ids=["bf16 between layers", "fp32 between layers"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [{"qk_norm": True}, {"position": "learned", "norm_type": "layernorm", "bias": True}],
+    ids=str,
+)
+def test_with_bf16_weights_it_is_the_fp32_model_up_to_bf16_rounding(
+    small_decoder, options, residual
+) -> None:
     """Hidden states between layers are as they should be; rotary tables stay fp32."""
     model, tokens, seen = small_decoder(**options), torch.arange(12)[None], set()
     expected = model(tokens)

@@ -16,7 +16,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(
-    "pieces", [[1] * 24, [10, *[1] * 14], [5, 7, 1, 1, 6, 4], [24]], ids=["a token at a time", "prefill", "chunks", "whole"]
+    "pieces",
+    [[1] * 24, [10, *[1] * 14], [5, 7, 1, 1, 6, 4], [24]],
+    ids=["a token at a time", "prefill", "chunks", "whole"],
 )
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
 @torch.no_grad()
@@ -28,7 +30,9 @@ def test_cached_logits_are_the_uncached_ones(small_decoder, options, pieces) -> 
         logits = model(tokens[:, start : start + piece], cache=cache)
         start += piece
         assert cache.length == start
-        torch.testing.assert_close(logits, model(tokens[:, :start])[:, -piece:], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            logits, model(tokens[:, :start])[:, -piece:], rtol=1e-5, atol=1e-5
+        )
 
 
 def test_a_cache_holds_key_value_heads_only(small_decoder) -> None:

@@ -17,7 +17,12 @@ PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
 def part_of(name: str) -> str:
     """The part of a parameter by its name: blocks.0.attention_norm.weight is a norm, blocks.0.attention.q_norm.weight attention."""
     module = name.split(".")[2] if name.startswith("blocks.") else name.split(".")[0]
-    known = {"attention": "attention", "feed_forward": "feed-forward", "positions": "embedding", "output": "output head"}
+    known = {
+        "attention": "attention",
+        "feed_forward": "feed-forward",
+        "positions": "embedding",
+        "output": "output head",
+    }
     return "norms" if module.endswith("norm") else known.get(module, module)
 
 
@@ -28,13 +33,31 @@ def counted(model: Decoder) -> dict[str, int]:
     return counts
 
 
-COMBINATIONS = list(product((None, 2, 1), ("rmsnorm", "layernorm"), (None, True, False), ("rope", "learned"), *[(False, True)] * 3))
+COMBINATIONS = list(
+    product(
+        (None, 2, 1),
+        ("rmsnorm", "layernorm"),
+        (None, True, False),
+        ("rope", "learned"),
+        *[(False, True)] * 3,
+    )
+)
 
 
 def test_params_by_part_is_exact_for_all_combinations(small_section) -> None:
-    names = ("n_kv_heads", "norm_type", "gated_mlp", "position", "bias", "tie_embeddings", "qk_norm")
+    names = (
+        "n_kv_heads",
+        "norm_type",
+        "gated_mlp",
+        "position",
+        "bias",
+        "tie_embeddings",
+        "qk_norm",
+    )
     for activation, ffn, values in product(("silu", "gelu"), (48, None), COMBINATIONS):
-        section = small_section(activation=activation, ffn_hidden_dim=ffn, **dict(zip(names, values, strict=True)))
+        section = small_section(
+            activation=activation, ffn_hidden_dim=ffn, **dict(zip(names, values, strict=True))
+        )
         with torch.device("meta"):
             model = Decoder(section)
         assert counted(model) == section.params_by_part(), section
@@ -44,12 +67,24 @@ def test_params_by_part_is_exact_for_all_combinations(small_section) -> None:
 def test_llama_7b_has_its_published_size() -> None:
     with torch.device("meta"):
         model = Decoder(DecoderConfig())
-    assert sum(p.numel() for p in model.parameters()) == 6_738_415_616 == DecoderConfig().num_params_estimate
+    assert (
+        sum(p.numel() for p in model.parameters())
+        == 6_738_415_616
+        == DecoderConfig().num_params_estimate
+    )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"n_kv_heads": 2}, {"activation": "gelu"}, {"tie_embeddings": True}, {"position": "learned"}, {"bias": True}, {"qk_norm": True}],
+    [
+        {},
+        {"n_kv_heads": 2},
+        {"activation": "gelu"},
+        {"tie_embeddings": True},
+        {"position": "learned"},
+        {"bias": True},
+        {"qk_norm": True},
+    ],
     ids=str,
 )
 def test_flops_per_token_are_those_counted(small_section, options) -> None:

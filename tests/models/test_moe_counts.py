@@ -33,13 +33,21 @@ def size(module: nn.Module | None) -> int:
 def test_parameters_by_part(gated: bool | None, shared: int, width: int | None) -> None:
     """KempnerForge's defect 6: any number of shared experts built one, and all were counted; widths of experts were not."""
     chosen = section(
-        model={"gated_mlp": gated, "n_layers": 5}, shared_experts=shared, ffn_hidden_dim=width, frequency=2, first_num_dense_layers=2
+        model={"gated_mlp": gated, "n_layers": 5},
+        shared_experts=shared,
+        ffn_hidden_dim=width,
+        frequency=2,
+        first_num_dense_layers=2,
     )
     model, parts = built(chosen), chosen.params_by_part()
     layers = [block.feed_forward for block in model.blocks.values()]
     for name, part in PARTS.items():
-        assert parts[part] == sum(size(getattr(layer, name)) for layer in layers if isinstance(layer, MoE)), part
-    assert parts["feed-forward"] == sum(size(layer) for layer in layers if isinstance(layer, FeedForward))
+        assert parts[part] == sum(
+            size(getattr(layer, name)) for layer in layers if isinstance(layer, MoE)
+        ), part
+    assert parts["feed-forward"] == sum(
+        size(layer) for layer in layers if isinstance(layer, FeedForward)
+    )
     assert chosen.num_params_estimate == sum(parts.values()) == size(model)
     idle = sum(size(layer.experts) * (8 - 2) // 8 for layer in layers if isinstance(layer, MoE))
     assert chosen.num_active_params == size(model) - idle
@@ -54,10 +62,19 @@ def test_mixtral_has_its_published_size() -> None:
     assert chosen.num_active_params == 12_879_925_248
 
 
-@pytest.mark.parametrize("options", [{}, {"shared_experts": 2}, {"top_k": 4}, {"frequency": 2}, {"ffn_hidden_dim": None}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shared_experts": 2}, {"top_k": 4}, {"frequency": 2}, {"ffn_hidden_dim": None}],
+    ids=str,
+)
 def test_flops_per_token_are_those_counted(options: dict) -> None:
     """With as much room as the even load, experts compute just as many rows as tokens are routed, so every product is counted."""
-    chosen = section(model={"sdpa_backend": "math", "max_seq_len": 16}, capacity_factor=1.0, balance_scope="micro_batch", **options)
+    chosen = section(
+        model={"sdpa_backend": "math", "max_seq_len": 16},
+        capacity_factor=1.0,
+        balance_scope="micro_batch",
+        **options,
+    )
     model, text = Decoder(chosen), tokens(2)
     with FlopCounterMode(display=False) as counter:
         model(text).sum().backward()
@@ -66,6 +83,9 @@ def test_flops_per_token_are_those_counted(options: dict) -> None:
 
 def test_presets_that_stand_beside_a_dense_one_cost_as_much_a_token() -> None:
     for dense, sparse in (("tiny", "moe_tiny"), ("small", "moe_small")):
-        costs = [forge.compose([f"model={name}"]).validate().config.model.flops_per_token(256) or 0 for name in (dense, sparse)]
+        costs = [
+            forge.compose([f"model={name}"]).validate().config.model.flops_per_token(256) or 0
+            for name in (dense, sparse)
+        ]
         assert costs[1] == pytest.approx(costs[0], rel=0.005)
         assert costs[0] > 1e6

@@ -7,7 +7,19 @@ import math
 
 import pytest
 import torch
-from moe_helpers import BATCH, NOT_SKIPPED, SEQ, decoder, furthest, gradients, layer, moe_layers, states, tokens, train_step
+from moe_helpers import (
+    BATCH,
+    NOT_SKIPPED,
+    SEQ,
+    decoder,
+    furthest,
+    gradients,
+    layer,
+    moe_layers,
+    states,
+    tokens,
+    train_step,
+)
 from torch import Tensor
 
 from forge.models.balance import Balance, bias_factor
@@ -30,7 +42,12 @@ def mean_terms(moe: MoE, x: Tensor, scope: str) -> tuple[Tensor, Tensor]:
         shares = scores / scores.sum(-1, keepdim=True)
         term = x.new_zeros(())
         for number in range(moe.section.num_experts):
-            term = term + (chosen == number).sum().double() / (len(part) * moe.section.top_k) * shares[:, number].mean()
+            term = (
+                term
+                + (chosen == number).sum().double()
+                / (len(part) * moe.section.top_k)
+                * shares[:, number].mean()
+            )
         balance = balance + len(part) * moe.section.num_experts * term
         z = z + sum(row.logsumexp(0) ** 2 for row in logits)
     return balance, z
@@ -56,14 +73,20 @@ def test_an_auxiliary_loss_enters_the_gradient_once_with_its_weight(router, opti
     moe.record.scale.fill_(scale)
     (moe(x) * wanted).sum().backward()
 
-    plain.section = type(moe.section)(**{**vars(moe.section), **OFF, "sequence_aux_loss_weight": 0.0, "z_loss_weight": 0.0})
+    plain.section = type(moe.section)(
+        **{**vars(moe.section), **OFF, "sequence_aux_loss_weight": 0.0, "z_loss_weight": 0.0}
+    )
     balance, z = mean_terms(plain, same, scope or "sequence")
     term = balance if scope else z
     ((plain(same) * wanted).sum() + 0.3 * scale * term).backward()
     assert x.grad is not None
     assert same.grad is not None
     assert furthest({"x": x.grad, **gradients(moe)}, {"x": same.grad, **gradients(plain)}) < 1e-12
-    name = {"aux_loss_weight": "aux_loss", "sequence_aux_loss_weight": "sequence_aux_loss", "z_loss_weight": "router_z_loss"}
+    name = {
+        "aux_loss_weight": "aux_loss",
+        "sequence_aux_loss_weight": "sequence_aux_loss",
+        "z_loss_weight": "router_z_loss",
+    }
     which = next(name[key] for key, value in options.items() if value == 0.3)
     assert moe.record.sums[SUMS.index(which)].item() == pytest.approx(term.item(), rel=1e-12)
 
@@ -74,7 +97,9 @@ def test_the_losses_in_closed_form() -> None:
     one = torch.tensor([[1.0, 0, 0, 0]]).repeat(12, 1).double()
     assert balance_loss(one, torch.tensor([[24, 0, 0, 0]])) == pytest.approx(4 * 12)
     assert balance_loss(one, torch.tensor([[0, 24, 0, 0]])) == 0
-    assert router_z_loss(torch.zeros(5, 4, dtype=torch.float64)) == pytest.approx(5 * math.log(4) ** 2)
+    assert router_z_loss(torch.zeros(5, 4, dtype=torch.float64)) == pytest.approx(
+        5 * math.log(4) ** 2
+    )
 
 
 def test_hugging_faces_load_balancing_loss_is_top_k_times_ours() -> None:
@@ -90,7 +115,13 @@ def test_hugging_faces_load_balancing_loss_is_top_k_times_ours() -> None:
 def test_the_weight_of_auxiliary_losses_does_not_depend_on_micro_batches() -> None:
     """Six sequences as one micro-batch, as three, and as two of unequal size: the same gradients."""
     text = tokens(6)
-    options = {"aux_loss_weight": 0.1, "sequence_aux_loss_weight": 0.1, "z_loss_weight": 0.1, "kernel": "loop", "dtype": torch.float64}
+    options = {
+        "aux_loss_weight": 0.1,
+        "sequence_aux_loss_weight": 0.1,
+        "z_loss_weight": 0.1,
+        "kernel": "loop",
+        "dtype": torch.float64,
+    }
     whole = train_step(decoder(**options), [text])
     for sizes in ([2, 2, 2], [1, 5]):
         parts = train_step(decoder(**options), list(text.split(sizes)))
@@ -102,7 +133,11 @@ def choices(model, text: Tensor) -> list[Tensor]:
     """How often each expert of each layer is chosen."""
     found = []
     hooks = [
-        moe.router.register_forward_hook(lambda module, _, routed: found.append(torch.bincount(routed.experts.flatten(), minlength=8)))
+        moe.router.register_forward_hook(
+            lambda module, _, routed: found.append(
+                torch.bincount(routed.experts.flatten(), minlength=8)
+            )
+        )
         for moe in moe_layers(model)
     ]
     with torch.no_grad():
@@ -112,7 +147,14 @@ def choices(model, text: Tensor) -> list[Tensor]:
     return found
 
 
-HOW = [("none", False), ("full", False), ("selective", False), ("none", True), ("full", True), ("selective", True)]
+HOW = [
+    ("none", False),
+    ("full", False),
+    ("selective", False),
+    ("none", True),
+    ("full", True),
+    ("selective", True),
+]
 
 
 @pytest.mark.parametrize(("mode", "compiled"), HOW, ids=str)
@@ -130,7 +172,10 @@ def test_counts_and_gradients_under_recompute_and_compile(mode, compiled, option
     balance = Balance(model, max_steps=10)
     seen: list[Tensor] = []
     total = lambda records: seen.append(records[:, :8].long()) or records  # noqa: E731
-    end, balance.end = balance.end, lambda number, skipped: end(number, skipped=skipped, total=total)  # type: ignore[method-assign]
+    end, balance.end = (
+        balance.end,
+        lambda number, skipped: end(number, skipped=skipped, total=total),
+    )  # type: ignore[method-assign]
     found = train_step(model, texts, balance=balance)
     assert seen[0].tolist() == [counts.tolist() for counts in expected]
     assert seen[0].sum() == 2 * 2 * BATCH * SEQ * 2
@@ -173,12 +218,17 @@ def test_counts_are_summed_over_all_ranks_before_the_bias_moves() -> None:
     halves, models = tokens(4).split(2), [decoder(bias_update_rate=0.1) for _ in range(3)]
     records: list[Tensor] = []
     balances = [Balance(model, max_steps=10) for model in models]
-    for model, balance, texts in zip(models, balances, ([halves[0]], [halves[1]], list(halves)), strict=True):
+    for model, balance, texts in zip(
+        models, balances, ([halves[0]], [halves[1]], list(halves)), strict=True
+    ):
         balance.begin(1 / 64)
         for text in texts:
             model(text).square().sum().backward()
     balances[0].end(0, skipped=NOT_SKIPPED, total=lambda each: records.append(each) or each)
-    reports = [balances[1].end(0, skipped=NOT_SKIPPED, total=lambda each: each + records[0]), balances[2].end(0, skipped=NOT_SKIPPED)]
+    reports = [
+        balances[1].end(0, skipped=NOT_SKIPPED, total=lambda each: each + records[0]),
+        balances[2].end(0, skipped=NOT_SKIPPED),
+    ]
     torch.testing.assert_close(reports[0].means, reports[1].means, rtol=1e-6, atol=0)
     for alone, summed, whole in zip(*map(moe_layers, models), strict=True):
         assert torch.equal(summed.router.selection_bias, whole.router.selection_bias)
@@ -213,7 +263,11 @@ def test_the_bias_evens_the_load() -> None:
             moe.router.selection_bias[:2] = 1.0
     balance, loads = Balance(model, max_steps=1000), []
     for number in range(130):
-        loads.append(train_step(model, [tokens()], number=number, balance=balance).report.means["moe/load_max"].item())
+        loads.append(
+            train_step(model, [tokens()], number=number, balance=balance)
+            .report.means["moe/load_max"]
+            .item()
+        )
     assert loads[0] > 1.8
     assert sum(loads[-10:]) / 10 < 1.3
 
@@ -239,7 +293,9 @@ def test_bias_schedules(schedule, wanted) -> None:
 def test_gradient_scale_scales_gradients_of_experts_and_nothing_else(scope, capacity) -> None:
     """KempnerForge's defect 5: it multiplied outputs. Here each expert's gradient, of each scope, by the even load over its own."""
     options = {"capacity_factor": capacity, "balance_scope": scope, **OFF}
-    wanted = torch.randn(states().shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    wanted = torch.randn(
+        states().shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64
+    )
     scaled, x = layer(gradient_scale=True, **options), states()
     plain, same = layer(**options), states()
     y, expected = scaled(x), plain(same)
@@ -247,7 +303,9 @@ def test_gradient_scale_scales_gradients_of_experts_and_nothing_else(scope, capa
     (y * wanted).sum().backward()
     (expected * wanted).sum().backward()
     torch.testing.assert_close(x.grad, same.grad, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(scaled.router.weight.grad, plain.router.weight.grad, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        scaled.router.weight.grad, plain.router.weight.grad, rtol=1e-10, atol=1e-12
+    )
 
     by_hand: dict[str, Tensor] = {}
     for part in range(BATCH) if scope == "sequence" else [slice(None)]:
@@ -273,8 +331,12 @@ def test_what_is_reported_of_a_step() -> None:
             module.router.selection_bias[:2] = torch.tensor([0.3, -0.2])
     counts = torch.stack(choices(model, tokens())).double()
     report = train_step(model, [tokens()]).report
-    assert float(report.means["moe/load_max"]) == pytest.approx(float((counts.amax(1) / counts.mean(1)).mean()))
-    assert float(report.means["moe/load_min"]) == pytest.approx(float((counts.amin(1) / counts.mean(1)).mean()))
+    assert float(report.means["moe/load_max"]) == pytest.approx(
+        float((counts.amax(1) / counts.mean(1)).mean())
+    )
+    assert float(report.means["moe/load_min"]) == pytest.approx(
+        float((counts.amin(1) / counts.mean(1)).mean())
+    )
     assert float(report.means["moe/bias"]) == pytest.approx(0.5)  # as it was in the step
     assert 0 < report.means["moe/dropped"] < 1
     assert 0 < report.means["moe/entropy"] < math.log(8)

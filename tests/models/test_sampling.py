@@ -38,30 +38,53 @@ EXPECTED = [
     ({"temperature": 1.0, "top_p": 0.5}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
     ({"temperature": 1.0, "top_p": 0.8}, [0, 0.4 / 0.85, 0, 0.25 / 0.85, 0.2 / 0.85]),
     ({"temperature": 1.0, "top_k": 3, "top_p": 0.6}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    ({"temperature": 2.0, "top_k": 2}, [0, 0.4**0.5 / (0.4**0.5 + 0.5), 0, 0.5 / (0.4**0.5 + 0.5), 0]),
+    (
+        {"temperature": 2.0, "top_k": 2},
+        [0, 0.4**0.5 / (0.4**0.5 + 0.5), 0, 0.5 / (0.4**0.5 + 0.5), 0],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("options", "expected"), EXPECTED, ids=[str(options) for options, _ in EXPECTED])
+@pytest.mark.parametrize(
+    ("options", "expected"), EXPECTED, ids=[str(options) for options, _ in EXPECTED]
+)
 def test_probabilities_in_closed_form(options, expected) -> None:
     logits = torch.stack((P.log(), P.flip(0).log() + 3.0))
     both = torch.stack((torch.tensor(expected), torch.tensor(expected).flip(0)))
-    torch.testing.assert_close(next_token_probabilities(logits, **options), both.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        next_token_probabilities(logits, **options), both.float(), rtol=1e-5, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 0.5}], ids=str
+)
 def test_samples_have_those_frequencies(options) -> None:
     """Chi-squared over 20,000 draws, below its 99.9 % point for 4 degrees of freedom."""
-    sampled = generate(FixedLogits(P), torch.zeros(1000, 1, dtype=torch.int64), 20, use_cache=False, seed=1, **options)[:, 1:]
-    expected = next_token_probabilities(P.log()[None], **({"temperature": 1.0} | options))[0] * sampled.numel()
+    sampled = generate(
+        FixedLogits(P),
+        torch.zeros(1000, 1, dtype=torch.int64),
+        20,
+        use_cache=False,
+        seed=1,
+        **options,
+    )[:, 1:]
+    expected = (
+        next_token_probabilities(P.log()[None], **({"temperature": 1.0} | options))[0]
+        * sampled.numel()
+    )
     counts = torch.bincount(sampled.flatten(), minlength=5)
     possible = expected > 0
     assert counts[~possible].sum() == 0
     assert ((counts - expected)[possible] ** 2 / expected[possible]).sum() < 18.47
 
 
-@pytest.mark.parametrize("options", [{}, {"n_kv_heads": 1, "qk_norm": True}, {"position": "learned"}], ids=str)
-def test_greedy_text_is_the_chain_of_likeliest_tokens_with_and_without_a_cache(small_decoder, options) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"n_kv_heads": 1, "qk_norm": True}, {"position": "learned"}], ids=str
+)
+def test_greedy_text_is_the_chain_of_likeliest_tokens_with_and_without_a_cache(
+    small_decoder, options
+) -> None:
     model = small_decoder(**options)
     expected = torch.tensor([[3, 1, 4], [1, 5, 9]])
     prompt = expected
@@ -69,14 +92,17 @@ def test_greedy_text_is_the_chain_of_likeliest_tokens_with_and_without_a_cache(s
         expected = torch.cat((expected, model(expected)[:, -1].argmax(-1, keepdim=True)), dim=1)
     assert expected[:, 3:].unique().numel() > 3
     for use_cache in (True, False):
-        assert torch.equal(generate(model, prompt, 12, temperature=0, use_cache=use_cache), expected)
+        assert torch.equal(
+            generate(model, prompt, 12, temperature=0, use_cache=use_cache), expected
+        )
 
 
 def test_the_seed_decides_and_the_global_generator_is_left_alone(small_decoder) -> None:
     model, prompt = small_decoder(), torch.tensor([[1, 2]])
     before = torch.get_rng_state()
     texts = [
-        generate(model, prompt, 20, seed=seed, use_cache=use_cache) for seed, use_cache in ((0, True), (0, True), (0, False), (1, True))
+        generate(model, prompt, 20, seed=seed, use_cache=use_cache)
+        for seed, use_cache in ((0, True), (0, True), (0, False), (1, True))
     ]
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(texts[0], texts[1])
@@ -89,12 +115,16 @@ def test_text_stops_at_the_longest_sequence(small_decoder) -> None:
     assert generate(model, torch.zeros(2, 20, dtype=torch.int64), 50).shape == (2, 24)
     assert generate(model, torch.zeros(2, 24, dtype=torch.int64), 50).shape == (2, 24)
     assert generate(model, torch.zeros(2, 5, dtype=torch.int64), 0).shape == (2, 5)
-    with pytest.raises(ValueError, match=r"model\.max_seq_len=24: a prompt has 1 to that many tokens, not 25"):
+    with pytest.raises(
+        ValueError, match=r"model\.max_seq_len=24: a prompt has 1 to that many tokens, not 25"
+    ):
         generate(model, torch.zeros(1, 25, dtype=torch.int64), 1)
 
 
 def test_ended_rows_are_filled_and_all_ended_stops() -> None:
-    text = generate(FixedLogits(P), torch.zeros(16, 1, dtype=torch.int64), 4000, use_cache=False, eos_id=1)[:, 1:]
+    text = generate(
+        FixedLogits(P), torch.zeros(16, 1, dtype=torch.int64), 4000, use_cache=False, eos_id=1
+    )[:, 1:]
     assert text.shape[1] < 200
     for row in text.tolist():
         end = row.index(1)
@@ -107,7 +137,9 @@ def test_ended_rows_are_filled_and_all_ended_stops() -> None:
 def test_mode_is_restored_and_no_graph_kept(small_decoder, training) -> None:
     model = small_decoder().train(training)
     modes = []
-    model.blocks["0"].register_forward_hook(lambda module, *_: modes.append((module.training, torch.is_grad_enabled())))
+    model.blocks["0"].register_forward_hook(
+        lambda module, *_: modes.append((module.training, torch.is_grad_enabled()))
+    )
     generate(model, torch.tensor([[1]]), 2)
     assert set(modes) == {(False, False)}
     assert model.training is model.blocks["0"].training is training
@@ -117,7 +149,9 @@ def test_mode_is_restored_and_no_graph_kept(small_decoder, training) -> None:
     assert model.training is training
 
 
-@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}], ids=str
+)
 def test_impossible_options_are_refused(small_decoder, options) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}="):
         generate(small_decoder(), torch.tensor([[1]]), 1, **options)
@@ -127,6 +161,9 @@ def test_impossible_options_are_refused(small_decoder, options) -> None:
 def test_rows_that_no_token_has_are_never_drawn(temperature: float) -> None:
     """The second is the likeliest by far; a tokenizer of one id has no such token."""
     model = FixedLogits(torch.tensor([0.01, 0.99]))
-    drawn = [generate(model, torch.zeros(1, 1, dtype=torch.int64), 50, temperature=temperature, n_ids=n) for n in (1, 2)]
+    drawn = [
+        generate(model, torch.zeros(1, 1, dtype=torch.int64), 50, temperature=temperature, n_ids=n)
+        for n in (1, 2)
+    ]
     assert (drawn[0] == 0).all()
     assert (drawn[1] == 1).sum() > 40

@@ -35,19 +35,47 @@ def randomise(model: nn.Module) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_norm_weight = parameter.dim() == 1 and name.endswith("weight")
-            parameter.copy_(0.15 * torch.randn(parameter.shape, generator=generator) + is_norm_weight)
+            parameter.copy_(
+                0.15 * torch.randn(parameter.shape, generator=generator) + is_norm_weight
+            )
 
 
 def llama_tensors(peer: nn.Module, pick: Pick, *, qk_norm: bool = False) -> dict[str, Tensor]:
     """The peer's weights (or gradients) under our names."""
-    names = {"self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk", "self_attn.v_proj": "attention.wv"}
-    names |= {"self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w_gate", "mlp.up_proj": "feed_forward.w_up"}
-    names |= {"mlp.down_proj": "feed_forward.w_down", "input_layernorm": "attention_norm", "post_attention_layernorm": "feed_forward_norm"}
-    names |= {"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"} if qk_norm else {}
-    tensors = {"embedding.weight": pick(peer.model.embed_tokens.weight), "norm.weight": pick(peer.model.norm.weight)}
+    names = {
+        "self_attn.q_proj": "attention.wq",
+        "self_attn.k_proj": "attention.wk",
+        "self_attn.v_proj": "attention.wv",
+    }
+    names |= {
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w_gate",
+        "mlp.up_proj": "feed_forward.w_up",
+    }
+    names |= {
+        "mlp.down_proj": "feed_forward.w_down",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "feed_forward_norm",
+    }
+    names |= (
+        {"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"}
+        if qk_norm
+        else {}
+    )
+    tensors = {
+        "embedding.weight": pick(peer.model.embed_tokens.weight),
+        "norm.weight": pick(peer.model.norm.weight),
+    }
     for i, layer in enumerate(peer.model.layers):
-        here = {theirs: ours for theirs, ours in names.items() if "mlp" not in theirs or not hasattr(layer.mlp, "experts")}
-        tensors |= {f"blocks.{i}.{ours}.weight": pick(layer.get_parameter(f"{theirs}.weight")) for theirs, ours in here.items()}
+        here = {
+            theirs: ours
+            for theirs, ours in names.items()
+            if "mlp" not in theirs or not hasattr(layer.mlp, "experts")
+        }
+        tensors |= {
+            f"blocks.{i}.{ours}.weight": pick(layer.get_parameter(f"{theirs}.weight"))
+            for theirs, ours in here.items()
+        }
     if not peer.config.tie_word_embeddings:
         tensors["output.weight"] = pick(peer.lm_head.weight)
     return tensors
@@ -64,8 +92,14 @@ def gpt2_tensors(peer: nn.Module, pick: Pick) -> dict[str, Tensor]:
             found["attention.wo"] = pick(getattr(layer.attn.c_proj, kind))
             found["feed_forward.w_up"] = pick(getattr(layer.mlp.c_fc, kind))
             found["feed_forward.w_down"] = pick(getattr(layer.mlp.c_proj, kind))
-            found["attention_norm"], found["feed_forward_norm"] = pick(getattr(layer.ln_1, kind)), pick(getattr(layer.ln_2, kind))
-            tensors |= {f"blocks.{i}.{name}.{kind}": tensor.t() if tensor.dim() == 2 else tensor for name, tensor in found.items()}
+            found["attention_norm"], found["feed_forward_norm"] = (
+                pick(getattr(layer.ln_1, kind)),
+                pick(getattr(layer.ln_2, kind)),
+            )
+            tensors |= {
+                f"blocks.{i}.{name}.{kind}": tensor.t() if tensor.dim() == 2 else tensor
+                for name, tensor in found.items()
+            }
     return tensors | {f"norm.{kind}": pick(getattr(body.ln_f, kind)) for kind in ("weight", "bias")}
 
 
@@ -75,13 +109,22 @@ def moe_tensors(peer: nn.Module, pick: Pick, *, qk_norm: bool = False) -> dict[s
     for i, layer in enumerate(peer.model.layers):
         if hasattr(layer.mlp, "experts"):
             gate, up = pick(layer.mlp.experts.gate_up_proj).chunk(2, dim=1)
-            found = {"router.weight": pick(layer.mlp.gate.weight), "experts.w_down": pick(layer.mlp.experts.down_proj)}
-            found |= {"experts.w_gate": gate, "experts.w_up": up, "router.selection_bias": torch.zeros(len(gate))}
+            found = {
+                "router.weight": pick(layer.mlp.gate.weight),
+                "experts.w_down": pick(layer.mlp.experts.down_proj),
+            }
+            found |= {
+                "experts.w_gate": gate,
+                "experts.w_up": up,
+                "router.selection_bias": torch.zeros(len(gate)),
+            }
             tensors |= {f"blocks.{i}.feed_forward.{name}": tensor for name, tensor in found.items()}
     return tensors
 
 
-def assert_equal_models(ours: Decoder, peer: nn.Module, tensors: Callable[[nn.Module, Pick], dict[str, Tensor]]) -> None:
+def assert_equal_models(
+    ours: Decoder, peer: nn.Module, tensors: Callable[[nn.Module, Pick], dict[str, Tensor]]
+) -> None:
     randomise(peer)
     weights = tensors(peer, lambda parameter: parameter.detach())
     ours.load_state_dict(weights, strict=True)
@@ -96,33 +139,66 @@ def assert_equal_models(ours: Decoder, peer: nn.Module, tensors: Callable[[nn.Mo
     for name, parameter in ours.named_parameters():
         reference = gradients[name]
         # A key bias shifts every score of a query alike: its gradient is zero but for rounding.
-        scale = reference.norm() if not name.endswith("wk.bias") else gradients[name.replace("wk", "wq")].norm()
+        scale = (
+            reference.norm()
+            if not name.endswith("wk.bias")
+            else gradients[name.replace("wk", "wq")].norm()
+        )
         assert scale > 1e-4, name
         assert (parameter.grad - reference).norm() <= 1e-5 * scale, name
 
 
 def shape(**options: object) -> dict:
-    return {"dim": DIM, "n_layers": LAYERS, "n_heads": HEADS, "vocab_size": VOCAB, "max_seq_len": SEQ, "ffn_hidden_dim": FFN} | options
+    return {
+        "dim": DIM,
+        "n_layers": LAYERS,
+        "n_heads": HEADS,
+        "vocab_size": VOCAB,
+        "max_seq_len": SEQ,
+        "ffn_hidden_dim": FFN,
+    } | options
 
 
 def peer_shape(**options: object) -> dict:
-    sizes = {"hidden_size": DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": VOCAB, "intermediate_size": FFN}
-    return sizes | {"max_position_embeddings": SEQ, "rms_norm_eps": 1e-5, "attn_implementation": "eager"} | options
+    sizes = {
+        "hidden_size": DIM,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "vocab_size": VOCAB,
+        "intermediate_size": FFN,
+    }
+    return (
+        sizes
+        | {"max_position_embeddings": SEQ, "rms_norm_eps": 1e-5, "attn_implementation": "eager"}
+        | options
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["mha", "gqa", "mqa"])
 def test_llama(kv_heads: int, tied: bool) -> None:
-    ours = Decoder(DecoderConfig(**shape(n_kv_heads=kv_heads, tie_embeddings=tied, rope_theta=500.0)))
+    ours = Decoder(
+        DecoderConfig(**shape(n_kv_heads=kv_heads, tie_embeddings=tied, rope_theta=500.0))
+    )
     rope = {"rope_type": "default", "rope_theta": 500.0}
-    peer = LlamaForCausalLM(LlamaConfig(**peer_shape(num_key_value_heads=kv_heads, tie_word_embeddings=tied, rope_parameters=rope)))
+    peer = LlamaForCausalLM(
+        LlamaConfig(
+            **peer_shape(
+                num_key_value_heads=kv_heads, tie_word_embeddings=tied, rope_parameters=rope
+            )
+        )
+    )
     assert_equal_models(ours, peer, llama_tensors)
 
 
 def test_qk_norm_is_that_of_qwen3() -> None:
     ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, qk_norm=True)))
     options = {"num_key_value_heads": 2, "head_dim": DIM // HEADS, "tie_word_embeddings": False}
-    peer = Qwen3ForCausalLM(Qwen3Config(**peer_shape(**options, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})))
+    peer = Qwen3ForCausalLM(
+        Qwen3Config(
+            **peer_shape(**options, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        )
+    )
     assert_equal_models(ours, peer, lambda model, pick: llama_tensors(model, pick, qk_norm=True))
 
 
@@ -130,22 +206,45 @@ def test_qk_norm_is_that_of_qwen3() -> None:
 def test_mixtral(kernel: str) -> None:
     moe = MoEConfig(num_experts=6, top_k=2, kernel=kernel)
     ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, moe=moe)))
-    options = {"num_key_value_heads": 2, "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None}
+    options = {
+        "num_key_value_heads": 2,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    }
     rope = {"rope_type": "default", "rope_theta": 10000.0}
-    peer = MixtralForCausalLM(MixtralConfig(**peer_shape(**options, tie_word_embeddings=False, rope_parameters=rope)))
+    peer = MixtralForCausalLM(
+        MixtralConfig(**peer_shape(**options, tie_word_embeddings=False, rope_parameters=rope))
+    )
     assert_equal_models(ours, peer, moe_tensors)
 
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_qwen3_moe(normalised: bool) -> None:
     """Experts in every second layer, of another width than the dense layers; three a token, with or without their weights' sum being 1."""
-    moe = MoEConfig(num_experts=8, top_k=3, ffn_hidden_dim=24, frequency=2, norm_topk_prob=normalised)
+    moe = MoEConfig(
+        num_experts=8, top_k=3, ffn_hidden_dim=24, frequency=2, norm_topk_prob=normalised
+    )
     ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, qk_norm=True, moe=moe)))
-    options = {"num_key_value_heads": 2, "head_dim": DIM // HEADS, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
-    options |= {"decoder_sparse_step": 2, "norm_topk_prob": normalised, "tie_word_embeddings": False}
+    options = {
+        "num_key_value_heads": 2,
+        "head_dim": DIM // HEADS,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+    }
+    options |= {
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": normalised,
+        "tie_word_embeddings": False,
+    }
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     peer = Qwen3MoeForCausalLM(Qwen3MoeConfig(**peer_shape(**options, rope_parameters=rope)))
-    assert [type(block.feed_forward).__name__ for block in ours.blocks.values()] == ["FeedForward", "MoE", "FeedForward"]
+    assert [type(block.feed_forward).__name__ for block in ours.blocks.values()] == [
+        "FeedForward",
+        "MoE",
+        "FeedForward",
+    ]
     assert_equal_models(ours, peer, lambda model, pick: moe_tensors(model, pick, qk_norm=True))
 
 
@@ -159,7 +258,14 @@ def test_gpt2() -> None:
         "tie_embeddings": True,
     }
     ours = Decoder(DecoderConfig(**shape(**options)))
-    sizes = {"n_embd": DIM, "n_layer": LAYERS, "n_head": HEADS, "vocab_size": VOCAB, "n_positions": SEQ, "n_inner": FFN}
+    sizes = {
+        "n_embd": DIM,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "vocab_size": VOCAB,
+        "n_positions": SEQ,
+        "n_inner": FFN,
+    }
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     peer = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, attn_implementation="eager"))
     assert_equal_models(ours, peer, gpt2_tensors)
@@ -172,7 +278,9 @@ def test_half_the_rotation_at_far_positions() -> None:
     from forge.models.rope import RotaryTable
 
     rope = {"rope_type": "default", "rope_theta": 500000.0}
-    peer = LlamaRotaryEmbedding(LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=rope))
+    peer = LlamaRotaryEmbedding(
+        LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=rope)
+    )
     cos, sin = peer(torch.zeros(1), torch.arange(8192)[None])
     ours = RotaryTable(128, 8192, 500000.0)
     assert torch.equal(ours.cos[:, 0], cos[0])

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from forge.models.head import Head
-from forge.objectives.chunked_cross_entropy import CHUNK_BYTES, MAX_CHUNK_TOKENS, auto_chunk_size, chunked_cross_entropy
+from forge.objectives.chunked_cross_entropy import (
+    CHUNK_BYTES,
+    MAX_CHUNK_TOKENS,
+    auto_chunk_size,
+    chunked_cross_entropy,
+)
 from forge.objectives.cross_entropy import cross_entropy
 
 TOKENS, DIM, VOCAB = 23, 8, 37
@@ -40,10 +45,18 @@ def reference(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss_weight: fl
     grad_logits[np.arange(len(rows)), t[rows]] -= 1
     grad_hidden = np.zeros_like(h)
     grad_hidden[rows] = grad_logits @ w
-    return Reference(ce=ce, z_loss=z_loss, total=ce + z_loss_weight * z_loss, grad_hidden=grad_hidden, grad_weight=grad_logits.T @ h[rows])
+    return Reference(
+        ce=ce,
+        z_loss=z_loss,
+        total=ce + z_loss_weight * z_loss,
+        grad_hidden=grad_hidden,
+        grad_weight=grad_logits.T @ h[rows],
+    )
 
 
-def problem(dtype: torch.dtype, masked: float = 0.4, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def problem(
+    dtype: torch.dtype, masked: float = 0.4, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(TOKENS, DIM, dtype=dtype, generator=generator).requires_grad_()
     weight = torch.randn(VOCAB, DIM, dtype=dtype, generator=generator).requires_grad_()
@@ -58,23 +71,35 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: flo
 
 def chunked(size: int):
     def loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0):
-        return chunked_cross_entropy(hidden, Head(weight), targets, z_loss_weight=z_loss_weight, chunk_size=size)
+        return chunked_cross_entropy(
+            hidden, Head(weight), targets, z_loss_weight=z_loss_weight, chunk_size=size
+        )
 
     return loss
 
 
-LOSSES = {"plain": plain, "chunk 1": chunked(1), "chunk 5": chunked(5), "chunk 23": chunked(TOKENS), "chunk auto": chunked(0)}
+LOSSES = {
+    "plain": plain,
+    "chunk 1": chunked(1),
+    "chunk 5": chunked(5),
+    "chunk 23": chunked(TOKENS),
+    "chunk auto": chunked(0),
+}
 
 
 def relative_error(got: Tensor | None, expected: np.ndarray | float) -> float:
     assert got is not None
     norm = np.linalg.norm(np.atleast_1d(expected))
-    return float(np.linalg.norm(np.atleast_1d(got.detach().double().numpy() - expected)) / max(norm, 1e-300))
+    return float(
+        np.linalg.norm(np.atleast_1d(got.detach().double().numpy() - expected)) / max(norm, 1e-300)
+    )
 
 
 @pytest.mark.parametrize("masked", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("z_loss_weight", [0.0, 0.3])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=["fp64", "fp32"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)], ids=["fp64", "fp32"]
+)
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_sums_and_gradients_equal_the_closed_form(loss, dtype, tolerance, z_loss_weight, masked):
     hidden, weight, targets = problem(dtype, masked)
@@ -96,14 +121,21 @@ def test_large_logits_do_not_overflow(loss):
     hidden, weight, targets = problem(torch.float64)
     expected = torch.nn.functional.cross_entropy(300 * hidden @ weight.T, targets, reduction="sum")
     assert expected > 3000
-    torch.testing.assert_close(loss(300 * hidden, weight, targets).total, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        loss(300 * hidden, weight, targets).total, expected, rtol=1e-12, atol=0
+    )
 
 
 def test_chunked_gradients_pass_gradcheck():
     hidden, weight, targets = problem(torch.float64)
-    few_hidden, few_rows = hidden[:6, :3].detach().requires_grad_(), weight[:9, :3].detach().requires_grad_()
+    few_hidden, few_rows = (
+        hidden[:6, :3].detach().requires_grad_(),
+        weight[:9, :3].detach().requires_grad_(),
+    )
     few_targets = (targets[:6] % 9).where(targets[:6] >= 0, -100)
-    assert torch.autograd.gradcheck(lambda h, w: chunked(4)(h, w, few_targets, z_loss_weight=0.1).total, (few_hidden, few_rows))
+    assert torch.autograd.gradcheck(
+        lambda h, w: chunked(4)(h, w, few_targets, z_loss_weight=0.1).total, (few_hidden, few_rows)
+    )
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
@@ -163,7 +195,11 @@ def test_without_grad_no_gradient_is_computed(monkeypatch):
         chunked(4)(hidden, weight, targets)
 
 
-@pytest.mark.parametrize(("compute_dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("compute_dtype", "tolerance"),
+    [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)],
+    ids=["bf16", "fp16"],
+)
 def test_half_precision_is_multiplied_and_summed_in_fp32(compute_dtype, tolerance):
     exact = problem(torch.float32)
     expected = reference(*exact, 0.1)
@@ -174,7 +210,10 @@ def test_half_precision_is_multiplied_and_summed_in_fp32(compute_dtype, toleranc
     assert hidden.grad is not None
     assert hidden.grad.dtype == weight.grad.dtype == compute_dtype
     errors = [relative_error(sums.total, expected.total)]
-    errors += [relative_error(hidden.grad, expected.grad_hidden), relative_error(weight.grad, expected.grad_weight)]
+    errors += [
+        relative_error(hidden.grad, expected.grad_hidden),
+        relative_error(weight.grad, expected.grad_weight),
+    ]
     assert max(errors) <= tolerance
     assert max(errors) > 1e-6, "nothing was rounded"
 
@@ -183,7 +222,9 @@ def test_in_fp16_gradients_that_are_too_small_for_it_come_back_under_a_loss_scal
     """Unscaled, those of hidden states and weights of about 2^-19 would be 0 or denormal."""
     exact = problem(torch.float32)
     hidden, weight = (value.detach().half() for value in exact[:2])
-    tiny = [value.detach().clone().requires_grad_() for value in (hidden * 2.0**-19, weight * 2.0**-19)]
+    tiny = [
+        value.detach().clone().requires_grad_() for value in (hidden * 2.0**-19, weight * 2.0**-19)
+    ]
     (chunked(5)(*tiny, exact[2]).total * 2.0**12).backward()
     closed = reference(*tiny, exact[2], 0.0)
     assert relative_error(tiny[0].grad, closed.grad_hidden * 2.0**12) <= 2e-3
@@ -212,7 +253,11 @@ def test_batch_and_sequence_dimensions_are_kept_in_the_gradient():
 
 def test_auto_chunk_is_4096_tokens_or_bounded_by_bytes():
     assert auto_chunk_size(vocab=256, dim=64) == MAX_CHUNK_TOKENS
-    assert auto_chunk_size(vocab=32000, dim=64) * 32000 * 4 <= CHUNK_BYTES < (auto_chunk_size(vocab=32000, dim=64) + 1) * 32000 * 4
+    assert (
+        auto_chunk_size(vocab=32000, dim=64) * 32000 * 4
+        <= CHUNK_BYTES
+        < (auto_chunk_size(vocab=32000, dim=64) + 1) * 32000 * 4
+    )
     assert auto_chunk_size(vocab=128256, dim=2048) == 2048
     assert auto_chunk_size(vocab=128256, dim=8192) == MAX_CHUNK_TOKENS
     assert auto_chunk_size(vocab=1 << 30, dim=1) == 1

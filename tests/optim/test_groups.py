@@ -35,11 +35,21 @@ class Model(nn.Module):
 def members(model: nn.Module, *, decay_embeddings: bool) -> dict[str, tuple[float, set[str]]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=decay_embeddings)
-    return {group["name"]: (group["weight_decay"], {names[id(parameter)] for parameter in group["params"]}) for group in groups}
+    return {
+        group["name"]: (
+            group["weight_decay"],
+            {names[id(parameter)] for parameter in group["params"]},
+        )
+        for group in groups
+    }
 
 
 BLOCK_MATRICES = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("attention.weight", "experts")}
-VECTORS = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("norm.weight", "attention.bias")} | {"norm.weight", "norm.bias", "scale"}
+VECTORS = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("norm.weight", "attention.bias")} | {
+    "norm.weight",
+    "norm.bias",
+    "scale",
+}
 
 
 @pytest.mark.parametrize("decay_embeddings", [True, False])
@@ -68,11 +78,20 @@ def test_a_tied_head_that_was_registered_first_is_an_embedding():
 def test_every_trainable_parameter_is_in_exactly_one_group_and_no_frozen_one():
     model = Model(tied=True)
     model.positions.weight.requires_grad_(False)
-    grouped = [id(p) for group in parameter_groups(model, weight_decay=0.1, decay_embeddings=True) for p in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in model.parameters() if p is not model.positions.weight)
+    grouped = [
+        id(p)
+        for group in parameter_groups(model, weight_decay=0.1, decay_embeddings=True)
+        for p in group["params"]
+    ]
+    assert sorted(grouped) == sorted(
+        id(p) for p in model.parameters() if p is not model.positions.weight
+    )
 
 
 def test_a_group_without_parameters_is_left_out():
-    assert [group["name"] for group in parameter_groups(nn.Linear(3, 3, bias=False), weight_decay=0.1, decay_embeddings=True)] == [
-        "matrices"
-    ]
+    assert [
+        group["name"]
+        for group in parameter_groups(
+            nn.Linear(3, 3, bias=False), weight_decay=0.1, decay_embeddings=True
+        )
+    ] == ["matrices"]

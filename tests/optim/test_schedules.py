@@ -41,7 +41,11 @@ def test_no_warmup_starts_at_the_peak():
                 LAST - 1: 0.2 + 0.4 * (1 - cos(pi / 10)),
             },
         ),
-        (schedules.linear, Linear(warmup_steps=W, decay_steps=D, min_lr_ratio=R), {W: 0.92, W + 4: 0.6, LAST - 1: 0.28}),
+        (
+            schedules.linear,
+            Linear(warmup_steps=W, decay_steps=D, min_lr_ratio=R),
+            {W: 0.92, W + 4: 0.6, LAST - 1: 0.28},
+        ),
         (
             schedules.rex,
             Rex(warmup_steps=W, decay_steps=D, min_lr_ratio=R),
@@ -50,7 +54,11 @@ def test_no_warmup_starts_at_the_peak():
         (
             schedules.rex,
             Rex(warmup_steps=W, decay_steps=D, min_lr_ratio=R, rex_alpha=2.0),
-            {W: 0.2 + 0.8 * (18 / 19) ** 2, W + 4: 0.2 + 0.8 * 4 / 9, LAST - 1: 0.2 + 0.8 * 4 / 121},
+            {
+                W: 0.2 + 0.8 * (18 / 19) ** 2,
+                W + 4: 0.2 + 0.8 * 4 / 9,
+                LAST - 1: 0.2 + 0.8 * 4 / 121,
+            },
         ),
     ],
     ids=["cosine", "linear", "rex", "rex alpha 2"],
@@ -68,11 +76,18 @@ def test_decay_values(schedule, section, expected):
     [
         ("cosine", 0.2 + 0.4 * (1 + cos(pi / 10)), 0.6, 0.2 + 0.4 * (1 - cos(pi / 10))),
         ("linear", 0.92, 0.6, 0.28),
-        ("sqrt", 0.2 + 0.8 * (1 - sqrt(0.1)), 0.2 + 0.8 * (1 - sqrt(0.5)), 0.2 + 0.8 * (1 - sqrt(0.9))),
+        (
+            "sqrt",
+            0.2 + 0.8 * (1 - sqrt(0.1)),
+            0.2 + 0.8 * (1 - sqrt(0.5)),
+            0.2 + 0.8 * (1 - sqrt(0.9)),
+        ),
     ],
 )
 def test_wsd_values(shape, first, middle, before_last):
-    factor = schedules.wsd(WSD(warmup_steps=W, stable_steps=S, decay_steps=D, min_lr_ratio=R, wsd_decay_type=shape))
+    factor = schedules.wsd(
+        WSD(warmup_steps=W, stable_steps=S, decay_steps=D, min_lr_ratio=R, wsd_decay_type=shape)
+    )
     start, last = W + S, W + S + D - 1
     expected = {
         0: 0.25,
@@ -91,11 +106,17 @@ def test_wsd_values(shape, first, middle, before_last):
 
 
 def test_wsd_without_a_stable_phase_decays_right_after_warmup():
-    factor = schedules.wsd(WSD(warmup_steps=W, stable_steps=0, decay_steps=D, min_lr_ratio=R, wsd_decay_type="linear"))
+    factor = schedules.wsd(
+        WSD(warmup_steps=W, stable_steps=0, decay_steps=D, min_lr_ratio=R, wsd_decay_type="linear")
+    )
     assert [factor(W - 1), factor(W)] == [1, pytest.approx(0.92)]
 
 
-DECAYS = {"cosine": (schedules.cosine, Cosine), "linear": (schedules.linear, Linear), "rex": (schedules.rex, Rex)}
+DECAYS = {
+    "cosine": (schedules.cosine, Cosine),
+    "linear": (schedules.linear, Linear),
+    "rex": (schedules.rex, Rex),
+}
 
 
 @pytest.mark.parametrize(("schedule", "section"), DECAYS.values(), ids=DECAYS)
@@ -110,7 +131,9 @@ def test_the_decay_falls_at_every_step_and_nowhere_reaches_zero_early(shape):
     section: Decay = (
         Rex(warmup_steps=7, decay_steps=50, min_lr_ratio=0.0)
         if shape == "rex"
-        else WSD(warmup_steps=7, stable_steps=0, decay_steps=50, min_lr_ratio=0.0, wsd_decay_type=shape)
+        else WSD(
+            warmup_steps=7, stable_steps=0, decay_steps=50, min_lr_ratio=0.0, wsd_decay_type=shape
+        )
     )
     factor = schedules.rex(section) if isinstance(section, Rex) else schedules.wsd(section)
     values = [factor(step) for step in range(7 + 50)]
@@ -123,5 +146,9 @@ def test_the_decay_falls_at_every_step_and_nowhere_reaches_zero_early(shape):
 def test_linear_equals_exact_fractions_over_a_whole_horizon():
     factor = schedules.linear(Linear(warmup_steps=13, decay_steps=87, min_lr_ratio=0.25))
     for step in range(110):
-        exact = Fraction(min(step + 1, 13), 13) if step < 13 else 1 - Fraction(3, 4) * min(Fraction(1), Fraction(step - 12, 87))
+        exact = (
+            Fraction(min(step + 1, 13), 13)
+            if step < 13
+            else 1 - Fraction(3, 4) * min(Fraction(1), Fraction(step - 12, 87))
+        )
         assert factor(step) == pytest.approx(float(exact), rel=1e-15, abs=1e-16)

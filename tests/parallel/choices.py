@@ -32,20 +32,26 @@ class Calls:
         """
         section = config.model
         assert isinstance(section, Decoder)
-        found = torch.zeros(section.n_moe_layers, section.vocab_size, section.moe.num_experts, dtype=torch.int64)
+        found = torch.zeros(
+            section.n_moe_layers, section.vocab_size, section.moe.num_experts, dtype=torch.int64
+        )
         tokens = self._tokens(config, ranks, store, steps)
         for layer, choices in self.of_layer.items():
             assert len(choices) == len(tokens), (layer, len(choices), len(tokens))
             for read, experts in zip(tokens, choices, strict=True):
                 assert len(read) == len(experts), (len(read), len(experts))
-                found[layer].index_put_((read.unsqueeze(1), experts), torch.ones(()).long(), accumulate=True)
+                found[layer].index_put_(
+                    (read.unsqueeze(1), experts), torch.ones(()).long(), accumulate=True
+                )
         return ranks.total(found)
 
     @staticmethod
     def _tokens(config: Config, ranks: Ranks, store: Any, steps: int) -> list[Tensor]:
         """What this rank reads in each micro-batch, [tokens]."""
         found: list[Tensor] = []
-        for _, step in zip(range(steps), train_loader(config, store, ranks, torch.device("cpu")), strict=False):
+        for _, step in zip(
+            range(steps), train_loader(config, store, ranks, torch.device("cpu")), strict=False
+        ):
             batches = [ranks.own_part(batch.tokens) for batch in step.batches]
             if config.parallel.pp > 1:
                 assert config.parallel.pp_microbatches is not None

@@ -14,7 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
+    return (
+        [tensor for item in value for tensor in _tensors(item)]
+        if isinstance(value, list | tuple)
+        else []
+    )
 
 
 def _bytes(value: Any) -> int:
@@ -23,7 +27,11 @@ def _bytes(value: Any) -> int:
 
 def _size(group: Any) -> int:
     """Ranks of a group that an operator was given, by name or as an object of C++."""
-    return dist.distributed_c10d._resolve_process_group(group).size() if isinstance(group, str) else dist.ProcessGroup.unbox(group).size()
+    return (
+        dist.distributed_c10d._resolve_process_group(group).size()
+        if isinstance(group, str)
+        else dist.ProcessGroup.unbox(group).size()
+    )
 
 
 def _ring(total: int, group: Any) -> int:
@@ -43,12 +51,23 @@ OPERATORS: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], int]]] = {
     "c10d._reduce_scatter_base_": ("reduce-scatter", lambda a: _ring(_bytes(a[1]), a[2])),
     "c10d.allreduce_": ("all-reduce", lambda a: 2 * _ring(_bytes(a[0]), a[1])),
     "c10d.send": ("send", lambda a: _bytes(a[0])),
-    "_c10d_functional.all_gather_into_tensor": ("all-gather", lambda a: _ring(_bytes(a[0]) * a[1], a[2])),
-    "_c10d_functional.reduce_scatter_tensor": ("reduce-scatter", lambda a: _ring(_bytes(a[0]), a[3])),
+    "_c10d_functional.all_gather_into_tensor": (
+        "all-gather",
+        lambda a: _ring(_bytes(a[0]) * a[1], a[2]),
+    ),
+    "_c10d_functional.reduce_scatter_tensor": (
+        "reduce-scatter",
+        lambda a: _ring(_bytes(a[0]), a[3]),
+    ),
     "_c10d_functional.all_reduce": ("all-reduce", lambda a: 2 * _ring(_bytes(a[0]), a[2])),
     "_c10d_functional.all_to_all_single": ("all-to-all", lambda a: _to_others(a[0], a[2], a[3])),
 }
-NOTHING_SENT = {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd", "c10d.recv_", "c10d.barrier"}
+NOTHING_SENT = {
+    "_c10d_functional.wait_tensor",
+    "_c10d_functional._wrap_tensor_autograd",
+    "c10d.recv_",
+    "c10d.barrier",
+}
 
 
 class Counting(TorchDispatchMode):
@@ -58,7 +77,13 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self.sent: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         name = str(func.overloadpacket)
         if name in OPERATORS:
             assert not kwargs, (name, kwargs)

@@ -60,7 +60,11 @@ def on_one_device(model: str, dtype: torch.dtype) -> tuple[Record, Tensor | None
 
 def record_of(config: Config, ranks: Ranks, dtype: torch.dtype) -> tuple[Record, Tensor | None]:
     """One side of a comparison; the choices of experts where there are any that can be seen."""
-    with recorded() if config.model.is_moe and not config.train.compile_model else nullcontext() as calls:
+    with (
+        recorded()
+        if config.model.is_moe and not config.train.compile_model
+        else nullcontext() as calls
+    ):
         record = measure(config, ranks, Tokens(), dtype=dtype, steps=STEPS[dtype], lr=LR)  # type: ignore[arg-type]
     return record, None if calls is None else calls.counts(config, ranks, Tokens(), STEPS[dtype])
 
@@ -80,10 +84,19 @@ def world_of(config: Config) -> int:
 def this_rank(config: Config) -> Ranks:
     """The ranks that `on_ranks` has joined, laid out; one in fp32 alone, and one in 16 bits as `forge.parallel.ranks.join` has it."""
     if dist.get_world_size() == 1:
-        return Ranks() if config.precision.mixed_precision == "fp32" else Ranks(mesh=make_mesh(config.parallel, "cpu"))
+        return (
+            Ranks()
+            if config.precision.mixed_precision == "fp32"
+            else Ranks(mesh=make_mesh(config.parallel, "cpu"))
+        )
     host = dist.new_group()
     assert isinstance(host, dist.ProcessGroup)
-    return Ranks(rank=dist.get_rank(), size=dist.get_world_size(), mesh=make_mesh(config.parallel, "cpu"), host=host)
+    return Ranks(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        mesh=make_mesh(config.parallel, "cpu"),
+        host=host,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +133,9 @@ def outcomes(case: Case) -> list[Outcome]:
             for dtype, (reference, wanted) in references.items():
                 record, choices = record_of(config, ranks, dtype)
                 if rank == 0:
-                    verdict = compare(reference, record, BOUNDS[dtype], may_vanish=may_vanish(config))
+                    verdict = compare(
+                        reference, record, BOUNDS[dtype], may_vanish=may_vanish(config)
+                    )
                     loss, gradient, weights = verdict.largest()
                     found.append(
                         Outcome(
@@ -130,8 +145,13 @@ def outcomes(case: Case) -> list[Outcome]:
                             weights=weights,
                             faults=verdict.faults,
                             shown=f"{dtype}\n{table(verdict, BOUNDS[dtype])}",
-                            same_state=all(torch.equal(value, record.state[name]) for name, value in reference.state.items()),  # type: ignore[arg-type]
-                            same_choices=None if choices is None or wanted is None else torch.equal(choices, wanted),
+                            same_state=all(
+                                torch.equal(value, record.state[name])
+                                for name, value in reference.state.items()
+                            ),  # type: ignore[arg-type]
+                            same_choices=None
+                            if choices is None or wanted is None
+                            else torch.equal(choices, wanted),
                         )
                     )
             if rank == 0:
@@ -172,4 +192,8 @@ def _apart(found: list[Found], exact: list[Found]) -> float:
     pairs = [(a[name], b[name]) for a, b in zip(found, exact, strict=True) for name in b]
     both = [(a.double(), b.double()) for a, b in pairs if a is not None and b is not None]
     assert len(both) == len(pairs), "a gradient is missing"
-    return float((sum((a - b).square().sum() for a, b in both) / sum(b.square().sum() for _, b in both)).sqrt())  # type: ignore[union-attr]
+    return float(
+        (
+            sum((a - b).square().sum() for a, b in both) / sum(b.square().sum() for _, b in both)
+        ).sqrt()
+    )  # type: ignore[union-attr]

@@ -16,7 +16,13 @@ from forge.parallel.activation_checkpoint import recompute
 
 SHAPES = {
     "llama": {},
-    "gpt2": {"position": "learned", "bias": True, "norm_type": "layernorm", "activation": "gelu_tanh", "tie_embeddings": True},
+    "gpt2": {
+        "position": "learned",
+        "bias": True,
+        "norm_type": "layernorm",
+        "activation": "gelu_tanh",
+        "tie_embeddings": True,
+    },
     "math kernel": {"sdpa_backend": "math", "qk_norm": True},
 }
 
@@ -26,7 +32,9 @@ class Kept(TorchDispatchMode):
 
     def __init__(self, model) -> None:
         super().__init__()
-        self.held = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+        self.held = {
+            tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())
+        }
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -58,7 +66,9 @@ def step_flops(model, tokens) -> int:
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
-def test_gradients_are_the_plain_ones_and_names_stay(small_decoder, gradients, options, mode) -> None:
+def test_gradients_are_the_plain_ones_and_names_stay(
+    small_decoder, gradients, options, mode
+) -> None:
     plain = small_decoder(**options)
     wrapped = copy.deepcopy(plain)
     recompute(wrapped, mode)
@@ -83,7 +93,9 @@ def test_full_keeps_least_and_selective_less_than_nothing_recomputed(small_decod
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_selective_repeats_no_matrix_product_and_full_repeats_all(small_decoder, tokens, bias) -> None:
+def test_selective_repeats_no_matrix_product_and_full_repeats_all(
+    small_decoder, tokens, bias
+) -> None:
     flops = {}
     for mode in ("none", "selective", "full"):
         model = small_decoder(bias=bias)
@@ -115,11 +127,15 @@ def test_text_is_that_of_the_plain_model(small_decoder, mode) -> None:
     plain, wrapped = small_decoder(), small_decoder()
     recompute(wrapped, mode)
     prompt = torch.tensor([[1, 2, 3]])
-    assert torch.equal(generate(wrapped, prompt, 12, temperature=0), generate(plain, prompt, 12, temperature=0))
+    assert torch.equal(
+        generate(wrapped, prompt, 12, temperature=0), generate(plain, prompt, 12, temperature=0)
+    )
 
 
 def test_mistakes_are_refused(small_decoder) -> None:
-    with pytest.raises(ValueError, match=r"train\.activation_checkpointing='half': must be none, full or selective"):
+    with pytest.raises(
+        ValueError, match=r"train\.activation_checkpointing='half': must be none, full or selective"
+    ):
         recompute(small_decoder(), "half")
     with pytest.raises(ValueError, match="Linear keeps no transformer blocks"):
         recompute(torch.nn.Linear(2, 2), "full")

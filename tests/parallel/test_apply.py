@@ -22,31 +22,45 @@ def config(**options) -> SimpleNamespace:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("mode", ["none", "full", "selective"])
-def test_gradients_are_the_plain_ones_and_names_stay(small_decoder, gradients, tokens, mode, backend) -> None:
+def test_gradients_are_the_plain_ones_and_names_stay(
+    small_decoder, gradients, tokens, mode, backend
+) -> None:
     plain, laid_out = small_decoder(), small_decoder()
-    apply_to_blocks(laid_out, config(activation_checkpointing=mode, compile_model=True, compile_backend=backend))
+    apply_to_blocks(
+        laid_out, config(activation_checkpointing=mode, compile_model=True, compile_backend=backend)
+    )
     assert list(laid_out.state_dict()) == list(plain.state_dict())
     counters.clear()
     expected, found = gradients(plain), gradients(laid_out)
     assert counters["stats"]["unique_graphs"] == 1
     for name, reference in expected.items():
-        torch.testing.assert_close(found[name], reference, rtol=1e-6, atol=1e-6 * reference.abs().max().item(), msg=name)
+        torch.testing.assert_close(
+            found[name], reference, rtol=1e-6, atol=1e-6 * reference.abs().max().item(), msg=name
+        )
     with torch.no_grad():
         torch.testing.assert_close(laid_out(tokens), plain(tokens), rtol=1e-6, atol=1e-6)
 
 
 def test_only_every_nth_block_recomputes(small_decoder, gradients) -> None:
     plain, model = small_decoder(n_layers=5), small_decoder(n_layers=5)
-    apply_to_blocks(model, config(activation_checkpointing="full", recompute_every=2, compile_model=False))
+    apply_to_blocks(
+        model, config(activation_checkpointing="full", recompute_every=2, compile_model=False)
+    )
     calls = dict.fromkeys(model.blocks, 0)
     for name, block in model.blocks.items():
-        block.attention.wq.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
+        block.attention.wq.register_forward_hook(
+            lambda *_, name=name: calls.update({name: calls[name] + 1})
+        )
     expected, found = gradients(plain), gradients(model)
     assert calls == {"0": 2, "1": 1, "2": 2, "3": 1, "4": 2}
     assert all(torch.equal(found[name], reference) for name, reference in expected.items())
 
 
-@pytest.mark.parametrize("options", [{"sdpa_backend": "math"}, {"qk_norm": True}, {"position": "learned", "activation": "relu2"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"sdpa_backend": "math"}, {"qk_norm": True}, {"position": "learned", "activation": "relu2"}],
+    ids=str,
+)
 def test_every_shape_of_block_is_one_graph(small_decoder, gradients, options) -> None:
     plain, compiled = small_decoder(**options), small_decoder(**options)
     compile_blocks(compiled, "aot_eager")
@@ -54,7 +68,9 @@ def test_every_shape_of_block_is_one_graph(small_decoder, gradients, options) ->
     expected, found = gradients(plain), gradients(compiled)
     assert counters["stats"]["unique_graphs"] == 1
     for name, reference in expected.items():
-        torch.testing.assert_close(found[name], reference, rtol=1e-6, atol=1e-6 * reference.abs().max().item(), msg=name)
+        torch.testing.assert_close(
+            found[name], reference, rtol=1e-6, atol=1e-6 * reference.abs().max().item(), msg=name
+        )
 
 
 def test_recomputation_is_inside_what_is_compiled(small_decoder, gradients) -> None:
@@ -80,7 +96,9 @@ def test_nothing_is_applied_when_nothing_is_asked_for(small_decoder) -> None:
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_text_is_sampled_from_the_plain_blocks_and_compiles_nothing(small_decoder, tokens, use_cache) -> None:
+def test_text_is_sampled_from_the_plain_blocks_and_compiles_nothing(
+    small_decoder, tokens, use_cache
+) -> None:
     plain, compiled = small_decoder(), small_decoder()
     compile_blocks(compiled, counter := CompileCounter())
     prompt = torch.tensor([[1, 2, 3]])

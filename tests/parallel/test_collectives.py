@@ -10,13 +10,22 @@ import torch.distributed as dist
 from ranks import on_ranks
 from torch import Tensor
 
-from forge.parallel.collectives import exchange, gather, gather_equal, scatter_sum, sum_gradient, sum_over
+from forge.parallel.collectives import (
+    exchange,
+    gather,
+    gather_equal,
+    scatter_sum,
+    sum_gradient,
+    sum_over,
+)
 
 RANKS = 2
 SHAPE = (4, 6, 2)
 
 
-def of_rank(rank: int, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float64) -> Tensor:
+def of_rank(
+    rank: int, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """What a rank has: whole numbers, so that sums are exact in every type."""
     return torch.randint(-8, 8, shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
 
@@ -25,7 +34,9 @@ def together(shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float64)
     return [of_rank(rank, shape, dtype) for rank in range(RANKS)]
 
 
-def run(function: Callable[[Tensor], Tensor], x: Tensor, weight: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def run(
+    function: Callable[[Tensor], Tensor], x: Tensor, weight: Callable[[int, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """Value, and gradient of the sum of value * weight."""
     x = x.clone().requires_grad_()
     value = function(x)
@@ -53,7 +64,11 @@ def world() -> dist.ProcessGroup:
     return group
 
 
-def check(wrap: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]], dtype: torch.dtype, rank: int) -> None:
+def check(
+    wrap: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]],
+    dtype: torch.dtype,
+    rank: int,
+) -> None:
     """All collectives on this rank; `wrap` compiles them or not."""
     parts, mine = together(dtype=dtype), of_rank(rank, dtype=dtype)
     for dim in (0, 1, -2):
@@ -61,11 +76,15 @@ def check(wrap: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor
         assert torch.equal(value, torch.cat(parts, dim))
         assert torch.equal(gradient, sum(weights(value)).chunk(RANKS, dim)[rank])  # type: ignore[union-attr]
 
-        value, gradient = run(wrap(lambda x, dim=dim: scatter_sum(x, dim, world())), mine, own_weight)
+        value, gradient = run(
+            wrap(lambda x, dim=dim: scatter_sum(x, dim, world())), mine, own_weight
+        )
         assert torch.equal(value, sum(parts).chunk(RANKS, dim)[rank])  # type: ignore[union-attr]
         assert torch.equal(gradient, torch.cat(weights(value), dim))
 
-        value, gradient = run(wrap(lambda x, dim=dim: gather_equal(x, dim, world())), mine, same_weight)
+        value, gradient = run(
+            wrap(lambda x, dim=dim: gather_equal(x, dim, world())), mine, same_weight
+        )
         assert torch.equal(value, torch.cat(parts, dim))
         assert torch.equal(gradient, same_weight(0, value).chunk(RANKS, dim)[rank])
 
@@ -78,8 +97,14 @@ def check(wrap: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor
     assert torch.equal(gradient, sum(weights(value)))  # type: ignore[arg-type]
 
     for split, join in ((1, 0), (0, 1), (1, 2), (2, 1), (1, 1)):
-        value, gradient = run(wrap(lambda x, split=split, join=join: exchange(x, split, join, world())), mine, own_weight)
-        assert torch.equal(value, torch.cat([part.chunk(RANKS, split)[rank] for part in parts], join))
+        value, gradient = run(
+            wrap(lambda x, split=split, join=join: exchange(x, split, join, world())),
+            mine,
+            own_weight,
+        )
+        assert torch.equal(
+            value, torch.cat([part.chunk(RANKS, split)[rank] for part in parts], join)
+        )
         sent_back = [weight.chunk(RANKS, join)[rank] for weight in weights(value)]
         assert torch.equal(gradient, torch.cat(sent_back, split))
 

@@ -45,7 +45,13 @@ MODELS = {
 
 
 def config(parallel: Parallel, *overrides: str) -> Config:
-    small = ["model.n_layers=2", "model.dim=32", "model.n_heads=4", "model.ffn_hidden_dim=53", "model.vocab_size=301"]
+    small = [
+        "model.n_layers=2",
+        "model.dim=32",
+        "model.n_heads=4",
+        "model.ffn_hidden_dim=53",
+        "model.vocab_size=301",
+    ]
     sizes = ["model.max_seq_len=32", f"train.seq_len={SEQ}", "tokenizer.vocab_size=300"]
     whole = compose.config([*small, *sizes, *overrides]).validate(world_size=1).config
     return dataclasses.replace(whole, parallel=parallel)
@@ -84,7 +90,13 @@ def laid_out(cfg: Config, dtype: torch.dtype, *, technique: str = "plain") -> tu
     return mesh, model
 
 
-def check(cfg: Config, dtype: torch.dtype, loss_bound: float, gradient_bound: float, technique: str = "plain") -> None:
+def check(
+    cfg: Config,
+    dtype: torch.dtype,
+    loss_bound: float,
+    gradient_bound: float,
+    technique: str = "plain",
+) -> None:
     """Loss and every gradient of a step of two micro-batches, or of as many as there are rows for."""
     whole, whole_loss = on_one_device(cfg, dtype)
 
@@ -95,17 +107,23 @@ def check(cfg: Config, dtype: torch.dtype, loss_bound: float, gradient_bound: fl
         total = torch.zeros((), dtype=dtype)
         for micro in range(2):
             reduce_in_backward(model, last=micro == 1, each=False)
-            rows = slice((mesh.batch_rank * 2 + micro) * each, (mesh.batch_rank * 2 + micro + 1) * each)
+            rows = slice(
+                (mesh.batch_rank * 2 + micro) * each, (mesh.batch_rank * 2 + micro + 1) * each
+            )
             part = loss_of(model, tokens[rows], targets[rows])
             part.backward()
             total += part.detach()
         dist.all_reduce(total, group=mesh.loss_group)
         assert abs(total.item() - whole_loss) <= loss_bound * whole_loss
-        for (name, parameter), of_whole in zip(model.named_parameters(), whole.parameters(), strict=True):
+        for (name, parameter), of_whole in zip(
+            model.named_parameters(), whole.parameters(), strict=True
+        ):
             assert isinstance(parameter.grad, DTensor), name
             assert of_whole.grad is not None
             assert of_whole.grad.norm() > 0
-            assert (parameter.grad.full_tensor() - of_whole.grad).norm() <= gradient_bound * of_whole.grad.norm(), name
+            assert (
+                parameter.grad.full_tensor() - of_whole.grad
+            ).norm() <= gradient_bound * of_whole.grad.norm(), name
 
     parallel = cfg.parallel
     on_ranks(parallel.cp * parallel.dp_shard * parallel.dp_replicate, work)
@@ -121,7 +139,13 @@ def test_loss_and_gradients(name: str, model: str) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_recomputed_and_compiled_without_a_break(name: str) -> None:
-    check(config(LAYOUTS[name], *MODELS["rope, grouped"]), torch.float32, 1e-6, 1e-5, technique="recomputed and compiled")
+    check(
+        config(LAYOUTS[name], *MODELS["rope, grouped"]),
+        torch.float32,
+        1e-6,
+        1e-5,
+        technique="recomputed and compiled",
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -151,11 +175,16 @@ def test_text_of_one_device(name: str, model: str) -> None:
 
 def test_parts_cover_a_sequence_with_equal_work() -> None:
     for ranks in (1, 2, 4):
-        parts = [Part(rank=rank, ranks=ranks, balanced=True).of(torch.arange(16), 0) for rank in range(ranks)]
+        parts = [
+            Part(rank=rank, ranks=ranks, balanced=True).of(torch.arange(16), 0)
+            for rank in range(ranks)
+        ]
         assert sorted(torch.cat(parts).tolist()) == list(range(16))
         assert len({int(part.sum()) for part in parts}) == 1  # keys that the queries of a rank read
     assert Part(rank=1, ranks=2, balanced=True).of(torch.arange(8), 0).tolist() == [2, 3, 4, 5]
-    assert Part(rank=1, ranks=2, balanced=False).of(torch.arange(8)[None], 1).tolist() == [[4, 5, 6, 7]]
+    assert Part(rank=1, ranks=2, balanced=False).of(torch.arange(8)[None], 1).tolist() == [
+        [4, 5, 6, 7]
+    ]
     with pytest.raises(AssertionError):
         Part(rank=0, ranks=2, balanced=True).of(torch.arange(6), 0)
 
@@ -165,8 +194,15 @@ def test_parts_cover_a_sequence_with_equal_work() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_flash_after_a_past(compiled: bool) -> None:
     """Queries of a late chunk over all keys before them, with the kernel that no mask fits, against one with a mask."""
-    q, k, v = (torch.randn(2, heads, seq, 64, device="cuda", dtype=torch.bfloat16) for heads, seq in ((8, 128), (2, 512), (2, 512)))
-    function = torch.compile(causal_attention, backend="aot_eager", fullgraph=True) if compiled else causal_attention
+    q, k, v = (
+        torch.randn(2, heads, seq, 64, device="cuda", dtype=torch.bfloat16)
+        for heads, seq in ((8, 128), (2, 512), (2, 512))
+    )
+    function = (
+        torch.compile(causal_attention, backend="aot_eager", fullgraph=True)
+        if compiled
+        else causal_attention
+    )
     results = []
     for backend in ("flash", "math"):
         inputs = [tensor.clone().requires_grad_() for tensor in (q, k, v)]

@@ -30,7 +30,15 @@ VOCAB, DIM, SEQ, HIDDEN, EXPERTS = 61, 16, 12, 20, 4
 
 def section(**moe) -> DecoderConfig:
     options = {"num_experts": EXPERTS, "ffn_hidden_dim": HIDDEN, "kernel": "loop"} | moe
-    return DecoderConfig(dim=DIM, n_layers=3, n_heads=2, vocab_size=VOCAB, max_seq_len=2 * SEQ, init_std=0.3, moe=MoEConfig(**options))
+    return DecoderConfig(
+        dim=DIM,
+        n_layers=3,
+        n_heads=2,
+        vocab_size=VOCAB,
+        max_seq_len=2 * SEQ,
+        init_std=0.3,
+        moe=MoEConfig(**options),
+    )
 
 
 def spread(parallel: Parallel, model: DecoderConfig) -> tuple[Mesh, Decoder]:
@@ -55,7 +63,12 @@ def test_rows_go_to_their_rank_and_gradients_back() -> None:
         send = torch.tensor([0, rank, rank])
         receive = exchange_counts(send, group)
         assert receive.tolist() == ([0, 0, 0] if rank == 0 else [0, 1, 2])
-        x = (torch.arange(2.0 * rank).unsqueeze(1) + 10 * rank).expand(-1, 3).clone().requires_grad_()
+        x = (
+            (torch.arange(2.0 * rank).unsqueeze(1) + 10 * rank)
+            .expand(-1, 3)
+            .clone()
+            .requires_grad_()
+        )
         y = exchange_rows(x, send.tolist(), receive.tolist(), group)
         expected = {0: [], 1: [10, 20, 21], 2: [11, 22, 23]}[rank]
         assert y[:, 0].tolist() == expected
@@ -89,10 +102,16 @@ def test_a_rank_whose_experts_nobody_chooses(favourite: int) -> None:
             assert isinstance(ours.grad, DTensor), name
             assert theirs.grad is not None, name
             torch.testing.assert_close(
-                ours.grad.full_tensor(), theirs.grad, rtol=1e-4, atol=1e-5 * float(theirs.grad.abs().max()), msg=name
+                ours.grad.full_tensor(),
+                theirs.grad,
+                rtol=1e-4,
+                atol=1e-5 * float(theirs.grad.abs().max()),
+                msg=name,
             )
             if "experts" in name:
-                idle = ours.grad.full_tensor()[[expert for expert in range(EXPERTS) if expert != favourite]]
+                idle = ours.grad.full_tensor()[
+                    [expert for expert in range(EXPERTS) if expert != favourite]
+                ]
                 assert not idle.any()
 
     on_ranks(2, work)
@@ -124,7 +143,9 @@ def test_a_rank_holds_its_part_and_draws_its_own_data() -> None:
         up = model.blocks["0"].feed_forward.experts.w_up
         assert isinstance(up, DTensor)
         local = up.to_local()
-        rows = {0: [0, 1], 1: [3, 4], 2: [2], 3: [5]}[rank]  # three experts an ep rank, of which FSDP gives the first shard two
+        rows = {0: [0, 1], 1: [3, 4], 2: [2], 3: [5]}[
+            rank
+        ]  # three experts an ep rank, of which FSDP gives the first shard two
         whole = Decoder(config)
         init_weights(whole, 3)
         assert torch.equal(local, whole.blocks["0"].feed_forward.experts.w_up.detach()[rows])
@@ -191,8 +212,12 @@ def test_what_travels_and_that_weights_are_fetched_ahead() -> None:
         assert [name for name in forward.names if name == sent] == [sent] * 3 * 3
         assert [name for name in backward.names if name == sent] == [sent] * 2 * 3
         assert not {"all_reduce", "allreduce_"} & {*forward.names, *backward.names}
-        gathers = [name for name in forward.names[: forward.names.index(sent)] if "allgather" in name]
-        assert len(gathers) == 6, forward.names  # the root, the embedding, and block and experts of two layers
+        gathers = [
+            name for name in forward.names[: forward.names.index(sent)] if "allgather" in name
+        ]
+        assert len(gathers) == 6, (
+            forward.names
+        )  # the root, the embedding, and block and experts of two layers
 
     on_ranks(4, work)
 

@@ -53,7 +53,10 @@ def test_no_rank_holds_the_whole_model(layout: str) -> None:
 @pytest.mark.skipif(not CLEAR.exists(), reason="the peak is asked of Linux")
 def test_no_rank_ever_holds_the_whole_model() -> None:
     """The peak of a rank's memory while a model of 92 MB is built: its quarter, and the blocks that are being drawn."""
-    small, large = (config_of("llama", f"parallel.dp_shard=4 train.batch_size=2 {sizes}") for sizes in ("", LARGE))
+    small, large = (
+        config_of("llama", f"parallel.dp_shard=4 train.batch_size=2 {sizes}")
+        for sizes in ("", LARGE)
+    )
     whole = 4 * sum(parameter.numel() for parameter in meta(large).parameters())
 
     def work(_: int) -> None:
@@ -76,7 +79,11 @@ def meta(config: Config) -> Decoder:
 
 def peak() -> int:
     """The most memory that this process has had at once since it was asked to forget, in bytes."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -87,10 +94,17 @@ def test_what_a_rank_owns_is_what_torch_gives_it() -> None:
         mesh = make_mesh(Parallel(dp_shard=2, dp_replicate=2), "cpu").dense
         for shape in ((7, 3), (1, 5), (4, 9)):
             values = torch.arange(shape[0] * shape[1]).view(shape)
-            for placements in ([Replicate()] * 2 + [Shard(0), Replicate()], [Replicate(), Shard(1), Shard(0), Replicate()]):
+            for placements in (
+                [Replicate()] * 2 + [Shard(0), Replicate()],
+                [Replicate(), Shard(1), Shard(0), Replicate()],
+            ):
                 cut = distribute_tensor(values, mesh, placements)
                 rows, columns = owned(cut)
-                assert torch.equal(cut.to_local(), values[rows][:, columns]), (rank, shape, placements)
+                assert torch.equal(cut.to_local(), values[rows][:, columns]), (
+                    rank,
+                    shape,
+                    placements,
+                )
 
     on_ranks(4, work)
 
@@ -99,12 +113,18 @@ def test_one_device_builds_where_nothing_has_memory_too(monkeypatch: pytest.Monk
     """Or torch would draw initial weights that are thrown away: for 8B, for a minute."""
     config, drawn_on = config_of("llama"), set()
     kaiming = torch.nn.init.kaiming_uniform_
-    monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda tensor, **how: drawn_on.add(tensor.device.type) or kaiming(tensor, **how))
+    monkeypatch.setattr(
+        torch.nn.init,
+        "kaiming_uniform_",
+        lambda tensor, **how: drawn_on.add(tensor.device.type) or kaiming(tensor, **how),
+    )
     model = build_model(config, torch.device("cpu"), Ranks())
     assert drawn_on == {"meta"}
     plain = Decoder(config.model)  # type: ignore[arg-type]
     init_weights(plain, config.seed)
-    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items()
+    )
     tokens = torch.arange(12)[None]
     assert torch.equal(model(tokens), plain(tokens))
 
@@ -127,5 +147,8 @@ def test_a_buffer_without_a_value_is_named() -> None:
 
     with torch.device("meta"):
         model = Forgetful()
-    with pytest.raises(ValueError, match=r"Forgetful\.reset_buffers\(\) gives table no value; a model is built without memory"):
+    with pytest.raises(
+        ValueError,
+        match=r"Forgetful\.reset_buffers\(\) gives table no value; a model is built without memory",
+    ):
         materialize(model, torch.device("cpu"), 0)

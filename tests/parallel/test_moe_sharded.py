@@ -26,17 +26,38 @@ from forge.parallel.ranks import Ranks
 from forge.training.step import StepOutput, Update
 
 ROWS, SEQ, VOCAB, STEPS = 8, 12, 61, 5
-MOE = MoEConfig(num_experts=6, top_k=2, ffn_hidden_dim=20, kernel="loop", bias_update_rate=0.05, z_loss_weight=0.01, aux_loss_weight=0.05)
-SECTION = DecoderConfig(dim=16, n_layers=2, n_heads=2, vocab_size=VOCAB, max_seq_len=SEQ, ffn_hidden_dim=24, init_std=0.3, moe=MOE)
+MOE = MoEConfig(
+    num_experts=6,
+    top_k=2,
+    ffn_hidden_dim=20,
+    kernel="loop",
+    bias_update_rate=0.05,
+    z_loss_weight=0.01,
+    aux_loss_weight=0.05,
+)
+SECTION = DecoderConfig(
+    dim=16,
+    n_layers=2,
+    n_heads=2,
+    vocab_size=VOCAB,
+    max_seq_len=SEQ,
+    ffn_hidden_dim=24,
+    init_std=0.3,
+    moe=MOE,
+)
 
 
 def steps(rank: int = 0, size: int = 1) -> list[Step]:
     """Two micro-batches a step, of which a rank reads its part."""
     found = []
     for number in range(STEPS):
-        text = torch.randint(VOCAB, (ROWS, SEQ + 1), generator=torch.Generator().manual_seed(number))
+        text = torch.randint(
+            VOCAB, (ROWS, SEQ + 1), generator=torch.Generator().manual_seed(number)
+        )
         parts = text.chunk(size)[rank].chunk(2)
-        found.append(Step(batches=[Batch(part[:, :-1], part[:, 1:]) for part in parts], n_targets=ROWS * SEQ))
+        found.append(
+            Step(batches=[Batch(part[:, :-1], part[:, 1:]) for part in parts], n_targets=ROWS * SEQ)
+        )
     return found
 
 
@@ -55,11 +76,16 @@ def train(model: nn.Module, mine: list[Step], ranks: Ranks | None = None) -> lis
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value.clone() for name, value in model.state_dict().items()}
+    return {
+        name: value.full_tensor() if isinstance(value, DTensor) else value.clone()
+        for name, value in model.state_dict().items()
+    }
 
 
 @pytest.mark.parametrize("mode", ["none", "full"])
-@pytest.mark.parametrize("layout", [{"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}], ids=["fsdp2", "hsdp 2x2"])
+@pytest.mark.parametrize(
+    "layout", [{"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}], ids=["fsdp2", "hsdp 2x2"]
+)
 def test_training_equals_one_device(layout: dict[str, int], mode: str) -> None:
     """KempnerForge's defect 1: the bias was written to what FSDP gathers, and lost. And 3: each rank moved its own."""
     whole = Decoder(SECTION)

@@ -19,7 +19,9 @@ def marked(case: Case):
 def test_a_layout_equals_one_device(case: Case) -> None:
     found = outcomes(case)
     assert [outcome.dtype for outcome in found] == ["float64", "float32"]
-    assert not any(outcome.faults for outcome in found), "\n\n".join(outcome.shown for outcome in found)
+    assert not any(outcome.faults for outcome in found), "\n\n".join(
+        outcome.shown for outcome in found
+    )
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
@@ -31,12 +33,22 @@ def test_what_cannot_hold_is_refused(case: Refused) -> None:
 
 def test_the_committed_table_has_every_layout() -> None:
     """benchmarks/parity_table.py makes it."""
-    lines = (Path(__file__).parents[2] / "benchmarks" / "results" / "parity.md").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (Path(__file__).parents[2] / "benchmarks" / "results" / "parity.md")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     held = [line for line in lines if line.endswith("| yes |")]
     cases = [*CASES, *MOE_CASES]
     assert len(held) == len(cases)
-    assert all(line.startswith(f"| {case.name} | {case.model} | `{case.layout}` |") for line, case in zip(held, cases, strict=True))
-    assert all(any(line.startswith(f"| {case.name} | `{case.layout}` | `{case.rule}` |") for line in lines) for case in REFUSED)
+    assert all(
+        line.startswith(f"| {case.name} | {case.model} | `{case.layout}` |")
+        for line, case in zip(held, cases, strict=True)
+    )
+    assert all(
+        any(line.startswith(f"| {case.name} | `{case.layout}` | `{case.rule}` |") for line in lines)
+        for case in REFUSED
+    )
 
 
 def test_names_are_of_one_case_each() -> None:

@@ -11,7 +11,10 @@ FACTOR = 1.1
 
 @pytest.mark.parametrize("case", BF16_CASES, ids=lambda case: case.name)
 def test_a_layout_is_as_far_from_fp32_as_one_device(case: InBf16) -> None:
-    one, several = distance_in_bf16(case.model, case.both), distance_in_bf16(case.model, f"{case.both} {case.layout}")
+    one, several = (
+        distance_in_bf16(case.model, case.both),
+        distance_in_bf16(case.model, f"{case.both} {case.layout}"),
+    )
     assert 1e-3 < one.gradient < 0.1, "bf16 was not used"
     assert several.gradient <= FACTOR * one.gradient
     assert several.weights <= FACTOR * one.weights

@@ -16,9 +16,13 @@ from forge.training.assemble import train_loader
 def test_a_layout_equals_one_device(case: Case) -> None:
     found = outcomes(case)
     assert [outcome.dtype for outcome in found] == ["float64", "float32"]
-    assert not any(outcome.faults for outcome in found), "\n\n".join(outcome.shown for outcome in found)
+    assert not any(outcome.faults for outcome in found), "\n\n".join(
+        outcome.shown for outcome in found
+    )
     assert all(outcome.same_state for outcome in found)
-    assert {outcome.same_choices for outcome in found} == {None if "compile" in case.layout else True}
+    assert {outcome.same_choices for outcome in found} == {
+        None if "compile" in case.layout else True
+    }
 
 
 def test_choices_are_seen_and_biases_move() -> None:
@@ -29,7 +33,9 @@ def test_choices_are_seen_and_biases_move() -> None:
     assert len(record.state) == 3
     assert all(value is not None and len(value.unique()) > 2 for value in record.state.values())
     read = torch.zeros(301, dtype=torch.int64)
-    for _, step in zip(range(steps), train_loader(config, Tokens(), Ranks(), torch.device("cpu")), strict=False):  # type: ignore[arg-type]
+    for _, step in zip(
+        range(steps), train_loader(config, Tokens(), Ranks(), torch.device("cpu")), strict=False
+    ):  # type: ignore[arg-type]
         for batch in step.batches:
             read += torch.bincount(batch.tokens.flatten(), minlength=301)
     assert all(torch.equal(layer.sum(1), 2 * read) for layer in choices)

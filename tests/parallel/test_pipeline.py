@@ -54,7 +54,9 @@ BOUNDS = {torch.float64: (1e-12, 1e-10), torch.float32: (1e-6, 1e-5)}
 
 
 def config(*overrides: str, **layout: Any) -> Config:
-    resolution = compose.config([*SMALL, *UNEVEN, "precision.mixed_precision=fp32", *overrides]).validate(world_size=1)
+    resolution = compose.config(
+        [*SMALL, *UNEVEN, "precision.mixed_precision=fp32", *overrides]
+    ).validate(world_size=1)
     laid_out = dataclasses.replace(resolution.config, parallel=Parallel(**(PP2 | layout)))
     if problems := list(pp_torch.check(laid_out, resolution.world)):
         skip_what_torch_cannot(ConfigError(problems))
@@ -94,7 +96,10 @@ def own_batches(mesh: Mesh) -> list[Batch]:
     """Two micro-batches of what this rank draws, and reads of each sequence."""
     each, ranks = ROWS // mesh.batch_ranks // 2, Ranks(mesh=mesh)
     starts = [(mesh.batch_rank * 2 + micro) * each for micro in range(2)]
-    return [Batch(*(ranks.own_part(field[start : start + each]) for field in batch())) for start in starts]
+    return [
+        Batch(*(ranks.own_part(field[start : start + each]) for field in batch()))
+        for start in starts
+    ]
 
 
 def loss_and_sums(cfg: Config, mesh: Mesh, model: Pipeline) -> tuple[Tensor, dict[str, Tensor]]:
@@ -163,7 +168,9 @@ def same(cfg: Config, dtype: torch.dtype, steps: int = 0) -> None:
             optimizer.zero_grad()
         for name, parameter in model.named_parameters():
             after = reference.get_parameter(name).detach()
-            assert (whole(parameter.detach()) - after).norm() <= 10 * gradient_bound * after.norm(), name
+            assert (
+                whole(parameter.detach()) - after
+            ).norm() <= 10 * gradient_bound * after.norm(), name
 
     on_ranks(world(cfg), work)
 
@@ -171,7 +178,11 @@ def same(cfg: Config, dtype: torch.dtype, steps: int = 0) -> None:
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["float64", "float32"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule(schedule: str, dtype: torch.dtype) -> None:
-    same(config(pp_schedule=schedule, **SCHEDULES[schedule]), dtype, steps=5 if dtype == torch.float64 else 0)
+    same(
+        config(pp_schedule=schedule, **SCHEDULES[schedule]),
+        dtype,
+        steps=5 if dtype == torch.float64 else 0,
+    )
 
 
 TIED = "model.tie_embeddings=true"
@@ -185,38 +196,78 @@ ZBV: dict[str, Any] = {"pp_schedule": "zbv_zero_bubble", "pp_stages_per_rank": 2
     [
         pytest.param([TIED], {}, id="tied"),
         pytest.param([TIED], ZERO_BUBBLE, id="tied, zero bubble"),
-        pytest.param(["model.position=learned", "objective.loss_fn=cross_entropy"], {"pp_layers": [1, 4]}, id="layers by hand"),
-        pytest.param(["objective.loss_fn=cross_entropy", "objective.z_loss_weight=0.01"], ZBV, id="zbv with whole logits"),
+        pytest.param(
+            ["model.position=learned", "objective.loss_fn=cross_entropy"],
+            {"pp_layers": [1, 4]},
+            id="layers by hand",
+        ),
+        pytest.param(
+            ["objective.loss_fn=cross_entropy", "objective.z_loss_weight=0.01"],
+            ZBV,
+            id="zbv with whole logits",
+        ),
         pytest.param(["train.activation_checkpointing=full"], ZBV, id="zbv, recompute"),
         pytest.param(["train.activation_checkpointing=selective"], {}, id="selective recompute"),
-        pytest.param(["train.compile_model=true", "train.compile_backend=eager"], {}, id="compiled"),
+        pytest.param(
+            ["train.compile_model=true", "train.compile_backend=eager"], {}, id="compiled"
+        ),
         pytest.param([TIED], {"cpu_offload": True}, id="cpu offload"),
         pytest.param([TIED], {"dp_shard": 2}, id="fsdp2, tied"),
         pytest.param([], ZERO_BUBBLE | {"dp_shard": 2}, id="fsdp2, zero bubble"),
         pytest.param([], ZBV | {"dp_shard": 2}, id="fsdp2, zbv", marks=pytest.mark.slow),
         pytest.param([], ZBV | {"dp_replicate": 2}, id="ddp2, zbv", marks=pytest.mark.slow),
         pytest.param([TIED], {"pp": 4}, id="pp4, tied"),
-        pytest.param([], {"pp": 4, "pp_schedule": "gpipe"}, id="pp4, gpipe", marks=pytest.mark.slow),
+        pytest.param(
+            [], {"pp": 4, "pp_schedule": "gpipe"}, id="pp4, gpipe", marks=pytest.mark.slow
+        ),
         pytest.param(["model.n_layers=8"], {"pp": 4} | ZBV, id="pp4, zbv", marks=pytest.mark.slow),
-        pytest.param(["model.n_layers=8"], {"pp": 4} | ZERO_BUBBLE, id="pp4, zero bubble", marks=pytest.mark.slow),
+        pytest.param(
+            ["model.n_layers=8"],
+            {"pp": 4} | ZERO_BUBBLE,
+            id="pp4, zero bubble",
+            marks=pytest.mark.slow,
+        ),
         pytest.param([TIED, *EVEN], {"tp": 2}, id="tp2, tied"),
-        pytest.param([TIED, *EVEN], {"tp": 2, "sequence_parallel": False, "loss_parallel": False}, id="tp2 without SP, tied"),
-        pytest.param(["model.position=learned", *EVEN], {"tp": 2} | ZBV, id="tp2, zbv", marks=pytest.mark.slow),
-        pytest.param([TIED, *EVEN], {"tp": 2} | ZERO_BUBBLE, id="tp2, zero bubble, tied", marks=pytest.mark.slow),
+        pytest.param(
+            [TIED, *EVEN],
+            {"tp": 2, "sequence_parallel": False, "loss_parallel": False},
+            id="tp2 without SP, tied",
+        ),
+        pytest.param(
+            ["model.position=learned", *EVEN],
+            {"tp": 2} | ZBV,
+            id="tp2, zbv",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [TIED, *EVEN],
+            {"tp": 2} | ZERO_BUBBLE,
+            id="tp2, zero bubble, tied",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(EVEN, {"cp": 2}, id="cp2"),
-        pytest.param(EVEN, {"cp": 2, "cp_method": "ulysses"} | ZBV, id="cp2 ulysses, zbv", marks=pytest.mark.slow),
+        pytest.param(
+            EVEN,
+            {"cp": 2, "cp_method": "ulysses"} | ZBV,
+            id="cp2 ulysses, zbv",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_with_other_techniques(overrides: list[str], layout: dict[str, Any]) -> None:
     same(config(*overrides, **layout), torch.float64, steps=3)
 
 
-@pytest.mark.parametrize("layout", [{}, ZERO_BUBBLE, {"dp_shard": 2}], ids=["pp2", "interleaved", "pp2 x fsdp2"])
+@pytest.mark.parametrize(
+    "layout", [{}, ZERO_BUBBLE, {"dp_shard": 2}], ids=["pp2", "interleaved", "pp2 x fsdp2"]
+)
 def test_the_norm_of_the_whole_gradient_counts_a_tied_table_once(layout: dict[str, Any]) -> None:
     cfg = config(TIED, **layout)
     reference = one_device(cfg, torch.float64)
     (Pretrain(cfg.objective)(reference, batch()).total / N_TARGETS).backward()  # type: ignore[arg-type]
-    wanted = torch.nn.utils.get_total_norm([p.grad for p in reference.parameters() if p.grad is not None])
+    wanted = torch.nn.utils.get_total_norm(
+        [p.grad for p in reference.parameters() if p.grad is not None]
+    )
 
     def work(_: int) -> None:
         mesh, model = laid_out(cfg, torch.float64)
@@ -255,12 +306,22 @@ def test_reading_is_as_on_one_device(schedule: str) -> None:
     on_ranks(world(cfg), work)
 
 
-@pytest.mark.parametrize("layout", [{}, ZERO_BUBBLE, ZBV | {"dp_shard": 2}, {"tp": 2}], ids=["1f1b", "interleaved", "zbv x fsdp2", "tp2"])
+@pytest.mark.parametrize(
+    "layout",
+    [{}, ZERO_BUBBLE, ZBV | {"dp_shard": 2}, {"tp": 2}],
+    ids=["1f1b", "interleaved", "zbv x fsdp2", "tp2"],
+)
 def test_text_is_that_of_one_device(layout: dict[str, Any]) -> None:
-    cfg = config(*EVEN, *([] if layout.get("pp_schedule") == "zbv_zero_bubble" else [TIED]), **layout)
+    cfg = config(
+        *EVEN, *([] if layout.get("pp_schedule") == "zbv_zero_bubble" else [TIED]), **layout
+    )
     reference = one_device(cfg, torch.float32)
     prompt = batch().tokens[:2, :5]
-    ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20, "seed": 7}, {"temperature": 0.0, "eos_id": 5}]
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_k": 20, "seed": 7},
+        {"temperature": 0.0, "eos_id": 5},
+    ]
     if "tp" not in layout:
         ways.append({"seed": 2, "use_cache": False})
     texts = [generate(reference, prompt, 12, **way) for way in ways]
@@ -275,15 +336,22 @@ def test_text_is_that_of_one_device(layout: dict[str, Any]) -> None:
     on_ranks(world(cfg), work)
 
 
-@pytest.mark.parametrize("layout", [{}, ZBV, {"dp_shard": 2}, {"tp": 2}], ids=["1f1b", "zbv", "fsdp2", "tp2"])
+@pytest.mark.parametrize(
+    "layout", [{}, ZBV, {"dp_shard": 2}, {"tp": 2}], ids=["1f1b", "zbv", "fsdp2", "tp2"]
+)
 def test_evaluation_counts_each_target_once(layout: dict[str, Any]) -> None:
     """Also with fewer rows than micro-batches."""
     cfg = config(*EVEN, **layout)
     tokens, targets = batch()
     sizes = torch.arange(301) % 4
 
-    def metrics(model: nn.Module, parts: list[tuple[Tensor, Tensor]], ranks: Ranks | None = None) -> dict[str, float]:
-        batches = [EvalBatch(tokens=t, targets=w, n_targets=int((w != IGNORE_INDEX).sum()), n_bytes=None) for t, w in parts]
+    def metrics(
+        model: nn.Module, parts: list[tuple[Tensor, Tensor]], ranks: Ranks | None = None
+    ) -> dict[str, float]:
+        batches = [
+            EvalBatch(tokens=t, targets=w, n_targets=int((w != IGNORE_INDEX).sum()), n_bytes=None)
+            for t, w in parts
+        ]
         return evaluate(model, batches, token_bytes=sizes, ranks=ranks)
 
     wanted = metrics(one_device(cfg, torch.float32), [(tokens[:6], targets[:6])])
@@ -291,7 +359,10 @@ def test_evaluation_counts_each_target_once(layout: dict[str, Any]) -> None:
     def work(rank: int) -> None:
         mesh, model = laid_out(cfg, torch.float32)
         share = 6 // mesh.batch_ranks
-        rows = [slice(mesh.batch_rank * share + first, mesh.batch_rank * share + first + 1) for first in range(share)]
+        rows = [
+            slice(mesh.batch_rank * share + first, mesh.batch_rank * share + first + 1)
+            for first in range(share)
+        ]
         ranks = Ranks(rank=rank, size=world(cfg), mesh=mesh)
         found = metrics(model, [(tokens[part], targets[part]) for part in rows], ranks)
         assert found == pytest.approx(wanted, rel=1e-6)
@@ -314,7 +385,9 @@ def test_a_step_of_another_shape() -> None:
         mesh, model = laid_out(cfg, torch.float64)
         for shape in (half, lambda of: of, half):
             model.zero_grad()
-            model.step([shape(one) for one in own_batches(mesh)], Pretrain(cfg.objective), 1 / N_TARGETS)
+            model.step(
+                [shape(one) for one in own_batches(mesh)], Pretrain(cfg.objective), 1 / N_TARGETS
+            )
         for name, gradient in gradients(model).items():
             assert (gradient - wanted[name]).norm() <= 1e-10 * wanted[name].norm(), name
 
@@ -327,7 +400,11 @@ def test_a_rank_holds_its_stages_only() -> None:
 
     def work(rank: int) -> None:
         _, model = laid_out(cfg, torch.float32)
-        layers = {int(name.split(".")[1]) for name, _ in model.named_parameters() if name.startswith("blocks.")}
+        layers = {
+            int(name.split(".")[1])
+            for name, _ in model.named_parameters()
+            if name.startswith("blocks.")
+        }
         assert layers == {0: {0, 1}, 1: {2, 3}, 2: {4, 5}, 3: {6, 7}}[rank]
         assert ("embedding.weight" in model.state_dict()) == (rank == 0)
         assert len(blocks) // 4 <= len(model.state_dict()) <= len(blocks) // 4 + 2
@@ -353,5 +430,8 @@ def test_a_stage_runs_on_what_it_is_sent_and_on_nothing_else(schedule: str) -> N
 
 def test_a_model_that_cannot_be_cut_is_refused() -> None:
     cfg = dataclasses.replace(config(), model=Model(_target_="mine.Net"))
-    with pytest.raises(ValueError, match=r"parallel.pp=2: mine.Net cannot be cut into stages, only decoders can; set parallel.pp=1"):
+    with pytest.raises(
+        ValueError,
+        match=r"parallel.pp=2: mine.Net cannot be cut into stages, only decoders can; set parallel.pp=1",
+    ):
         cut(lambda: nn.Linear(1, 1), cfg, mesh=None)  # type: ignore[arg-type]

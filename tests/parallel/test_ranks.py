@@ -27,13 +27,18 @@ from forge.parallel.ranks import Ranks, _backend, join
 
 def laid_out(**layout: Any) -> Config:
     """All that joining reads of a config."""
-    return cast(Config, SimpleNamespace(parallel=Parallel(**layout), precision=Precision(mixed_precision="fp32")))
+    return cast(
+        Config,
+        SimpleNamespace(parallel=Parallel(**layout), precision=Precision(mixed_precision="fp32")),
+    )
 
 
 def meet(rank: int, world: int, port: int) -> None:
     """The environment of a rank, without the group that the test has made."""
     dist.destroy_process_group()
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
 
 
 def test_alone_everything_is_immediate() -> None:
@@ -112,15 +117,15 @@ def test_ranks_that_are_not_there_are_named() -> None:
     port = free_port()
 
     def work(rank: int) -> None:
-        os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
         meeting = Meeting()
         assert meeting.missing(1, timedelta(seconds=20)) == []
         if rank == 1:
             assert meeting.missing(2, timedelta(seconds=1)) == [0, 2]
             ranks = Ranks(rank=1, size=3, meeting=meeting, timeout=timedelta(seconds=1))
-            said = (
-                r"^no sign of life from ranks 0, 2 of 3 at step 3 within parallel.nccl_timeout_sec=1; see logs/rank_0.log, logs/rank_2.lo"
-            )
+            said = r"^no sign of life from ranks 0, 2 of 3 at step 3 within parallel.nccl_timeout_sec=1; see logs/rank_0.log, logs/rank_2.lo"
             with pytest.raises(ConnectionError, match=said):
                 ranks.check_alive(3)
         dist.barrier()  # until then the main rank has the store
@@ -133,7 +138,9 @@ def test_the_main_rank_may_take_longer_than_a_collective_and_so_may_another() ->
     port = free_port()
 
     def work(rank: int) -> None:
-        os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
         ranks = Ranks(rank=rank, size=3, meeting=Meeting(), timeout=timedelta(seconds=2))
         for slow in (0, 2):
             dist.barrier()
@@ -147,18 +154,25 @@ def test_the_main_rank_may_take_longer_than_a_collective_and_so_may_another() ->
 
 
 @pytest.mark.parametrize("guilty", [0, 1])
-def test_who_waits_for_a_rank_that_fails_or_hangs_hears_of_it(guilty: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_rank_that_fails_or_hangs_hears_of_it(
+    guilty: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     port = free_port()
 
     def work(rank: int) -> None:
-        os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
         meeting = Meeting()
 
         def take_turn(act: Callable[[], object], patience: float) -> None:
             with meeting.main_first(timedelta(seconds=patience)):
                 act() if rank == guilty else None
 
-        with pytest.raises(dist.DistError if rank != guilty else ZeroDivisionError, match=f"rank {guilty} has failed|division"):
+        with pytest.raises(
+            dist.DistError if rank != guilty else ZeroDivisionError,
+            match=f"rank {guilty} has failed|division",
+        ):
             take_turn(lambda: 1 / 0, 60)
         dist.barrier()
         if rank == guilty:
@@ -174,11 +188,16 @@ def test_who_waits_for_a_rank_that_fails_or_hangs_hears_of_it(guilty: int, monke
     on_ranks(3, work)
 
 
-def test_a_sum_of_ones_that_is_wrong_is_a_faulty_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_of_ones_that_is_wrong_is_a_faulty_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Meeting, "missing", lambda *_: [])
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(3))
     ranks = Ranks(size=4, meeting=Meeting(), timeout=timedelta(seconds=1))
-    with pytest.raises(ConnectionError, match=r"^an all-reduce of ones over 4 ranks is 3 at step 5: their connection is faulty$"):
+    with pytest.raises(
+        ConnectionError,
+        match=r"^an all-reduce of ones over 4 ranks is 3 at step 5: their connection is faulty$",
+    ):
         ranks.check_alive(5)
 
 
@@ -187,7 +206,9 @@ def test_the_main_ranks_word_reaches_all(code: int | None) -> None:
     port = free_port()
 
     def work(rank: int) -> None:
-        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
         meeting, word = Meeting(), Word(run_dir="/a/run", trust=["mypkg."], code=code)
         if rank == 0:
             meeting.tell(word)
@@ -201,9 +222,16 @@ def test_the_main_ranks_word_reaches_all(code: int | None) -> None:
     on_ranks(2, work)
 
 
-def test_those_who_do_not_come_and_a_port_that_is_taken_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_who_do_not_come_and_a_port_that_is_taken_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     port = free_port()
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }.items():
         monkeypatch.setenv(name, value)
     what = f"^rank 1 of 2 did not meet the others at MASTER_ADDR=127.0.0.1 MASTER_PORT={port} within 1 s; see that all have started"
     with pytest.raises(ValueError, match=what):
@@ -223,7 +251,9 @@ def test_a_backend_that_there_is_not_is_named() -> None:
 
     def work(rank: int) -> None:
         meet(rank, 2, port)
-        with pytest.raises(ValueError, match=r"^parallel.backend=cpu:smoke cannot be used for cpu: "):
+        with pytest.raises(
+            ValueError, match=r"^parallel.backend=cpu:smoke cannot be used for cpu: "
+        ):
             join(laid_out(dp_shard=2, backend="cpu:smoke"), torch.device("cpu"))
         os._exit(0)
 

@@ -41,11 +41,21 @@ class Characters:
 def texts(model: Decoder, folder: Path, ranks: Ranks) -> list[str]:
     """What a callback writes for the prompts."""
     folder.mkdir()
-    options: Any = {"tokenizer": Characters(), "device": torch.device("cpu"), "run_dir": folder, "seed": 1, "show": False}
+    options: Any = {
+        "tokenizer": Characters(),
+        "device": torch.device("cpu"),
+        "run_dir": folder,
+        "seed": 1,
+        "show": False,
+    }
     loop: Any = SimpleNamespace(paused=nullcontext, state=SimpleNamespace(step=4))
     Samples(SECTION, model=model, ranks=ranks, **options).sample(loop)
     file = folder / "samples.jsonl"
-    return [json.loads(line)["text"] for line in file.read_text().splitlines()] if file.exists() else []
+    return (
+        [json.loads(line)["text"] for line in file.read_text().splitlines()]
+        if file.exists()
+        else []
+    )
 
 
 def sharded(model: Decoder, rank: int) -> Ranks:
@@ -54,9 +64,13 @@ def sharded(model: Decoder, rank: int) -> Ranks:
     return Ranks(rank=rank, size=2, mesh=mesh, host=dist.group.WORLD)
 
 
-@pytest.mark.parametrize("differs", [lambda states: -states, lambda states: states * torch.nan], ids=["other", "NaN"])
+@pytest.mark.parametrize(
+    "differs", [lambda states: -states, lambda states: states * torch.nan], ids=["other", "NaN"]
+)
 def test_the_text_is_the_main_ranks(
-    differs: Callable[[torch.Tensor], torch.Tensor], small_decoder: Callable[..., Decoder], tmp_path: Path
+    differs: Callable[[torch.Tensor], torch.Tensor],
+    small_decoder: Callable[..., Decoder],
+    tmp_path: Path,
 ) -> None:
     """One that drew for itself would end its text at another time, and leave the other waiting for its shards."""
     expected = texts(small_decoder(), tmp_path / "alone", Ranks())
@@ -73,7 +87,9 @@ def test_the_text_is_the_main_ranks(
     on_ranks(2, work)
 
 
-def test_all_give_up_where_the_main_rank_has_no_text(small_decoder: Callable[..., Decoder], tmp_path: Path) -> None:
+def test_all_give_up_where_the_main_rank_has_no_text(
+    small_decoder: Callable[..., Decoder], tmp_path: Path
+) -> None:
     def work(rank: int) -> None:
         model = small_decoder()
         ranks = sharded(model, rank)

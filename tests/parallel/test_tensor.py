@@ -28,7 +28,14 @@ from forge.parallel.owned import copy_owned
 from forge.parallel.tensor import spread_width
 
 ROWS, SEQ, VOCAB = 2, 16, 301
-SMALL = ["model.n_layers=2", "model.max_seq_len=32", "model.dim=48", "model.n_heads=4", "model.n_kv_heads=2", "model.ffn_hidden_dim=52"]
+SMALL = [
+    "model.n_layers=2",
+    "model.max_seq_len=32",
+    "model.dim=48",
+    "model.n_heads=4",
+    "model.n_kv_heads=2",
+    "model.ffn_hidden_dim=52",
+]
 
 
 def section(*overrides: str):
@@ -85,24 +92,41 @@ def test_what_travels(sequence_parallel: bool, loss_fn: str) -> None:
         layers = 2 * config.n_layers
         three = 3  # of the loss: largest logit, its partition, and the target's logit
         if sequence_parallel:
-            assert forward.counts == {"all_gather_into_tensor": layers + 1, "reduce_scatter_tensor": layers + 1, "allreduce_": three}
-            assert backward.counts == {"all_gather_into_tensor": layers + 1, "reduce_scatter_tensor": layers + 1}
+            assert forward.counts == {
+                "all_gather_into_tensor": layers + 1,
+                "reduce_scatter_tensor": layers + 1,
+                "allreduce_": three,
+            }
+            assert backward.counts == {
+                "all_gather_into_tensor": layers + 1,
+                "reduce_scatter_tensor": layers + 1,
+            }
         else:
             assert forward.counts == {"all_reduce": layers + 1, "allreduce_": three}
             assert backward.counts == {"all_reduce": layers + 1}
-        assert max(forward.largest, backward.largest) == ROWS * SEQ * config.dim < ROWS * SEQ * VOCAB // 2
+        assert (
+            max(forward.largest, backward.largest)
+            == ROWS * SEQ * config.dim
+            < ROWS * SEQ * VOCAB // 2
+        )
 
     on_ranks(2, work)
 
 
-@pytest.mark.parametrize("options", [[], ["model.position=learned", "model.tie_embeddings=true"]], ids=["rope", "learned, tied"])
+@pytest.mark.parametrize(
+    "options",
+    [[], ["model.position=learned", "model.tie_embeddings=true"]],
+    ids=["rope", "learned, tied"],
+)
 def test_text_is_that_of_one_device(options: list[str]) -> None:
     """Prompts of any length, with a cache and a key/value head shared by two ranks."""
     config = section(*options)
     whole = Decoder(config)
     init_weights(whole, 3)
     prompt = torch.tensor([[5, 7, 11], [2, 3, 5]])
-    greedy, drawn = (generate(whole, prompt, 12, temperature=temperature, seed=1) for temperature in (0.0, 1.0))
+    greedy, drawn = (
+        generate(whole, prompt, 12, temperature=temperature, seed=1) for temperature in (0.0, 1.0)
+    )
 
     def work(_: int) -> None:
         _, model = spread(config, Parallel(dp_shard=1, tp=4))
@@ -118,11 +142,17 @@ def test_what_each_rank_holds() -> None:
 
     def work(rank: int) -> None:
         _, model = spread(config, Parallel(dp_shard=1, tp=4))
-        shapes = {name: tuple(p.to_local().shape) for name, p in model.named_parameters() if isinstance(p, DTensor)}
+        shapes = {
+            name: tuple(p.to_local().shape)
+            for name, p in model.named_parameters()
+            if isinstance(p, DTensor)
+        }
         rows = len(torch.arange(VOCAB).chunk(4)[rank])
         assert shapes["embedding.weight"] == shapes["output.weight"] == (rows, 48)
         assert shapes["blocks.0.attention.wq.weight"] == (12, 48)
-        assert shapes["blocks.0.attention.wk.weight"] == (24, 48), "two heads for four ranks: all have both"
+        assert shapes["blocks.0.attention.wk.weight"] == (24, 48), (
+            "two heads for four ranks: all have both"
+        )
         assert shapes["blocks.0.attention.wo.weight"] == (48, 12)
         assert shapes["blocks.0.feed_forward.w_down.weight"] == (48, 13)
 
@@ -133,7 +163,10 @@ def test_one_norm_and_one_factor_for_all_ranks() -> None:
     """Of known gradients on FSDP x TP: the norm is numpy's, and clipping scales each by the same."""
     config = section("model.tie_embeddings=true")
     whole = Decoder(config)
-    gradients = {name: torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())) for name, p in whole.named_parameters()}
+    gradients = {
+        name: torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+        for name, p in whole.named_parameters()
+    }
     expected = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
 
     def work(_: int) -> None:
@@ -146,7 +179,9 @@ def test_one_norm_and_one_factor_for_all_ranks() -> None:
         assert norm.item() == pytest.approx(expected, rel=1e-6)
         for name, parameter in named:
             assert isinstance(parameter.grad, DTensor)
-            torch.testing.assert_close(parameter.grad.full_tensor(), gradients[name] / 4, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                parameter.grad.full_tensor(), gradients[name] / 4, rtol=1e-5, atol=1e-6
+            )
         assert mesh.batch_ranks == 2
         dist.barrier()
 

@@ -42,15 +42,33 @@ SMALL = [
     "precision=fp32",
 ]
 SLOW = pytest.mark.slow
-GPT2_LIKE = ["model.position=learned", "model.bias=true", "model.norm_type=layernorm", "model.qk_norm=true", "model.tie_embeddings=true"]
+GPT2_LIKE = [
+    "model.position=learned",
+    "model.bias=true",
+    "model.norm_type=layernorm",
+    "model.qk_norm=true",
+    "model.tie_embeddings=true",
+]
 EACH = ("train.grad_accum_steps=2", "parallel.reduce_gradients=micro_batch")
 LAYOUTS = {
     "fsdp2": (2, ["parallel.dp_shard=2"]),
     "fsdp2, each micro-batch reduced": (2, ["parallel.dp_shard=2", *EACH]),
-    "hsdp, each micro-batch reduced": (4, ["parallel.dp_shard=2", "parallel.dp_replicate=2", *EACH]),
-    "tp2 x fsdp2, each micro-batch reduced": (4, ["parallel.tp=2", "parallel.dp_shard=2", "precision=bf16", *EACH]),
-    "pp2, fp32 between layers": (2, ["parallel.pp=2", "precision=bf16", "precision.residual_dtype=fp32"]),
-    "fsdp2, weights kept": (2, ["parallel.dp_shard=2", "train.grad_accum_steps=2", "parallel.reshard_after_forward=never"]),
+    "hsdp, each micro-batch reduced": (
+        4,
+        ["parallel.dp_shard=2", "parallel.dp_replicate=2", *EACH],
+    ),
+    "tp2 x fsdp2, each micro-batch reduced": (
+        4,
+        ["parallel.tp=2", "parallel.dp_shard=2", "precision=bf16", *EACH],
+    ),
+    "pp2, fp32 between layers": (
+        2,
+        ["parallel.pp=2", "precision=bf16", "precision.residual_dtype=fp32"],
+    ),
+    "fsdp2, weights kept": (
+        2,
+        ["parallel.dp_shard=2", "train.grad_accum_steps=2", "parallel.reshard_after_forward=never"],
+    ),
     "hsdp 2x2": (4, ["parallel.dp_shard=2", "parallel.dp_replicate=2", "train.grad_accum_steps=2"]),
     "tp2": (2, ["parallel.tp=2", "precision=bf16"]),
     "tp2, no sequence parallel": (2, ["parallel.tp=2", "parallel.sequence_parallel=false"]),
@@ -62,31 +80,74 @@ LAYOUTS = {
     "pp2 x fsdp2": (4, ["parallel.pp=2", "parallel.dp_shard=2"]),
 }
 RARER = {
-    "fsdp2, bf16, recompute": (2, ["parallel.dp_shard=2", "precision=bf16", "train.activation_checkpointing=full"]),
+    "fsdp2, bf16, recompute": (
+        2,
+        ["parallel.dp_shard=2", "precision=bf16", "train.activation_checkpointing=full"],
+    ),
     "ddp2": (2, ["parallel.dp_shard=1", "parallel.dp_replicate=2"]),
-    "tp2, three micro-batches": (2, ["parallel.tp=2", "train.grad_accum_steps=3", "precision=bf16"]),
+    "tp2, three micro-batches": (
+        2,
+        ["parallel.tp=2", "train.grad_accum_steps=3", "precision=bf16"],
+    ),
     "tp2, all logits": (2, ["parallel.tp=2", "parallel.loss_parallel=false"]),
-    "tp2, every other block": (2, ["parallel.tp=2", "train.activation_checkpointing=selective", "train.recompute_every=2"]),
+    "tp2, every other block": (
+        2,
+        ["parallel.tp=2", "train.activation_checkpointing=selective", "train.recompute_every=2"],
+    ),
     "tp2, full, no sequence parallel": (
         2,
-        ["parallel.tp=2", "parallel.sequence_parallel=false", "train.activation_checkpointing=full"],
+        [
+            "parallel.tp=2",
+            "parallel.sequence_parallel=false",
+            "train.activation_checkpointing=full",
+        ],
     ),
     "tp2, selective, no sequence parallel": (
         2,
-        ["parallel.tp=2", "parallel.sequence_parallel=false", "train.activation_checkpointing=selective"],
+        [
+            "parallel.tp=2",
+            "parallel.sequence_parallel=false",
+            "train.activation_checkpointing=selective",
+        ],
     ),
     "tp2 x fsdp2": (4, ["parallel.tp=2", "parallel.dp_shard=2"]),
     "cp2, bf16": (2, ["parallel.cp=2", "precision=bf16"]),
-    "cp2, ulysses, full recompute": (2, ["parallel.cp=2", "parallel.cp_method=ulysses", "train.activation_checkpointing=full"]),
+    "cp2, ulysses, full recompute": (
+        2,
+        ["parallel.cp=2", "parallel.cp_method=ulysses", "train.activation_checkpointing=full"],
+    ),
     "cp2 x tp2": (4, ["parallel.cp=2", "parallel.tp=2"]),
     "pp4": (4, ["parallel.pp=4", "model.n_layers=5"]),
-    "pp2, interleaved": (2, ["parallel.pp=2", "parallel.pp_schedule=interleaved_1f1b", "model.n_layers=4"]),
-    "pp2, zbv": (2, ["parallel.pp=2", "parallel.pp_schedule=zbv_zero_bubble", "model.n_layers=4", "model.tie_embeddings=false"]),
+    "pp2, interleaved": (
+        2,
+        ["parallel.pp=2", "parallel.pp_schedule=interleaved_1f1b", "model.n_layers=4"],
+    ),
+    "pp2, zbv": (
+        2,
+        [
+            "parallel.pp=2",
+            "parallel.pp_schedule=zbv_zero_bubble",
+            "model.n_layers=4",
+            "model.tie_embeddings=false",
+        ],
+    ),
     "pp2 x tp2": (4, ["parallel.pp=2", "parallel.tp=2", "precision=bf16"]),
 }
-MOE = [f"model.moe.{option}" for option in ("num_experts=4", "first_num_dense_layers=1", "ffn_hidden_dim=32", "shared_experts=1")]
+MOE = [
+    f"model.moe.{option}"
+    for option in (
+        "num_experts=4",
+        "first_num_dense_layers=1",
+        "ffn_hidden_dim=32",
+        "shared_experts=1",
+    )
+]
 CAPACITY, WIDE = "model.moe.capacity_factor=1.0", "model.moe.balance_scope=micro_batch"
-EP2, FULL, SELECTIVE = "parallel.ep=2", "train.activation_checkpointing=full", "train.activation_checkpointing=selective"
+EP2, FULL, SELECTIVE = (
+    "parallel.ep=2",
+    "train.activation_checkpointing=full",
+    "train.activation_checkpointing=selective",
+)
 ALL_COUNTS = ["model.moe.gradient_scale=true", "model.moe.sequence_aux_loss_weight=0.1"]
 OF_EXPERTS = {
     "fsdp2": (2, ["parallel.dp_shard=2"]),
@@ -106,23 +167,40 @@ OF_EXPERTS_RARER = {
     "ep2, weights kept": (2, [EP2, "parallel.reshard_after_forward=never"]),
     "ep2 x hsdp 2x1": (4, [EP2, "parallel.dp_replicate=2", "parallel.dp_shard=1"]),
     "ep2 x fsdp2, one expert a rank": (4, [EP2, "parallel.dp_shard=2", "model.moe.num_experts=2"]),
-    "ep2 x fsdp2, widths that do not divide": (4, [EP2, "parallel.dp_shard=2", "model.moe.num_experts=6"]),
+    "ep2 x fsdp2, widths that do not divide": (
+        4,
+        [EP2, "parallel.dp_shard=2", "model.moe.num_experts=6"],
+    ),
     "ep2 x tp2": (4, [EP2, "parallel.tp=2", "precision=bf16"]),
-    "ep2 x tp2, no sequence parallel": (4, [EP2, "parallel.tp=2", "parallel.sequence_parallel=false", SELECTIVE]),
+    "ep2 x tp2, no sequence parallel": (
+        4,
+        [EP2, "parallel.tp=2", "parallel.sequence_parallel=false", SELECTIVE],
+    ),
     "ep2 x tp2, selective": (4, [EP2, "parallel.tp=2", SELECTIVE]),
     "ep2 x tp2, two micro-batches": (4, [EP2, "parallel.tp=2", "train.grad_accum_steps=2"]),
     "tp2": (2, ["parallel.tp=2"]),
     "tp2, selective": (2, ["parallel.tp=2", SELECTIVE]),
     "cp2, capacity": (2, ["parallel.cp=2", CAPACITY, *ALL_COUNTS]),
     "ep2 x cp2, micro-batch, capacity": (4, [EP2, "parallel.cp=2", WIDE, CAPACITY]),
-    "ep2 x cp2, ulysses, capacity": (4, [EP2, "parallel.cp=2", "parallel.cp_method=ulysses", CAPACITY, FULL]),
+    "ep2 x cp2, ulysses, capacity": (
+        4,
+        [EP2, "parallel.cp=2", "parallel.cp_method=ulysses", CAPACITY, FULL],
+    ),
     "pp2": (2, ["parallel.pp=2", *ALL_COUNTS]),
     "pp2, selective, micro-batch": (2, ["parallel.pp=2", SELECTIVE, WIDE, *ALL_COUNTS]),
-    "pp2, interleaved": (2, ["parallel.pp=2", "parallel.pp_schedule=interleaved_1f1b", "model.n_layers=4"]),
+    "pp2, interleaved": (
+        2,
+        ["parallel.pp=2", "parallel.pp_schedule=interleaved_1f1b", "model.n_layers=4"],
+    ),
 }
 LIKE_GPT2 = ("hsdp 2x2", "tp4, shared key heads", "pp2 x fsdp2")
 CASES = [
-    pytest.param(layout, model, id=f"{name}, {kind}", marks=[] if name in LAYOUTS and (kind == "gpt2") == (name in LIKE_GPT2) else SLOW)
+    pytest.param(
+        layout,
+        model,
+        id=f"{name}, {kind}",
+        marks=[] if name in LAYOUTS and (kind == "gpt2") == (name in LIKE_GPT2) else SLOW,
+    )
     for name, layout in {**LAYOUTS, **RARER}.items()
     for kind, model in {"llama": [], "gpt2": GPT2_LIKE}.items()
 ]
@@ -133,7 +211,11 @@ CASES += [
 
 
 def config(world: int, *overrides: str) -> Config:
-    return compose.config([*SMALL, f"run.num_processes={world}", *overrides]).validate(world_size=world).config
+    return (
+        compose.config([*SMALL, f"run.num_processes={world}", *overrides])
+        .validate(world_size=world)
+        .config
+    )
 
 
 def by_kind(sent: dict[str, int]) -> dict[str, int]:
@@ -141,14 +223,23 @@ def by_kind(sent: dict[str, int]) -> dict[str, int]:
     kinds: Counter[str] = Counter()
     for name, count in sent.items():
         technique, what = name.split(": ")
-        kind = "send" if technique == "pp" else "all-reduce" if technique == "all" else what.split(" ")[0]
+        kind = (
+            "send"
+            if technique == "pp"
+            else "all-reduce"
+            if technique == "all"
+            else what.split(" ")[0]
+        )
         kinds[kind] += count
     return dict(kinds)
 
 
 def evenly(router: Router, scores: torch.Tensor) -> torch.Tensor:
     """Experts in turn, whatever their scores: [tokens, top_k]."""
-    return torch.arange(len(scores) * router.section.top_k).view(len(scores), -1) % router.section.num_experts
+    return (
+        torch.arange(len(scores) * router.section.top_k).view(len(scores), -1)
+        % router.section.num_experts
+    )
 
 
 def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
@@ -167,7 +258,9 @@ def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
         reduce_each=cfg.parallel.reduce_gradients == "micro_batch",
     )
     tokens = torch.zeros(cfg.train.batch_size, cfg.train.seq_len, dtype=torch.int64)
-    step = Step(batches=[Batch(tokens, tokens) for _ in range(cfg.train.grad_accum_steps)], n_targets=1000)
+    step = Step(
+        batches=[Batch(tokens, tokens) for _ in range(cfg.train.grad_accum_steps)], n_targets=1000
+    )
     update(step, 0)
     with Counting() as counting:
         update(step, 1)
@@ -175,7 +268,9 @@ def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("layout", "model"), CASES)
-def test_bytes_of_real_collectives(layout: tuple[int, list[str]], model: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_real_collectives(
+    layout: tuple[int, list[str]], model: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of experts with tokens dealt out evenly, as the closed form takes them to be."""
     monkeypatch.setattr(Router, "_choose", evenly)
     world, overrides = layout
@@ -196,9 +291,15 @@ def test_bytes_of_real_collectives(layout: tuple[int, list[str]], model: list[st
 @pytest.mark.parametrize("model", [[], GPT2_LIKE, MOE], ids=["llama-like", "gpt2-like", "experts"])
 def test_shapes_are_those_of_the_model(model: list[str], tp: int) -> None:
     section = config(1, *model).model
-    whole = {name: tuple(parameter.shape) for name, parameter in Decoder(section).named_parameters()}
+    whole = {
+        name: tuple(parameter.shape) for name, parameter in Decoder(section).named_parameters()
+    }
     sparse = [model == MOE and layer > 0 for layer in range(3)]
-    blocks = {f"blocks.{layer}.{shape.name}": shape.size for layer in range(3) for shape in block_shapes(section, tp, moe=sparse[layer])}
+    blocks = {
+        f"blocks.{layer}.{shape.name}": shape.size
+        for layer in range(3)
+        for shape in block_shapes(section, tp, moe=sparse[layer])
+    }
     assert {**blocks, **{shape.name: shape.size for shape in other_shapes(section)}} == whole
 
 

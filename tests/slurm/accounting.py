@@ -29,7 +29,9 @@ ACCESS = "create database slurm_acct; create user slurm@'127.0.0.1' identified b
 
 def missing() -> str | None:
     """Why there can be no accounting here."""
-    absent = [name for name in NEEDED if shutil.which(name, path=SEARCHED + "/usr/bin:/bin") is None]
+    absent = [
+        name for name in NEEDED if shutil.which(name, path=SEARCHED + "/usr/bin:/bin") is None
+    ]
     packages = "apt-get install -y --no-install-recommends slurmdbd mariadb-server-core mariadb-client-core"
     return f"{', '.join(absent)} not installed: {packages}" if absent else None
 
@@ -48,15 +50,35 @@ class WithAccounting(OneBox):
 
     def before_controller(self) -> None:
         folder, conf = self.folder, self.folder / "slurmdbd.conf"
-        conf.write_text(DATABASE.format(folder=folder, port=self.port, storage=self.storage), encoding="utf-8")
+        conf.write_text(
+            DATABASE.format(folder=folder, port=self.port, storage=self.storage), encoding="utf-8"
+        )
         conf.chmod(0o600)
         files = ["--no-defaults", "--user=root", f"--datadir={folder}/db"]
-        make = ["mariadb-install-db", *files, "--auth-root-authentication-method=normal", "--skip-test-db"]
+        make = [
+            "mariadb-install-db",
+            *files,
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+        ]
         subprocess.run(make, check=True, capture_output=True)
-        address = [f"--socket={folder}/db.sock", f"--port={self.storage}", "--bind-address=127.0.0.1", f"--pid-file={folder}/mariadb.pid"]
-        self.daemon("mariadbd", *files, *address, "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=0")
+        address = [
+            f"--socket={folder}/db.sock",
+            f"--port={self.storage}",
+            "--bind-address=127.0.0.1",
+            f"--pid-file={folder}/mariadb.pid",
+        ]
+        self.daemon(
+            "mariadbd",
+            *files,
+            *address,
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-flush-log-at-trx-commit=0",
+        )
         sql = ["mariadb", "--no-defaults", "--user=root", f"--socket={folder}/db.sock", "--execute"]
-        self.wait_for(lambda: subprocess.run([*sql, "select 1"], capture_output=True).returncode == 0)
+        self.wait_for(
+            lambda: subprocess.run([*sql, "select 1"], capture_output=True).returncode == 0
+        )
         subprocess.run([*sql, ACCESS], check=True, capture_output=True)
         self.daemon("slurmdbd", "-D")
         self.wait_for(lambda: "Cluster" in self.ask("sacctmgr", "show", "cluster"))

@@ -17,13 +17,20 @@ from pathlib import Path
 NODES = ("127.0.0.1", "127.0.0.2")  # names that resolve without a line in /etc/hosts
 SEARCHED = "/usr/sbin:/sbin:"  # no user has the daemons on PATH
 DAEMONS = ("munged", "slurmctld", "slurmd")
-GPUS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")  # any device file will do for Slurm to count and to number
+GPUS = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+)  # any device file will do for Slurm to count and to number
 TEMPLATE = Path(__file__).with_name("slurm.conf")
 
 
 def missing() -> str | None:
     """Why there can be no Slurm here."""
-    absent = [name for name in DAEMONS if shutil.which(name, path=SEARCHED + os.environ["PATH"]) is None]
+    absent = [
+        name for name in DAEMONS if shutil.which(name, path=SEARCHED + os.environ["PATH"]) is None
+    ]
     if absent:
         return f"{', '.join(absent)} not installed: apt-get install -y --no-install-recommends slurm-wlm munge"
     return None if os.geteuid() == 0 else "its daemons are started as root"
@@ -42,21 +49,45 @@ class OneBox:
         for name in ("controller", *NODES):
             (self.folder / name).mkdir()
         controller, *nodes = free_ports(1 + len(NODES))
-        content = TEMPLATE.read_text(encoding="utf-8").replace("@STATE@", str(self.folder)).replace("@CONTROLLER_PORT@", str(controller))
-        content = content.replace("@NODES@", ",".join(NODES)).replace("@NODE_PORTS@", ",".join(map(str, nodes)))
+        content = (
+            TEMPLATE.read_text(encoding="utf-8")
+            .replace("@STATE@", str(self.folder))
+            .replace("@CONTROLLER_PORT@", str(controller))
+        )
+        content = content.replace("@NODES@", ",".join(NODES)).replace(
+            "@NODE_PORTS@", ",".join(map(str, nodes))
+        )
         self.conf.write_text(self.settings(content), encoding="utf-8")
         gpus = [f"NodeName={node} Name=gpu File={device}\n" for node in NODES for device in GPUS]
         (self.folder / "gres.conf").write_text("".join(gpus), encoding="utf-8")
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o400)
-        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-        self.daemon("munged", "--foreground", "--force", *(f"--{option}={self.folder}/munge.{end}" for option, end in files.items()))
+        files = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        self.daemon(
+            "munged",
+            "--foreground",
+            "--force",
+            *(f"--{option}={self.folder}/munge.{end}" for option, end in files.items()),
+        )
         self.before_controller()
         self.daemon("slurmctld", "-D", "-f", str(self.conf))
         for node in NODES:
             self.daemon("slurmd", "-D", "-N", node, "-f", str(self.conf))
-        self.wait_for(lambda: self.ask("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%t").split() == ["idle", "idle"])
+        self.wait_for(
+            lambda: (
+                self.ask(
+                    "sinfo", "--noheader", "--Node", "--partition=debug", "--format=%t"
+                ).split()
+                == ["idle", "idle"]
+            )
+        )
 
     def settings(self, content: str) -> str:
         """slurm.conf, for who wants it otherwise."""
@@ -70,7 +101,10 @@ class OneBox:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                logs = [f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in self.folder.glob("*.out")]
+                logs = [
+                    f"{path.name}: {path.read_text(errors='replace')[-1500:]}"
+                    for path in self.folder.glob("*.out")
+                ]
                 raise RuntimeError("\n".join(["the one-box Slurm does not come up:", *logs]))
             time.sleep(0.1)
 
@@ -85,22 +119,34 @@ class OneBox:
             daemon.terminate()
             try:
                 daemon.wait(3)
-            except subprocess.TimeoutExpired:  # a slurmd that cannot reach its controller ignores SIGTERM
+            except (
+                subprocess.TimeoutExpired
+            ):  # a slurmd that cannot reach its controller ignores SIGTERM
                 daemon.kill()
                 daemon.wait()
 
     def daemon(self, *command: str) -> None:
         """Start a process that ends with the tests; what it says is in a file."""
-        environ = {**os.environ, "PATH": SEARCHED + os.environ["PATH"], "SLURM_CONF": str(self.conf)}
+        environ = {
+            **os.environ,
+            "PATH": SEARCHED + os.environ["PATH"],
+            "SLURM_CONF": str(self.conf),
+        }
         log = (self.folder / f"{command[0]}.{len(self.daemons)}.out").open("wb")
         with log:
-            self.daemons.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log, preexec_fn=_end_with_tests))
+            self.daemons.append(
+                subprocess.Popen(
+                    command, env=environ, stdout=log, stderr=log, preexec_fn=_end_with_tests
+                )
+            )
 
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints; nothing when it hangs or fails."""
         with suppress(subprocess.TimeoutExpired):
             environ = {**os.environ, "SLURM_CONF": str(self.conf)}
-            return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=10).stdout
+            return subprocess.run(
+                command, env=environ, capture_output=True, text=True, timeout=10
+            ).stdout
         return ""
 
 

@@ -33,7 +33,9 @@ def with_accounting(monkeypatch: pytest.MonkeyPatch) -> Iterator[accounting.With
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_sacct_knows_how_jobs_ended_that_squeue_has_forgotten(with_accounting: accounting.WithAccounting) -> None:
+def test_sacct_knows_how_jobs_ended_that_squeue_has_forgotten(
+    with_accounting: accounting.WithAccounting,
+) -> None:
     script = "sleep $SLURM_ARRAY_TASK_ID; test $SLURM_ARRAY_TASK_ID = 0"
     submit = ["sbatch", "--parsable", "--array=0,1,600", "--output=/dev/null", f"--wrap={script}"]
     job = subprocess.run(submit, capture_output=True, text=True, check=True).stdout.strip()
@@ -42,6 +44,8 @@ def test_sacct_knows_how_jobs_ended_that_squeue_has_forgotten(with_accounting: a
     slurm.cancel([jobs[2]])
     ends = {jobs[0]: "COMPLETED", jobs[1]: "FAILED", jobs[2]: "CANCELLED"}
     assert slurm.wait(jobs, poll=0.5) == ends
-    with_accounting.wait_for(lambda: not with_accounting.ask("squeue", "--noheader", "--states=all").strip(), 180)
+    with_accounting.wait_for(
+        lambda: not with_accounting.ask("squeue", "--noheader", "--states=all").strip(), 180
+    )
     assert slurm.states(jobs) == ends
     assert slurm.states(["999999"]) == {}

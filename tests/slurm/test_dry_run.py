@@ -29,10 +29,26 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 
 def test_a_line_of_launch_setup_that_fails_ends_the_job_with_its_words(tmp_path: Path) -> None:
-    fine = ["x=1 # || here", "f() {\n  false\n  true\n}", "f", "false || true", "if [ $x = 1 ]; then\n  echo 'one'\nfi"]
-    assert subprocess.run(["bash", "-c", "\n".join([*setup(fine), "echo on"])], capture_output=True, text=True).stdout == "one\non\n"
+    fine = [
+        "x=1 # || here",
+        "f() {\n  false\n  true\n}",
+        "f",
+        "false || true",
+        "if [ $x = 1 ]; then\n  echo 'one'\nfi",
+    ]
+    assert (
+        subprocess.run(
+            ["bash", "-c", "\n".join([*setup(fine), "echo on"])], capture_output=True, text=True
+        ).stdout
+        == "one\non\n"
+    )
     missing = "source 'a venv/bin/activate'"
-    done = subprocess.run(["bash", "-c", "\n".join([*setup([*fine, missing]), "echo on"])], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", "\n".join([*setup([*fine, missing]), "echo on"])],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert (done.returncode, done.stdout) == (1, "one\n")
     assert done.stderr.splitlines()[-1] == f"launch.setup failed with exit code 1: {missing}"
     assert setup([]) == []
@@ -49,16 +65,28 @@ def test_a_line_of_launch_setup_that_fails_ends_the_job_with_its_words(tmp_path:
 )
 def test_an_entry_of_launch_setup_is_a_whole_command(entry: str, said: str) -> None:
     (fault,) = unfinished(["module load cuda # of the site", entry, r"echo a\\", r"printf '\n'"])
-    assert (fault.key, fault.what) == (f"launch.setup={entry}", f"bash does not take it for a whole command: {said}")
-    assert fault.fix == "commands that are whole; one of several lines, like if ... fi, is one entry, with ; or line breaks in it"
+    assert (fault.key, fault.what) == (
+        f"launch.setup={entry}",
+        f"bash does not take it for a whole command: {said}",
+    )
+    assert (
+        fault.fix
+        == "commands that are whole; one of several lines, like if ... fi, is one entry, with ; or line breaks in it"
+    )
     with pytest.raises(ConfigError, match="for a whole command"):
         slurm.scripts([(Path("run"), 1)], Slurm(setup=[entry]), name="run", folder=Path("run"))
 
 
-def test_what_is_shown_is_what_sbatch_would_take(tmp_path: Path, sbatch: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown_is_what_sbatch_would_take(
+    tmp_path: Path, sbatch: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """On stderr: stdout has the script alone."""
-    sbatch(f"cat > {tmp_path}/given; echo $* > {tmp_path}/asked; echo 'sbatch: Job 7 to start at noon' >&2")
-    (script,) = slurm.scripts([(tmp_path / "run", 4)], Slurm(), name="run", folder=tmp_path / "slurm", labels=["seed=1"])
+    sbatch(
+        f"cat > {tmp_path}/given; echo $* > {tmp_path}/asked; echo 'sbatch: Job 7 to start at noon' >&2"
+    )
+    (script,) = slurm.scripts(
+        [(tmp_path / "run", 4)], Slurm(), name="run", folder=tmp_path / "slurm", labels=["seed=1"]
+    )
     assert capsys.readouterr() == ("", "sbatch --test-only says: Job 7 to start at noon\n")
     assert (tmp_path / "asked").read_text() == "--test-only\n"
     assert script == (tmp_path / "given").read_text() + "\n# element 0: seed=1"
@@ -70,7 +98,9 @@ def test_a_script_that_sbatch_refuses_is_shown_all_the_same(
 ) -> None:
     sbatch('echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
     with pytest.raises(ConfigError) as refused:
-        slurm.scripts([(tmp_path / "run", 1), (tmp_path / "other", 2)], Slurm(), name="run", folder=tmp_path)
+        slurm.scripts(
+            [(tmp_path / "run", 1), (tmp_path / "other", 2)], Slurm(), name="run", folder=tmp_path
+        )
     assert [problem.render().splitlines() for problem in refused.value.problems] == [
         [
             "  launch=slurm",
@@ -89,12 +119,19 @@ def test_a_script_that_sbatch_refuses_is_shown_all_the_same(
             "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1",
             "fatal: Could not establish a configuration source",
         ),
-        ("echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1", "Unable to contact slurm controller"),
+        (
+            "echo 'sbatch: error: Unable to contact slurm controller (connect failure)' >&2; exit 1",
+            "Unable to contact slurm controller",
+        ),
         ("exec sleep 5", "sbatch gives no answer in 0.2 s"),
     ],
 )
 def test_a_script_is_shown_where_slurm_is_away(
-    script: str, said: str, sbatch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: str,
+    said: str,
+    sbatch: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(slurm, "PATIENCE", 0.2 if "sleep" in script else 20)
     sbatch(script)

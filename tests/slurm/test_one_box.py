@@ -22,7 +22,11 @@ from forge.launch import directory, local, slurm, told
 pytestmark = pytest.mark.slurm
 TRUSTED = ["trouble.", "pace."]
 TROUBLE = ["run.trust=[trouble.,pace.]", "+callbacks.trouble._target_=trouble.Trouble"]
-SLOWLY = ["run.trust=[trouble.,pace.]", "+callbacks.pace._target_=pace.Pace", "+callbacks.pace.seconds=1"]
+SLOWLY = [
+    "run.trust=[trouble.,pace.]",
+    "+callbacks.pace._target_=pace.Pace",
+    "+callbacks.pace.seconds=1",
+]
 LONGER = (  # once the job has been told, when nothing new would come of it; and at once for the first element, which may have ended
     "test -z $SLURM_RESTART_COUNT || scontrol update JobId=$SLURM_JOB_ID TimeLimit=30 || true",
     "[[ $SLURM_ARRAY_TASK_ID != 0 ]] || scontrol update JobId=${SLURM_ARRAY_JOB_ID}_0 TimeLimit=30",
@@ -60,10 +64,22 @@ def make(tmp_path_factory: pytest.TempPathFactory, one_box_slurm: OneBox) -> Mak
     """A small run, by its name and overrides."""
     folder = tmp_path_factory.mktemp("slurm-runs")
     text = folder / "text.txt"
-    text.write_text("".join(f"{i} the sea, a ship, {i * i % 97} whales and the captain said {'so' * (i % 5)}\n" for i in range(300)))
+    text.write_text(
+        "".join(
+            f"{i} the sea, a ship, {i * i % 97} whales and the captain said {'so' * (i % 5)}\n"
+            for i in range(300)
+        )
+    )
 
     def run(name: str, *overrides: str) -> Run:
-        common = [*TINY, "model.n_layers=1", "data=text", f"data.path={text}", "launch=slurm", "launch.gpus_per_node=0"]
+        common = [
+            *TINY,
+            "model.n_layers=1",
+            "data=text",
+            f"data.path={text}",
+            "launch=slurm",
+            "launch.gpus_per_node=0",
+        ]
         composition, resolution = cli.resolved([*common, *overrides, f"run.dir={folder / name}"])
         path, _ = directory.prepare(resolution, overrides=composition.overrides)
         section = resolution.config.launch
@@ -74,18 +90,25 @@ def make(tmp_path_factory: pytest.TempPathFactory, one_box_slurm: OneBox) -> Mak
 
 
 @pytest.fixture(scope="module")
-def told_of_the_limit(make: Make, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Run]]:
+def told_of_the_limit(
+    make: Make, tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[str, Run]]:
     """A job, and an array of which one element ends undisturbed: each with its job id.
 
     The signal comes up to a minute early: of two minutes, 15 to 45 seconds after the start.
     """
     limit = [*TWO_RANKS, "launch.time=2", "launch.signal_before=75", "train.max_steps=100"]
-    runs = [make(name, *limit, *own) for name, own in (("single", [*SLOWLY, *WANDB]), ("undisturbed", []), ("element", SLOWLY))]
+    runs = [
+        make(name, *limit, *own)
+        for name, own in (("single", [*SLOWLY, *WANDB]), ("undisturbed", []), ("element", SLOWLY))
+    ]
     folder = tmp_path_factory.mktemp("limit")
     began = time.monotonic()
     section = replace(runs[0].section, setup=LONGER)
     jobs = slurm.submit([runs[0].point], section, name="single", folder=folder, trust=TRUSTED)
-    jobs += slurm.submit([run.point for run in runs[1:]], section, name="array", folder=folder, trust=TRUSTED)
+    jobs += slurm.submit(
+        [run.point for run in runs[1:]], section, name="array", folder=folder, trust=TRUSTED
+    )
     assert time.monotonic() - began < 5
     assert [re.sub(r"\d+", "N", job, count=1) for job in jobs] == ["N", "N_0", "N_1"]
     return list(zip(jobs, runs, strict=True))
@@ -98,7 +121,9 @@ def begun_first(told_of_the_limit: object) -> None:
 
 def shown(job: str) -> dict[str, str]:
     """What scontrol says of a job."""
-    said = subprocess.run(["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["scontrol", "show", "job", "--oneliner", job], capture_output=True, text=True, check=True
+    ).stdout
     return dict(re.findall(r"(\w+)=(\S+)", said))
 
 
@@ -139,7 +164,9 @@ def test_an_array_of_three_of_which_one_fails(make: Make, tmp_path: Path) -> Non
 def test_two_nodes_with_two_ranks_each_train_as_four_ranks_here(make: Make, tmp_path: Path) -> None:
     four = ["parallel=fsdp", "run.num_processes=4", "train.batch_size=1"]
     there, here = make("nodes", *four, "launch.gpus_per_node=2"), make("here", *four)
-    (job,) = slurm.submit([there.point], there.section, name="nodes", folder=tmp_path, trust=TRUSTED)
+    (job,) = slurm.submit(
+        [there.point], there.section, name="nodes", folder=tmp_path, trust=TRUSTED
+    )
     assert local.start(here.path, 4) == 0
     assert slurm.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(there)
     assert {name: shown(job)[name] for name in ("NumNodes", "NumTasks", "TresPerNode")} == {
@@ -149,7 +176,12 @@ def test_two_nodes_with_two_ranks_each_train_as_four_ranks_here(make: Make, tmp_
     }
     assert there.losses == here.losses
     assert len(there.losses) == 6
-    assert [("node=1(2)" in printed(there, rank)) for rank in range(4)] == [False, False, True, True]
+    assert [("node=1(2)" in printed(there, rank)) for rank in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_rank_that_dies_ends_its_job(make: Make, tmp_path: Path) -> None:
@@ -161,7 +193,9 @@ def test_a_rank_that_dies_ends_its_job(make: Make, tmp_path: Path) -> None:
     assert "task 1: Killed" in printed(run)
 
 
-def test_a_line_of_setup_that_fails_ends_the_job_before_the_run_begins(make: Make, tmp_path: Path) -> None:
+def test_a_line_of_setup_that_fails_ends_the_job_before_the_run_begins(
+    make: Make, tmp_path: Path
+) -> None:
     run = make("unset")
     section = replace(run.section, setup=["export A=1", "source missing/venv/bin/activate"])
     (job,) = slurm.submit([run.point], section, name="unset", folder=tmp_path, trust=TRUSTED)
@@ -173,10 +207,14 @@ def test_a_line_of_setup_that_fails_ends_the_job_before_the_run_begins(make: Mak
     assert not (run.path / "attempts.jsonl").exists()
 
 
-def test_ranks_have_what_the_script_has_where_jobs_have_an_environment_of_their_own(make: Make, tmp_path: Path) -> None:
+def test_ranks_have_what_the_script_has_where_jobs_have_an_environment_of_their_own(
+    make: Make, tmp_path: Path
+) -> None:
     """And meet where launch.setup says."""
     run = make("alone", *TWO_RANKS)
-    section = replace(run.section, sbatch={"export": "NONE"}, setup=["export MASTER_ADDR=localhost"])
+    section = replace(
+        run.section, sbatch={"export": "NONE"}, setup=["export MASTER_ADDR=localhost"]
+    )
     (job,) = slurm.submit([run.point], section, name="alone", folder=tmp_path, trust=TRUSTED)
     assert slurm.wait([job], poll=0.2) == {job: "COMPLETED"}, printed(run)
     assert len(run.losses) == 6
@@ -184,9 +222,17 @@ def test_ranks_have_what_the_script_has_where_jobs_have_an_environment_of_their_
 
 def test_why_jobs_wait(make: Make, tmp_path: Path) -> None:
     runs = [make(name) for name in ("held", "needing", "other")]
-    (held,) = slurm.submit([runs[0].point], replace(runs[0].section, sbatch={"hold": "true"}), name="held", folder=tmp_path, trust=TRUSTED)
+    (held,) = slurm.submit(
+        [runs[0].point],
+        replace(runs[0].section, sbatch={"hold": "true"}),
+        name="held",
+        folder=tmp_path,
+        trust=TRUSTED,
+    )
     after = replace(runs[1].section, sbatch={"dependency": f"afterok:{held}"})
-    needing = slurm.submit([run.point for run in runs[1:]], after, name="needing", folder=tmp_path, trust=TRUSTED)
+    needing = slurm.submit(
+        [run.point for run in runs[1:]], after, name="needing", folder=tmp_path, trust=TRUSTED
+    )
     waiting = {held: "JobHeldUser", **dict.fromkeys(needing, "Dependency")}
     wait_for(lambda: slurm.reasons([held, *needing]) == waiting)
     slurm.cancel([held])
@@ -197,7 +243,9 @@ def test_why_jobs_wait(make: Make, tmp_path: Path) -> None:
 
 def test_a_cancelled_element_is_noticed_and_has_saved(make: Make, tmp_path: Path) -> None:
     runs = [make(f"endless{number}", *SLOWLY, "train.max_steps=1000000") for number in (1, 2)]
-    jobs = slurm.submit([run.point for run in runs], runs[0].section, name="endless", folder=tmp_path, trust=TRUSTED)
+    jobs = slurm.submit(
+        [run.point for run in runs], runs[0].section, name="endless", folder=tmp_path, trust=TRUSTED
+    )
     wait_for(lambda: all((run.path / "metrics.jsonl").exists() for run in runs))
     subprocess.run(["scancel", jobs[0]], check=True)
     assert wait_for(lambda: slurm.states(jobs)[jobs[0]] == "CANCELLED") < 30
@@ -211,7 +259,9 @@ def test_a_cancelled_element_is_noticed_and_has_saved(make: Make, tmp_path: Path
     assert shown(jobs[0])["Restarts"] == "0"
 
 
-def test_what_slurm_itself_refuses_is_told_before_anything_is_written(make: Make, tmp_path: Path) -> None:
+def test_what_slurm_itself_refuses_is_told_before_anything_is_written(
+    make: Make, tmp_path: Path
+) -> None:
     section = Slurm(partition="gpuu", gpus_per_node=0)
     with pytest.raises(ValueError) as refused:
         slurm.check([(tmp_path / "run", 2)], section, name="run", folder=tmp_path / "slurm")
@@ -219,8 +269,12 @@ def test_what_slurm_itself_refuses_is_told_before_anything_is_written(make: Make
         "     sbatch refuses a job with nodes=1 ntasks-per-node=2 gpus-per-node=0: "
         "invalid partition specified: gpuu / allocation failure: Invalid partition name specified"
     )
-    with pytest.raises(slurm.NotSubmitted, match=r"sbatch does not take run: .*Invalid partition name specified"):
-        slurm.submit([(tmp_path / "run", 2)], section, name="run", folder=tmp_path / "slurm", trust=TRUSTED)
+    with pytest.raises(
+        slurm.NotSubmitted, match=r"sbatch does not take run: .*Invalid partition name specified"
+    ):
+        slurm.submit(
+            [(tmp_path / "run", 2)], section, name="run", folder=tmp_path / "slurm", trust=TRUSTED
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -234,12 +288,23 @@ def test_more_points_than_an_array_may_have_make_several(make: Make, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("partition", "by"), [("debug", "Slurm"), ("scavenge", "us")])
-def test_a_run_makes_room_for_an_urgent_one_and_comes_back(partition: str, by: str, make: Make, tmp_path: Path) -> None:
+def test_a_run_makes_room_for_an_urgent_one_and_comes_back(
+    partition: str, by: str, make: Make, tmp_path: Path
+) -> None:
     """Where preempted jobs are queued again Slurm does it; where they end after some grace, the run itself."""
     run = make(f"preempted-{partition}", *SLOWLY, f"launch.partition={partition}")
-    (job,) = slurm.submit([run.point], run.section, name="preempted", folder=tmp_path, trust=TRUSTED)
+    (job,) = slurm.submit(
+        [run.point], run.section, name="preempted", folder=tmp_path, trust=TRUSTED
+    )
     wait_for(lambda: (run.path / "metrics.jsonl").exists())
-    urgent = ["sbatch", "--partition=urgent", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 1"]
+    urgent = [
+        "sbatch",
+        "--partition=urgent",
+        "--exclusive",
+        "--nodes=2",
+        "--output=/dev/null",
+        "--wrap=sleep 1",
+    ]
     subprocess.run(urgent, check=True, capture_output=True)
     assert slurm.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(run)
     assert shown(job)["Restarts"] == "1"
@@ -247,20 +312,32 @@ def test_a_run_makes_room_for_an_urgent_one_and_comes_back(partition: str, by: s
     assert len(run.losses) == 6
 
 
-def test_a_run_at_its_time_limit_saves_is_queued_again_and_ends_with_the_same_bits(told_of_the_limit: list[tuple[str, Run]]) -> None:
+def test_a_run_at_its_time_limit_saves_is_queued_again_and_ends_with_the_same_bits(
+    told_of_the_limit: list[tuple[str, Run]],
+) -> None:
     """A single job, and one element of an array of which the other ends undisturbed."""
     (single, alone), (undisturbed, reference), (element, one_of) = told_of_the_limit
     jobs = [single, undisturbed, element]
-    assert slurm.wait(jobs, poll=0.5) == dict.fromkeys(jobs, "COMPLETED"), printed(alone) + printed(one_of)
+    assert slurm.wait(jobs, poll=0.5) == dict.fromkeys(jobs, "COMPLETED"), printed(alone) + printed(
+        one_of
+    )
     assert [shown(job)["Restarts"] for job in jobs] == ["1", "0", "1"]
     assert len(reference.losses) == 100
     assert alone.losses == reference.losses
     assert one_of.losses == reference.losses
     for run in (alone, one_of):
-        lines = [json.loads(line) for line in (run.path / "attempts.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (run.path / "attempts.jsonl").read_text().splitlines()
+        ]
         assert [line["event"] for line in lines] == ["start", "end", "start", "end"]
-        assert (lines[1]["reason"], lines[1]["step"], lines[3]["status"]) == ("SIGUSR2", lines[2]["step"], "finished")
+        assert (lines[1]["reason"], lines[1]["step"], lines[3]["status"]) == (
+            "SIGUSR2",
+            lines[2]["step"],
+            "finished",
+        )
         assert 0 < lines[1]["step"] < 100
         assert "queueing the job again, for the 1. time of 5" in printed(run)
-    ids = [path.stem.removeprefix("run-") for path in alone.path.glob("wandb/offline-run-*/*.wandb")]
+    ids = [
+        path.stem.removeprefix("run-") for path in alone.path.glob("wandb/offline-run-*/*.wandb")
+    ]
     assert ids == [(alone.path / "wandb_id").read_text().strip()] * 2

@@ -36,21 +36,27 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
     def make(shows: str, more: str = "") -> Path:
         asked = tmp_path / "asked"
         path = tmp_path / "scontrol"
-        path.write_text(f'#!/bin/bash\necho "$*" >> {asked}\n[ "$1" = show ] && echo "{shows}"\n{more}\nexit 0\n')
+        path.write_text(
+            f'#!/bin/bash\necho "$*" >> {asked}\n[ "$1" = show ] && echo "{shows}"\n{more}\nexit 0\n'
+        )
         path.chmod(0o755)
         return asked
 
     return make
 
 
-def test_a_run_that_was_told_of_its_time_limit_is_queued_again(scontrol: Scontrol, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_told_of_its_time_limit_is_queued_again(
+    scontrol: Scontrol, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = scontrol(RUNNING)
     requeue.after(LIMIT, 5)
     assert asked.read_text().splitlines() == ["show job --oneliner 31", "requeue 31"]
     assert capsys.readouterr().err == "queueing the job again, for the 1. time of 5\n"
 
 
-def test_an_element_of_an_array_is_called_by_its_place(scontrol: Scontrol, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_element_of_an_array_is_called_by_its_place(
+    scontrol: Scontrol, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its last element has the number of the whole array: `scontrol requeue` of that queues all elements again."""
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "31")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
@@ -62,9 +68,17 @@ def test_an_element_of_an_array_is_called_by_its_place(scontrol: Scontrol, monke
 @pytest.mark.parametrize(
     ("code", "shows", "said"),
     [
-        (TERM, RUNNING.replace("None", "2026-01-01T00:00:00"), "queueing the job again, for the 1. time of 5"),  # there is some grace
+        (
+            TERM,
+            RUNNING.replace("None", "2026-01-01T00:00:00"),
+            "queueing the job again, for the 1. time of 5",
+        ),  # there is some grace
         (TERM, RUNNING, "not queued again: SIGTERM was sent to the job by someone"),
-        (TERM, RUNNING.replace("RUNNING", "CANCELLED"), "not queued again: the job is CANCELLED: Slurm ends it, or queues it again itself"),
+        (
+            TERM,
+            RUNNING.replace("RUNNING", "CANCELLED"),
+            "not queued again: the job is CANCELLED: Slurm ends it, or queues it again itself",
+        ),
         (
             LIMIT,
             RUNNING.replace("RUNNING", "COMPLETING"),
@@ -95,7 +109,9 @@ def test_the_main_rank_alone_acts(scontrol: Scontrol, monkeypatch: pytest.Monkey
     assert not asked.exists()
 
 
-def test_no_more_often_than_asked_for(scontrol: Scontrol, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_more_often_than_asked_for(
+    scontrol: Scontrol, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = scontrol(RUNNING)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     requeue.after(LIMIT, 2)
@@ -106,7 +122,10 @@ def test_no_more_often_than_asked_for(scontrol: Scontrol, monkeypatch: pytest.Mo
 
 
 def test_slurm_refuses(scontrol: Scontrol, capsys: pytest.CaptureFixture[str]) -> None:
-    scontrol(RUNNING, '[ "$1" = requeue ] && echo "Requested operation is presently disabled for job 31" >&2 && exit 1')
+    scontrol(
+        RUNNING,
+        '[ "$1" = requeue ] && echo "Requested operation is presently disabled for job 31" >&2 && exit 1',
+    )
     requeue.after(LIMIT, 5)
     said = "not queued again: scontrol requeue 31: Requested operation is presently disabled for job 31"
     assert capsys.readouterr().err.splitlines()[-1] == said
@@ -119,23 +138,53 @@ def test_all_that_is_pickled_is_the_name_of_a_class_and_a_path(tmp_path: Path) -
 
 
 def test_a_task_of_a_step_is_a_rank_whatever_its_environment_says_of_ranks() -> None:
-    environ = {"RANK": "9", "WORLD_SIZE": "99", "LOCAL_RANK": "7", "SLURM_JOB_ID": "31", "SLURM_STEP_ID": "0"}
-    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "a[07-08]"}
-    expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a07", "MASTER_PORT": str(15000 + 37 * 31)}
+    environ = {
+        "RANK": "9",
+        "WORLD_SIZE": "99",
+        "LOCAL_RANK": "7",
+        "SLURM_JOB_ID": "31",
+        "SLURM_STEP_ID": "0",
+    }
+    step = {
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_NODELIST": "a[07-08]",
+    }
+    expected = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "a07",
+        "MASTER_PORT": str(15000 + 37 * 31),
+    }
     assert placed({**environ, **step}) == expected
-    assert placed({**environ, **step, "SLURM_STEP_NUM_TASKS": "1"}) == {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    assert placed({**environ, **step, "SLURM_STEP_NUM_TASKS": "1"}) == {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+    }
 
 
 def test_launch_setup_may_say_where_the_ranks_meet() -> None:
     """As on clusters whose nodes have another name on the network of the GPUs."""
-    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "a[07-08]"}
+    step = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NODELIST": "a[07-08]",
+    }
     found = placed({**step, "MASTER_ADDR": "a07i", "MASTER_PORT": "29500"})
     assert (found["RANK"], found["MASTER_ADDR"], found["MASTER_PORT"]) == ("1", "a07i", "29500")
 
 
 def test_a_signal_that_comes_before_the_loop_listens_is_not_lost() -> None:
     """It would end a run that is still starting; so it is noted, and the first step is the last."""
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)]
+    before = [
+        (number, signal.getsignal(number))
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
+    ]
     interrupted: list[str] = []
     loop: Any = SimpleNamespace(interrupted=False, interrupt=interrupted.append)
     try:
@@ -152,9 +201,13 @@ def test_a_signal_that_comes_before_the_loop_listens_is_not_lost() -> None:
     assert interrupted == ["SIGUSR2"]
 
 
-@pytest.mark.parametrize(("last", "code"), [("requeue.leave_finished()", 0), ("pass", -signal.SIGUSR2)])
+@pytest.mark.parametrize(
+    ("last", "code"), [("requeue.leave_finished()", 0), ("pass", -signal.SIGUSR2)]
+)
 def test_a_signal_while_python_ends_does_not_make_a_finished_run_fail(last: str, code: int) -> None:
     lines = ["import os, signal", "from forge.launch import requeue", "class Late:"]
-    lines += ["    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGUSR2): kill(pid, number)"]
+    lines += [
+        "    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGUSR2): kill(pid, number)"
+    ]
     lines += ["requeue.listen()", "late = Late()", last]
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)]).returncode == code

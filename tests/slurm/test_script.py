@@ -59,7 +59,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         (8, {"nodes": 2, "tasks_per_node": 4}, needs(2, 4, 4)),
     ],
 )
-def test_machines_follow_from_the_ranks(world: int, options: dict[str, Any], expected: Allocation) -> None:
+def test_machines_follow_from_the_ranks(
+    world: int, options: dict[str, Any], expected: Allocation
+) -> None:
     assert allocation(Slurm(**options), world) == expected
 
 
@@ -110,7 +112,9 @@ def test_machines_follow_from_the_ranks(world: int, options: dict[str, Any], exp
         ),
     ],
 )
-def test_ranks_that_do_not_fill_the_machines_are_refused(world: int, options: dict[str, Any], key: str, what: str, fix: str) -> None:
+def test_ranks_that_do_not_fill_the_machines_are_refused(
+    world: int, options: dict[str, Any], key: str, what: str, fix: str
+) -> None:
     found = allocation(Slurm(**options), world)
     assert isinstance(found, Problem)
     assert (found.key, found.what, found.fix) == (key, what, fix)
@@ -129,7 +133,10 @@ def test_a_signal_before_the_job_begins_is_refused() -> None:
 @pytest.mark.parametrize("key", ["array", "ntasks-per-node", "--ntasks_per_node", "signal", "time"])
 def test_keys_of_sbatch_that_have_another_source_are_refused(key: str) -> None:
     (fault,) = faults(Slurm(sbatch={key: "1"}))
-    assert (fault.key, fault.what) == (f"launch.sbatch.{key}=1", "forge sets this key of sbatch itself.")
+    assert (fault.key, fault.what) == (
+        f"launch.sbatch.{key}=1",
+        "forge sets this key of sbatch itself.",
+    )
     assert fault.fix.startswith("leave it out: it is ")
 
 
@@ -142,25 +149,42 @@ def test_one_array_a_shape_in_the_order_they_come() -> None:
     ]
 
 
-def test_an_array_is_no_larger_than_the_cluster_takes(tmp_path: Path, command: Callable[..., None]) -> None:
-    assert [group.members for group in grouped([1, 4, 1, 1, 1, 1], Slurm(), most=2)] == [(0, 2), (3, 4), (5,), (1,)]
+def test_an_array_is_no_larger_than_the_cluster_takes(
+    tmp_path: Path, command: Callable[..., None]
+) -> None:
+    assert [group.members for group in grouped([1, 4, 1, 1, 1, 1], Slurm(), most=2)] == [
+        (0, 2),
+        (3, 4),
+        (5,),
+        (1,),
+    ]
     points = [(tmp_path / str(place), 1) for place in range(7)]
 
     def arrays() -> list[str]:
         made = slurm.scripts(points, Slurm(), name="night", folder=tmp_path / "slurm")
-        return [line for script in made for line in script.splitlines() if line.startswith("#SBATCH --array")]
+        return [
+            line
+            for script in made
+            for line in script.splitlines()
+            if line.startswith("#SBATCH --array")
+        ]
 
     assert arrays() == ["#SBATCH --array=0-6%7"]  # there is no Slurm to ask
     command("scontrol", "printf 'MaxArrayTasks           = 9\\nMaxArraySize            = 3\\n'")
     assert arrays() == ["#SBATCH --array=0-2%3"] * 2  # and the last alone is a job
 
 
-def test_all_shapes_that_do_not_fit_are_refused_together_and_nothing_is_written(tmp_path: Path) -> None:
+def test_all_shapes_that_do_not_fit_are_refused_together_and_nothing_is_written(
+    tmp_path: Path,
+) -> None:
     section = Slurm(gpus_per_node=4, time=1)
     points = [(tmp_path / str(place), world) for place, world in enumerate((1, 5, 6, 5))]
     with pytest.raises(ConfigError) as refused:
         slurm.submit(points, section, name="bad", folder=tmp_path / "slurm")
-    assert [problem.key for problem in refused.value.problems] == ["launch.signal_before=120", *["launch.gpus_per_node=4"] * 2]
+    assert [problem.key for problem in refused.value.problems] == [
+        "launch.signal_before=120",
+        *["launch.gpus_per_node=4"] * 2,
+    ]
     assert not list(tmp_path.iterdir())
 
 
@@ -226,8 +250,14 @@ def test_the_script_of_an_array(tmp_path: Path) -> None:
 
 
 def test_a_single_run_is_no_array_and_asks_for_nothing_that_was_not_said(tmp_path: Path) -> None:
-    (script,) = slurm.scripts([(tmp_path / "run", 1)], Slurm(gpus_per_node=0, max_requeues=0), name="run", folder=tmp_path)
-    assert [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")] == [
+    (script,) = slurm.scripts(
+        [(tmp_path / "run", 1)], Slurm(gpus_per_node=0, max_requeues=0), name="run", folder=tmp_path
+    )
+    assert [
+        line.removeprefix("#SBATCH --")
+        for line in script.splitlines()
+        if line.startswith("#SBATCH")
+    ] == [
         "job-name=run",
         "no-requeue",
         "nodes=1",
@@ -239,7 +269,9 @@ def test_a_single_run_is_no_array_and_asks_for_nothing_that_was_not_said(tmp_pat
     ]
 
 
-def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_slurm_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError) as refused:
         slurm.check([(tmp_path / "run", 1)], Slurm(), name="run", folder=tmp_path)
@@ -251,11 +283,18 @@ def test_a_machine_without_slurm_is_told_so(tmp_path: Path, monkeypatch: pytest.
     ]
 
 
-def test_what_sbatch_refuses_is_told_before_anything_is_written(tmp_path: Path, command: Callable[..., None]) -> None:
+def test_what_sbatch_refuses_is_told_before_anything_is_written(
+    tmp_path: Path, command: Callable[..., None]
+) -> None:
     command("srun", "")
-    command("sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; echo "allocation failure" >&2; exit 1')
+    command(
+        "sbatch",
+        'echo "sbatch: error: invalid partition specified: gpuu" >&2; echo "allocation failure" >&2; exit 1',
+    )
     with pytest.raises(ConfigError) as refused:
-        slurm.check([(tmp_path / "run", 8)], Slurm(gpus_per_node=4), name="run", folder=tmp_path / "slurm")
+        slurm.check(
+            [(tmp_path / "run", 8)], Slurm(gpus_per_node=4), name="run", folder=tmp_path / "slurm"
+        )
     assert str(refused.value).splitlines()[1:] == [
         "  1. launch=slurm",
         "     sbatch refuses a job with nodes=2 ntasks-per-node=4 gpus-per-node=4: invalid partition specified: gpuu / allocation failure",
@@ -283,14 +322,31 @@ def test_what_another_job_has_set_does_not_reach_the_new_one(
     tmp_path: Path, command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shell in an allocation, or a rank, may submit: only what says which Slurm to ask is handed on."""
-    others = {"SLURM_NTASKS": "9", "SLURM_JOB_ID": "7", "RANK": "3", "MASTER_ADDR": "elsewhere", "SUBMITIT_EXECUTOR": "slurm"}
-    for name, value in {**others, "SLURM_CONF": "/nowhere", "SBATCH_ACCOUNT": "lab", "MINE": "1"}.items():
+    others = {
+        "SLURM_NTASKS": "9",
+        "SLURM_JOB_ID": "7",
+        "RANK": "3",
+        "MASTER_ADDR": "elsewhere",
+        "SUBMITIT_EXECUTOR": "slurm",
+    }
+    for name, value in {
+        **others,
+        "SLURM_CONF": "/nowhere",
+        "SBATCH_ACCOUNT": "lab",
+        "MINE": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     command("srun", "")
     command("sbatch", f"env > {tmp_path}/environment; echo Submitted batch job 12")
     (tmp_path / "run").mkdir()
-    assert slurm.submit([(tmp_path / "run", 1)], Slurm(), name="run", folder=tmp_path / "slurm") == ["12"]
-    seen = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
+    assert slurm.submit(
+        [(tmp_path / "run", 1)], Slurm(), name="run", folder=tmp_path / "slurm"
+    ) == ["12"]
+    seen = dict(
+        line.split("=", 1)
+        for line in (tmp_path / "environment").read_text().splitlines()
+        if "=" in line
+    )
     assert {name: seen.get(name) for name in ("SLURM_CONF", "SBATCH_ACCOUNT", "MINE")} == {
         "SLURM_CONF": "/nowhere",
         "SBATCH_ACCOUNT": "lab",
@@ -305,8 +361,19 @@ def test_variables_of_sbatch_are_defaults_and_overrule_no_option(
     tmp_path: Path, command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """sbatch itself takes SBATCH_PARTITION before the script's --partition."""
-    always = {"SBATCH_TIMELIMIT": "5", "SBATCH_ARRAY_INX": "0-9", "SBATCH_OUTPUT": "x", "SBATCH_GPUS": "4", "SBATCH_WAIT": "1"}
-    named = {"SBATCH_PARTITION": "long", "SBATCH_MEM_PER_CPU": "1G", "SBATCH_EXCLUSIVE": "user", "SBATCH_RESERVATION": "theirs"}
+    always = {
+        "SBATCH_TIMELIMIT": "5",
+        "SBATCH_ARRAY_INX": "0-9",
+        "SBATCH_OUTPUT": "x",
+        "SBATCH_GPUS": "4",
+        "SBATCH_WAIT": "1",
+    }
+    named = {
+        "SBATCH_PARTITION": "long",
+        "SBATCH_MEM_PER_CPU": "1G",
+        "SBATCH_EXCLUSIVE": "user",
+        "SBATCH_RESERVATION": "theirs",
+    }
     others = {"SBATCH_ACCOUNT": "lab", "SBATCH_EXPORT": "NONE"}
     for name, value in {**always, **named, **others}.items():
         monkeypatch.setenv(name, value)
@@ -318,11 +385,16 @@ def test_variables_of_sbatch_are_defaults_and_overrule_no_option(
         return dict(line.split("=") for line in (tmp_path / "seen").read_text().splitlines())
 
     assert seen(Slurm()) == {**named, **others}
-    assert seen(Slurm(partition="gpu", mem="8G", exclusive=True, sbatch={"reservation": "mine"})) == others
+    assert (
+        seen(Slurm(partition="gpu", mem="8G", exclusive=True, sbatch={"reservation": "mine"}))
+        == others
+    )
     assert os.environ["SBATCH_PARTITION"] == "long"
 
 
-def test_a_run_that_is_in_the_queue_is_not_submitted_twice(tmp_path: Path, command: Callable[..., None]) -> None:
+def test_a_run_that_is_in_the_queue_is_not_submitted_twice(
+    tmp_path: Path, command: Callable[..., None]
+) -> None:
     command("srun", "")
     command("sbatch", "echo Submitted batch job 12")
     command("squeue", "echo '12|PENDING'")
@@ -343,22 +415,35 @@ def test_a_run_that_is_in_the_queue_is_not_submitted_twice(tmp_path: Path, comma
 def test_the_page_shows_the_script_as_it_is() -> None:
     """But for the places of the tree and of Python, which are those of whoever types the command."""
     page = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text(encoding="utf-8")
-    command, _, rest = page.partition("## The script")[2].partition("python -m forge.train ")[2].partition("\n\n```bash\n")
+    command, _, rest = (
+        page.partition("## The script")[2]
+        .partition("python -m forge.train ")[2]
+        .partition("\n\n```bash\n")
+    )
     shown = rest.partition("\n```\n")[0]
     composition, resolution = cli.resolved(shlex.split(command.replace("\\\n", " ")))
     assert not composition.problems
     printed = single_job.scripts(resolution)
     assert printed is not None
     printed = re.sub(r"(?m)^export PYTHONPATH=.*$", "export PYTHONPATH=/home/you/forge", printed)
-    printed = printed.replace(shlex.quote(sys.executable), "/home/you/forge/.venv/bin/python").replace(os.getcwd(), "/home/you/forge")
+    printed = printed.replace(
+        shlex.quote(sys.executable), "/home/you/forge/.venv/bin/python"
+    ).replace(os.getcwd(), "/home/you/forge")
     assert printed.strip() == shown
 
 
 def test_a_type_of_gpus(tmp_path: Path) -> None:
-    (script,) = slurm.scripts([(tmp_path / "run", 4)], Slurm(gpu_type="h200"), name="run", folder=tmp_path)
+    (script,) = slurm.scripts(
+        [(tmp_path / "run", 4)], Slurm(gpu_type="h200"), name="run", folder=tmp_path
+    )
     assert "#SBATCH --gpus-per-node=h200:4\n" in script
 
 
 def test_who_submits_imports_no_torch() -> None:
     code = "import sys; from forge.launch import requeue, slurm, slurm_task; import submitit; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )

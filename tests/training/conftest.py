@@ -21,7 +21,24 @@ from forge.launch import directory
 from forge.parallel.mesh import Mesh, make_mesh
 from forge.training.assemble import Parts, assemble
 
-WORDS = ["the", "a", "of", "sea", "ship", "whale", "white", "captain", "said", "and", "to", "in", "was", "his", "it", "man"]
+WORDS = [
+    "the",
+    "a",
+    "of",
+    "sea",
+    "ship",
+    "whale",
+    "white",
+    "captain",
+    "said",
+    "and",
+    "to",
+    "in",
+    "was",
+    "his",
+    "it",
+    "man",
+]
 
 
 @pytest.fixture
@@ -33,7 +50,14 @@ def mesh_of_one() -> Iterator[Mesh]:
 
 
 # A step takes a few milliseconds; nothing is evaluated, shown or saved before the end.
-SMALL = [*TINY, "scheduler=cosine", "model.qk_norm=false", "optimizer.betas=[0.9,0.95]", "model.n_layers=2", "run.inline=true"]
+SMALL = [
+    *TINY,
+    "scheduler=cosine",
+    "model.qk_norm=false",
+    "optimizer.betas=[0.9,0.95]",
+    "model.n_layers=2",
+    "run.inline=true",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +77,9 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 20 KB of lines of words, all different."""
     draw = random.Random(0)
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_text("".join(f"{i} {' '.join(draw.choices(WORDS, k=8))} {draw.random()}\n" for i in range(300)))
+    path.write_text(
+        "".join(f"{i} {' '.join(draw.choices(WORDS, k=8))} {draw.random()}\n" for i in range(300))
+    )
     return path
 
 
@@ -62,7 +88,15 @@ def new_run(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
     """The run directory of SMALL with overrides, as forge.train makes it; nothing runs yet."""
 
     def make(*overrides: str) -> Path:
-        composition, resolution = cli.resolved(["data=text", f"data.path={text_file}", f"run.root={tmp_path / 'runs'}", *SMALL, *overrides])
+        composition, resolution = cli.resolved(
+            [
+                "data=text",
+                f"data.path={text_file}",
+                f"run.root={tmp_path / 'runs'}",
+                *SMALL,
+                *overrides,
+            ]
+        )
         path, _ = directory.create(resolution, overrides=composition.overrides)
         return path
 

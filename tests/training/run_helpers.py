@@ -39,7 +39,11 @@ def stored(checkpoint: Path) -> dict[str, Tensor]:
 def meta(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, but for what depends on the clock and on the run's own name."""
     content = json.loads((checkpoint / "meta.json").read_text())
-    return {key: value for key, value in content.items() if key not in {"time", "run_id", "seconds", "versions", "files", "rows"}}
+    return {
+        key: value
+        for key, value in content.items()
+        if key not in {"time", "run_id", "seconds", "versions", "files", "rows"}
+    }
 
 
 def folders(run: Path) -> list[str]:

@@ -19,7 +19,10 @@ def save(folder: Path, tensors: dict[str, Any]) -> None:
 
 def load(folder: Path, **targets: Tensor) -> dict[str, Tensor]:
     """All tensors of a folder, or those asked for into the given ones."""
-    tensors = targets or {name: torch.empty(what.size, dtype=what.properties.dtype) for name, what in stored(folder).items()}
+    tensors = targets or {
+        name: torch.empty(what.size, dtype=what.properties.dtype)
+        for name, what in stored(folder).items()
+    }
     with causes():
         dcp.load(tensors, storage_reader=reader(folder))
     return tensors

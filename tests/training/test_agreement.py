@@ -20,7 +20,13 @@ from forge.training import assemble as assembling
 from forge.training.callback import Callback
 from forge.training.stopping import TimeLimit
 
-LAYOUT = ("parallel=fsdp", "run.num_processes=2", "run.inline=false", "train.batch_size=2", "train.max_steps=12")
+LAYOUT = (
+    "parallel=fsdp",
+    "run.num_processes=2",
+    "run.inline=false",
+    "train.batch_size=2",
+    "train.max_steps=12",
+)
 
 
 class Acting(Callback):
@@ -35,22 +41,30 @@ class Acting(Callback):
 
 
 def run_on_two(
-    path: Path, callbacks: Callable[[], list[Callback]], change: Callable[[Any], object] = lambda parts: None
+    path: Path,
+    callbacks: Callable[[], list[Callback]],
+    change: Callable[[Any], object] = lambda parts: None,
 ) -> list[dict[str, Any]]:
     """Train a run on two forked ranks; of each why it ended, at which step, and how often it asked all ranks something."""
     port = free_port()
 
     def work(rank: int) -> None:
         dist.destroy_process_group()
-        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
         asked: list[int] = []
         largest = Ranks.largest
         assembling.user_callbacks = lambda config: callbacks()
         parts = assembling.assemble(path)
         change(parts)
-        Ranks.largest = lambda self, *numbers: asked.append(parts.loop.state.step) or largest(self, *numbers)  # type: ignore[method-assign]
+        Ranks.largest = lambda self, *numbers: (
+            asked.append(parts.loop.state.step) or largest(self, *numbers)
+        )  # type: ignore[method-assign]
         reason = parts.loop.run()
-        (path / f"ended_{rank}").write_text(json.dumps({"reason": reason, "step": parts.loop.state.step, "asked": asked}))
+        (path / f"ended_{rank}").write_text(
+            json.dumps({"reason": reason, "step": parts.loop.state.step, "asked": asked})
+        )
 
     on_ranks(2, work)
     return [json.loads((path / f"ended_{rank}").read_text()) for rank in range(2)]
@@ -77,9 +91,15 @@ def test_a_signal_to_one_rank_ends_all_after_the_same_step(new_run: Callable[...
     assert [one["asked"] for one in ended] == [[4]] * 2
 
 
-def test_time_that_is_over_on_one_rank_is_over_on_all(new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_is_over_on_one_rank_is_over_on_all(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = new_run(*LAYOUT, "train.max_time=100")
-    monkeypatch.setattr(TimeLimit, "wanted", lambda self, loop: int(os.environ["RANK"] == "1" and loop.state.step >= 5))
+    monkeypatch.setattr(
+        TimeLimit,
+        "wanted",
+        lambda self, loop: int(os.environ["RANK"] == "1" and loop.state.step >= 5),
+    )
     ended = run_on_two(path, list)
     assert [(one["reason"], one["step"]) for one in ended] == [("max_time", 6)] * 2
 
@@ -98,4 +118,7 @@ def test_minutes_that_are_over_on_one_rank_save_on_all(new_run: Callable[..., Pa
             saving.wanted = lambda loop: int(loop.state.step in (6, 7))
 
     run_on_two(path, list, change)
-    assert {one.step: one.meta["reason"] for one in saved.listed(path / "checkpoints")} == {7: "interval_minutes", 12: "end"}
+    assert {one.step: one.meta["reason"] for one in saved.listed(path / "checkpoints")} == {
+        7: "interval_minutes",
+        12: "end",
+    }

@@ -13,7 +13,10 @@ from forge.training.callback import Callback, CallbackError
 from forge.training.callback_state import give, join, split, take
 
 STATE = {
-    "mean": {"blocks.0/w~x": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1.5, dtype=torch.bfloat16)},
+    "mean": {
+        "blocks.0/w~x": torch.arange(6.0).reshape(2, 3),
+        "b": torch.tensor(1.5, dtype=torch.bfloat16),
+    },
     "mean/blocks.0": torch.tensor([True]),
     "counts": [1, torch.zeros(0), {"deep": (2, "x", (None, torch.ones(1, dtype=torch.int64)))}],
     "plain": {"nan": float("inf"), "text": "ü", "no": False, "empty": {}, "list": []},
@@ -46,9 +49,15 @@ def test_gradients_do_not_come_along() -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"a": [1, {"b": {1, 2}}]}, "its state at 'a/1/b' is a builtins.set; a checkpoint keeps tensors, texts, numbers"),
+        (
+            {"a": [1, {"b": {1, 2}}]},
+            "its state at 'a/1/b' is a builtins.set; a checkpoint keeps tensors, texts, numbers",
+        ),
         ({"a": object()}, "its state at 'a' is a builtins.object;"),
-        ({"a": {1: 2}}, "its state at 'a' has the key 1; keys are texts other than _tensor_ and _tuple_"),
+        (
+            {"a": {1: 2}},
+            "its state at 'a' has the key 1; keys are texts other than _tensor_ and _tuple_",
+        ),
         ({"_tensor_": 3}, "its state has the key '_tensor_'; keys are texts"),
         ([1], "state_dict gives a dict, not list"),
     ],
@@ -71,15 +80,28 @@ class Holding(Callback):
 
 
 def test_each_callback_gets_its_own_back() -> None:
-    held = [Holding({"n": 1}), Holding(STATE, "callbacks.a"), Holding({"w": torch.ones(2)}, "callbacks.a/b"), Holding({}, "callbacks.c")]
+    held = [
+        Holding({"n": 1}),
+        Holding(STATE, "callbacks.a"),
+        Holding({"w": torch.ones(2)}, "callbacks.a/b"),
+        Holding({}, "callbacks.c"),
+    ]
     plain, tensors = take(held, 7)
     assert set(plain) == {"Holding", "callbacks.a", "callbacks.a/b"}
-    fresh = [Holding(None), Holding(None, "callbacks.a"), Holding(None, "callbacks.a/b"), Holding("kept", "callbacks.c")]
+    fresh = [
+        Holding(None),
+        Holding(None, "callbacks.a"),
+        Holding(None, "callbacks.a/b"),
+        Holding("kept", "callbacks.c"),
+    ]
     give(fresh, json.loads(json.dumps(plain)), tensors, 7)
     assert all(same(new.state, old.state) for new, old in zip(fresh[:3], held[:3], strict=True))
     assert fresh[3].state == "kept"
 
 
 def test_a_users_callback_with_an_object_in_its_state_is_named() -> None:
-    with pytest.raises(CallbackError, match=r"^callbacks\.a \(.*Holding\) failed in state_dict at step 7: TypeError: its state at 'o' is"):
+    with pytest.raises(
+        CallbackError,
+        match=r"^callbacks\.a \(.*Holding\) failed in state_dict at step 7: TypeError: its state at 'o' is",
+    ):
         take([Holding({"o": OrderedDict}, "callbacks.a")], 7)

@@ -23,7 +23,16 @@ from forge.training.callback import CallbackError, blaming, name_of
 from forge.training.saving import Saving
 from forge.training.stopping import Signals
 
-MOMENTS = ("on_start", "on_step_start", "on_gradients", "on_step_end", "on_evaluation", "on_checkpoint", "on_end", "close")
+MOMENTS = (
+    "on_start",
+    "on_step_start",
+    "on_gradients",
+    "on_step_end",
+    "on_evaluation",
+    "on_checkpoint",
+    "on_end",
+    "close",
+)
 TRUST = "run.trust=[mypkg.]"
 
 
@@ -60,7 +69,11 @@ class Broken(Base):
 
     def _fail(self, *arguments: Any) -> None:
         loop = arguments[0] if arguments else None
-        if loop is None or self.moment not in ("on_step_start", "on_gradients", "on_step_end") or loop.state.step == 1:
+        if (
+            loop is None
+            or self.moment not in ("on_step_start", "on_gradients", "on_step_end")
+            or loop.state.step == 1
+        ):
             raise ValueError("no good")
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,7 +89,9 @@ class GradientNoter(Base):
     def on_gradients(self, loop: Any) -> None:
         assert loop.model is loop.update.model
         assert loop.optimizer is loop.update.optimizer
-        norm = torch.nn.utils.get_total_norm([p.grad for p in loop.model.parameters() if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in loop.model.parameters() if p.grad is not None]
+        )
         loop.log({"mine/norm": norm, "mine/steps": loop.config.train.max_steps})
 
 
@@ -107,20 +122,44 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def callback(name: str, target: str, **keywords: Any) -> list[str]:
     """The overrides that add one."""
-    return [TRUST, f"+callbacks.{name}._target_=mypkg.{target}", *(f"+callbacks.{name}.{key}={value}" for key, value in keywords.items())]
+    return [
+        TRUST,
+        f"+callbacks.{name}._target_=mypkg.{target}",
+        *(f"+callbacks.{name}.{key}={value}" for key, value in keywords.items()),
+    ]
 
 
 def test_the_order_of_all_moments(assembled: Callable[..., Parts]) -> None:
-    evaluated = ["eval.enabled=true", "eval.interval=2", "eval.steps=1", "checkpoint.interval=2", "train.max_steps=2"]
+    evaluated = [
+        "eval.enabled=true",
+        "eval.interval=2",
+        "eval.steps=1",
+        "checkpoint.interval=2",
+        "train.max_steps=2",
+    ]
     parts = assembled(*callback("all", "Everything"), *evaluated)
     parts.loop.run()
     (one,) = (c for c in parts.loop.callbacks if isinstance(c, Everything))
-    steps = [("on_step_start", 0), ("on_gradients", 0), ("on_step_end", 1), ("on_step_start", 1), ("on_gradients", 1)]
-    end = [("on_evaluation", 2), ("on_step_end", 2), ("on_checkpoint", 2), ("on_end", 2), ("close", 2)]
+    steps = [
+        ("on_step_start", 0),
+        ("on_gradients", 0),
+        ("on_step_end", 1),
+        ("on_step_start", 1),
+        ("on_gradients", 1),
+    ]
+    end = [
+        ("on_evaluation", 2),
+        ("on_step_end", 2),
+        ("on_checkpoint", 2),
+        ("on_end", 2),
+        ("close", 2),
+    ]
     assert one.seen == [("on_start", 0), *steps, *end]
 
 
-def test_users_stand_just_before_saving_in_the_order_of_the_config(assembled: Callable[..., Parts]) -> None:
+def test_users_stand_just_before_saving_in_the_order_of_the_config(
+    assembled: Callable[..., Parts],
+) -> None:
     callbacks = assembled(*callback("b", "Everything"), *callback("a", "Stopping")).loop.callbacks
     assert [name_of(c) for c in callbacks[-3:]] == ["callbacks.b", "callbacks.a", "Saving"]
     assert isinstance(callbacks[-1], Saving)
@@ -141,15 +180,24 @@ def test_the_path_of_a_checkpoint_is_given(assembled: Callable[..., Parts], tmp_
     assert paths == [parts.loop.run_dir / "checkpoints" / f"step_{step}" for step in (2, 4)]
 
 
-def test_the_gradient_is_clipped_when_it_is_shown_and_metrics_go_to_the_trackers(trained: Callable[..., Path]) -> None:
-    path = trained(*callback("noter", "GradientNoter"), "train.grad_clip_norm=0.01", "train.max_steps=3")
+def test_the_gradient_is_clipped_when_it_is_shown_and_metrics_go_to_the_trackers(
+    trained: Callable[..., Path],
+) -> None:
+    path = trained(
+        *callback("noter", "GradientNoter"), "train.grad_clip_norm=0.01", "train.max_steps=3"
+    )
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     mine = [row for row in rows if "mine/norm" in row]
     assert [row["step"] for row in mine] == [0, 1, 2]
-    assert all(math.isclose(row["mine/norm"], 0.01, rel_tol=1e-3) and row["mine/steps"] == 3.0 for row in mine)
+    assert all(
+        math.isclose(row["mine/norm"], 0.01, rel_tol=1e-3) and row["mine/steps"] == 3.0
+        for row in mine
+    )
 
 
-def test_what_is_changed_in_the_gradient_is_what_the_optimizer_uses(assembled: Callable[..., Parts]) -> None:
+def test_what_is_changed_in_the_gradient_is_what_the_optimizer_uses(
+    assembled: Callable[..., Parts],
+) -> None:
     parts = assembled(*callback("zero", "Zeroing"), "optimizer.weight_decay=0")
     before = {name: value.clone() for name, value in weights(parts.model).items()}
     parts.loop.run()
@@ -172,12 +220,26 @@ def test_an_idle_moment_is_not_called(assembled: Callable[..., Parts]) -> None:
 @pytest.mark.parametrize(
     ("moment", "step"),
     [
-        *(("on_start", 0), ("on_step_start", 1), ("on_gradients", 1), ("on_step_end", 1), ("on_evaluation", 2)),
+        *(
+            ("on_start", 0),
+            ("on_step_start", 1),
+            ("on_gradients", 1),
+            ("on_step_end", 1),
+            ("on_evaluation", 2),
+        ),
         *(("on_checkpoint", 2), ("on_end", 2), ("close", 2), ("state_dict", 2)),
     ],
 )
-def test_a_broken_callback_names_itself(moment: str, step: int, new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["train.max_steps=2", "eval.enabled=true", "eval.interval=2", "eval.steps=1", "checkpoint.interval=2"]
+def test_a_broken_callback_names_itself(
+    moment: str, step: int, new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "train.max_steps=2",
+        "eval.enabled=true",
+        "eval.interval=2",
+        "eval.steps=1",
+        "checkpoint.interval=2",
+    ]
     path = new_run(*callback("bad", "Broken", moment=moment), *options)
     assert worker.main([str(path), "mypkg."]) == 1
     shown = capsys.readouterr().err
@@ -192,28 +254,46 @@ def test_a_broken_callback_names_itself(moment: str, step: int, new_run: Callabl
 
 def test_one_that_cannot_be_made_names_itself(new_run: Callable[..., Path]) -> None:
     path = new_run(*callback("bad", "Broken", moment="__init__"))
-    with pytest.raises(CallbackError, match=r"^callbacks\.bad \(mypkg\.Broken\) failed in __init__: ValueError: no good$") as raised:
+    with pytest.raises(
+        CallbackError,
+        match=r"^callbacks\.bad \(mypkg\.Broken\) failed in __init__: ValueError: no good$",
+    ) as raised:
         assemble(path)
     assert isinstance(raised.value.__cause__, ValueError)
 
 
-def test_one_that_cannot_take_its_state_back_names_itself(trained: Callable[..., Path], new_run: Callable[..., Path]) -> None:
+def test_one_that_cannot_take_its_state_back_names_itself(
+    trained: Callable[..., Path], new_run: Callable[..., Path]
+) -> None:
     first = trained(*callback("bad", "Broken", moment="load_state_dict"), "train.max_steps=2")
-    again = new_run(*callback("bad", "Broken", moment="load_state_dict"), f"checkpoint.resume_from={first}")
-    with pytest.raises(CallbackError, match=r"callbacks\.bad \(.*Broken\) failed in load_state_dict at step 2: KeyError: 'lost'"):
+    again = new_run(
+        *callback("bad", "Broken", moment="load_state_dict"), f"checkpoint.resume_from={first}"
+    )
+    with pytest.raises(
+        CallbackError,
+        match=r"callbacks\.bad \(.*Broken\) failed in load_state_dict at step 2: KeyError: 'lost'",
+    ):
         assemble(again)
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (callback("x", "NoCallback"), "mypkg.NoCallback is no subclass of forge.training.callback.Callback."),
-        (callback("x", "Missing"), "mypkg.Missing cannot be imported: module 'mypkg' has no attribute 'Missing'."),
+        (
+            callback("x", "NoCallback"),
+            "mypkg.NoCallback is no subclass of forge.training.callback.Callback.",
+        ),
+        (
+            callback("x", "Missing"),
+            "mypkg.Missing cannot be imported: module 'mypkg' has no attribute 'Missing'.",
+        ),
         (callback("x", "Broken"), "Broken also needs moment."),
         (callback("x", "Broken", momment="a"), "-> did you mean callbacks.x.moment?"),
     ],
 )
-def test_what_cannot_be_built_is_refused_before_anything_is_read(overrides: list[str], said: str, new_run: Callable[..., Path]) -> None:
+def test_what_cannot_be_built_is_refused_before_anything_is_read(
+    overrides: list[str], said: str, new_run: Callable[..., Path]
+) -> None:
     path = new_run(*overrides)
     with pytest.raises(ConfigError) as refused:
         assemble(path)
@@ -222,8 +302,14 @@ def test_what_cannot_be_built_is_refused_before_anything_is_read(overrides: list
     assert not (path / "data.json").exists()
 
 
-def test_a_close_that_fails_hides_no_error_and_stops_no_other(assembled: Callable[..., Parts], caplog: pytest.LogCaptureFixture) -> None:
-    parts = assembled(*callback("bad", "Broken", moment="close"), *callback("all", "Everything"), "train.max_steps=2")
+def test_a_close_that_fails_hides_no_error_and_stops_no_other(
+    assembled: Callable[..., Parts], caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = assembled(
+        *callback("bad", "Broken", moment="close"),
+        *callback("all", "Everything"),
+        "train.max_steps=2",
+    )
     parts.loop.callbacks[0].on_step_end = lambda *_: [].pop()  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING), pytest.raises(IndexError, match="pop from empty list"):
         parts.loop.run()
@@ -241,7 +327,10 @@ def test_the_first_to_fail_is_the_one_that_is_named() -> None:
     inner, outer = Everything(), Everything()
     inner.config_path, outer.config_path = "callbacks.inner", "callbacks.outer"
     with (
-        pytest.raises(CallbackError, match=r"^callbacks\.inner .* failed in on_evaluation at step 3: ZeroDivisionError"),
+        pytest.raises(
+            CallbackError,
+            match=r"^callbacks\.inner .* failed in on_evaluation at step 3: ZeroDivisionError",
+        ),
         blaming(outer, "on_step_end", 3),
         blaming(inner, "on_evaluation", 3),
     ):

@@ -20,7 +20,11 @@ FINAL = ("result.json", "error.json", "attempts.jsonl", "run.lock", "logs/rank_0
 
 def kept(run: Path) -> dict[str, bytes]:
     """All files that a refused start may not touch."""
-    return {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file() and str(p.relative_to(run)) not in FINAL}
+    return {
+        str(p.relative_to(run)): p.read_bytes()
+        for p in run.rglob("*")
+        if p.is_file() and str(p.relative_to(run)) not in FINAL
+    }
 
 
 @pytest.fixture
@@ -50,7 +54,9 @@ def refused(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return said
 
 
-def test_another_text_is_refused_until_it_is_put_back(broken_off: Path, own_text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_text_is_refused_until_it_is_put_back(
+    broken_off: Path, own_text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = own_text.read_text()
     own_text.write_text(2 * before)  # another text with the same tokenizer
     said = refused(broken_off, capsys)
@@ -63,20 +69,28 @@ def test_another_text_is_refused_until_it_is_put_back(broken_off: Path, own_text
 
 
 def test_another_text_is_read_from_its_beginning_where_allowed(
-    broken_off: Path, own_text: Path, new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    broken_off: Path,
+    own_text: Path,
+    new_run: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     own_text.write_text(2 * own_text.read_text())
     alter(broken_off, run__allow_change=["data"])
     parts = assemble(broken_off)
     where = "at the beginning of this corpus, which is another one"
-    assert capsys.readouterr().out.splitlines()[-1] == f"going on from checkpoints/step_3 at step 3, {where}: 3 steps to go"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == f"going on from checkpoints/step_3 at step 3, {where}: 3 steps to go"
+    )
     assert (parts.loop.state.step, parts.loop.state.samples, parts.loop.loader.samples) == (3, 0, 0)
     first = next(parts.loop.loader).batches[0]
     fresh = assemble(new_run(f"data.path={own_text}"))
     assert torch.equal(first.tokens, next(fresh.loop.loader).batches[0].tokens)
 
 
-def test_another_tokenizer_is_refused(broken_off: Path, own_text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_tokenizer_is_refused(
+    broken_off: Path, own_text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is trained on the text, so a new text brings a new one; both have to be allowed."""
     own_text.write_text(own_text.read_text()[::-1])
     said = refused(broken_off, capsys)
@@ -91,9 +105,13 @@ def test_another_tokenizer_is_refused(broken_off: Path, own_text: Path, capsys: 
     assert worker.main([str(broken_off)]) == 0
 
 
-def test_another_model_begins_fresh_where_it_does_not_fit(saved_run: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_model_begins_fresh_where_it_does_not_fit(
+    saved_run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """One more block, allowed: it has initial weights and fresh optimizer state, and all else goes on."""
-    alter(saved_run, model__n_layers=3, train__max_steps=8, run__allow_change=["model", "scheduler"])
+    alter(
+        saved_run, model__n_layers=3, train__max_steps=8, run__allow_change=["model", "scheduler"]
+    )
     with caplog.at_level(logging.WARNING):
         parts = assemble(saved_run)
     said = [record.getMessage() for record in caplog.records if record.name.startswith("forge")]
@@ -105,7 +123,8 @@ def test_another_model_begins_fresh_where_it_does_not_fit(saved_run: Path, caplo
     there, here = stored(saved_run / "checkpoints" / "step_6"), weights(parts.model)
     fresh = [name for name in here if name.startswith("blocks.2.")]
     assert_bit_equal(
-        {name: here[name] for name in here if name not in fresh}, {k[6:]: v for k, v in there.items() if k.startswith("model/")}
+        {name: here[name] for name in here if name not in fresh},
+        {k[6:]: v for k, v in there.items() if k.startswith("model/")},
     )
     state = parts.loop.optimizer.state
     assert [name for name, p in parts.model.named_parameters() if not state[p]] == fresh
@@ -133,18 +152,30 @@ def test_another_optimizer_begins_anew(saved_run: Path, capsys: pytest.CaptureFi
     trust = {"run__trust": ["test_changed_run."], "run__allow_change": ["optimizer", "scheduler"]}
     alter(saved_run, optimizer___target_="test_changed_run.sgd", train__max_steps=8, **trust)
     parts = assemble(saved_run)
-    assert capsys.readouterr().out.splitlines()[-1] == "the optimizer begins anew: checkpoints/step_6 has the state of another"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "the optimizer begins anew: checkpoints/step_6 has the state of another"
+    )
     assert (parts.loop.state.step, len(parts.loop.optimizer.state)) == (6, 0)
     there = stored(saved_run / "checkpoints" / "step_6")
-    assert_bit_equal(weights(parts.model), {key[6:]: value for key, value in there.items() if key.startswith("model/")})
+    assert_bit_equal(
+        weights(parts.model),
+        {key[6:]: value for key, value in there.items() if key.startswith("model/")},
+    )
     parts.loop.run()
-    kinds = {key.rpartition("/")[2] for key in stored(saved_run / "checkpoints" / "step_8") if key.startswith("optimizer/")}
+    kinds = {
+        key.rpartition("/")[2]
+        for key in stored(saved_run / "checkpoints" / "step_8")
+        if key.startswith("optimizer/")
+    }
     assert kinds == {"momentum_buffer"}
     assemble(saved_run)
     assert "begins anew" not in capsys.readouterr().out
 
 
-def test_micro_batches_of_another_size_give_the_same_losses(saved_run: Path, tmp_path: Path) -> None:
+def test_micro_batches_of_another_size_give_the_same_losses(
+    saved_run: Path, tmp_path: Path
+) -> None:
     """At an equal global batch, to 1e-6; the change is free and is kept."""
     losses = logged(saved_run, "train/loss")
     alter(saved_run, checkpoint__resume_from="2", train__batch_size=1, train__grad_accum_steps=4)

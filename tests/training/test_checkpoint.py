@@ -37,8 +37,14 @@ def steps(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {f"{name}/{key}": value for name, p in model.named_parameters() for key, value in optimizer.state[p].items()}
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module
+) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}/{key}": value
+        for name, p in model.named_parameters()
+        for key, value in optimizer.state[p].items()
+    }
 
 
 def test_weights_and_optimizer_state_come_back_bit_for_bit(assembled: Callable[..., Parts]) -> None:
@@ -53,7 +59,9 @@ def test_weights_and_optimizer_state_come_back_bit_for_bit(assembled: Callable[.
     assert {key.rpartition("/")[2] for key in ours} == {"step", "exp_avg", "exp_avg_sq"}
     assert_bit_equal(ours, theirs)
     assert all(value.item() == 6 for key, value in ours.items() if key.endswith("/step"))
-    by_name = {f"model/{name}": p.detach() for name, p in parts.model.named_parameters()} | {f"optimizer/{k}": v for k, v in theirs.items()}
+    by_name = {f"model/{name}": p.detach() for name, p in parts.model.named_parameters()} | {
+        f"optimizer/{k}": v for k, v in theirs.items()
+    }
     assert_bit_equal(stored(path), by_name)  # under the names of parameters, and nothing else
 
 
@@ -97,7 +105,10 @@ def test_async_saves_the_weights_of_its_step_while_training_goes_on(
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])
 def test_a_save_that_fails_fails_the_run(
-    new_run: Callable[..., Path], mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    new_run: Callable[..., Path],
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def full(self: Any, *_: Any) -> Any:
         raise OSError(28, "No space left on device")
@@ -112,17 +123,25 @@ def test_a_save_that_fails_fails_the_run(
         find(path)
 
 
-def test_a_failed_async_save_of_the_last_step_is_not_lost(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_async_save_of_the_last_step_is_not_lost(
+    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = assembled("checkpoint.async_mode=async")
     monkeypatch.setattr(checkpoint.Checkpointer, "_commit", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         parts.loop.run()
 
 
-def test_saved_every_interval_and_at_the_end_each_step_once(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_every_interval_and_at_the_end_each_step_once(
+    trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved: list[int] = []
     save = checkpoint.Checkpointer.save
-    monkeypatch.setattr(checkpoint.Checkpointer, "save", lambda self, step, **parts: saved.append(step) or save(self, step, **parts))
+    monkeypatch.setattr(
+        checkpoint.Checkpointer,
+        "save",
+        lambda self, step, **parts: saved.append(step) or save(self, step, **parts),
+    )
     trained("train.max_steps=5", "checkpoint.interval=2")
     trained("train.max_steps=4", "checkpoint.interval=2")
     trained("train.max_steps=3")
@@ -131,7 +150,12 @@ def test_saved_every_interval_and_at_the_end_each_step_once(trained: Callable[..
 
 @pytest.mark.parametrize(("keep", "left"), [(0, "2 4 6 8"), (1, "8"), (3, "4 6 8")])
 def test_keep_last_n(trained: Callable[..., Path], keep: int, left: str) -> None:
-    path = trained("train.max_steps=8", "checkpoint.interval=2", f"checkpoint.keep_last_n={keep}", "checkpoint.async_mode=async")
+    path = trained(
+        "train.max_steps=8",
+        "checkpoint.interval=2",
+        f"checkpoint.keep_last_n={keep}",
+        "checkpoint.async_mode=async",
+    )
     assert steps(path) == [f"step_{n}" for n in left.split()]
 
 
@@ -142,7 +166,9 @@ def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
     assert find(tmp_path) == tmp_path / "step_10"
 
 
-def test_a_run_a_folder_of_checkpoints_and_a_checkpoint_are_all_found(trained: Callable[..., Path]) -> None:
+def test_a_run_a_folder_of_checkpoints_and_a_checkpoint_are_all_found(
+    trained: Callable[..., Path],
+) -> None:
     path = trained(*SAVE_OFTEN, "checkpoint.dir=elsewhere/saved")
     folder = path / "elsewhere" / "saved"
     assert find(path) == find(folder) == find(folder / "step_5") == folder / "step_5"
@@ -151,7 +177,9 @@ def test_a_run_a_folder_of_checkpoints_and_a_checkpoint_are_all_found(trained: C
 
 
 def test_a_partial_checkpoint_is_never_taken(
-    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    new_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Killed while step_4 is being written, and while step_2 was being removed."""
     path = new_run(*SAVE_OFTEN)
@@ -174,12 +202,17 @@ def test_a_partial_checkpoint_is_never_taken(
         find(path)
 
 
-def test_nothing_there_is_said_with_the_key(new_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_there_is_said_with_the_key(
+    new_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     path = new_run(f"checkpoint.resume_from={empty}")
     assert worker.main([str(path)]) == 2
-    assert f"checkpoint.resume_from={empty}: there is no complete checkpoint; give a step_N directory" in capsys.readouterr().err
+    assert (
+        f"checkpoint.resume_from={empty}: there is no complete checkpoint; give a step_N directory"
+        in capsys.readouterr().err
+    )
     with pytest.raises(CheckpointError, match="there is no such directory"):
         find(tmp_path / "nothing")
 
@@ -188,9 +221,21 @@ def test_exclude_from_loading_keeps_fresh_weights_and_optimizer_state(
     trained: Callable[..., Path], assembled: Callable[..., Parts]
 ) -> None:
     source = trained("model.tie_embeddings=false")
-    options = ("model.tie_embeddings=false", "seed=3", "train.max_steps=8", f"checkpoint.resume_from={source}")
-    parts, fresh = assembled(*options, "checkpoint.exclude_from_loading=[output,blocks.1.]"), assembled(*options[:2])
-    there, here, new = stored(source / "checkpoints" / "step_6"), weights(parts.model), weights(fresh.model)
+    options = (
+        "model.tie_embeddings=false",
+        "seed=3",
+        "train.max_steps=8",
+        f"checkpoint.resume_from={source}",
+    )
+    parts, fresh = (
+        assembled(*options, "checkpoint.exclude_from_loading=[output,blocks.1.]"),
+        assembled(*options[:2]),
+    )
+    there, here, new = (
+        stored(source / "checkpoints" / "step_6"),
+        weights(parts.model),
+        weights(fresh.model),
+    )
     excluded = {name for name in here if name.startswith(("output", "blocks.1."))}
     assert len(excluded) == 10
     for name, value in here.items():
@@ -202,16 +247,27 @@ def test_exclude_from_loading_keeps_fresh_weights_and_optimizer_state(
     assert ages == {name: 2 if name in excluded else 8 for name in here}
 
 
-def test_an_exclusion_that_fits_nothing_is_refused(trained: Callable[..., Path], assembled: Callable[..., Parts]) -> None:
+def test_an_exclusion_that_fits_nothing_is_refused(
+    trained: Callable[..., Path], assembled: Callable[..., Parts]
+) -> None:
     source = trained()
-    with pytest.raises(CheckpointError, match=r"checkpoint.exclude_from_loading: no parameter of this model begins with 'ouput'"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"checkpoint.exclude_from_loading: no parameter of this model begins with 'ouput'",
+    ):
         assembled(f"checkpoint.resume_from={source}", "checkpoint.exclude_from_loading=[ouput]")
 
 
 @pytest.mark.parametrize(
     ("options", "faults"),
     [
-        (("model.ffn_hidden_dim=48",), ["blocks.0.feed_forward.w_gate.weight is (32, 16) there and (48, 16) here", "and 1 more"]),
+        (
+            ("model.ffn_hidden_dim=48",),
+            [
+                "blocks.0.feed_forward.w_gate.weight is (32, 16) there and (48, 16) here",
+                "and 1 more",
+            ],
+        ),
         (("model.n_layers=3",), ["blocks.2.attention_norm.weight is missing there"]),
         (("model.n_layers=1",), ["blocks.1.attention.wk.weight is missing here"]),
         (("model.tie_embeddings=false",), ["output.weight is missing there"]),
@@ -219,14 +275,19 @@ def test_an_exclusion_that_fits_nothing_is_refused(trained: Callable[..., Path],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_another_model_is_refused_with_the_names(
-    trained: Callable[..., Path], assembled: Callable[..., Parts], options: tuple[str, ...], faults: list[str]
+    trained: Callable[..., Path],
+    assembled: Callable[..., Parts],
+    options: tuple[str, ...],
+    faults: list[str],
 ) -> None:
     source = trained()
     with pytest.raises(CheckpointError) as raised:
         assembled(f"checkpoint.resume_from={source}", *options)
     for fault in faults:
         assert fault in str(raised.value)
-    assert str(raised.value).endswith("Choose the model it was trained with, or checkpoint.exclude_from_loading")
+    assert str(raised.value).endswith(
+        "Choose the model it was trained with, or checkpoint.exclude_from_loading"
+    )
 
 
 def damage_format(path: Path) -> None:
@@ -259,7 +320,9 @@ def scramble_index(path: Path) -> None:
 
 
 def scramble_config(path: Path) -> None:
-    (path / "config.yaml").write_bytes(b"{[" * 5 + b" " * ((path / "config.yaml").stat().st_size - 10))
+    (path / "config.yaml").write_bytes(
+        b"{[" * 5 + b" " * ((path / "config.yaml").stat().st_size - 10)
+    )
 
 
 def empty_config(path: Path) -> None:
@@ -283,12 +346,30 @@ def remove_weights(path: Path) -> None:
             "take another checkpoint",
         ),
         (damage_meta, "cannot be used: its meta.json cannot be read; take another checkpoint"),
-        (truncate_weights, r"cannot be used: it is torn: weights/rank_0.bin has 3000 bytes of \d+; take another checkpoint"),
-        (empty_index, r"cannot be used: it is torn: weights/tensors.json has 0 bytes of \d+; take another checkpoint"),
-        (remove_weights, "cannot be used: it is torn: weights/rank_0.bin is missing; take another checkpoint"),
-        *[(damage, r"step_6 cannot be read \(\w+: .+\); take another checkpoint") for damage in (scramble_index, overwrite_weights)],
-        (scramble_config, r"step_6/config.yaml cannot be read \(ParserError: .+\); take another checkpoint"),
-        (empty_config, r"step_6/config.yaml cannot be read \(TypeError: .+\); take another checkpoint"),
+        (
+            truncate_weights,
+            r"cannot be used: it is torn: weights/rank_0.bin has 3000 bytes of \d+; take another checkpoint",
+        ),
+        (
+            empty_index,
+            r"cannot be used: it is torn: weights/tensors.json has 0 bytes of \d+; take another checkpoint",
+        ),
+        (
+            remove_weights,
+            "cannot be used: it is torn: weights/rank_0.bin is missing; take another checkpoint",
+        ),
+        *[
+            (damage, r"step_6 cannot be read \(\w+: .+\); take another checkpoint")
+            for damage in (scramble_index, overwrite_weights)
+        ],
+        (
+            scramble_config,
+            r"step_6/config.yaml cannot be read \(ParserError: .+\); take another checkpoint",
+        ),
+        (
+            empty_config,
+            r"step_6/config.yaml cannot be read \(TypeError: .+\); take another checkpoint",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -315,7 +396,9 @@ def test_pinned_staging_is_refused_on_a_cpu(new_run: Callable[..., Path]) -> Non
         new_run("checkpoint.async_mode=async_with_pinned_mem")
 
 
-def test_a_checkpoint_needs_nothing_of_its_run(trained: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_checkpoint_needs_nothing_of_its_run(
+    trained: Callable[..., Path], tmp_path: Path
+) -> None:
     run = trained()
     shutil.copytree(run / "checkpoints" / "step_6", tmp_path / "moved")
     expected = weights(load_run(run).model)

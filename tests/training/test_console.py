@@ -14,7 +14,13 @@ from forge.training.trackers import build_trackers
 from forge.training.trackers.console import LiveConsole, PlainConsole, console_tracker
 from forge.training.trackers.metric_text import duration, percent
 
-TRAINING = {"train/loss": 3.14159, "train/grad_norm": 1.2345, "lr": 3e-4, "tokens_per_second": 12345.6, "mfu": 0.4123}
+TRAINING = {
+    "train/loss": 3.14159,
+    "train/grad_norm": 1.2345,
+    "lr": 3e-4,
+    "tokens_per_second": 12345.6,
+    "mfu": 0.4123,
+}
 GOLDEN = """\
 step  10/100 | loss 3.1416 | lr 3.00e-04 | 12.3k tok/s | mfu 41.2% | grad 1.23
 step  20/100 | loss 2.5000 | lr 3.00e-04 | 12.3k tok/s | mfu 41.2% | grad 1.23 | ETA 0:02:00
@@ -40,9 +46,19 @@ def script(console: Console, clock: Clock) -> None:
     tracker.log(10, TRAINING)
     clock.now += 15
     tracker.log(20, TRAINING | {"train/loss": 2.5})
-    tracker.log(20, {"eval/loss": 2.4, "eval/bits_per_byte": 1.9, "eval/perplexity": 11.02318, "eval/token_accuracy": 1 / 3})
+    tracker.log(
+        20,
+        {
+            "eval/loss": 2.4,
+            "eval/bits_per_byte": 1.9,
+            "eval/perplexity": 11.02318,
+            "eval/token_accuracy": 1 / 3,
+        },
+    )
     clock.now += 25
-    tracker.log(30, TRAINING | {"train/loss": math.nan, "train/grad_norm": math.inf, "mfu": math.nan})
+    tracker.log(
+        30, TRAINING | {"train/loss": math.nan, "train/grad_norm": math.inf, "mfu": math.nan}
+    )
     tracker.log(30, {"memory/peak": 1.0})
     tracker.log(100, {"train/loss": 1e-4})
     tracker.close()
@@ -62,7 +78,9 @@ def test_plain_lines_go_to_stdout_and_the_file_gets_the_same_logs(tmp_path, caps
 
 
 def test_quiet_when_the_console_is_off(tmp_path, capsys):
-    with build_trackers(Metrics(enable_console=False), tmp_path, total_steps=5, config_dict={}) as trackers:
+    with build_trackers(
+        Metrics(enable_console=False), tmp_path, total_steps=5, config_dict={}
+    ) as trackers:
         trackers.log(5, {"train/loss": 1.0})
     assert capsys.readouterr() == ("", "")
 
@@ -75,13 +93,20 @@ class Terminal(io.StringIO):
 
 
 def terminal(width: int, stream: Terminal) -> Console:
-    return Console(file=stream, force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"})
+    return Console(
+        file=stream, force_terminal=True, width=width, color_system=None, _environ={"TERM": "xterm"}
+    )
 
 
 @pytest.mark.parametrize(
     ("width", "bar", "shown", "cut"),
     [
-        (120, "━" * 20, "100/100 loss 0.0001  lr 3.00e-04  12.3k tok/s  mfu 41.2%  grad 1.23 ETA 0:00:00", None),
+        (
+            120,
+            "━" * 20,
+            "100/100 loss 0.0001  lr 3.00e-04  12.3k tok/s  mfu 41.2%  grad 1.23 ETA 0:00:00",
+            None,
+        ),
         (60, "━" * 10, "100/100 loss 0.0001  lr 3.00e-04", "…"),
     ],
 )

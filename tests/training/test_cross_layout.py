@@ -24,7 +24,11 @@ LAYOUTS = {
     "pp2": ("parallel.pp=2",),
     "cp2": ("parallel.cp=2",),
     "hsdp 2x2": ("parallel.dp_shard=2", "parallel.dp_replicate=2"),
-    "pp2 x fsdp2, interleaved": ("parallel.pp=2", "parallel.dp_shard=2", "parallel.pp_schedule=interleaved_1f1b"),
+    "pp2 x fsdp2, interleaved": (
+        "parallel.pp=2",
+        "parallel.dp_shard=2",
+        "parallel.pp_schedule=interleaved_1f1b",
+    ),
 }
 OF_EXPERTS = {
     "ep2 x fsdp2": ("parallel.ep=2", "parallel.dp_shard=2"),
@@ -71,12 +75,28 @@ def train(tmp_path: Path, text_file: Path) -> Train:
     def run(name: str, layout: str, steps: int, *overrides: str) -> Path:
         where = tmp_path / name
         chosen = (*(LAYOUTS | OF_EXPERTS)[layout], *overrides)
-        path, _ = take("data=text", f"data.path={text_file}", *SMALL, f"run.dir={where}", f"train.max_steps={steps}", *chosen)
+        path, _ = take(
+            "data=text",
+            f"data.path={text_file}",
+            *SMALL,
+            f"run.dir={where}",
+            f"train.max_steps={steps}",
+            *chosen,
+        )
         (path / "batches").mkdir(exist_ok=True)
         world = worker_count(path)
-        rendezvous = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        rendezvous = {
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
         context = multiprocessing.get_context("fork")
-        ranks = [context.Process(target=rank_of, args=(path, rendezvous | {"RANK": str(r), "LOCAL_RANK": str(r)})) for r in range(world)]
+        ranks = [
+            context.Process(
+                target=rank_of, args=(path, rendezvous | {"RANK": str(r), "LOCAL_RANK": str(r)})
+            )
+            for r in range(world)
+        ]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -84,7 +104,11 @@ def train(tmp_path: Path, text_file: Path) -> Train:
         codes = [process.exitcode for process in ranks]
         for process in ranks:
             process.kill()
-        assert codes == [0] * world, (layout, codes, (path / "error.json").read_text() if (path / "error.json").exists() else "")
+        assert codes == [0] * world, (
+            layout,
+            codes,
+            (path / "error.json").read_text() if (path / "error.json").exists() else "",
+        )
         return path
 
     return run
@@ -103,7 +127,12 @@ def rank_of(path: Path, environ: dict[str, str]) -> None:
     def noted(loader: TrainLoader) -> Step:
         number = loader.samples // loader.samples_per_step + 1
         step = read(loader)
-        rows = np.stack([np.concatenate([batch.tokens.numpy(), batch.targets.numpy()[:, -1:]], axis=1) for batch in step.batches])
+        rows = np.stack(
+            [
+                np.concatenate([batch.tokens.numpy(), batch.targets.numpy()[:, -1:]], axis=1)
+                for batch in step.batches
+            ]
+        )
         np.save(path / "batches" / f"{number}_{loader._offset}.npy", rows)
         return step
 
@@ -113,16 +142,28 @@ def rank_of(path: Path, environ: dict[str, str]) -> None:
 
 def rows_of_step(path: Path, number: int) -> np.ndarray:
     """The global batch of a step in its order: [sequences, tokens]; ranks that read the same rows have written the same file."""
-    files = sorted((path / "batches").glob(f"{number}_*.npy"), key=lambda file: int(file.stem.partition("_")[2]))
+    files = sorted(
+        (path / "batches").glob(f"{number}_*.npy"),
+        key=lambda file: int(file.stem.partition("_")[2]),
+    )
     return np.concatenate([np.load(file) for file in files], axis=1).reshape(-1, SEQ + 1)
 
 
 STOPS = (("fsdp2 x tp2", 3), ("single", 5), ("fsdp4", 7), ("pp2", 9), ("fsdp2 x tp2", LAST))
 """Where the travelling run is stopped: out, over every kind of layout, and back."""
-STOPS_OF_EXPERTS = (("ep2 x fsdp2", 3), ("single", 5), ("ep4", 7), ("pp2 x ep2", 9), ("ep2 x tp2", 11), ("ep2 x fsdp2", LAST))
+STOPS_OF_EXPERTS = (
+    ("ep2 x fsdp2", 3),
+    ("single", 5),
+    ("ep4", 7),
+    ("pp2 x ep2", 9),
+    ("ep2 x tp2", 11),
+    ("ep2 x fsdp2", LAST),
+)
 
 
-@pytest.mark.parametrize(("model", "stops"), [((), STOPS), (MOE, STOPS_OF_EXPERTS)], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    ("model", "stops"), [((), STOPS), (MOE, STOPS_OF_EXPERTS)], ids=["dense", "experts"]
+)
 def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batches_of_one_that_never_stops(
     train: Train, model: tuple[str, ...], stops: tuple[tuple[str, int], ...]
 ) -> None:
@@ -147,7 +188,9 @@ def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batch
     [("fsdp2 x tp2", ()), pytest.param("pp2", (), marks=pytest.mark.slow), ("ep2 x fsdp2", MOE)],
     ids=["fsdp2 x tp2", "pp2", "ep2 x fsdp2"],
 )
-def test_a_checkpoint_is_the_same_on_every_layout(train: Train, source: str, model: tuple[str, ...]) -> None:
+def test_a_checkpoint_is_the_same_on_every_layout(
+    train: Train, source: str, model: tuple[str, ...]
+) -> None:
     """Loaded on another layout and saved again at once, it has every name and bit of weights, optimizer and data state."""
     first = train("first", source, 3, *model)
     original = first / "checkpoints" / "step_3"
@@ -157,7 +200,11 @@ def test_a_checkpoint_is_the_same_on_every_layout(train: Train, source: str, mod
         copy = path / "checkpoints" / "step_3"
         assert_bit_equal(stored(copy), stored(original))
         ours, theirs = meta(copy), meta(original)
-        assert (ours["train"], ours["data"], ours["step"]) == (theirs["train"], theirs["data"], theirs["step"])
+        assert (ours["train"], ours["data"], ours["step"]) == (
+            theirs["train"],
+            theirs["data"],
+            theirs["step"],
+        )
     names = {name.partition("/")[0] for name in stored(original)}
     assert names == {"model", "optimizer"}
     assert any(name.endswith("selection_bias") for name in stored(original)) == bool(model)

@@ -17,19 +17,31 @@ from forge.parallel.ranks import Ranks
 from forge.training.agreement import Agreement
 from forge.training.assemble import Parts, assemble
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 # torch looks at this once, at the first matrix product of the process; a run of its own sets it in time.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-GPU = ("run.device=cuda", "precision=fp32", "precision.matmul_precision=highest", "run.deterministic=true")
+GPU = (
+    "run.device=cuda",
+    "precision=fp32",
+    "precision.matmul_precision=highest",
+    "run.deterministic=true",
+)
 
 
 def test_bf16_products_of_fp32_weights(assembled: Callable[..., Parts]) -> None:
     parts = assembled("run.device=cuda", "precision=auto")
     seen: set[torch.dtype] = set()
-    parts.model.blocks["0"].feed_forward.w_down.register_forward_hook(lambda module, x, y: seen.add(y.dtype))
+    parts.model.blocks["0"].feed_forward.w_down.register_forward_hook(
+        lambda module, x, y: seen.add(y.dtype)
+    )
     parts.loop.run()
     assert seen == {torch.bfloat16}
-    assert {p.dtype for p in parts.loop.update.optimizer.param_groups[0]["params"]} == {torch.float32}
+    assert {p.dtype for p in parts.loop.update.optimizer.param_groups[0]["params"]} == {
+        torch.float32
+    }
     assert all(p.is_cuda for p in parts.model.parameters())
 
 
@@ -38,7 +50,9 @@ def test_fp32_trains_as_on_the_cpu(new_run: Callable[..., Path]) -> None:
     for path in paths:
         assemble(path).loop.run()
     assert logged(paths[1], "train/loss") == pytest.approx(logged(paths[0], "train/loss"), rel=1e-5)
-    assert logged(paths[1], "train/grad_norm") == pytest.approx(logged(paths[0], "train/grad_norm"), rel=1e-4)
+    assert logged(paths[1], "train/grad_norm") == pytest.approx(
+        logged(paths[0], "train/grad_norm"), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("fused", ["true", "false"])
@@ -48,7 +62,9 @@ def test_adamw_is_fused_where_asked(assembled: Callable[..., Parts], fused: str)
     parts.loop.run()
 
 
-def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(assembled: Callable[..., Parts]) -> None:
+def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(
+    assembled: Callable[..., Parts],
+) -> None:
     """As on the host bit for bit, the first update and a later one."""
     results = []
     for on_device in (True, False):
@@ -58,7 +74,9 @@ def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(assembled:
         update.skips_on_device = on_device
         update.objective = Poisoned(loss=(0,), gradient=(2,))
         for step in steps:
-            step.batches[:] = [Batch(*(tensor.to("cuda") for tensor in batch)) for batch in step.batches]
+            step.batches[:] = [
+                Batch(*(tensor.to("cuda") for tensor in batch)) for batch in step.batches
+            ]
         torch.cuda.set_sync_debug_mode("error" if on_device else "default")
         try:
             outputs = [update(step, number) for number, step in enumerate(steps)]
@@ -71,9 +89,14 @@ def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(assembled:
 
 def test_pinned_staging_saves_what_a_plain_save_does(trained: Callable[..., Path]) -> None:
     options = (*GPU, "train.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_last_n=0")
-    plain, pinned = trained(*options), trained(*options, "checkpoint.async_mode=async_with_pinned_mem")
+    plain, pinned = (
+        trained(*options),
+        trained(*options, "checkpoint.async_mode=async_with_pinned_mem"),
+    )
     for step in (2, 4, 5):
-        assert_bit_equal(*(stored(path / "checkpoints" / f"step_{step}") for path in (pinned, plain)))
+        assert_bit_equal(
+            *(stored(path / "checkpoints" / f"step_{step}") for path in (pinned, plain))
+        )
 
 
 def test_resume_is_bit_equal_with_deterministic_kernels(trained: Callable[..., Path]) -> None:
@@ -84,7 +107,12 @@ def test_resume_is_bit_equal_with_deterministic_kernels(trained: Callable[..., P
 
 
 def test_memory_snapshot(trained: Callable[..., Path]) -> None:
-    window = ("profiling=on", "profiling.start_step=2", "profiling.end_step=3", "profiling.memory_snapshot=true")
+    window = (
+        "profiling=on",
+        "profiling.start_step=2",
+        "profiling.end_step=3",
+        "profiling.memory_snapshot=true",
+    )
     path = trained("run.device=cuda", *window)
     folder = path / "profiler_traces" / "rank_0"
     snapshot = pickle.loads((folder / "steps_2_to_3_memory.pickle").read_bytes())
@@ -95,11 +123,15 @@ def test_memory_snapshot(trained: Callable[..., Path]) -> None:
 def test_memory_that_runs_out_is_in_a_snapshot(new_run: Callable[..., Path]) -> None:
     path = new_run("run.device=cuda", "profiling=on", "profiling.memory_snapshot=true")
     parts = assemble(path)
-    too_much = lambda *_: torch.empty(1 << 50, device="cuda") if parts.loop.state.step == 2 else None  # noqa: E731
+    too_much = lambda *_: (
+        torch.empty(1 << 50, device="cuda") if parts.loop.state.step == 2 else None
+    )  # noqa: E731
     parts.model.norm.register_forward_pre_hook(too_much)
     with pytest.raises(torch.OutOfMemoryError):
         parts.loop.run()
-    snapshot = pickle.loads((path / "profiler_traces" / "rank_0" / "out_of_memory_at_step_3.pickle").read_bytes())
+    snapshot = pickle.loads(
+        (path / "profiler_traces" / "rank_0" / "out_of_memory_at_step_3.pickle").read_bytes()
+    )
     assert any(event["action"] == "oom" for trace in snapshot["device_traces"] for event in trace)
 
 

@@ -32,7 +32,12 @@ def preset(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
     """Run debug=NAME over the defaults, with nothing but a tiny model."""
 
     def run(name: str, *overrides: str, code: int = 0) -> Path:
-        place = ["data=text", f"data.path={text_file}", f"run.dir={tmp_path / name}", f"debug={name}"]
+        place = [
+            "data=text",
+            f"data.path={text_file}",
+            f"run.dir={tmp_path / name}",
+            f"debug={name}",
+        ]
         composition, resolution = cli.resolved([*place, *TINY, *overrides])
         path, _ = directory.create(resolution, overrides=composition.overrides)
         assert worker.main([str(path)]) == code
@@ -50,7 +55,13 @@ def test_fast_does_three_steps_of_everything(preset: Callable[..., Path]) -> Non
 
 
 def test_overfit_learns_one_batch_by_heart(preset: Callable[..., Path]) -> None:
-    path = preset("overfit", "train.batch_size=2", "train.seq_len=16", "optimizer.lr=0.01", "scheduler.warmup_steps=5")
+    path = preset(
+        "overfit",
+        "train.batch_size=2",
+        "train.seq_len=16",
+        "optimizer.lr=0.01",
+        "scheduler.warmup_steps=5",
+    )
     losses = logged(path, "train/loss")
     assert losses[10] > 3
     assert losses[200] < 0.1
@@ -74,7 +85,13 @@ def test_anomaly_names_the_operation_that_makes_a_nan(
 
 
 def test_anomaly_does_not_stop_a_healthy_run(preset: Callable[..., Path]) -> None:
-    path = preset("anomaly", "train.max_steps=2", "train.batch_size=1", "train.seq_len=16", "eval.enabled=false")
+    path = preset(
+        "anomaly",
+        "train.max_steps=2",
+        "train.batch_size=1",
+        "train.seq_len=16",
+        "eval.enabled=false",
+    )
     assert set(logged(path, "train/loss")) == {1, 2}
 
 

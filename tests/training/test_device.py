@@ -40,7 +40,9 @@ def test_deterministic_is_set_and_taken_back() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_deterministic_has_no_effect_on_the_numbers_of_a_cpu(assembled: Callable[..., Parts]) -> None:
+def test_deterministic_has_no_effect_on_the_numbers_of_a_cpu(
+    assembled: Callable[..., Parts],
+) -> None:
     runs = [assembled(f"run.deterministic={flag}") for flag in ("false", "true")]
     for parts in runs:
         set_up(parts.config)
@@ -69,13 +71,17 @@ def test_cuda_without_a_gpu_is_said_with_the_key(monkeypatch: pytest.MonkeyPatch
     chosen = config()
     chosen.thaw()
     chosen.run.device = "cuda"
-    with pytest.raises(ValueError, match=r"run\.device=cuda: this build of torch finds no usable GPU"):
+    with pytest.raises(
+        ValueError, match=r"run\.device=cuda: this build of torch finds no usable GPU"
+    ):
         set_up(chosen)
 
 
 @pytest.mark.parametrize(("name", "scales"), [("fp32", False), ("bf16", False), ("fp16", True)])
 def test_loss_scaling(name: str, scales: bool) -> None:
-    scaler = loss_scaler(config(f"precision={name}", "precision.init_loss_scale=8").precision, torch.device("cpu"))
+    scaler = loss_scaler(
+        config(f"precision={name}", "precision.init_loss_scale=8").precision, torch.device("cpu")
+    )
     assert scaler.is_enabled() is scales
     assert scaler.get_scale() == (8.0 if scales else 1.0)
 
@@ -86,4 +92,6 @@ def test_a_weight_that_is_not_fp32_is_refused_by_its_name(assembled: Callable[..
     model.blocks["1"].feed_forward.w_up.to(torch.bfloat16)
     with pytest.raises(TypeError) as raised:
         check_dtypes(model)
-    assert str(raised.value).endswith("these are not: blocks.1.feed_forward.w_up.weight (torch.bfloat16)")
+    assert str(raised.value).endswith(
+        "these are not: blocks.1.feed_forward.w_up.weight (torch.bfloat16)"
+    )

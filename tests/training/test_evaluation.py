@@ -24,7 +24,13 @@ def never() -> bool:
     return False
 
 
-EVALUATE = ("eval.enabled=true", "eval.interval=2", "eval.steps=0", "eval.sample_prompts=[the]", "eval.sample_tokens=4")
+EVALUATE = (
+    "eval.enabled=true",
+    "eval.interval=2",
+    "eval.steps=0",
+    "eval.sample_prompts=[the]",
+    "eval.sample_tokens=4",
+)
 
 
 def test_each_target_of_the_split_is_scored_once(assembled: Callable[..., Parts]) -> None:
@@ -37,9 +43,16 @@ def test_each_target_of_the_split_is_scored_once(assembled: Callable[..., Parts]
 
 @pytest.mark.parametrize(
     ("bound", "sequences"),
-    [(("eval.steps=2",), 8), (("eval.max_tokens=80",), 5), (("eval.steps=1", "eval.max_tokens=80"), 4), (("eval.max_tokens=1",), 1)],
+    [
+        (("eval.steps=2",), 8),
+        (("eval.max_tokens=80",), 5),
+        (("eval.steps=1", "eval.max_tokens=80"), 4),
+        (("eval.max_tokens=1",), 1),
+    ],
 )
-def test_a_bound_takes_sequences_from_all_over_the_split(assembled: Callable[..., Parts], bound: tuple[str, ...], sequences: int) -> None:
+def test_a_bound_takes_sequences_from_all_over_the_split(
+    assembled: Callable[..., Parts], bound: tuple[str, ...], sequences: int
+) -> None:
     """By steps, which have four sequences of 16 tokens, by tokens, and by the lesser of both."""
     parts = assembled(*EVALUATE, *bound)
     assert parts.evaluation is not None
@@ -47,9 +60,13 @@ def test_a_bound_takes_sequences_from_all_over_the_split(assembled: Callable[...
     windows = -(-(len(store) - 1) // 16)
     assert windows > 3 * sequences
     starts = [16 * (index * windows // sequences) for index in range(sequences)]
-    tokens = torch.from_numpy(np.stack([store.read(start, start + 17) for start in starts]).astype(np.int64))
+    tokens = torch.from_numpy(
+        np.stack([store.read(start, start + 17) for start in starts]).astype(np.int64)
+    )
     with torch.no_grad():
-        expected = torch.nn.functional.cross_entropy(parts.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
+        expected = torch.nn.functional.cross_entropy(
+            parts.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+        ).item()
     for _ in range(2):
         assert parts.evaluation.run(never)["loss"] == pytest.approx(expected, rel=1e-6)
 
@@ -62,7 +79,9 @@ def test_evaluation_is_bounded_unless_it_is_asked_otherwise() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [8, 2])
-def test_the_micro_batch_does_not_change_what_is_evaluated(assembled: Callable[..., Parts], micro_batch: int) -> None:
+def test_the_micro_batch_does_not_change_what_is_evaluated(
+    assembled: Callable[..., Parts], micro_batch: int
+) -> None:
     options = (*EVALUATE, "eval.steps=2", "train.global_batch_size=8")
     ours, theirs = assembled(*options), assembled(*options, f"train.batch_size={micro_batch}")
     assert ours.evaluation is not None
@@ -71,7 +90,9 @@ def test_the_micro_batch_does_not_change_what_is_evaluated(assembled: Callable[.
     assert theirs.evaluation.run(never) == pytest.approx(ours.evaluation.run(never), rel=1e-6)
 
 
-def test_logits_are_taken_in_pieces_without_a_difference(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_taken_in_pieces_without_a_difference(
+    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = assembled(*EVALUATE)
     assert parts.evaluation is not None
     whole = parts.evaluation.run(never)
@@ -79,11 +100,15 @@ def test_logits_are_taken_in_pieces_without_a_difference(assembled: Callable[...
     assert parts.evaluation.run(never) == pytest.approx(whole, rel=1e-6)
 
 
-def test_the_mode_of_the_model_is_restored_also_after_an_error(assembled: Callable[..., Parts]) -> None:
+def test_the_mode_of_the_model_is_restored_also_after_an_error(
+    assembled: Callable[..., Parts],
+) -> None:
     parts = assembled(*EVALUATE)
     assert parts.evaluation is not None
     modes: list[bool] = []
-    hook = parts.model.norm.register_forward_hook(lambda module, x, y: modes.append(module.training))
+    hook = parts.model.norm.register_forward_hook(
+        lambda module, x, y: modes.append(module.training)
+    )
     for training in (True, False):
         parts.model.train(training)
         parts.evaluation.run(never)
@@ -105,7 +130,9 @@ def test_evaluation_and_samples_do_not_change_training(assembled: Callable[..., 
     assert_bit_equal(weights(runs[1].model), weights(runs[0].model))
 
 
-def test_compiled_models_are_evaluated_and_sampled_without_compiling_anew(new_run: Callable[..., Path]) -> None:
+def test_compiled_models_are_evaluated_and_sampled_without_compiling_anew(
+    new_run: Callable[..., Path],
+) -> None:
     """The last batch is smaller, and eval mode alone would compile every block again."""
     torch.compiler.reset()
     plain, compiled = (
@@ -139,4 +166,13 @@ def test_evaluated_at_every_interval_and_once_at_the_end(trained: Callable[..., 
     assert set(logged(trained(*EVALUATE, "train.max_steps=5"), "eval/loss")) == {2, 4, 5}
     path = trained(*EVALUATE, "train.max_steps=4")
     assert set(logged(path, "eval/loss")) == {2, 4}
-    assert len([line for line in (path / "metrics.jsonl").read_text().splitlines() if "eval/loss" in line]) == 2
+    assert (
+        len(
+            [
+                line
+                for line in (path / "metrics.jsonl").read_text().splitlines()
+                if "eval/loss" in line
+            ]
+        )
+        == 2
+    )

@@ -19,23 +19,36 @@ from forge.training.step import StepOutput
 from forge.training.summary import summary
 
 
-def test_says_where_it_goes_on(trained: Callable[..., Path], assembled: Callable[..., Parts], capsys: pytest.CaptureFixture[str]) -> None:
+def test_says_where_it_goes_on(
+    trained: Callable[..., Path],
+    assembled: Callable[..., Parts],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     first = trained()
     parts = assembled("train.max_steps=9", f"checkpoint.resume_from={first}")
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said == f"going on from {first}/checkpoints/step_6 at step 6, where it stopped in the data: 3 steps to go"
+    assert (
+        said
+        == f"going on from {first}/checkpoints/step_6 at step 6, where it stopped in the data: 3 steps to go"
+    )
     assert parts.loop.loader.samples == 24
 
 
 def test_says_that_nothing_is_left(
-    trained: Callable[..., Path], assembled: Callable[..., Parts], capsys: pytest.CaptureFixture[str]
+    trained: Callable[..., Path],
+    assembled: Callable[..., Parts],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     first = trained()
     assembled(f"checkpoint.resume_from={first}")
-    assert capsys.readouterr().out.endswith("where it stopped in the data: nothing is left to train; raise train.max_steps\n")
+    assert capsys.readouterr().out.endswith(
+        "where it stopped in the data: nothing is left to train; raise train.max_steps\n"
+    )
 
 
-def test_another_tokenizer_is_refused(trained: Callable[..., Path], assembled: Callable[..., Parts]) -> None:
+def test_another_tokenizer_is_refused(
+    trained: Callable[..., Path], assembled: Callable[..., Parts]
+) -> None:
     first = trained()
     with pytest.raises(CheckpointError) as caught:
         assembled("tokenizer.vocab_size=290", f"checkpoint.resume_from={first}")
@@ -47,7 +60,11 @@ def test_another_tokenizer_is_refused(trained: Callable[..., Path], assembled: C
 
 
 def test_another_corpus_is_read_from_its_beginning(
-    trained: Callable[..., Path], assembled: Callable[..., Parts], text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Callable[..., Path],
+    assembled: Callable[..., Parts],
+    text_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     step = trained() / "checkpoints" / "step_6"
     other = tmp_path / "other.txt"
@@ -55,10 +72,15 @@ def test_another_corpus_is_read_from_its_beginning(
     parts = assembled(f"data.path={other}", "train.max_steps=9", f"checkpoint.resume_from={step}")
     assert (parts.loop.loader.samples, parts.loop.state.samples, parts.loop.state.step) == (0, 0, 6)
     where = "at the beginning of this corpus, which is another one"
-    assert capsys.readouterr().out.splitlines()[-1] == f"going on from {step} at step 6, {where}: 3 steps to go"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == f"going on from {step} at step 6, {where}: 3 steps to go"
+    )
 
 
-def test_the_run_directory_holds_the_data_manifest(trained: Callable[..., Path], text_file: Path) -> None:
+def test_the_run_directory_holds_the_data_manifest(
+    trained: Callable[..., Path], text_file: Path
+) -> None:
     manifest = json.loads((trained() / "data.json").read_text())
     assert sum(split["bytes"] for split in manifest["splits"].values()) == text_file.stat().st_size
     assert set(manifest["splits"]) == {"train", "val"}
@@ -74,7 +96,10 @@ def test_an_interrupted_run_says_how_to_go_on(assembled: Callable[..., Parts]) -
     parts.loop.callbacks.insert(0, Interrupting())
     parts.loop.run()
     lines = summary(parts, "SIGTERM", parts.loop.run_dir).splitlines()
-    assert lines[-1] == f"  goes on with     python -m forge.resume {parts.loop.run_dir} 'run.trust=[mine.]'"
+    assert (
+        lines[-1]
+        == f"  goes on with     python -m forge.resume {parts.loop.run_dir} 'run.trust=[mine.]'"
+    )
     assert not [line for line in lines if line.split()[:1] == ["next"]]
 
 
@@ -82,11 +107,15 @@ def test_a_finished_run_says_how_to_train_longer(assembled: Callable[..., Parts]
     parts = assembled()
     parts.loop.run()
     last = summary(parts, "end", parts.loop.run_dir).splitlines()[-1]
-    assert last == f"  goes on with     python -m forge.resume {parts.loop.run_dir} train.max_steps=12"
+    assert (
+        last == f"  goes on with     python -m forge.resume {parts.loop.run_dir} train.max_steps=12"
+    )
 
 
 def test_weights_that_are_not_finite(
-    trained: Callable[..., Path], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    trained: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with caplog.at_level(logging.WARNING):
         path = trained(
@@ -97,12 +126,17 @@ def test_weights_that_are_not_finite(
             "eval.sample_prompts=[sea]",
             "eval.interval=100",
         )
-    said = [record.getMessage() for record in caplog.records if "is not finite" in record.getMessage()]
+    said = [
+        record.getMessage() for record in caplog.records if "is not finite" in record.getMessage()
+    ]
     assert len(said) == 1
     assert said[0].endswith("a lower optimizer.lr may help, and debug=anomaly names the operation")
     assert "no sample at step 6: the model's logits are not finite" in capsys.readouterr().out
     assert generate([str(path), "--prompt", "sea"]) == 2
-    assert capsys.readouterr().err == "the model's logits are not finite; its weights were trained to NaN or infinity\n"
+    assert (
+        capsys.readouterr().err
+        == "the model's logits are not finite; its weights were trained to NaN or infinity\n"
+    )
 
 
 def test_nobody_watches(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,5 +145,10 @@ def test_nobody_watches(trained: Callable[..., Path], monkeypatch: pytest.Monkey
     os.close(read)
     with os.fdopen(write, "w") as gone:
         monkeypatch.setattr("sys.stdout", gone)
-        path = trained("metrics.enable_console=true", "eval.enabled=true", "eval.steps=1", "eval.sample_prompts=[sea]")
+        path = trained(
+            "metrics.enable_console=true",
+            "eval.enabled=true",
+            "eval.steps=1",
+            "eval.sample_prompts=[sea]",
+        )
     assert json.loads((path / "result.json").read_text())["status"] == "finished"

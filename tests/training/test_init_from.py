@@ -28,19 +28,35 @@ def exported(saved_run: Path, tmp_path: Path) -> Path:
 
 def of_step(run: Path, step: int) -> dict[str, torch.Tensor]:
     tensors = stored(run / "checkpoints" / f"step_{step}")
-    return {key.removeprefix("model/"): value for key, value in tensors.items() if key.startswith("model/")}
+    return {
+        key.removeprefix("model/"): value
+        for key, value in tensors.items()
+        if key.startswith("model/")
+    }
 
 
 def assert_fresh(parts: Parts) -> None:
     """Nothing but weights: no update was made, no text was read, the optimizer knows nothing."""
     state = parts.loop.state
-    assert (state.step, state.samples, state.tokens, parts.loop.loader.samples, parts.loop.seconds_before) == (0, 0, 0, 0, 0.0)
+    assert (
+        state.step,
+        state.samples,
+        state.tokens,
+        parts.loop.loader.samples,
+        parts.loop.seconds_before,
+    ) == (0, 0, 0, 0, 0.0)
     assert not parts.loop.optimizer.state
 
 
-@pytest.mark.parametrize(("place", "step"), [("", 6), ("checkpoints", 6), ("checkpoints/step_2", 2)])
+@pytest.mark.parametrize(
+    ("place", "step"), [("", 6), ("checkpoints", 6), ("checkpoints/step_2", 2)]
+)
 def test_the_weights_of_another_run(
-    saved_run: Path, new_run: Callable[..., Path], place: str, step: int, capsys: pytest.CaptureFixture[str]
+    saved_run: Path,
+    new_run: Callable[..., Path],
+    place: str,
+    step: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = new_run("seed=9", f"checkpoint.init_from={saved_run / place}")
     capsys.readouterr()
@@ -52,17 +68,23 @@ def test_the_weights_of_another_run(
     assert attempts.read(path)[0]["from"] == source
 
 
-def test_the_weights_of_a_safetensors_file(saved_run: Path, exported: Path, assembled: Callable[..., Parts]) -> None:
+def test_the_weights_of_a_safetensors_file(
+    saved_run: Path, exported: Path, assembled: Callable[..., Parts]
+) -> None:
     parts = assembled("seed=9", f"checkpoint.init_from={exported}")
     assert_bit_equal(weights(parts.model), of_step(saved_run, 6))
     assert_fresh(parts)
 
 
-def test_a_file_of_another_number_format_is_converted(saved_run: Path, tmp_path: Path, assembled: Callable[..., Parts]) -> None:
+def test_a_file_of_another_number_format_is_converted(
+    saved_run: Path, tmp_path: Path, assembled: Callable[..., Parts]
+) -> None:
     file = tmp_path / "bf16.safetensors"
     assert export.main([str(saved_run), str(file)]) == 0
     assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
-    expected = {name: value.to(torch.bfloat16).float() for name, value in of_step(saved_run, 6).items()}
+    expected = {
+        name: value.to(torch.bfloat16).float() for name, value in of_step(saved_run, 6).items()
+    }
     assert_bit_equal(weights(assembled(f"checkpoint.init_from={file}").model), expected)
 
 
@@ -76,9 +98,17 @@ def test_excluded_prefixes_keep_their_initial_values(
     del tensors["blocks.1.attention.wk.weight"]
     save_file(tensors, exported)
     source = exported if from_file else saved_run
-    ours = weights(assembled("seed=9", f"checkpoint.init_from={source}", "checkpoint.exclude_from_loading=[blocks.1.]").model)
+    ours = weights(
+        assembled(
+            "seed=9",
+            f"checkpoint.init_from={source}",
+            "checkpoint.exclude_from_loading=[blocks.1.]",
+        ).model
+    )
     fresh, theirs = weights(assembled("seed=9").model), of_step(saved_run, 6)
-    assert_bit_equal(ours, {name: (fresh if name.startswith("blocks.1.") else theirs)[name] for name in ours})
+    assert_bit_equal(
+        ours, {name: (fresh if name.startswith("blocks.1.") else theirs)[name] for name in ours}
+    )
 
 
 def test_it_is_done_once(saved_run: Path, new_run: Callable[..., Path]) -> None:
@@ -100,17 +130,26 @@ def test_it_trains_as_a_model_with_these_weights_does(
     by_hand = assembled("seed=9")
     by_hand.model.load_state_dict(of_step(saved_run, 6))
     by_hand.loop.run()
-    assert_bit_equal(stored(path / "checkpoints" / "step_6"), stored(by_hand.loop.run_dir / "checkpoints" / "step_6"))
+    assert_bit_equal(
+        stored(path / "checkpoints" / "step_6"),
+        stored(by_hand.loop.run_dir / "checkpoints" / "step_6"),
+    )
 
 
 @pytest.mark.parametrize("from_file", [False, True], ids=["checkpoint", "safetensors"])
-def test_another_model_is_refused_with_the_names(saved_run: Path, exported: Path, assembled: Callable[..., Parts], from_file: bool) -> None:
+def test_another_model_is_refused_with_the_names(
+    saved_run: Path, exported: Path, assembled: Callable[..., Parts], from_file: bool
+) -> None:
     source = exported if from_file else saved_run / "checkpoints" / "step_6"
     with pytest.raises(CheckpointError) as raised:
         assembled("model.ffn_hidden_dim=48", f"checkpoint.init_from={source}")
     assert str(raised.value).startswith(f"{source} does not fit this model: ")
-    assert "blocks.0.feed_forward.w_gate.weight is (32, 16) there and (48, 16) here" in str(raised.value)
-    assert str(raised.value).endswith("Choose the model it was trained with, or checkpoint.exclude_from_loading")
+    assert "blocks.0.feed_forward.w_gate.weight is (32, 16) there and (48, 16) here" in str(
+        raised.value
+    )
+    assert str(raised.value).endswith(
+        "Choose the model it was trained with, or checkpoint.exclude_from_loading"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors at all", b"\xff" * 64])
@@ -125,7 +164,9 @@ def test_a_file_that_is_no_safetensors(
     assert "Traceback" not in said
 
 
-def test_a_file_that_is_cut_off(exported: Path, new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_cut_off(
+    exported: Path, new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     exported.write_bytes(exported.read_bytes()[:-100])
     assert worker.main([str(new_run(f"checkpoint.init_from={exported}"))]) == 2
     assert f"{exported} cannot be read as safetensors: " in capsys.readouterr().err
@@ -145,14 +186,18 @@ def test_what_cannot_be_used_there_is_passed_over(
 ) -> None:
     """One of another run is what is wanted here; a torn one is not."""
     (saved_run / "checkpoints" / "step_6" / "meta.json").unlink()
-    assert_bit_equal(weights(assembled(f"checkpoint.init_from={saved_run}").model), of_step(saved_run, 4))
+    assert_bit_equal(
+        weights(assembled(f"checkpoint.init_from={saved_run}").model), of_step(saved_run, 4)
+    )
     assert [record.getMessage() for record in caplog.records] == [
         f"{saved_run}/checkpoints/step_6 is passed over: it is torn: it has no meta.json, which is written last"
     ]
 
 
 @pytest.mark.parametrize("option", ["init_from", "resume_from"])
-def test_a_source_that_is_gone_does_not_keep_a_run_from_going_on(saved_run: Path, new_run: Callable[..., Path], option: str) -> None:
+def test_a_source_that_is_gone_does_not_keep_a_run_from_going_on(
+    saved_run: Path, new_run: Callable[..., Path], option: str
+) -> None:
     """Once it has a checkpoint of its own; before, and with another source, it is refused before anything is written."""
     path = new_run(f"checkpoint.{option}={saved_run}", "train.max_steps=9")
     gone = saved_run.with_name("gone")
@@ -164,12 +209,19 @@ def test_a_source_that_is_gone_does_not_keep_a_run_from_going_on(saved_run: Path
     loop.end_step = loop.state.step + 1
     loop.run()
     saved_run.rename(gone)
-    assert [change.key for change in alter(path, metrics__log_interval=2)] == ["metrics.log_interval"]
+    assert [change.key for change in alter(path, metrics__log_interval=2)] == [
+        "metrics.log_interval"
+    ]
     assert assemble(path).loop.state.step == loop.end_step
     with pytest.raises(ConfigError, match=f"there is no.*{gone}/nothing"):
-        alter(path, **{f"checkpoint__{option}": f"{gone}/nothing", "run__allow_change": ["checkpoint"]})
+        alter(
+            path,
+            **{f"checkpoint__{option}": f"{gone}/nothing", "run__allow_change": ["checkpoint"]},
+        )
 
 
 def test_what_it_says_of_itself(saved_run: Path, exported: Path) -> None:
-    header = json.loads(exported.read_bytes()[8 : 8 + int.from_bytes(exported.read_bytes()[:8], "little")])
+    header = json.loads(
+        exported.read_bytes()[8 : 8 + int.from_bytes(exported.read_bytes()[:8], "little")]
+    )
     assert header["__metadata__"] == {"format": "pt", "step": "6"}

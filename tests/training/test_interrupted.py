@@ -19,7 +19,13 @@ from forge.training import evaluation
 
 EVALUATE = ("eval.enabled=true", "eval.interval=2", "eval.steps=3", "eval.patience=90")
 SAMPLE = ("eval.sample_prompts=[the]", "eval.sample_tokens=3", "eval.sample_interval=4")
-OPTIONS = (*EVALUATE, *SAMPLE, "metrics.log_interval=4", "checkpoint.interval=100", "train.max_steps=7")
+OPTIONS = (
+    *EVALUATE,
+    *SAMPLE,
+    "metrics.log_interval=4",
+    "checkpoint.interval=100",
+    "train.max_steps=7",
+)
 ROWS = ("metrics.jsonl", "samples.jsonl")
 
 
@@ -36,7 +42,9 @@ def undisturbed(folder: Path, trained: Callable[..., Path]) -> Path:
     return folder / "run"
 
 
-def sending(monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *, evaluation_number: int, batch: int) -> None:
+def sending(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, *, evaluation_number: int, batch: int
+) -> None:
     """The signal comes before a batch of an evaluation of this process; both counted from 1."""
     real, count = evaluation.evaluate, [0]
 
@@ -81,12 +89,18 @@ def test_an_evaluation_is_broken_off_and_done_when_the_run_goes_on(
         assert worker.main([str(path)]) == 128 + number
     assert step not in logged(path, "eval/loss")
     (one,) = saved.listed(path / "checkpoints")
-    assert (one.step, one.meta["reason"], one.meta["callbacks"]["Evaluation"]["due"]) == (step, number.name, True)
+    assert (one.step, one.meta["reason"], one.meta["callbacks"]["Evaluation"]["due"]) == (
+        step,
+        number.name,
+        True,
+    )
     assert worker.main([str(path)]) == 0
     assert_undisturbed(path, undisturbed)
 
 
-def test_an_evaluation_is_broken_off_twice(undisturbed: Path, new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_broken_off_twice(
+    undisturbed: Path, new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second time it is the one that is due, before the first update."""
     path = new_run(*OPTIONS)
     for _ in range(2):
@@ -99,7 +113,10 @@ def test_an_evaluation_is_broken_off_twice(undisturbed: Path, new_run: Callable[
 
 
 def test_a_signal_in_the_evaluation_of_the_end(
-    undisturbed: Path, new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    undisturbed: Path,
+    new_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """All updates are made and saved, yet the run is stopped, not finished."""
     path = new_run(*OPTIONS)
@@ -111,9 +128,16 @@ def test_a_signal_in_the_evaluation_of_the_end(
     assert (result["metrics"]["eval/step"], result["config"]) == (6, "config.yaml")
     capsys.readouterr()
     assert worker.main([str(path)]) == 0
-    assert "at step 7, where it stopped in the data: nothing is left to train" in capsys.readouterr().out
+    assert (
+        "at step 7, where it stopped in the data: nothing is left to train"
+        in capsys.readouterr().out
+    )
     assert_undisturbed(path, undisturbed)
-    ends = [(line["status"], line["reason"], line["step"]) for line in attempts.read(path) if line["event"] == "end"]
+    ends = [
+        (line["status"], line["reason"], line["step"])
+        for line in attempts.read(path)
+        if line["event"] == "end"
+    ]
     assert ends == [("stopped", "SIGTERM", 7), ("finished", "end", 7)]
 
 

@@ -46,18 +46,26 @@ def run(new_run: Callable[..., Path]) -> tuple[Path, Parts]:
 
 def reference(parts: Parts) -> tuple[list[dict[str, float]], dict[int, Decoder]]:
     """ce, z and gradient norm of every step from a plain loop in fp32; the model after steps 3 and 5."""
-    config, tokens = parts.config, parts.prepared.train.read(0, len(parts.prepared.train)).astype(np.int64)
+    config, tokens = (
+        parts.config,
+        parts.prepared.train.read(0, len(parts.prepared.train)).astype(np.int64),
+    )
     model = Decoder(config.model)
     init_weights(model, config.seed)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     o = config.optimizer
-    groups = [{"params": matrices, "weight_decay": o.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": o.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=o.lr, betas=o.betas, eps=o.eps)
     order = SampleOrder((len(tokens) - 1) // SEQ, seed=config.seed)
     seen, kept = [], {}
     for step in range(STEPS):
-        starts = [order.window(step * BATCH * ACCUMULATION + i) * SEQ for i in range(BATCH * ACCUMULATION)]
+        starts = [
+            order.window(step * BATCH * ACCUMULATION + i) * SEQ for i in range(BATCH * ACCUMULATION)
+        ]
         windows = torch.from_numpy(np.stack([tokens[s : s + SEQ + 1] for s in starts]))
         logits = model(windows[:, :-1]).flatten(0, 1)
         ce = F.cross_entropy(logits, windows[:, 1:].flatten())
@@ -67,7 +75,11 @@ def reference(parts: Parts) -> tuple[list[dict[str, float]], dict[int, Decoder]]
         for p in model.parameters():
             p.grad *= min(1.0, 0.3 / norm)
         warm, decay = 2, STEPS - 2
-        factor = (step + 1) / warm if step < warm else 0.1 + 0.9 * (1 + math.cos(math.pi * (step - warm + 1) / decay)) / 2
+        factor = (
+            (step + 1) / warm
+            if step < warm
+            else 0.1 + 0.9 * (1 + math.cos(math.pi * (step - warm + 1) / decay)) / 2
+        )
         for group in optimizer.param_groups:
             group["lr"] = o.lr * factor
         optimizer.step()
@@ -83,8 +95,14 @@ def test_training_values_are_what_they_say(run: tuple[Path, Parts]) -> None:
     path, parts = run
     steps, _ = reference(parts)
     assert all(step["norm"] > 0.3 for step in steps), "clipping must act"
-    windows = {2: steps[0:2], 4: steps[2:4], 5: steps[4:5]}  # the last one is partial, and logged all the same
-    loss, z_loss, norm, lr = (logged(path, key) for key in ("train/loss", "train/z_loss", "train/grad_norm", "lr"))
+    windows = {
+        2: steps[0:2],
+        4: steps[2:4],
+        5: steps[4:5],
+    }  # the last one is partial, and logged all the same
+    loss, z_loss, norm, lr = (
+        logged(path, key) for key in ("train/loss", "train/z_loss", "train/grad_norm", "lr")
+    )
     assert set(loss) == set(z_loss) == set(norm) == set(lr) == set(windows)
     for step, window in windows.items():
         assert loss[step] == pytest.approx(np.mean([s["ce"] for s in window]), rel=2e-6)
@@ -97,10 +115,15 @@ def test_training_values_are_what_they_say(run: tuple[Path, Parts]) -> None:
 def test_evaluation_values_are_those_of_full_logits_in_float64(run: tuple[Path, Parts]) -> None:
     path, parts = run
     _, models = reference(parts)
-    found = {key: logged(path, f"eval/{key}") for key in ("loss", "perplexity", "token_accuracy", "bits_per_byte")}
+    found = {
+        key: logged(path, f"eval/{key}")
+        for key in ("loss", "perplexity", "token_accuracy", "bits_per_byte")
+    }
     for step, model in models.items():
         expected = by_numpy(parts, model.double())
-        assert {key: values[step] for key, values in found.items()} == pytest.approx(expected, rel=1e-5)
+        assert {key: values[step] for key, values in found.items()} == pytest.approx(
+            expected, rel=1e-5
+        )
     assert all(set(values) == set(models) for values in found.values())
 
 
@@ -121,7 +144,9 @@ def by_numpy(parts: Parts, model: Decoder) -> dict[str, float]:
     all_nats, targets = np.concatenate(nats), tokens[1:]
     is_special = targets == parts.prepared.tokenizer.eos_id
     assert is_special.any()
-    n_bytes = sum(len(parts.prepared.tokenizer.decode([int(t)]).encode()) for t in targets[~is_special])
+    n_bytes = sum(
+        len(parts.prepared.tokenizer.decode([int(t)]).encode()) for t in targets[~is_special]
+    )
     assert n_bytes == sizes[targets].sum()
     loss = all_nats.mean()
     return {
@@ -149,7 +174,9 @@ def test_masked_targets_count_nowhere(run: tuple[Path, Parts]) -> None:
         return evaluate(parts.model, [batch], token_bytes=sizes)
 
     assert metrics(tokens, masked) == pytest.approx(metrics(tokens[:1], targets[:1]), rel=1e-6)
-    assert metrics(tokens, masked)["loss"] != pytest.approx(metrics(tokens, targets)["loss"], rel=1e-3)
+    assert metrics(tokens, masked)["loss"] != pytest.approx(
+        metrics(tokens, targets)["loss"], rel=1e-3
+    )
 
 
 class Slow(Callback):
@@ -166,7 +193,10 @@ def test_speed_and_mfu_leave_out_pauses(new_run: Callable[..., Path]) -> None:
     parts = assemble(path)
     parts.loop.callbacks.insert(0, Slow())
     parts.loop.run()
-    seconds, rate, mfu = (logged(path, key, file="performance.jsonl") for key in ("step_seconds", "tokens_per_second", "mfu"))
+    seconds, rate, mfu = (
+        logged(path, key, file="performance.jsonl")
+        for key in ("step_seconds", "tokens_per_second", "mfu")
+    )
     assert set(seconds) == {2, 4}
     model = parts.config.model
     for step in (2, 4):
@@ -178,8 +208,14 @@ def test_speed_and_mfu_leave_out_pauses(new_run: Callable[..., Path]) -> None:
 
 def test_memory_is_the_resident_peak_of_this_process(trained: Callable[..., Path]) -> None:
     path = trained("train.max_steps=1")
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    assert logged(path, "memory_gib", file="performance.jsonl")[1] == pytest.approx(int(peak.split()[1]) / 2**20, rel=0.05)
+    peak = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
+    assert logged(path, "memory_gib", file="performance.jsonl")[1] == pytest.approx(
+        int(peak.split()[1]) / 2**20, rel=0.05
+    )
 
 
 def test_mfu_is_left_out_where_the_peak_is_unknown(trained: Callable[..., Path]) -> None:

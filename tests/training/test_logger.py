@@ -28,7 +28,9 @@ class Recorder:
         self.rows: list[tuple[int, dict[str, float]]] = []
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        self.rows.append((step, {name: value for name, value in values.items() if name not in CLOCK}))
+        self.rows.append(
+            (step, {name: value for name, value in values.items() if name not in CLOCK})
+        )
 
     def close(self) -> None:
         """Nothing is held."""
@@ -42,7 +44,13 @@ class Drive:
     def __init__(self, state: TrainState | None = None) -> None:
         self.state, self.recorder, trackers = state or TrainState(), Recorder(), Trackers()
         trackers.add("recorder", lambda: self.recorder)
-        self.logger = Logger(lambda: trackers, interval=4, device=torch.device("cpu"), flops_per_token=None, peak=None)
+        self.logger = Logger(
+            lambda: trackers,
+            interval=4,
+            device=torch.device("cpu"),
+            flops_per_token=None,
+            peak=None,
+        )
         self.loop: Loop = self  # type: ignore[assignment]
         self.clock = 0.0
         self.logger.on_start(self.loop)
@@ -80,7 +88,13 @@ def test_a_stop_between_two_logs_changes_no_bit_of_the_next(stop: int) -> None:
     whole.logger.on_end(whole.loop)
     first = Drive()
     first.steps(stop)
-    kept = json.loads(json.dumps({"logger": first.logger.state_dict(), "train": first.state.state_dict()}, allow_nan=False, sort_keys=True))
+    kept = json.loads(
+        json.dumps(
+            {"logger": first.logger.state_dict(), "train": first.state.state_dict()},
+            allow_nan=False,
+            sort_keys=True,
+        )
+    )
     first.interrupted = True
     first.logger.on_end(first.loop)
     second = Drive()
@@ -99,7 +113,15 @@ def test_values_that_are_not_finite_survive_a_stop() -> None:
     nothing = torch.tensor(math.nan)
     drive.state.step = 1
     drive.logger.on_step_end(
-        drive.loop, StepOutput(n_targets=7, lr=0.1, loss=nothing, grad_norm=nothing, skipped=torch.tensor(True), sums={"ce": nothing})
+        drive.loop,
+        StepOutput(
+            n_targets=7,
+            lr=0.1,
+            loss=nothing,
+            grad_norm=nothing,
+            skipped=torch.tensor(True),
+            sums={"ce": nothing},
+        ),
     )
     kept = json.loads(json.dumps(drive.logger.state_dict(), allow_nan=False))
     other = Drive(drive.state)
@@ -114,7 +136,9 @@ def test_values_that_are_not_finite_survive_a_stop() -> None:
     assert json.dumps(other.logger.state_dict()["last"], allow_nan=False) == json.dumps(last)
 
 
-def test_rows_of_a_log_that_this_process_did_no_step_of_have_no_speed(assembled: Callable[..., Parts]) -> None:
+def test_rows_of_a_log_that_this_process_did_no_step_of_have_no_speed(
+    assembled: Callable[..., Parts],
+) -> None:
     """The end was killed between the last save and the last log."""
     parts = assembled("metrics.log_interval=4")
     for callback in parts.loop.callbacks:
@@ -132,10 +156,19 @@ def test_rows_of_a_log_that_this_process_did_no_step_of_have_no_speed(assembled:
 
 def test_the_two_files_of_a_run(trained: Callable[..., Path]) -> None:
     path = trained("metrics.log_interval=4", "metrics.peak_tflops=1")
-    rows = {name: [json.loads(line) for line in (path / name).read_text().splitlines()] for name in ("metrics.jsonl", "performance.jsonl")}
-    assert [set(row) for row in rows["metrics.jsonl"]] == [{"step", "train/loss", "train/grad_norm", "lr", "tokens", "skipped_steps"}] * 2
+    rows = {
+        name: [json.loads(line) for line in (path / name).read_text().splitlines()]
+        for name in ("metrics.jsonl", "performance.jsonl")
+    }
+    assert [set(row) for row in rows["metrics.jsonl"]] == [
+        {"step", "train/loss", "train/grad_norm", "lr", "tokens", "skipped_steps"}
+    ] * 2
     assert [set(row) for row in rows["performance.jsonl"]] == [{"step", "time", "mfu", *CLOCK}] * 2
-    assert [row["step"] for row in rows["metrics.jsonl"]] == [row["step"] for row in rows["performance.jsonl"]] == [4, 6]
+    assert (
+        [row["step"] for row in rows["metrics.jsonl"]]
+        == [row["step"] for row in rows["performance.jsonl"]]
+        == [4, 6]
+    )
 
 
 def test_the_whole_metrics_file_is_a_function_of_the_config(trained: Callable[..., Path]) -> None:
@@ -145,8 +178,15 @@ def test_the_whole_metrics_file_is_a_function_of_the_config(trained: Callable[..
     assert set(logged(first, "eval/loss")) == {2, 4, 6}
 
 
-def test_a_run_that_goes_on_between_two_logs_writes_the_same_rows(trained: Callable[..., Path]) -> None:
-    options = ("metrics.log_interval=4", "train.max_steps=10", "checkpoint.interval=3", "checkpoint.keep_last_n=0")
+def test_a_run_that_goes_on_between_two_logs_writes_the_same_rows(
+    trained: Callable[..., Path],
+) -> None:
+    options = (
+        "metrics.log_interval=4",
+        "train.max_steps=10",
+        "checkpoint.interval=3",
+        "checkpoint.keep_last_n=0",
+    )
     whole = trained(*options)
     resumed = trained(*options, f"checkpoint.resume_from={whole}/checkpoints/step_6")
     rows = [(path / "metrics.jsonl").read_text().splitlines() for path in (whole, resumed)]

@@ -26,14 +26,27 @@ from forge.objectives.pretrain import Pretrain
 from forge.training.assemble import Parts
 from forge.training.step import Update
 
-MOE = ("model.moe.num_experts=4", "model.moe.ffn_hidden_dim=16", "model.moe.bias_update_rate=0.01", "model.moe.z_loss_weight=0.001")
+MOE = (
+    "model.moe.num_experts=4",
+    "model.moe.ffn_hidden_dim=16",
+    "model.moe.bias_update_rate=0.01",
+    "model.moe.z_loss_weight=0.001",
+)
 BIAS = "model/blocks.{}.feed_forward.router.selection_bias"
 SEQ, VOCAB = 8, 37
 
 
 def decoder(dtype: torch.dtype = torch.float32, **moe: Any) -> Decoder:
     options: dict[str, Any] = {"num_experts": 4, "ffn_hidden_dim": 12} | moe
-    sizes = {"dim": 16, "n_layers": 2, "n_heads": 2, "vocab_size": VOCAB, "max_seq_len": SEQ, "ffn_hidden_dim": 24, "init_std": 0.3}
+    sizes = {
+        "dim": 16,
+        "n_layers": 2,
+        "n_heads": 2,
+        "vocab_size": VOCAB,
+        "max_seq_len": SEQ,
+        "ffn_hidden_dim": 24,
+        "init_std": 0.3,
+    }
     model = Decoder(DecoderConfig(**sizes, moe=MoEConfig(**options)))
     init_weights(model, 0)
     return model.to(dtype)
@@ -41,8 +54,16 @@ def decoder(dtype: torch.dtype = torch.float32, **moe: Any) -> Decoder:
 
 def make_update(model: Decoder, **options: Any) -> Update:
     device = torch.device("cpu")
-    parts = {"objective": Pretrain(PretrainConfig()), "schedule": lambda step: 1.0, "device": device, "clip_norm": 0.0, "max_steps": 10}
-    return Update(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **(parts | options))  # type: ignore[arg-type]
+    parts = {
+        "objective": Pretrain(PretrainConfig()),
+        "schedule": lambda step: 1.0,
+        "device": device,
+        "clip_norm": 0.0,
+        "max_steps": 10,
+    }
+    return Update(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **(parts | options)
+    )  # type: ignore[arg-type]
 
 
 def step(micro_batches: int = 1, *, masked: bool = False) -> Step:
@@ -55,22 +76,31 @@ def step(micro_batches: int = 1, *, masked: bool = False) -> Step:
 
 def gradients_of(update: Update, one: Step) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    update.on_gradients = lambda: found.update({name: p.grad.clone() for name, p in update.named if p.grad is not None})
+    update.on_gradients = lambda: found.update(
+        {name: p.grad.clone() for name, p in update.named if p.grad is not None}
+    )
     update(one, 0)
     return found
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_gradient_is_that_of_the_loss_plus_its_auxiliary_losses(accumulation: int, masked: bool) -> None:
+def test_the_gradient_is_that_of_the_loss_plus_its_auxiliary_losses(
+    accumulation: int, masked: bool
+) -> None:
     """By hand: (sum of cross-entropy + 0.3 * sum over layers and tokens of the balance loss) / target tokens of the step."""
-    model, plain = decoder(torch.float64, aux_loss_weight=0.3), decoder(torch.float64, aux_loss_weight=0.0)
+    model, plain = (
+        decoder(torch.float64, aux_loss_weight=0.3),
+        decoder(torch.float64, aux_loss_weight=0.0),
+    )
     one = step(accumulation, masked=masked)
     found = gradients_of(make_update(model), one)
     extra: list[Tensor] = []
 
     def add(module: Any, inputs: Any, routed: Any) -> None:
-        for shares, experts in zip(routed.shares.split(SEQ), routed.experts.split(SEQ), strict=True):
+        for shares, experts in zip(
+            routed.shares.split(SEQ), routed.experts.split(SEQ), strict=True
+        ):
             load = torch.bincount(experts.flatten(), minlength=4).double() / experts.numel()
             extra.append(4 * (load * shares.sum(0)).sum())
 
@@ -113,7 +143,9 @@ def test_an_update_that_is_skipped_leaves_the_bias() -> None:
     with torch.no_grad():
         model.output_weight[3, 3] = torch.nan
     assert update(step(), 0).skipped
-    assert not any(buffer.any() for name, buffer in model.named_buffers() if "selection_bias" in name)
+    assert not any(
+        buffer.any() for name, buffer in model.named_buffers() if "selection_bias" in name
+    )
     with torch.no_grad():
         model.output_weight[3, 3] = 0
     assert not update(step(), 1).skipped
@@ -123,7 +155,15 @@ def test_an_update_that_is_skipped_leaves_the_bias() -> None:
 class Reads(TorchDispatchMode):
     """Counts what waits for a device: tensors read as Python numbers, and sizes that depend on values."""
 
-    WAITS = ("_local_scalar_dense", "nonzero", "item", "masked_select", "unique", "bincount", "looped_mm")
+    WAITS = (
+        "_local_scalar_dense",
+        "nonzero",
+        "item",
+        "masked_select",
+        "unique",
+        "bincount",
+        "looped_mm",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +179,16 @@ class Reads(TorchDispatchMode):
     ("options", "waits"),
     [
         ({"kernel": "grouped", "bias_update_rate": 0.1}, False),
-        ({"capacity_factor": 1.0, "gradient_scale": True, "router": "sigmoid_topk", "n_routing_groups": 2, "shared_experts": 1}, False),
+        (
+            {
+                "capacity_factor": 1.0,
+                "gradient_scale": True,
+                "router": "sigmoid_topk",
+                "n_routing_groups": 2,
+                "shared_experts": 1,
+            },
+            False,
+        ),
         ({"kernel": "loop"}, True),
     ],
     ids=str,
@@ -166,7 +215,9 @@ def test_a_run_learns_and_logs_its_routing(trained: Callable[..., Path]) -> None
     assert all(0 <= value < 0.6 for value in logged(run, "train/moe/dropped").values())
     assert all(1 <= value <= 4 for value in logged(run, "train/moe/load_max").values())
     assert all(0 <= value <= 1 for value in logged(run, "train/moe/load_min").values())
-    assert all(0 < value <= math.log(4) + 1e-6 for value in logged(run, "train/moe/entropy").values())
+    assert all(
+        0 < value <= math.log(4) + 1e-6 for value in logged(run, "train/moe/entropy").values()
+    )
     assert logged(run, "train/moe/bias")[1] <= 0.02 + 1e-6
     assert logged(run, "train/moe/bias")[60] > 0.02
 
@@ -178,10 +229,24 @@ def test_a_dense_run_logs_nothing_of_it(trained: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 3])
-def test_a_run_that_goes_on_equals_one_that_never_stopped(trained: Callable[..., Path], interval: int) -> None:
+def test_a_run_that_goes_on_equals_one_that_never_stopped(
+    trained: Callable[..., Path], interval: int
+) -> None:
     """KempnerForge's defect 1 lost the bias; here it goes on, with a log that a checkpoint fell into."""
-    options = (*MOE, "model.moe.bias_schedule=cosine_decay", "train.max_steps=10", "checkpoint.interval=5", "checkpoint.keep_last_n=0")
-    options += (f"metrics.log_interval={interval}", "train.grad_accum_steps=2", "eval.enabled=true", "eval.interval=5", "eval.steps=2")
+    options = (
+        *MOE,
+        "model.moe.bias_schedule=cosine_decay",
+        "train.max_steps=10",
+        "checkpoint.interval=5",
+        "checkpoint.keep_last_n=0",
+    )
+    options += (
+        f"metrics.log_interval={interval}",
+        "train.grad_accum_steps=2",
+        "eval.enabled=true",
+        "eval.interval=5",
+        "eval.steps=2",
+    )
     whole = trained(*options)
     resumed = trained(*options, f"checkpoint.resume_from={whole}/checkpoints/step_5")
     ours, theirs = (path / "checkpoints" / "step_10" for path in (resumed, whole))
@@ -191,7 +256,13 @@ def test_a_run_that_goes_on_equals_one_that_never_stopped(trained: Callable[...,
         assert not torch.equal(half[BIAS.format(number)], end[BIAS.format(number)])
     assert_bit_equal(stored(ours), end)
     assert meta(ours) == meta(theirs)
-    for key in ("train/loss", "train/aux_loss", "train/moe/load_max", "train/moe/bias", "eval/loss"):
+    for key in (
+        "train/loss",
+        "train/aux_loss",
+        "train/moe/load_max",
+        "train/moe/bias",
+        "eval/loss",
+    ):
         expected = {at: value for at, value in logged(whole, key).items() if at > 5}
         assert logged(resumed, key) == expected != {}
 
@@ -207,9 +278,17 @@ COMPILED = ("train.compile_model=true", "train.compile_backend=aot_eager")
 
 
 @pytest.mark.parametrize(
-    "options", [("train.activation_checkpointing=full",), ("train.activation_checkpointing=selective",), COMPILED], ids=" ".join
+    "options",
+    [
+        ("train.activation_checkpointing=full",),
+        ("train.activation_checkpointing=selective",),
+        COMPILED,
+    ],
+    ids=" ".join,
 )
-def test_recomputed_and_compiled_runs_route_alike(assembled: Callable[..., Parts], options: tuple[str, ...]) -> None:
+def test_recomputed_and_compiled_runs_route_alike(
+    assembled: Callable[..., Parts], options: tuple[str, ...]
+) -> None:
     plain, other = assembled(*MOE), assembled(*MOE, *options)
     for parts in (plain, other):
         parts.loop.run()

@@ -35,7 +35,12 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "opened"
     pickle.loads(pickle.dumps(Hostile(path)))
     path.rmdir()
-    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+    for module, name in (
+        (pickle, "load"),
+        (pickle, "loads"),
+        (pickle, "Unpickler"),
+        (torch, "load"),
+    ):
         monkeypatch.setattr(module, name, reached)
     return path
 
@@ -44,12 +49,23 @@ def plant(step: Path, mark: Path) -> None:
     """The pickle under every name that torch.distributed.checkpoint or torch.load would open."""
     content = pickle.dumps(Hostile(mark))
     for folder in (step, step / "weights"):
-        for name in (".metadata", "__0_0.distcp", "data.pkl", "model.pt", "weights.bin", "rank_1.bin"):
+        for name in (
+            ".metadata",
+            "__0_0.distcp",
+            "data.pkl",
+            "model.pt",
+            "weights.bin",
+            "rank_1.bin",
+        ):
             (folder / name).write_bytes(content)
 
 
 def test_planted_pickles_are_not_opened(
-    saved_run: Path, assembled: Callable[..., Parts], mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved_run: Path,
+    assembled: Callable[..., Parts],
+    mark: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By none of the ways to load: resume, another run's resume_from and init_from, generate, export."""
     step = saved_run / "checkpoints" / "step_6"
@@ -65,8 +81,19 @@ def test_planted_pickles_are_not_opened(
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", ["meta.json", "config.yaml", "weights/tensors.json", "weights/rank_0.bin", "tokenizer/tokenizer.json"])
-def test_a_pickle_in_the_place_of_a_file_is_damage(saved_run: Path, mark: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "meta.json",
+        "config.yaml",
+        "weights/tensors.json",
+        "weights/rank_0.bin",
+        "tokenizer/tokenizer.json",
+    ],
+)
+def test_a_pickle_in_the_place_of_a_file_is_damage(
+    saved_run: Path, mark: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also where meta.json, which is theirs too, names its size."""
     step = saved_run / "checkpoints" / "step_6"
     file = step / name
@@ -82,7 +109,9 @@ def test_a_pickle_in_the_place_of_a_file_is_damage(saved_run: Path, mark: Path, 
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir", "!!python/object/new:os.mkdir"])
-def test_a_config_that_asks_for_code_is_refused(saved_run: Path, mark: Path, tag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_that_asks_for_code_is_refused(
+    saved_run: Path, mark: Path, tag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     step = saved_run / "checkpoints" / "step_6"
     text = (step / "config.yaml").read_text() + f"\nevil: {tag} ['{mark}']\n"
     (step / "config.yaml").write_text(text)
@@ -100,7 +129,10 @@ def test_a_config_that_names_code_is_refused_without_trust(
 ) -> None:
     """Nothing is imported, whatever trust the file itself claims."""
     step = saved_run / "checkpoints" / "step_6"
-    for option, text in (("_type_: forge.config.model.Decoder", "_type_: evil.Model"), ("trust: []", "trust: [evil.]")):
+    for option, text in (
+        ("_type_: forge.config.model.Decoder", "_type_: evil.Model"),
+        ("trust: []", "trust: [evil.]"),
+    ):
         before = (step / "config.yaml").read_text()
         assert option in before
         (step / "config.yaml").write_text(before.replace(option, text))

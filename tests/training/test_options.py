@@ -19,7 +19,12 @@ from forge.training import writing
 from forge.training.assemble import Parts, assemble
 from forge.training.samples import opening
 
-SAMPLES = ("eval.enabled=true", "eval.interval=100", "eval.steps=1", "eval.sample_prompts=[the sea,ship]")
+SAMPLES = (
+    "eval.enabled=true",
+    "eval.interval=100",
+    "eval.steps=1",
+    "eval.sample_prompts=[the sea,ship]",
+)
 
 
 def read_samples(run_dir: Path) -> list[dict[str, Any]]:
@@ -27,7 +32,9 @@ def read_samples(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
-def test_activation_checkpointing_changes_no_bit(assembled: Callable[..., Parts], mode: str) -> None:
+def test_activation_checkpointing_changes_no_bit(
+    assembled: Callable[..., Parts], mode: str
+) -> None:
     runs = [assembled(f"train.activation_checkpointing={chosen}") for chosen in ("none", mode)]
     for parts in runs:
         parts.loop.run()
@@ -35,8 +42,13 @@ def test_activation_checkpointing_changes_no_bit(assembled: Callable[..., Parts]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_loader_processes_and_prefetch_change_no_bit(assembled: Callable[..., Parts], workers: int) -> None:
-    runs = [assembled(), assembled(f"data.num_workers={workers}", "data.prefetch_factor=3", "data.pin_memory=false")]
+def test_loader_processes_and_prefetch_change_no_bit(
+    assembled: Callable[..., Parts], workers: int
+) -> None:
+    runs = [
+        assembled(),
+        assembled(f"data.num_workers={workers}", "data.prefetch_factor=3", "data.pin_memory=false"),
+    ]
     for parts in runs:
         parts.loop.run()
     assert_bit_equal(weights(runs[1].model), weights(runs[0].model))
@@ -61,7 +73,9 @@ def test_a_loader_process_ends_for_its_rank_only(assembled: Callable[..., Parts]
     next(parts.loop.loader)
     (process,) = multiprocessing.active_children()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        subprocess.run([sys.executable, "-c", f"import os; os.kill({process.pid}, {int(number)})"], check=True)
+        subprocess.run(
+            [sys.executable, "-c", f"import os; os.kill({process.pid}, {int(number)})"], check=True
+        )
     next(parts.loop.loader)
     assert process.is_alive()
     os.kill(process.pid or 0, signal.SIGTERM)
@@ -79,13 +93,19 @@ def test_compiled_training_is_that_of_the_plain_model(assembled: Callable[..., P
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
-def test_sample_interval_and_prompts(trained: Callable[..., Path], interval: int, steps: list[int]) -> None:
-    path = trained(*SAMPLES, "train.max_steps=5", f"eval.sample_interval={interval}", "eval.sample_tokens=3")
+def test_sample_interval_and_prompts(
+    trained: Callable[..., Path], interval: int, steps: list[int]
+) -> None:
+    path = trained(
+        *SAMPLES, "train.max_steps=5", f"eval.sample_interval={interval}", "eval.sample_tokens=3"
+    )
     found = [(sample["step"], sample["prompt"]) for sample in read_samples(path)]
     assert found == [(step, prompt) for step in steps for prompt in ("the sea", "ship")]
 
 
-def test_sampling_options_reach_the_sampler(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_options_reach_the_sampler(
+    trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[dict[str, Any]] = []
     real = writing.generate
 
@@ -94,7 +114,13 @@ def test_sampling_options_reach_the_sampler(trained: Callable[..., Path], monkey
         return real(model, tokens, max_new, **options)
 
     monkeypatch.setattr(writing, "generate", spy)
-    trained(*SAMPLES, "seed=7", "eval.sample_tokens=5", "eval.sample_temperature=0.3", "eval.sample_top_k=9")
+    trained(
+        *SAMPLES,
+        "seed=7",
+        "eval.sample_tokens=5",
+        "eval.sample_temperature=0.3",
+        "eval.sample_top_k=9",
+    )
     eos, agree = asked[0].pop("eos_id"), asked[0].pop("agree")
     assert isinstance(eos, int)
     assert agree.__name__ == "copy_from_main"
@@ -116,8 +142,15 @@ def test_greedy_samples_are_those_of_the_model(trained: Callable[..., Path]) -> 
     assert "ship" + read_samples(path)[1]["text"] == run.tokenizer.decode(tokens)
 
 
-def test_the_console_shows_samples_and_the_summary_only_when_on(trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    texts = ("--- sample at step 6 ---", "step 6/6 | loss", "all steps done, after 6 steps", "bits per byte")
+def test_the_console_shows_samples_and_the_summary_only_when_on(
+    trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = (
+        "--- sample at step 6 ---",
+        "step 6/6 | loss",
+        "all steps done, after 6 steps",
+        "bits per byte",
+    )
     trained(*SAMPLES)
     silent = capsys.readouterr().out
     trained(*SAMPLES, "metrics.enable_console=true")
@@ -127,16 +160,24 @@ def test_the_console_shows_samples_and_the_summary_only_when_on(trained: Callabl
 
 
 def test_tensorboard_goes_where_it_is_told(trained: Callable[..., Path]) -> None:
-    path = trained("metrics.enable_tensorboard=true", "metrics.tensorboard_dir=board", "train.max_steps=2")
+    path = trained(
+        "metrics.enable_tensorboard=true", "metrics.tensorboard_dir=board", "train.max_steps=2"
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(path / "board"))
     events.Reload()
-    assert {e.step: e.value for e in events.Scalars("train/loss")} == pytest.approx(logged(path, "train/loss"))
+    assert {e.step: e.value for e in events.Scalars("train/loss")} == pytest.approx(
+        logged(path, "train/loss")
+    )
 
 
 def test_log_interval(trained: Callable[..., Path]) -> None:
-    assert set(logged(trained("metrics.log_interval=4", "train.max_steps=10"), "train/loss")) == {4, 8, 10}
+    assert set(logged(trained("metrics.log_interval=4", "train.max_steps=10"), "train/loss")) == {
+        4,
+        8,
+        10,
+    }
 
 
 def test_no_run_evaluates_or_samples_when_evaluation_is_off(trained: Callable[..., Path]) -> None:
@@ -145,32 +186,57 @@ def test_no_run_evaluates_or_samples_when_evaluation_is_off(trained: Callable[..
     assert not (path / "samples.jsonl").exists()
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_training(assembled: Callable[..., Parts]) -> None:
-    with pytest.raises(ValueError, match=r"eval\.sample_prompts: a prompt has \d+ tokens, more than model\.max_seq_len=\d+; shorten it"):
+def test_a_prompt_that_cannot_fit_is_refused_before_training(
+    assembled: Callable[..., Parts],
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"eval\.sample_prompts: a prompt has \d+ tokens, more than model\.max_seq_len=\d+; shorten it",
+    ):
         assembled("eval.enabled=true", f"eval.sample_prompts=[{'x' * 400}]")
 
 
-def test_without_a_prompt_the_text_gives_one(trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_prompt_the_text_gives_one(
+    trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same in each run; the command that the summary advises continues it."""
     said = []
     for _ in range(2):
-        path = trained("eval.enabled=true", "eval.steps=1", "eval.sample_tokens=3", "metrics.enable_console=true")
+        path = trained(
+            "eval.enabled=true",
+            "eval.steps=1",
+            "eval.sample_tokens=3",
+            "metrics.enable_console=true",
+        )
         (sample,) = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
         said.append(sample["prompt"])
         prepared = assemble(path).prepared
         document = prepared.tokenizer.decode(prepared.val.read(0, 50).tolist())
         assert re.fullmatch(r"\d+( [a-z]+){4}", sample["prompt"])
         assert document.startswith(sample["prompt"])
-        derived = {one["key"]: one["value"] for one in json.loads((path / "derived.json").read_text())}
+        derived = {
+            one["key"]: one["value"] for one in json.loads((path / "derived.json").read_text())
+        }
         assert derived["eval.sample_prompts"] == [sample["prompt"]]
-        advised = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  next "))
-        assert shlex.split(advised)[1:] == ["python", "-m", "forge.generate", str(path), "--prompt", sample["prompt"]]
+        advised = next(
+            line for line in capsys.readouterr().out.splitlines() if line.startswith("  next ")
+        )
+        assert shlex.split(advised)[1:] == [
+            "python",
+            "-m",
+            "forge.generate",
+            str(path),
+            "--prompt",
+            sample["prompt"],
+        ]
         assert generate(shlex.split(advised)[4:]) == 0
         assert capsys.readouterr().out.startswith(sample["prompt"])
     assert said[0] == said[1]
 
 
-def test_python_is_continued_as_python_and_no_tokens_are_no_samples(trained: Callable[..., Path]) -> None:
+def test_python_is_continued_as_python_and_no_tokens_are_no_samples(
+    trained: Callable[..., Path],
+) -> None:
     path = trained("eval.enabled=true", "eval.steps=1", "eval.sample_tokens=0")
     assert not (path / "samples.jsonl").exists()
     assert (PythonSource().prompt, Text().prompt) == ("def", "")

@@ -28,7 +28,13 @@ def record() -> Record:
     def tensors() -> dict[str, torch.Tensor | None]:
         return {name: torch.rand(3, 4, generator=draw, dtype=torch.float64) for name in NAMES}
 
-    return Record(losses=[4.0, 3.0], grad_norms=[1.0, 2.0], gradients=[tensors(), tensors()], before=tensors(), after=tensors())
+    return Record(
+        losses=[4.0, 3.0],
+        grad_norms=[1.0, 2.0],
+        gradients=[tensors(), tensors()],
+        before=tensors(),
+        after=tensors(),
+    )
 
 
 def changed(tensor: torch.Tensor | None, by: float) -> torch.Tensor:
@@ -43,8 +49,15 @@ def test_a_side_is_equal_to_itself_and_to_rounding() -> None:
     b.after[NAMES[1]] = changed(b.after[NAMES[1]], 1e-10)
     verdict = compare(a, b, BOUND)
     assert verdict.equal
-    assert verdict.largest() == (pytest.approx(1e-13, rel=0.1), pytest.approx(1e-11, rel=0.1), pytest.approx(1e-10, rel=0.1))
-    assert "equal, within the bounds: losses 1e-12, gradients 1e-10, weights at the end 1e-09" in table(verdict, BOUND)
+    assert verdict.largest() == (
+        pytest.approx(1e-13, rel=0.1),
+        pytest.approx(1e-11, rel=0.1),
+        pytest.approx(1e-10, rel=0.1),
+    )
+    assert (
+        "equal, within the bounds: losses 1e-12, gradients 1e-10, weights at the end 1e-09"
+        in table(verdict, BOUND)
+    )
 
 
 def lose(b: Record) -> None:
@@ -60,19 +73,40 @@ FAULTS: dict[str, tuple[Callable[[Record], object], str]] = {
         lambda b: b.before[NAMES[0]].view(-1)[5].mul_(1 + 2e-16),
         f"{NAMES[0]} differs at step 0",
     ),
-    "type at the start": (lambda b: b.before.update({NAMES[0]: b.before[NAMES[0]].float()}), f"{NAMES[0]} differs at step 0"),
+    "type at the start": (
+        lambda b: b.before.update({NAMES[0]: b.before[NAMES[0]].float()}),
+        f"{NAMES[0]} differs at step 0",
+    ),
     "missing parameter": (lose, f"{NAMES[0]} is missing in b"),
     "other name": (rename, f"module.{NAMES[0]} is missing in a"),
-    "loss": (lambda b: b.losses.__setitem__(1, 3.0 + 1e-11), "step 2: the losses differ by 3.3e-12, more than 1e-12"),
-    "loss that is no number": (lambda b: b.losses.__setitem__(0, math.nan), "step 1: the losses differ by nan, more than 1e-12"),
-    "gradient norm": (lambda b: b.grad_norms.__setitem__(0, 1 + 1e-9), "step 1: the gradient norms differ by 1.0e-09, more than 1e-10"),
+    "loss": (
+        lambda b: b.losses.__setitem__(1, 3.0 + 1e-11),
+        "step 2: the losses differ by 3.3e-12, more than 1e-12",
+    ),
+    "loss that is no number": (
+        lambda b: b.losses.__setitem__(0, math.nan),
+        "step 1: the losses differ by nan, more than 1e-12",
+    ),
+    "gradient norm": (
+        lambda b: b.grad_norms.__setitem__(0, 1 + 1e-9),
+        "step 1: the gradient norms differ by 1.0e-09, more than 1e-10",
+    ),
     "gradient": (
         lambda b: b.gradients[0].update({NAMES[0]: changed(b.gradients[0][NAMES[0]], 1e-9)}),
         f"step 1: the gradient of {NAMES[0]} differs by 1.0e-09, more than 1e-10",
     ),
-    "no gradient": (lambda b: b.gradients[1].update({NAMES[0]: None}), f"step 2: {NAMES[0]} has no gradient in b"),
-    "absent gradient": (lambda b: b.gradients[1].pop(NAMES[0]), f"step 2: {NAMES[0]} has no gradient in b"),
-    "zero gradient": (lambda b: b.gradients[1][NAMES[0]].zero_(), f"step 2: the gradient of {NAMES[0]} is zero in b"),
+    "no gradient": (
+        lambda b: b.gradients[1].update({NAMES[0]: None}),
+        f"step 2: {NAMES[0]} has no gradient in b",
+    ),
+    "absent gradient": (
+        lambda b: b.gradients[1].pop(NAMES[0]),
+        f"step 2: {NAMES[0]} has no gradient in b",
+    ),
+    "zero gradient": (
+        lambda b: b.gradients[1][NAMES[0]].zero_(),
+        f"step 2: the gradient of {NAMES[0]} is zero in b",
+    ),
     "gradient that is no number": (
         lambda b: b.gradients[1][NAMES[0]].view(-1)[0].fill_(math.inf),
         f"step 2: the gradient of {NAMES[0]} is not finite in b",
@@ -85,8 +119,14 @@ FAULTS: dict[str, tuple[Callable[[Record], object], str]] = {
         lambda b: b.after.update({NAMES[0]: changed(b.after[NAMES[0]], 1e-8)}),
         f"{NAMES[0]} differs by 1.0e-08 after the last step, more than 1e-09",
     ),
-    "frozen weight": (lambda b: b.after.update({NAMES[0]: b.before[NAMES[0]].clone()}), f"{NAMES[0]} has not moved in b"),
-    "copies": (lambda b: b.replicas.append(NAMES[0]), f"ranks of b have different copies of {NAMES[0]}"),
+    "frozen weight": (
+        lambda b: b.after.update({NAMES[0]: b.before[NAMES[0]].clone()}),
+        f"{NAMES[0]} has not moved in b",
+    ),
+    "copies": (
+        lambda b: b.replicas.append(NAMES[0]),
+        f"ranks of b have different copies of {NAMES[0]}",
+    ),
     "fewer steps": (lambda b: (b.losses.pop(), b.gradients.pop()), "a made 2 steps and b 1"),
 }
 
@@ -123,7 +163,11 @@ def test_state_that_differs_is_a_fault() -> None:
     a.state, b.state = {"bias": torch.ones(3)}, {"bias": torch.ones(3)}
     assert compare(a, b, BOUND).equal
     b.state = {"bias": torch.tensor([1.0, 1.0, 1.1])}
-    assert [fault for fault in compare(a, b, BOUND).faults if "bias differs by 5.8e-02 after the last step" in fault]
+    assert [
+        fault
+        for fault in compare(a, b, BOUND).faults
+        if "bias differs by 5.8e-02 after the last step" in fault
+    ]
     b.state = {}
     assert "bias is missing in b" in compare(a, b, BOUND).faults
 
@@ -144,14 +188,18 @@ def test_stages_and_copies_are_put_together() -> None:
     def work(rank: int) -> None:
         host = dist.new_group()
         assert isinstance(host, dist.ProcessGroup)
-        model = nn.ParameterDict({f"stage{rank // 2}": torch.full((2, 3), float(rank // 2)), "tied": torch.ones(4)})
+        model = nn.ParameterDict(
+            {f"stage{rank // 2}": torch.full((2, 3), float(rank // 2)), "tied": torch.ones(4)}
+        )
         with torch.no_grad():
             model["tied"][0] += 1e-7 * (rank == 3)
         ranks = Ranks(rank=rank, size=4, host=host)
         found = whole(model.named_parameters(), ranks)
         assert found.apart == ["tied"]
         model["tied"].grad = None if rank == 2 else torch.ones(4)
-        gradients = whole(((name, parameter.grad) for name, parameter in model.named_parameters()), ranks)
+        gradients = whole(
+            ((name, parameter.grad) for name, parameter in model.named_parameters()), ranks
+        )
         if rank == 0:
             assert set(found.tensors) == {"stage0", "stage1", "tied"}
             for stage in (0, 1):

@@ -24,7 +24,11 @@ def optimizer_steps(trace: Path) -> int:
 
 
 def traces(run_dir: Path, folder: str = "profiler_traces") -> list[str]:
-    return sorted(str(path.relative_to(run_dir / folder)) for path in (run_dir / folder).rglob("*") if path.is_file())
+    return sorted(
+        str(path.relative_to(run_dir / folder))
+        for path in (run_dir / folder).rglob("*")
+        if path.is_file()
+    )
 
 
 def test_the_trace_has_exactly_the_steps_of_the_window(trained: Callable[..., Path]) -> None:
@@ -35,7 +39,9 @@ def test_the_trace_has_exactly_the_steps_of_the_window(trained: Callable[..., Pa
 
 
 def test_a_window_from_the_first_step(trained: Callable[..., Path]) -> None:
-    path = trained("profiling=on", "profiling.start_step=1", "profiling.end_step=2", "train.max_steps=3")
+    path = trained(
+        "profiling=on", "profiling.start_step=1", "profiling.end_step=2", "train.max_steps=3"
+    )
     assert optimizer_steps(path / "profiler_traces" / "rank_0" / "steps_1_to_2.json.gz") == 2
 
 
@@ -50,7 +56,9 @@ def test_no_window_no_trace(trained: Callable[..., Path]) -> None:
     assert traces(trained(*WINDOW, "train.max_steps=1")) == []
 
 
-def test_a_failure_inside_the_window_leaves_no_profiler_running(assembled: Callable[..., Parts], new_run: Callable[..., Path]) -> None:
+def test_a_failure_inside_the_window_leaves_no_profiler_running(
+    assembled: Callable[..., Parts], new_run: Callable[..., Path]
+) -> None:
     parts = assembled(*WINDOW)
     parts.model.norm.register_forward_hook(lambda *_: 1 / 0 if parts.loop.state.step == 2 else None)
     with pytest.raises(ZeroDivisionError):
@@ -75,7 +83,9 @@ def test_where_the_memory_of_a_gpu_runs_out_its_last_allocations_are_written(
     section = Profiling(enable=True, start_step=2, end_step=3, memory_snapshot=True)
     parts.loop.callbacks = [Profiler(section, tmp_path, torch.device("cuda"), rank=3)]
     parts.loop.on_failure = lambda error: done.append(f"told {error}")
-    parts.model.norm.register_forward_pre_hook(lambda *_: _run_out() if parts.loop.state.step == 4 else None)
+    parts.model.norm.register_forward_pre_hook(
+        lambda *_: _run_out() if parts.loop.state.step == 4 else None
+    )
     with pytest.raises(torch.OutOfMemoryError):
         parts.loop.run()
     window, error = "steps_2_to_3_memory.pickle", "out_of_memory_at_step_5.pickle"

@@ -39,9 +39,18 @@ def test_the_result(trained: Callable[..., Path]) -> None:
     path = trained(*EVALUATE)
     result = strict(path / "result.json")
     assert list(result) == ["status", "reason", "step", "tokens", "config", "objective", "metrics"]
-    assert [result[key] for key in ("status", "reason", "step", "tokens", "config")] == ["finished", "end", 6, 6 * 4 * 16, "config.yaml"]
+    assert [result[key] for key in ("status", "reason", "step", "tokens", "config")] == [
+        "finished",
+        "end",
+        6,
+        6 * 4 * 16,
+        "config.yaml",
+    ]
     metrics = result["metrics"]
-    assert (metrics["train/loss"], metrics["eval/loss"]) == (logged(path, "train/loss")[6], logged(path, "eval/loss")[6])
+    assert (metrics["train/loss"], metrics["eval/loss"]) == (
+        logged(path, "train/loss")[6],
+        logged(path, "eval/loss")[6],
+    )
     assert (metrics["eval/step"], metrics["tokens"], metrics["skipped_steps"]) == (6, 384, 0)
     assert result["objective"] == {"name": "eval/loss", "value": metrics["eval/loss"]}
 
@@ -55,7 +64,9 @@ def test_the_result(trained: Callable[..., Path]) -> None:
         ((), "train/loss"),
     ],
 )
-def test_the_objective_is_the_one_that_was_asked_for(trained: Callable[..., Path], options: tuple[str, ...], name: str) -> None:
+def test_the_objective_is_the_one_that_was_asked_for(
+    trained: Callable[..., Path], options: tuple[str, ...], name: str
+) -> None:
     path = trained(*options)
     result = strict(path / "result.json")
     assert result["objective"] == {"name": name, "value": result["metrics"][name]}
@@ -64,15 +75,24 @@ def test_the_objective_is_the_one_that_was_asked_for(trained: Callable[..., Path
     assert done.objective == result["metrics"][name] > 0
 
 
-def test_an_objective_that_was_never_logged(trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_objective_that_was_never_logged(
+    trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = trained("run.objective=train/los")
     assert strict(path / "result.json")["objective"] == {"name": "train/los", "value": None}
     logged_were = "train/loss, train/grad_norm, lr, tokens, skipped_steps, tokens_per_second"
-    assert capsys.readouterr().err == f"run.objective=train/los was never logged; logged were {logged_were}\n"
+    assert (
+        capsys.readouterr().err
+        == f"run.objective=train/los was never logged; logged were {logged_were}\n"
+    )
 
 
-def test_a_metric_that_is_not_finite_is_null(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembling, "evaluate", lambda *_, **__: {"loss": math.nan, "perplexity": math.inf})
+def test_a_metric_that_is_not_finite_is_null(
+    trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        assembling, "evaluate", lambda *_, **__: {"loss": math.nan, "perplexity": math.inf}
+    )
     result = strict(trained(*EVALUATE) / "result.json")
     assert result["objective"] == {"name": "eval/loss", "value": None}
     assert (result["metrics"]["eval/loss"], result["metrics"]["eval/perplexity"]) == (None, None)
@@ -95,18 +115,38 @@ def test_every_start_and_every_end_is_a_line(new_run: Callable[..., Path]) -> No
     alter(path, metrics__log_interval=2)
     assert worker.main([str(path)]) == 0
     first, second, last = attempts.read(path)
-    for line, step, source, config in ((first, 0, "nothing", "config.yaml"), (second, 2, "checkpoints/step_2", "config.2.yaml")):
-        assert (line["event"], line["step"], line["from"], line["config"], line["resume_from"]) == ("start", step, source, config, None)
-        assert (line["host"], line["pid"], line["versions"]) == (platform.node(), os.getpid(), versions())
+    for line, step, source, config in (
+        (first, 0, "nothing", "config.yaml"),
+        (second, 2, "checkpoints/step_2", "config.2.yaml"),
+    ):
+        assert (line["event"], line["step"], line["from"], line["config"], line["resume_from"]) == (
+            "start",
+            step,
+            source,
+            config,
+            None,
+        )
+        assert (line["host"], line["pid"], line["versions"]) == (
+            platform.node(),
+            os.getpid(),
+            versions(),
+        )
         assert line["git_revision"] == revision(OURS)
-    assert {key: last[key] for key in last if key != "time"} == {"event": "end", "status": "finished", "reason": "end", "step": 6}
+    assert {key: last[key] for key in last if key != "time"} == {
+        "event": "end",
+        "status": "finished",
+        "reason": "end",
+        "step": 6,
+    }
     assert attempts.resumed_from(path) is None
     alter(path, checkpoint__resume_from="2")
     assert worker.main([str(path)]) == 0
     assert attempts.resumed_from(path) == "2"
 
 
-def test_a_failure_is_an_end_too(new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_an_end_too(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = new_run("checkpoint.interval=2")
     monkeypatch.setattr(stepping.Update, "__call__", lambda *_: {}["no"])
     assert worker.main([str(path)]) == 1
@@ -119,7 +159,9 @@ def test_a_failure_is_an_end_too(new_run: Callable[..., Path], monkeypatch: pyte
     }
 
 
-def test_the_result_and_the_error_of_an_earlier_start_are_gone(new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_and_the_error_of_an_earlier_start_are_gone(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = new_run()
     with monkeypatch.context() as patch:
         patch.setattr(stepping.Update, "__call__", lambda *_: {}["no"])
@@ -135,17 +177,24 @@ def test_the_result_and_the_error_of_an_earlier_start_are_gone(new_run: Callable
     assert not (path / "result.json").exists()
 
 
-def test_a_finished_run_is_left_as_it_is(trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_left_as_it_is(
+    trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = trained()
     before = {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.name != "run.lock"}
     capsys.readouterr()
     assert worker.main([str(path)]) == 0
     longer = f"to go on: python -m forge.resume {path} train.max_steps=12"
-    assert capsys.readouterr() == (f"this run is finished: all steps are done, after 6 steps; {longer}\n", "")
+    assert capsys.readouterr() == (
+        f"this run is finished: all steps are done, after 6 steps; {longer}\n",
+        "",
+    )
     assert {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.name != "run.lock"} == before
 
 
-@pytest.mark.parametrize("kept", ["checkpoint=off", "checkpoint.last=weights", "checkpoint.last=none"])
+@pytest.mark.parametrize(
+    "kept", ["checkpoint=off", "checkpoint.last=weights", "checkpoint.last=none"]
+)
 def test_a_run_without_a_checkpoint_to_go_on_from_is_not_advised_to(
     trained: Callable[..., Path], capsys: pytest.CaptureFixture[str], kept: str
 ) -> None:
@@ -153,7 +202,8 @@ def test_a_run_without_a_checkpoint_to_go_on_from_is_not_advised_to(
     capsys.readouterr()
     assert worker.main([str(path)]) == 0
     assert (
-        capsys.readouterr().out == "this run is finished: all steps are done, after 6 steps; no checkpoint of it is there to go on from\n"
+        capsys.readouterr().out
+        == "this run is finished: all steps are done, after 6 steps; no checkpoint of it is there to go on from\n"
     )
 
 
@@ -176,16 +226,24 @@ def test_a_run_that_something_else_ended_says_what(
     assert capsys.readouterr().out == f"this run is finished: {said}, after 6 steps; {longer}\n"
 
 
-def test_a_run_in_use_is_refused(new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_use_is_refused(
+    new_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = new_run()
     monkeypatch.setitem(Lock.acquire.__kwdefaults__, "patience", 0.1)
     with Lock(path):
         assert worker.main([str(path)]) == 2
-    assert capsys.readouterr().err.startswith(f"{path} is in use by process {os.getpid()} on {platform.node()} since ")
+    assert capsys.readouterr().err.startswith(
+        f"{path} is in use by process {os.getpid()} on {platform.node()} since "
+    )
     assert not (path / "logs").exists()
 
 
-def test_the_log_holds_what_was_said_and_warned_of(saved_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_holds_what_was_said_and_warned_of(
+    saved_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (saved_run / "checkpoints" / "step_6" / "meta.json").unlink()
     (saved_run / "logs" / "rank_0.log").write_text("earlier\n")
     handlers, level = logging.getLogger().handlers[:], logging.getLogger("forge").level
@@ -202,7 +260,9 @@ def test_the_log_holds_what_was_said_and_warned_of(saved_run: Path, capsys: pyte
     assert "is passed over" not in capsys.readouterr().out
 
 
-def test_the_log_holds_the_trace_of_a_failure(new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_holds_the_trace_of_a_failure(
+    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = new_run()
     monkeypatch.setattr(stepping.Update, "__call__", lambda *_: {}["no"])
     assert worker.main([str(path)]) == 1
@@ -211,7 +271,9 @@ def test_the_log_holds_the_trace_of_a_failure(new_run: Callable[..., Path], monk
     assert "KeyError: 'no'" in text
 
 
-def test_a_log_that_cannot_be_written_fails_nothing(new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_written_fails_nothing(
+    new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = new_run()
     (path / "logs").write_text("")
     assert worker.main([str(path)]) == 0
@@ -221,7 +283,9 @@ def test_a_log_that_cannot_be_written_fails_nothing(new_run: Callable[..., Path]
 
 
 def test_a_run_that_diverges_fails_and_goes_on_under_other_options(
-    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    new_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """From the last good state, which was saved."""
     path = new_run("train.max_bad_steps=2", "checkpoint.interval=100")
@@ -241,7 +305,10 @@ def test_a_run_that_diverges_fails_and_goes_on_under_other_options(
         patch.setattr(stepping.Update, "_accumulate", diverging)
         assert worker.main([str(path)]) == 1
     said = capsys.readouterr().err
-    assert "the loss was not finite in steps 4 to 5, which is train.max_bad_steps=2 or more in a row." in said
+    assert (
+        "the loss was not finite in steps 4 to 5, which is train.max_bad_steps=2 or more in a row."
+        in said
+    )
     assert f"{path}/checkpoints/step_5 holds the weights as they were before them." in said
     assert "Traceback" not in said
     result, error = strict(path / "result.json"), strict(path / "error.json")

@@ -12,8 +12,20 @@ from typing import Any
 import pytest
 from run_helpers import assert_bit_equal, meta, stored
 
-MID_EPOCH = ("train.batch_size=40", "train.max_steps=12", "checkpoint.interval=5", "checkpoint.keep_last_n=0")
-EVALUATE = ("eval.enabled=true", "eval.interval=2", "eval.steps=3", "eval.patience=5", "eval.min_delta=9", "eval.sample_tokens=0")
+MID_EPOCH = (
+    "train.batch_size=40",
+    "train.max_steps=12",
+    "checkpoint.interval=5",
+    "checkpoint.keep_last_n=0",
+)
+EVALUATE = (
+    "eval.enabled=true",
+    "eval.interval=2",
+    "eval.steps=3",
+    "eval.patience=5",
+    "eval.min_delta=9",
+    "eval.sample_tokens=0",
+)
 
 
 def metrics(run_dir: Path, *, after: int) -> list[dict[str, float]]:
@@ -30,12 +42,24 @@ def assert_same_end(resumed: Path, whole: Path, *, after: int, last: int) -> Non
 
 
 def worker_process(run_dir: Path) -> None:
-    subprocess.run([sys.executable, "-m", "forge.worker", str(run_dir)], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "forge.worker", str(run_dir)],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
 
 
-def test_in_a_fresh_process_with_loader_processes(trained: Callable[..., Path], new_run: Callable[..., Path]) -> None:
+def test_in_a_fresh_process_with_loader_processes(
+    trained: Callable[..., Path], new_run: Callable[..., Path]
+) -> None:
     whole = trained(*MID_EPOCH, *EVALUATE)
-    resumed = new_run(*MID_EPOCH, *EVALUATE, "data.num_workers=2", f"checkpoint.resume_from={whole}/checkpoints/step_5")
+    resumed = new_run(
+        *MID_EPOCH,
+        *EVALUATE,
+        "data.num_workers=2",
+        f"checkpoint.resume_from={whole}/checkpoints/step_5",
+    )
     worker_process(resumed)
     assert_same_end(resumed, whole, after=5, last=10)
 
@@ -53,15 +77,25 @@ def test_in_a_fresh_process_with_loader_processes(trained: Callable[..., Path], 
 )
 def test_with_options(trained: Callable[..., Path], options: tuple[str, ...]) -> None:
     whole = trained(*MID_EPOCH, *EVALUATE, *options)
-    resumed = trained(*MID_EPOCH, *EVALUATE, *options, f"checkpoint.resume_from={whole}/checkpoints/step_5")
+    resumed = trained(
+        *MID_EPOCH, *EVALUATE, *options, f"checkpoint.resume_from={whole}/checkpoints/step_5"
+    )
     assert_same_end(resumed, whole, after=5, last=10)
 
 
 def test_the_loss_scale_of_fp16_goes_on(trained: Callable[..., Path]) -> None:
     """The first updates overflow and are skipped: without the scale the run would skip again."""
-    options = ("precision=fp16", f"precision.init_loss_scale={2.0**24}", "train.max_steps=10", "checkpoint.interval=5")
+    options = (
+        "precision=fp16",
+        f"precision.init_loss_scale={2.0**24}",
+        "train.max_steps=10",
+        "checkpoint.interval=5",
+    )
     whole = trained(*options, "checkpoint.keep_last_n=0")
-    scales = [json.loads((whole / f"checkpoints/step_{step}/meta.json").read_text())["scaler"]["scale"] for step in (5, 10)]
+    scales = [
+        json.loads((whole / f"checkpoints/step_{step}/meta.json").read_text())["scaler"]["scale"]
+        for step in (5, 10)
+    ]
     assert scales[0] < 2.0**24
     resumed = trained(*options, f"checkpoint.resume_from={whole}/checkpoints/step_5")
     assert_same_end(resumed, whole, after=5, last=10)
@@ -80,6 +114,8 @@ def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one(trained: Callable[..
 def test_the_patience_of_the_first_run_counts(trained: Callable[..., Path]) -> None:
     whole = trained(*MID_EPOCH, *EVALUATE)
     resumed = trained(*MID_EPOCH, *EVALUATE, f"checkpoint.resume_from={whole}/checkpoints/step_5")
-    results: list[Any] = [json.loads((path / "result.json").read_text()) for path in (resumed, whole)]
+    results: list[Any] = [
+        json.loads((path / "result.json").read_text()) for path in (resumed, whole)
+    ]
     assert results[0]["reason"] == results[1]["reason"] == "patience"
     assert results[0]["step"] == results[1]["step"] == 12

@@ -28,10 +28,28 @@ def strict(path: Path) -> list[dict[str, object]]:
 
 def test_rows_are_strict_json_and_there_before_close(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "new" / "a.jsonl")
-    rows.append({"step": 1, "loss": 0.1, "bad": math.nan, "worse": -math.inf, "numpy": np.float32(0.5), "off": False, "none": None})
+    rows.append(
+        {
+            "step": 1,
+            "loss": 0.1,
+            "bad": math.nan,
+            "worse": -math.inf,
+            "numpy": np.float32(0.5),
+            "off": False,
+            "none": None,
+        }
+    )
     rows.append({"text": 'Ä\u2028"\n', "argument": os.fsdecode(b"\xff")})
     expected = [
-        {"step": 1, "loss": 0.1, "bad": None, "worse": None, "numpy": 0.5, "off": False, "none": None},
+        {
+            "step": 1,
+            "loss": 0.1,
+            "bad": None,
+            "worse": None,
+            "numpy": 0.5,
+            "off": False,
+            "none": None,
+        },
         {"text": 'Ä\u2028"\n', "argument": "\udcff"},
     ]
     assert strict(rows.path) == expected
@@ -40,7 +58,9 @@ def test_rows_are_strict_json_and_there_before_close(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", [0, 1, 3])
 @pytest.mark.parametrize("torn", [b"", b'{"step": ', b'{"text": "' + b"x" * 200_000])
-def test_a_torn_last_line_is_cut_when_the_file_is_opened(tmp_path: Path, whole: int, torn: bytes) -> None:
+def test_a_torn_last_line_is_cut_when_the_file_is_opened(
+    tmp_path: Path, whole: int, torn: bytes
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a":1}\n' * whole + torn)
     rows = Rows(path)
@@ -58,7 +78,12 @@ for step in range(10**9):
     rows.append({{"step": step, "text": "x" * 1000}})
     print(step, flush=True)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert process.stdout is not None
     last = 0
     while last < 20:
@@ -84,12 +109,19 @@ def test_cut_puts_every_file_back_to_its_length(tmp_path: Path) -> None:
             file.write(after)
     (tmp_path / "other.jsonl").write_text(after)
     cut(tmp_path, recorded)
-    assert [(tmp_path / name).read_text() for name in (*ROW_FILES, "other.jsonl")] == [before, before, "", after]
+    assert [(tmp_path / name).read_text() for name in (*ROW_FILES, "other.jsonl")] == [
+        before,
+        before,
+        "",
+        after,
+    ]
     cut(tmp_path, {})
     assert lengths(tmp_path) == dict.fromkeys(ROW_FILES, 0)
 
 
-def test_a_file_that_lost_rows_is_left_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_lost_rows_is_left_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with caplog.at_level(logging.WARNING):
         cut(tmp_path, {"metrics.jsonl": 10, "samples.jsonl": 4})
@@ -115,6 +147,14 @@ try:
 except OSError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert done.stdout.startswith(f"{tmp_path}/a.jsonl cannot be written: File too large; make room")
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout.startswith(
+        f"{tmp_path}/a.jsonl cannot be written: File too large; make room"
+    )
     assert strict(tmp_path / "a.jsonl") == [{"a": 1}]

@@ -56,21 +56,36 @@ def test_every_save_says_why(trained: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), [("max_time", "max_time"), ("target", "target")])
-def test_a_stop_is_the_reason_of_the_last(assembled: Callable[..., Parts], given: str, expected: str) -> None:
+def test_a_stop_is_the_reason_of_the_last(
+    assembled: Callable[..., Parts], given: str, expected: str
+) -> None:
     parts = assembled(*OFTEN)
     parts.loop.callbacks.insert(0, At(3, lambda loop: loop.stop(given)))
     parts.loop.run()
     assert reasons(parts.loop.run_dir) == {2: "interval", 3: expected}
 
 
-def test_minutes_count_from_the_last_save(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minutes_count_from_the_last_save(
+    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """30 s a step and one save a minute; the save of the interval, at 3, begins the minute anew."""
-    parts = assembled("train.max_steps=9", "checkpoint.interval=3", "checkpoint.keep_last_n=0", "checkpoint.interval_minutes=1")
+    parts = assembled(
+        "train.max_steps=9",
+        "checkpoint.interval=3",
+        "checkpoint.keep_last_n=0",
+        "checkpoint.interval_minutes=1",
+    )
     parts.loop.end_step, clock = 7, [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     parts.loop.callbacks.insert(0, AtEach(lambda: clock.__setitem__(0, clock[0] + 30)))
     parts.loop.run()
-    assert reasons(parts.loop.run_dir) == {2: "interval_minutes", 3: "interval", 5: "interval_minutes", 6: "interval", 7: "end"}
+    assert reasons(parts.loop.run_dir) == {
+        2: "interval_minutes",
+        3: "interval",
+        5: "interval_minutes",
+        6: "interval",
+        7: "end",
+    }
 
 
 class AtEach(LoopCallback):
@@ -103,7 +118,11 @@ def evaluating(monkeypatch: pytest.MonkeyPatch, metric: str, values: list[float]
     ],
 )
 def test_the_best_are_kept_beside_the_newest(
-    trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, metric: str, values: list[float], kept: list[int]
+    trained: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    metric: str,
+    values: list[float],
+    kept: list[int],
 ) -> None:
     evaluating(monkeypatch, metric, values)
     path = trained(*EVERY, f"eval.metric={metric}", f"run.objective=eval/{metric}")
@@ -112,7 +131,9 @@ def test_the_best_are_kept_beside_the_newest(
     assert newest == (values[-1] if math.isfinite(values[-1]) else None)
 
 
-def test_a_best_one_is_saved_when_it_is_found(trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_best_one_is_saved_when_it_is_found(
+    trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     evaluating(monkeypatch, "loss", [5.0, 3.0, 4.0, 2.0, 9.0, 9.0])
     path = trained(*EVERY, "checkpoint.interval=100", "checkpoint.keep_best=1")
     assert reasons(path) == {4: "best", 6: "end"}
@@ -169,7 +190,9 @@ def test_copies_are_made_during_the_next_step_and_before_it_changes_anything(
     parts.loop.run()
     assert late == [True] * 3
     for step in (2, 4, 5):
-        assert_bit_equal(*(stored(run / "checkpoints" / f"step_{step}") for run in (parts.loop.run_dir, plain)))
+        assert_bit_equal(
+            *(stored(run / "checkpoints" / f"step_{step}") for run in (parts.loop.run_dir, plain))
+        )
 
 
 def test_what_a_callback_changes_before_the_next_update_is_saved_as_it_was(
@@ -191,7 +214,10 @@ def test_what_a_callback_changes_before_the_next_update_is_saved_as_it_was(
     parts.loop.callbacks.insert(0, Fading())
     parts.loop.run()
     for step in (2, 4):
-        assert torch.equal(stored(parts.loop.run_dir / "checkpoints" / f"step_{step}")["model/embedding.weight"], Fading.kept[step])
+        assert torch.equal(
+            stored(parts.loop.run_dir / "checkpoints" / f"step_{step}")["model/embedding.weight"],
+            Fading.kept[step],
+        )
 
 
 def test_nothing_is_saved_when_it_is_off(
@@ -207,7 +233,10 @@ def test_nothing_is_saved_when_it_is_off(
     parts.loop.callbacks.insert(0, At(3, lambda _: os.kill(os.getpid(), signal.SIGINT)))
     assert parts.loop.run() == "SIGINT"
     assert parts.loop.state.step == 3
-    assert "SIGINT: finishing this step, then ending; nothing is saved; once more ends at once" in capfd.readouterr().err
+    assert (
+        "SIGINT: finishing this step, then ending; nothing is saved; once more ends at once"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("last", ["weights", "none"])
@@ -224,7 +253,9 @@ def test_the_last_save_may_be_less_but_one_that_was_interrupted_is_whole(
     parts = assembled(*options)
     parts.loop.callbacks.insert(0, At(5, lambda _: os.kill(os.getpid(), signal.SIGTERM)))
     parts.loop.run()
-    assert "optimizer" in {name.partition("/")[0] for name in stored(parts.loop.run_dir / "checkpoints" / "step_5")}
+    assert "optimizer" in {
+        name.partition("/")[0] for name in stored(parts.loop.run_dir / "checkpoints" / "step_5")
+    }
 
 
 def test_training_goes_on_from_a_whole_checkpoint_and_begins_with_any(
@@ -240,16 +271,25 @@ def test_training_goes_on_from_a_whole_checkpoint_and_begins_with_any(
     alone = "it holds the weights alone (checkpoint.last=weights), which checkpoint.init_from takes"
     assert assemble(run).loop.state.step == 4
     assert f"step_6 is passed over: {alone}" in caplog.text
-    with pytest.raises(saved.CheckpointError, match=re.escape(f"step_6 cannot be used: {alone}; take another checkpoint")):
+    with pytest.raises(
+        saved.CheckpointError,
+        match=re.escape(f"step_6 cannot be used: {alone}; take another checkpoint"),
+    ):
         assembled(f"checkpoint.resume_from={run}/checkpoints/step_6")
     shutil.rmtree(run / "checkpoints" / "step_4")
     fix = f"begin a new run with its weights, checkpoint.init_from={run}"
-    with pytest.raises(saved.CheckpointError, match=re.escape(f"has checkpoints and none can be used (step_6: {alone}); {fix}")):
+    with pytest.raises(
+        saved.CheckpointError,
+        match=re.escape(f"has checkpoints and none can be used (step_6: {alone}); {fix}"),
+    ):
         assemble(run)
     assert worker.main([str(run)]) == 2
     assert "goes on with" not in capsys.readouterr().err
     begun = assembled(f"checkpoint.init_from={run}")
-    assert_bit_equal(stored(run / "checkpoints" / "step_6"), {f"model/{name}": value for name, value in weights(begun.model).items()})
+    assert_bit_equal(
+        stored(run / "checkpoints" / "step_6"),
+        {f"model/{name}": value for name, value in weights(begun.model).items()},
+    )
 
 
 def test_a_run_that_saved_nothing_is_not_begun_anew_unasked(trained: Callable[..., Path]) -> None:
@@ -265,9 +305,17 @@ def test_only_at_the_end(trained: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])
-def test_the_final_evaluation_belongs_to_the_last_checkpoint(trained: Callable[..., Path], mode: str) -> None:
+def test_the_final_evaluation_belongs_to_the_last_checkpoint(
+    trained: Callable[..., Path], mode: str
+) -> None:
     """Of six steps, evaluated every four; a better last one is the best, and stays when one is kept."""
-    options = ("checkpoint.interval=4", "eval.enabled=true", "eval.interval=4", "eval.sample_prompts=[]", f"checkpoint.async_mode={mode}")
+    options = (
+        "checkpoint.interval=4",
+        "eval.enabled=true",
+        "eval.interval=4",
+        "eval.sample_prompts=[]",
+        f"checkpoint.async_mode={mode}",
+    )
     run = trained(*options, "checkpoint.keep_last_n=2", "checkpoint.keep_best=1")
     evaluated = {one.step: one.meta["metrics"]["loss"] for one in saved.listed(run / "checkpoints")}
     assert evaluated == logged(run, "eval/loss")

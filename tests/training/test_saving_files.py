@@ -27,15 +27,21 @@ def the_checkpointer(parts: Parts) -> Checkpointer:
 
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])
-def test_before_it_is_committed_a_hook_sees_all_of_it(assembled: Callable[..., Parts], mode: str) -> None:
+def test_before_it_is_committed_a_hook_sees_all_of_it(
+    assembled: Callable[..., Parts], mode: str
+) -> None:
     parts = assembled("train.max_steps=2", f"checkpoint.async_mode={mode}")
     seen: list[tuple[str, list[str]]] = []
-    the_checkpointer(parts).before_commit.append(lambda path: seen.append((path.name, sorted(p.name for p in path.iterdir()))))
+    the_checkpointer(parts).before_commit.append(
+        lambda path: seen.append((path.name, sorted(p.name for p in path.iterdir())))
+    )
     parts.loop.run()
     assert seen == [(".step_2.partial", ["config.yaml", "tokenizer", "weights"])]
 
 
-def test_everything_is_on_the_disk_before_it_gets_its_name(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_on_the_disk_before_it_gets_its_name(
+    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = assembled("train.max_steps=2")
     events: list[tuple[str, str]] = []
     fsync, rename = os.fsync, Path.rename
@@ -59,7 +65,10 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(assembled: Callable[.
     assert {os.path.relpath(path, partial) for path in before} >= files | {"."}
     last = {path: index for index, path in enumerate(before)}
     contents = [name for name in files if name != "meta.json"]
-    assert all(last[f"{partial}/{name}"] < last[f"{partial}/meta.json"] < last[partial] for name in contents), "meta.json is written last"
+    assert all(
+        last[f"{partial}/{name}"] < last[f"{partial}/meta.json"] < last[partial]
+        for name in contents
+    ), "meta.json is written last"
     assert ("sync", str(folder)) in events[named:], "and so is the name"
 
 
@@ -82,7 +91,11 @@ FULL: dict[str, tuple[Any, str, Any]] = {
 @pytest.mark.parametrize("mode", ["disabled", "async"])
 @pytest.mark.parametrize("when", FULL)
 def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(
-    saved_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str, mode: str
+    saved_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    when: str,
+    mode: str,
 ) -> None:
     """And the run goes on afterwards to the same end, bit for bit."""
     rows = (saved_run / "metrics.jsonl").read_bytes()
@@ -91,12 +104,23 @@ def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(
         patch.setattr(*FULL[when])
         assert worker.main([str(saved_run)]) == 1
     said = capsys.readouterr().err
-    reason = "it needs 0.2 MiB, and 0.0 MiB are free" if when.startswith("before") else "No space left on device"
+    reason = (
+        "it needs 0.2 MiB, and 0.0 MiB are free"
+        if when.startswith("before")
+        else "No space left on device"
+    )
     advice = "Make room or give access, then go on with this run; the checkpoint of step 4 is whole"
-    assert said.splitlines()[1] == f"{saved_run}/checkpoints/step_6 cannot be written: {reason}. {advice}"
-    assert said.splitlines()[2].endswith(f"the run goes on with: python -m forge.resume {saved_run})")
+    assert (
+        said.splitlines()[1]
+        == f"{saved_run}/checkpoints/step_6 cannot be written: {reason}. {advice}"
+    )
+    assert said.splitlines()[2].endswith(
+        f"the run goes on with: python -m forge.resume {saved_run})"
+    )
     assert "Traceback" not in said
-    assert folders(saved_run) == ["step_2", "step_4", "step_6.undone"], "what was half written is gone"
+    assert folders(saved_run) == ["step_2", "step_4", "step_6.undone"], (
+        "what was half written is gone"
+    )
     assert json.loads((saved_run / "error.json").read_text())["type"] == "OSError"
     assert worker.main([str(saved_run)]) == 0
     ours, undisturbed = (saved_run / "checkpoints" / name for name in ("step_6", "step_6.undone"))
@@ -113,7 +137,9 @@ def test_a_first_save_that_fails_says_that_there_is_none(
     assert "then go on with this run; there is no earlier checkpoint\n" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written(new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written(
+    new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A file where the folder should be: what root, too, may not write through."""
     path = new_run()
     (path / "checkpoints").write_text("")
@@ -123,7 +149,9 @@ def test_a_folder_that_cannot_be_written(new_run: Callable[..., Path], capsys: p
     assert "Traceback" not in said
 
 
-def test_a_killed_removal_is_no_checkpoint_and_is_cleaned_up(saved_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_removal_is_no_checkpoint_and_is_cleaned_up(
+    saved_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(path: Path, ignore_errors: bool = False) -> None:
         if path.exists():
             (path / "meta.json").unlink()

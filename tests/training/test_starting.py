@@ -42,11 +42,16 @@ def test_a_new_run_starts_from_nothing(new_run: Callable[..., Path]) -> None:
 def test_its_own_newest_checkpoint(saved_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alter(saved_run, train__max_steps=8, run__allow_change=["scheduler"])
     assert assemble(saved_run).loop.state.step == 6
-    assert last_said(capsys) == "going on from checkpoints/step_6 at step 6, where it stopped in the data: 2 steps to go"
+    assert (
+        last_said(capsys)
+        == "going on from checkpoints/step_6 at step 6, where it stopped in the data: 2 steps to go"
+    )
     assert starts(saved_run)[-1] == (6, "checkpoints/step_6")
 
 
-def test_an_earlier_step_of_its_own_is_taken_once(saved_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_earlier_step_of_its_own_is_taken_once(
+    saved_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Later ones are set aside; a kill right after that, or after the next save, does not begin it anew; and it ends the same."""
     alter(saved_run, checkpoint__resume_from="2")
     assert assemble(saved_run).loop.state.step == 2
@@ -62,7 +67,9 @@ def test_an_earlier_step_of_its_own_is_taken_once(saved_run: Path, capsys: pytes
     assert worker.main([str(saved_run)]) == 0
     assert folders(saved_run) == ["step_3", "step_4", "step_4.undone", "step_6", "step_6.undone"]
     for step in ("step_4", "step_6"):
-        assert_bit_equal(*(stored(saved_run / "checkpoints" / f"{step}{more}") for more in ("", ".undone")))
+        assert_bit_equal(
+            *(stored(saved_run / "checkpoints" / f"{step}{more}") for more in ("", ".undone"))
+        )
 
 
 def test_going_back_twice_keeps_what_was_set_aside(saved_run: Path) -> None:
@@ -71,7 +78,10 @@ def test_going_back_twice_keeps_what_was_set_aside(saved_run: Path) -> None:
         assert worker.main([str(saved_run)]) == 0
         alter(saved_run, checkpoint__resume_from=None)
         assert assemble(saved_run).loop.state.step == 6
-    assert folders(saved_run) == ["step_2", *(f"step_{n}{'.undone' * k}" for n in (4, 6) for k in range(3))]
+    assert folders(saved_run) == [
+        "step_2",
+        *(f"step_{n}{'.undone' * k}" for n in (4, 6) for k in range(3)),
+    ]
 
 
 @pytest.mark.parametrize("relative", ["", "checkpoints", "checkpoints/step_6"])
@@ -79,23 +89,40 @@ def test_the_checkpoint_of_another_run(
     saved_run: Path, new_run: Callable[..., Path], relative: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With all of its state; a kill before the first save of its own takes it once more, one after that does not."""
-    path = new_run("train.max_steps=8", "checkpoint.interval=1", f"checkpoint.resume_from={saved_run / relative}")
+    path = new_run(
+        "train.max_steps=8",
+        "checkpoint.interval=1",
+        f"checkpoint.resume_from={saved_run / relative}",
+    )
     for _ in range(2):
         loop = assemble(path).loop
         assert (loop.state.step, loop.state.samples, loop.loader.samples) == (6, 24, 24)
         assert len(loop.optimizer.state) > 0
-        assert last_said(capsys).startswith(f"going on from {saved_run}/checkpoints/step_6 at step 6")
+        assert last_said(capsys).startswith(
+            f"going on from {saved_run}/checkpoints/step_6 at step 6"
+        )
     loop.end_step = 7
     loop.run()
     assert assemble(path).loop.state.step == 7
-    assert starts(path) == [(6, f"{saved_run}/checkpoints/step_6")] * 2 + [(7, "checkpoints/step_7")]
+    assert starts(path) == [(6, f"{saved_run}/checkpoints/step_6")] * 2 + [
+        (7, "checkpoints/step_7")
+    ]
 
 
-def test_another_run_takes_the_place_of_what_there_is(saved_run: Path, trained: Callable[..., Path]) -> None:
+def test_another_run_takes_the_place_of_what_there_is(
+    saved_run: Path, trained: Callable[..., Path]
+) -> None:
     path = trained("train.max_steps=3", "checkpoint.interval=1")
-    alter(path, checkpoint__resume_from=str(saved_run), train__max_steps=6, run__allow_change=["scheduler"])
+    alter(
+        path,
+        checkpoint__resume_from=str(saved_run),
+        train__max_steps=6,
+        run__allow_change=["scheduler"],
+    )
     assert worker.main([str(path)]) == 0
-    assert folders(path) == ["step_1.undone", "step_2.undone", "step_3.undone", "step_6"], "what was taken over is saved here too"
+    assert folders(path) == ["step_1.undone", "step_2.undone", "step_3.undone", "step_6"], (
+        "what was taken over is saved here too"
+    )
     assert logged(path, "train/loss") == {}, "rows of updates that are not in the weights are gone"
 
 
@@ -150,7 +177,9 @@ REASONS: dict[Callable[[Path], None], str] = {
 }
 
 
-@pytest.mark.parametrize(("damage", "reason"), REASONS.items(), ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("damage", "reason"), REASONS.items(), ids=lambda value: getattr(value, "__name__", "")
+)
 def test_what_cannot_be_used_is_passed_over_with_its_reason(
     saved_run: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], reason: str
 ) -> None:
@@ -173,7 +202,10 @@ def test_nothing_usable_is_refused_rather_than_lost(
     said = capsys.readouterr().err
     reasons = "; ".join(f"step_{n}: {REASONS[damage]}" for n in (6, 4, 2))
     advice = "put one back, or give another run.dir to begin anew"
-    assert f"{saved_run}/checkpoints has checkpoints and none can be used ({reasons}); {advice}" in said
+    assert (
+        f"{saved_run}/checkpoints has checkpoints and none can be used ({reasons}); {advice}"
+        in said
+    )
     assert folders(saved_run) == ["step_2", "step_4", "step_6"]
     assert (saved_run / "metrics.jsonl").read_bytes() == rows
 
@@ -190,32 +222,49 @@ def test_checkpoints_that_are_gone_are_not_replaced_in_silence(saved_run: Path) 
     assert (saved_run / "metrics.jsonl").read_bytes() == rows
 
 
-def test_a_start_that_is_refused_changes_nothing(saved_run: Path, trained: Callable[..., Path]) -> None:
+def test_a_start_that_is_refused_changes_nothing(
+    saved_run: Path, trained: Callable[..., Path]
+) -> None:
     """Neither the checkpoints, nor the rows, nor the result, nor the config that the next start is judged against."""
     other = trained("model.dim=32")
-    before = {name: (saved_run / name).read_bytes() for name in ("metrics.jsonl", "performance.jsonl")}
+    before = {
+        name: (saved_run / name).read_bytes() for name in ("metrics.jsonl", "performance.jsonl")
+    }
     alter(saved_run, checkpoint__resume_from=str(other), train__max_steps=9)
     assert worker.main([str(saved_run)]) == 2
     assert folders(saved_run) == ["step_2", "step_4", "step_6"]
     assert {name: (saved_run / name).read_bytes() for name in before} == before
     assert stored_configs.settled(saved_run) == 1
     alter(saved_run, train__max_steps=8, checkpoint__resume_from=None)
-    assert sorted(p.name for p in saved_run.glob("config*.yaml")) == ["config.2.yaml", "config.yaml"]
+    assert sorted(p.name for p in saved_run.glob("config*.yaml")) == [
+        "config.2.yaml",
+        "config.yaml",
+    ]
     assert worker.main([str(saved_run)]) == 0
     assert "step_8" in folders(saved_run)
 
 
-@pytest.mark.parametrize(("damage", "reason"), [(no_meta, REASONS[no_meta]), (foreign, REASONS[foreign]), (newer, REASONS[newer])])
-def test_a_step_that_was_asked_for_is_not_passed_over(saved_run: Path, damage: Callable[[Path], None], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [(no_meta, REASONS[no_meta]), (foreign, REASONS[foreign]), (newer, REASONS[newer])],
+)
+def test_a_step_that_was_asked_for_is_not_passed_over(
+    saved_run: Path, damage: Callable[[Path], None], reason: str
+) -> None:
     alter(saved_run, checkpoint__resume_from="4")
     damage(saved_run / "checkpoints" / "step_4")
     with pytest.raises(CheckpointError) as raised:
         assemble(saved_run)
-    assert str(raised.value) == f"checkpoint.resume_from=4: {saved_run}/checkpoints/step_4 cannot be used: {reason}"
+    assert (
+        str(raised.value)
+        == f"checkpoint.resume_from=4: {saved_run}/checkpoints/step_4 cannot be used: {reason}"
+    )
     assert folders(saved_run) == ["step_2", "step_4", "step_6"], "nothing is set aside before that"
 
 
-def test_damage_inside_is_refused_and_another_can_be_taken(saved_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_inside_is_refused_and_another_can_be_taken(
+    saved_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is found when it is read, by its checksum; the rows stay."""
     file = saved_run / "checkpoints" / "step_6" / "weights" / "rank_0.bin"
     content = bytearray(file.read_bytes())
@@ -224,7 +273,10 @@ def test_damage_inside_is_refused_and_another_can_be_taken(saved_run: Path, caps
     for _ in range(2):
         assert worker.main([str(saved_run)]) == 2
         said = capsys.readouterr().err
-        assert f"{saved_run}/checkpoints/step_6 cannot be read (ValueError: {file} is damaged: the bytes of " in said
+        assert (
+            f"{saved_run}/checkpoints/step_6 cannot be read (ValueError: {file} is damaged: the bytes of "
+            in said
+        )
         assert "; take another checkpoint" in said
     alter(saved_run, checkpoint__resume_from="4")
     assert worker.main([str(saved_run)]) == 0

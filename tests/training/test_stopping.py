@@ -61,7 +61,13 @@ def test_the_order_of_moments(assembled: Callable[..., Parts]) -> None:
     moments = record(parts, "ab")
     parts.loop.run()
     first = [("a", "step", 1), ("a", "evaluation", 1), ("b", "evaluation", 1)]
-    second = [("b", "step", 1), ("a", "evaluation", 1), ("b", "evaluation", 1), ("a", "step", 2), ("b", "step", 2)]
+    second = [
+        ("b", "step", 1),
+        ("a", "evaluation", 1),
+        ("b", "evaluation", 1),
+        ("a", "step", 2),
+        ("b", "step", 2),
+    ]
     edges = [("a", "end", 2), ("b", "end", 2), ("b", "close", -1), ("a", "close", -1)]
     assert moments == [("a", "start", 0), ("b", "start", 0), *first, *second, *edges]
 
@@ -84,12 +90,22 @@ def test_all_callbacks_are_closed_when_an_update_and_a_close_fail(
 def test_max_steps(trained: Callable[..., Path]) -> None:
     path = trained("train.max_steps=3")
     result = json.loads((path / "result.json").read_text())
-    assert (result["status"], result["reason"], result["step"], result["tokens"]) == ("finished", "end", 3, 3 * 4 * 16)
+    assert (result["status"], result["reason"], result["step"], result["tokens"]) == (
+        "finished",
+        "end",
+        3,
+        3 * 4 * 16,
+    )
     assert set(logged(path, "train/loss")) == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
-    ("options", "stable"), [((), None), (("scheduler=wsd", "scheduler.warmup_steps=2"), True), (("scheduler.decay_steps=77",), None)]
+    ("options", "stable"),
+    [
+        ((), None),
+        (("scheduler=wsd", "scheduler.warmup_steps=2"), True),
+        (("scheduler.decay_steps=77",), None),
+    ],
 )
 def test_max_epochs_becomes_steps_and_the_schedule_follows(
     new_run: Callable[..., Path], options: tuple[str, ...], stable: bool | None
@@ -106,7 +122,9 @@ def test_max_epochs_becomes_steps_and_the_schedule_follows(
     else:
         assert schedule.decay_steps == (77 if options else steps - 2)
     assert parts.config.train.max_steps == steps
-    assert serialize.load(path / "config.yaml", trust=()).train.max_steps == 10000  # what was asked for
+    assert (
+        serialize.load(path / "config.yaml", trust=()).train.max_steps == 10000
+    )  # what was asked for
     derived = {d["key"]: d["value"] for d in json.loads((path / "derived.json").read_text())}
     assert derived["train.max_steps"] == steps
     assert derived.get("scheduler.decay_steps", 77) == schedule.decay_steps
@@ -144,7 +162,12 @@ class FakeLoop:
     """What a callback asks of a loop, with a clock set by hand."""
 
     def __init__(self) -> None:
-        self.state, self.reason, self.seconds, self.seconds_before = type("State", (), {"step": 10})(), None, 0.0, 0.0
+        self.state, self.reason, self.seconds, self.seconds_before = (
+            type("State", (), {"step": 10})(),
+            None,
+            0.0,
+            0.0,
+        )
 
     def end(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -163,7 +186,9 @@ def test_time_of_the_resumed_run_counts() -> None:
     assert loop.reason == "max_time"
 
 
-def test_a_checkpoint_keeps_the_time_that_was_trained(trained: Callable[..., Path], new_run: Callable[..., Path]) -> None:
+def test_a_checkpoint_keeps_the_time_that_was_trained(
+    trained: Callable[..., Path], new_run: Callable[..., Path]
+) -> None:
     """Over two starts it adds up, and a run without a limit keeps it too."""
     first = trained("train.max_steps=3") / "checkpoints" / "step_3"
     used = json.loads((first / "meta.json").read_text())["seconds"]
@@ -203,9 +228,15 @@ def test_patience_counts_evaluations_without_improvement() -> None:
 
 
 def test_min_delta_is_the_least_improvement() -> None:
-    assert stops_at([3.0, 2.95, 2.91], patience=2, min_delta=0.1) == (3, "patience")  # both within 0.1 of the best
+    assert stops_at([3.0, 2.95, 2.91], patience=2, min_delta=0.1) == (
+        3,
+        "patience",
+    )  # both within 0.1 of the best
     assert stops_at([3.0, 2.95, 2.85, 2.8], patience=2, min_delta=0.1) is None
-    assert stops_at([0.5, 0.55, 0.58], patience=2, min_delta=0.1, metric="token_accuracy") == (3, "patience")
+    assert stops_at([0.5, 0.55, 0.58], patience=2, min_delta=0.1, metric="token_accuracy") == (
+        3,
+        "patience",
+    )
 
 
 def test_a_nan_never_improves() -> None:
@@ -222,7 +253,13 @@ def test_the_evaluation_of_the_end_is_no_part_of_patience() -> None:
 
 
 def test_target_and_patience_end_a_real_run(trained: Callable[..., Path]) -> None:
-    evaluate = ("eval.enabled=true", "eval.interval=2", "eval.steps=2", "eval.sample_tokens=0", "train.max_steps=40")
+    evaluate = (
+        "eval.enabled=true",
+        "eval.interval=2",
+        "eval.steps=2",
+        "eval.sample_tokens=0",
+        "train.max_steps=40",
+    )
     path = trained(*evaluate, "eval.target=5.6")
     losses, result = logged(path, "eval/loss"), json.loads((path / "result.json").read_text())
     assert result["reason"] == "target"
@@ -236,7 +273,9 @@ def test_target_and_patience_end_a_real_run(trained: Callable[..., Path]) -> Non
     assert (path / "checkpoints" / "step_6").is_dir()
 
 
-def test_the_thread_that_hears_signals_ends_with_the_run(assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_that_hears_signals_ends_with_the_run(
+    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else it could free the process groups while Python ends, which aborts: "terminate called without an active exception"."""
     watch = Signals._watch
 
@@ -254,7 +293,9 @@ def test_overfit_batches_reads_the_same_data_again(assembled: Callable[..., Part
     seen: list[torch.Tensor] = []
     for option in ("data.overfit_batches=2", "data.overfit_batches=0"):
         parts = assembled(option)
-        hook = parts.model.embedding.register_forward_pre_hook(lambda module, x: seen.append(x[0].clone()))
+        hook = parts.model.embedding.register_forward_pre_hook(
+            lambda module, x: seen.append(x[0].clone())
+        )
         parts.loop.run()
         hook.remove()
     repeated, fresh = seen[:6], seen[6:]

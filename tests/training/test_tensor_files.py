@@ -43,7 +43,11 @@ def random_bits(dtype: torch.dtype, *size: int) -> Tensor:
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
     dtype = DTYPES[name]
-    tensors = {"matrix": random_bits(dtype, 3, 5), "scalar": random_bits(dtype), "nothing": random_bits(dtype, 0, 4)}
+    tensors = {
+        "matrix": random_bits(dtype, 3, 5),
+        "scalar": random_bits(dtype),
+        "nothing": random_bits(dtype, 0, 4),
+    }
     save(tmp_path / "w", tensors)
     back = load(tmp_path / "w")
     assert {key: (value.dtype, value.shape, bits(value)) for key, value in back.items()} == {
@@ -54,13 +58,26 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
 def test_no_dtype_that_tensors_can_be_copied_in_is_left_out() -> None:
     known = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
     left_out = {str(dtype).removeprefix("torch.") for dtype in known - set(DTYPES.values())}
-    assert {name for name in left_out if not re.fullmatch(r"qu?int\d+(x\d)?|bits\d+(x\d)?|u?int[1-7]", name)} == set()
+    assert {
+        name
+        for name in left_out
+        if not re.fullmatch(r"qu?int\d+(x\d)?|bits\d+(x\d)?|u?int[1-7]", name)
+    } == set()
 
 
 def test_views_and_names_of_any_kind(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
-    odd = {"": base, 'a.b/c\n"\\': base.T, "Gewicht ü 重み \x00": base[1:3, ::2], "\ud800": base[:, 2].requires_grad_()}
-    odd |= {"conj": torch.tensor([1 + 2j]).conj(), "neg": torch.tensor([1 + 2j]).conj().imag, "expanded": torch.ones(1).expand(3)}
+    odd = {
+        "": base,
+        'a.b/c\n"\\': base.T,
+        "Gewicht ü 重み \x00": base[1:3, ::2],
+        "\ud800": base[:, 2].requires_grad_(),
+    }
+    odd |= {
+        "conj": torch.tensor([1 + 2j]).conj(),
+        "neg": torch.tensor([1 + 2j]).conj().imag,
+        "expanded": torch.ones(1).expand(3),
+    }
     save(tmp_path / "w", odd)
     back = load(tmp_path / "w")
     assert back.keys() == odd.keys()
@@ -69,14 +86,25 @@ def test_views_and_names_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_the_files_are_what_the_index_says_read_without_torch(tmp_path: Path) -> None:
-    tensors = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.tensor(2.5, dtype=torch.float64)}
+    tensors = {
+        "a": torch.randn(3, 4),
+        "b": torch.arange(5),
+        "c": torch.tensor(2.5, dtype=torch.float64),
+    }
     save(tmp_path / "w", tensors)
     index = json.loads((tmp_path / "w" / "tensors.json").read_text())
     assert index["format"] == 2
     for name, tensor in tensors.items():
         (chunk,) = index["tensors"][name]["chunks"]
-        content = np.fromfile(tmp_path / "w" / chunk["file"], index["tensors"][name]["dtype"], tensor.numel(), offset=chunk["start"])
-        np.testing.assert_array_equal(content.reshape(index["tensors"][name]["size"]), tensor.numpy())
+        content = np.fromfile(
+            tmp_path / "w" / chunk["file"],
+            index["tensors"][name]["dtype"],
+            tensor.numel(),
+            offset=chunk["start"],
+        )
+        np.testing.assert_array_equal(
+            content.reshape(index["tensors"][name]["size"]), tensor.numpy()
+        )
 
 
 def test_some_of_the_tensors_load_into_another_dtype_and_place(tmp_path: Path) -> None:
@@ -89,7 +117,12 @@ def test_some_of_the_tensors_load_into_another_dtype_and_place(tmp_path: Path) -
 def test_copies_are_saved_in_place_of_the_tensors(tmp_path: Path) -> None:
     """As often as one likes: a later save uses the buffer of the first, or a larger one."""
     staging = Staging(pinned=False)
-    tensors = {"a": torch.arange(1000.0), "step": torch.tensor(1), "odd": torch.ones(3, dtype=torch.int8), "turned": torch.rand(5, 7).T}
+    tensors = {
+        "a": torch.arange(1000.0),
+        "step": torch.tensor(1),
+        "odd": torch.ones(3, dtype=torch.int8),
+        "turned": torch.rand(5, 7).T,
+    }
     for n in range(3):
         tensors["step"].fill_(n)
         if n == 2:
@@ -99,17 +132,28 @@ def test_copies_are_saved_in_place_of_the_tensors(tmp_path: Path) -> None:
         copies.wait_to_write()
         for tensor in tensors.values():
             tensor.zero_()
-        dcp.save(tensors, storage_writer=writer(tmp_path / str(n)), planner=planner(copies.result()))
-        assert all(torch.equal(value, wanted[name]) for name, value in load(tmp_path / str(n)).items())
+        dcp.save(
+            tensors, storage_writer=writer(tmp_path / str(n)), planner=planner(copies.result())
+        )
+        assert all(
+            torch.equal(value, wanted[name]) for name, value in load(tmp_path / str(n)).items()
+        )
     staging.close()
 
 
-def test_large_saves_go_to_several_files_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_saves_go_to_several_files_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tensor_index, "LEAST", 4000)
     tensors = {f"t{i}": torch.rand(100 * i) for i in range(1, 10)}
     save(tmp_path / "w", tensors)
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "w").glob("*.bin")}
-    assert sizes == {"rank_0.bin": 4800, "rank_0.1.bin": 4400, "rank_0.2.bin": 4400, "rank_0.3.bin": 4400}
+    assert sizes == {
+        "rank_0.bin": 4800,
+        "rank_0.1.bin": 4400,
+        "rank_0.2.bin": 4400,
+        "rank_0.3.bin": 4400,
+    }
     assert all(torch.equal(value, tensors[name]) for name, value in load(tmp_path / "w").items())
     (tmp_path / "w" / "rank_0.2.bin").unlink()
     assert fault(tmp_path / "w") == f"{tmp_path}/w/rank_0.2.bin is missing"
@@ -129,13 +173,27 @@ class Own(Tensor):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, "'it' is no tensor, and only tensors are saved; keep other values in JSON, or make it a tensor"),
-        ({"inner": "text"}, "'it.inner' is no tensor, and only tensors are saved; keep other values in JSON, or make it a tensor"),
-        (torch.ones(2).to_sparse(), "'it' is a torch.sparse_coo tensor of torch.float32, and only dense, unquantized ones are saved"),
-        (torch.ones(2).as_subclass(Own), "'it' is a Own, and only plain tensors are saved; save those it is made of"),
+        (
+            3,
+            "'it' is no tensor, and only tensors are saved; keep other values in JSON, or make it a tensor",
+        ),
+        (
+            {"inner": "text"},
+            "'it.inner' is no tensor, and only tensors are saved; keep other values in JSON, or make it a tensor",
+        ),
+        (
+            torch.ones(2).to_sparse(),
+            "'it' is a torch.sparse_coo tensor of torch.float32, and only dense, unquantized ones are saved",
+        ),
+        (
+            torch.ones(2).as_subclass(Own),
+            "'it' is a Own, and only plain tensors are saved; save those it is made of",
+        ),
     ],
 )
-def test_what_is_no_plain_tensor_is_refused_by_name(tmp_path: Path, value: object, message: str) -> None:
+def test_what_is_no_plain_tensor_is_refused_by_name(
+    tmp_path: Path, value: object, message: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         save(tmp_path / "w", {"fine": torch.ones(1), "it": value})
     assert fault(tmp_path / "w") == f"{tmp_path}/w/tensors.json is missing"
@@ -143,7 +201,9 @@ def test_what_is_no_plain_tensor_is_refused_by_name(tmp_path: Path, value: objec
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_quantized_tensor_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'it' is a torch\.strided tensor of torch\.qint8, and only dense"):
+    with pytest.raises(
+        ValueError, match=r"'it' is a torch\.strided tensor of torch\.qint8, and only dense"
+    ):
         save(tmp_path / "w", {"it": quantized()})
 
 
@@ -163,13 +223,17 @@ def test_ranks_that_do_not_work_together_are_refused(tmp_path: Path) -> None:
 # What a kill and a full disk leave
 
 
-def test_everything_is_on_the_disk_before_the_index_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_on_the_disk_before_the_index_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[str] = []
     sync, rename = os.fsync, Path.rename
 
     def noted_sync(descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        events.append(f"sync {path.name}" + (f" of {path.stat().st_size}" if path.is_file() else ""))
+        events.append(
+            f"sync {path.name}" + (f" of {path.stat().st_size}" if path.is_file() else "")
+        )
         sync(descriptor)
 
     def noted_rename(self: Path, target: Path) -> Path:
@@ -180,10 +244,17 @@ def test_everything_is_on_the_disk_before_the_index_has_its_name(tmp_path: Path,
     monkeypatch.setattr(Path, "rename", noted_rename)
     save(tmp_path / "w", {"a": torch.ones(1)})
     index = f"sync .tensors.json.partial of {(tmp_path / 'w' / 'tensors.json').stat().st_size}"
-    assert events == ["sync rank_0.bin of 4", index, "rename .tensors.json.partial tensors.json", "sync w"]
+    assert events == [
+        "sync rank_0.bin of 4",
+        index,
+        "rename .tensors.json.partial tensors.json",
+        "sync w",
+    ]
 
 
-def test_a_kill_before_the_index_leaves_nothing_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_before_the_index_leaves_nothing_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -195,7 +266,9 @@ def test_a_kill_before_the_index_leaves_nothing_that_counts(tmp_path: Path, monk
         load(tmp_path / "w", a=torch.zeros(1))
 
 
-@pytest.mark.parametrize(("name", "written"), [("rank_0.bin", "rank_0.bin"), (".tensors.json.partial", "tensors.json")])
+@pytest.mark.parametrize(
+    ("name", "written"), [("rank_0.bin", "rank_0.bin"), (".tensors.json.partial", "tensors.json")]
+)
 def test_a_full_disk_is_an_os_error_with_its_path(tmp_path: Path, name: str, written: str) -> None:
     (tmp_path / name).symlink_to("/dev/full")
     with pytest.raises(OSError) as caught:
@@ -249,7 +322,8 @@ def test_a_pickle_beside_the_index_is_never_opened(whole: Path, tmp_path: Path) 
 def test_pickles_in_place_of_tensors_are_damage(whole: Path, tmp_path: Path) -> None:
     torch.save(Payload(tmp_path / "ran"), whole / "rank_0.bin")
     with pytest.raises(
-        ValueError, match=f"^{re.escape(str(whole))}/rank_0.bin is damaged: the bytes of 'a' are not those that were saved$"
+        ValueError,
+        match=f"^{re.escape(str(whole))}/rank_0.bin is damaged: the bytes of 'a' are not those that were saved$",
     ):
         load(whole, a=torch.zeros(4, 3))
     assert not (tmp_path / "ran").exists()
@@ -282,14 +356,20 @@ def test_a_flipped_bit_is_found(whole: Path, position: int) -> None:
     content[position] ^= 4
     (whole / "rank_0.bin").write_bytes(content)
     assert fault(whole) is None
-    with pytest.raises(ValueError, match=f"rank_0.bin is damaged: the bytes of '{'a' if position < 48 else 'b'}' are not"):
+    with pytest.raises(
+        ValueError,
+        match=f"rank_0.bin is damaged: the bytes of '{'a' if position < 48 else 'b'}' are not",
+    ):
         load(whole)
 
 
 def test_a_torn_file_and_a_missing_one(whole: Path) -> None:
     os.truncate(whole / "rank_0.bin", 50)
     assert fault(whole) == f"{whole}/rank_0.bin is torn: it has 50 bytes of 56"
-    with pytest.raises(ValueError, match=f"^{re.escape(str(whole))}/rank_0.bin is torn: 6 bytes of 'b' are missing$"):
+    with pytest.raises(
+        ValueError,
+        match=f"^{re.escape(str(whole))}/rank_0.bin is torn: 6 bytes of 'b' are missing$",
+    ):
         load(whole)
     (whole / "rank_0.bin").unlink()
     assert fault(whole) == f"{whole}/rank_0.bin is missing"
@@ -306,7 +386,9 @@ def test_an_index_that_is_a_directory_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_names_and_sizes_that_differ_are_one_line(whole: Path) -> None:
-    with pytest.raises(ValueError, match=r"^RuntimeError: Missing key in checkpoint state_dict: c\.$"):
+    with pytest.raises(
+        ValueError, match=r"^RuntimeError: Missing key in checkpoint state_dict: c\.$"
+    ):
         load(whole, c=torch.zeros(1))
     with pytest.raises(ValueError, match=r"^Size mismatch between saved .* for a$"):
         load(whole, a=torch.zeros(3, 3))
@@ -320,15 +402,25 @@ def test_names_and_sizes_that_differ_are_one_line(whole: Path) -> None:
     [
         (ValueError("one\n  two"), ValueError, "one two"),
         (RuntimeError("one\ntwo"), ValueError, "RuntimeError: one two"),
-        (FileNotFoundError(2, "No such file", "x"), FileNotFoundError, "[Errno 2] No such file: 'x'"),
+        (
+            FileNotFoundError(2, "No such file", "x"),
+            FileNotFoundError,
+            "[Errno 2] No such file: 'x'",
+        ),
         (MemoryError("too little"), MemoryError, "too little"),
         (torch.OutOfMemoryError("too little"), torch.OutOfMemoryError, "too little"),
         (SystemExit(3), SystemExit, "3"),
     ],
-    ids=lambda value: getattr(type(value), "__name__", "") if isinstance(value, BaseException) else "",
+    ids=lambda value: (
+        getattr(type(value), "__name__", "") if isinstance(value, BaseException) else ""
+    ),
 )
 def test_causes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException, expected: type[BaseException], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException,
+    expected: type[BaseException],
+    message: str,
 ) -> None:
     def fails(*_: object) -> None:
         raise raised

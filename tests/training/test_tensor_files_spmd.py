@@ -42,10 +42,18 @@ def laid_out(tensors: dict[str, Tensor], world: int) -> dict[str, Tensor]:
     """Each on its layout: by rows, by rows and columns, by columns, on all ranks, and no DTensor at all."""
     line = init_device_mesh("cpu", (world,))
     grid = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("a", "b"))
-    layouts: dict[str, tuple[Any, list[Any]]] = {name: (line, [Shard(0)]) for name in ("rows", "uneven", "few", "one", "none")}
-    layouts |= {"box": (grid, [Shard(0), Shard(1)]), "columns": (grid, [Replicate(), Shard(1)]), "same": (line, [Replicate()])}
+    layouts: dict[str, tuple[Any, list[Any]]] = {
+        name: (line, [Shard(0)]) for name in ("rows", "uneven", "few", "one", "none")
+    }
+    layouts |= {
+        "box": (grid, [Shard(0), Shard(1)]),
+        "columns": (grid, [Replicate(), Shard(1)]),
+        "same": (line, [Replicate()]),
+    }
     return {
-        name: distribute_tensor(tensor, *layouts[name], src_data_rank=None) if name in layouts else tensor.clone()
+        name: distribute_tensor(tensor, *layouts[name], src_data_rank=None)
+        if name in layouts
+        else tensor.clone()
         for name, tensor in tensors.items()
     }
 
@@ -78,16 +86,18 @@ def test_loads_in_one_process(saved: Path) -> None:
     got = {name: torch.zeros_like(tensor) for name, tensor in whole().items()}
     dcp.load(got, storage_reader=reader(saved))
     assert all(torch.equal(got[name], tensor) for name, tensor in whole().items())
-    assert {name: (tuple(what.size), what.properties.dtype) for name, what in stored(saved).items()} == {
-        name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole().items()
-    }
+    assert {
+        name: (tuple(what.size), what.properties.dtype) for name, what in stored(saved).items()
+    } == {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in whole().items()}
     assert fault(saved) is None
 
 
 def test_every_element_is_saved_once_and_by_the_ranks_that_own_it(saved: Path) -> None:
     files = sorted(path.name for path in saved.iterdir())
     assert files == ["rank_0.bin", "rank_1.bin", "rank_2.bin", "rank_3.bin", "tensors.json"]
-    assert sum((saved / name).stat().st_size for name in files[:-1]) == sum(tensor.nbytes for tensor in whole().values())
+    assert sum((saved / name).stat().st_size for name in files[:-1]) == sum(
+        tensor.nbytes for tensor in whole().values()
+    )
     assert len(stored(saved)["box"].chunks) == 4
 
 
@@ -112,14 +122,18 @@ def test_an_asynchronous_save_on_ranks_holds_the_values_at_its_call(tmp_path: Pa
         copies.wait_to_write()
         for tensor in tensors.values():
             local(tensor).zero_()
-        dcp.save(tensors, storage_writer=writer(tmp_path / "weights"), planner=planner(copies.result()))
+        dcp.save(
+            tensors, storage_writer=writer(tmp_path / "weights"), planner=planner(copies.result())
+        )
         staging.close()
 
     on_ranks(2, save)
     on_ranks(2, lambda rank: assert_loads(tmp_path / "weights", 2))
 
 
-def test_of_a_slice_only_its_blocks_are_read_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_slice_only_its_blocks_are_read_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 1,000 rows of 40 bytes, in blocks of 4,096, the second quarter lies in the third to the fifth block."""
     monkeypatch.setattr(tensor_index, "BLOCK", 4096)
     matrix = torch.rand(1000, 10)
@@ -129,7 +143,9 @@ def test_of_a_slice_only_its_blocks_are_read_and_checked(tmp_path: Path, monkeyp
     monkeypatch.setattr(zlib, "crc32", lambda block: checked.append(len(block)) or crc32(block))
 
     def load(rank: int) -> None:
-        rows = distribute_tensor(torch.zeros(1000, 10), init_device_mesh("cpu", (4,)), [Shard(0)], src_data_rank=None)
+        rows = distribute_tensor(
+            torch.zeros(1000, 10), init_device_mesh("cpu", (4,)), [Shard(0)], src_data_rank=None
+        )
         dcp.load({"a": rows}, storage_reader=reader(tmp_path / "weights"))
         assert torch.equal(local(rows), matrix[250 * rank : 250 * (rank + 1)])
         assert sum(checked) == [3 * 4096, 3 * 4096, 4 * 4096, 40_000 - 7 * 4096][rank]
@@ -145,7 +161,10 @@ def test_a_full_disk_of_one_rank_is_an_os_error_on_all(tmp_path: Path) -> None:
     def save(rank: int) -> None:
         with pytest.raises(OSError) as caught, causes():
             dcp.save(laid_out(whole(), 2), storage_writer=writer(folder))
-        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(folder / "rank_1.bin"))
+        assert (caught.value.errno, caught.value.filename) == (
+            errno.ENOSPC,
+            str(folder / "rank_1.bin"),
+        )
 
     on_ranks(2, save)
     assert fault(folder) == f"{folder}/tensors.json is missing"
@@ -162,6 +181,13 @@ def test_a_damaged_file_and_index_are_refused_by_all_ranks(saved: Path, tmp_path
         with pytest.raises(ValueError, match=message), causes():
             dcp.load(laid_out(whole(), 2), storage_reader=reader(folder))
 
-    on_ranks(2, lambda rank: load(r"rank_3.bin is damaged: the bytes of '\w+' are not those that were saved"))
+    on_ranks(
+        2,
+        lambda rank: load(
+            r"rank_3.bin is damaged: the bytes of '\w+' are not those that were saved"
+        ),
+    )
     (folder / "tensors.json").write_text("{")
-    on_ranks(2, lambda rank: load(r"^\S+/tensors.json cannot be used: .*line 1 column 2 \(char 1\)$"))
+    on_ranks(
+        2, lambda rank: load(r"^\S+/tensors.json cannot be used: .*line 1 column 2 \(char 1\)$")
+    )

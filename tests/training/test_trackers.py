@@ -29,11 +29,15 @@ LOGS = [
     (30, {"train/loss": 1e-7, "lr": 0.0, "tokens_per_second": 1.5e9}),
 ]
 QUIET = {"enable_console": False}
-GO_ON = "make room or give access, then go on with this run: nothing is lost up to its last checkpoint"
+GO_ON = (
+    "make room or give access, then go on with this run: nothing is lost up to its last checkpoint"
+)
 
 
 def write(section: Metrics, run_dir: Path) -> None:
-    with build_trackers(section, run_dir, total_steps=30, config_dict={"seed": 7, "optimizer": {"lr": 3e-4}}) as trackers:
+    with build_trackers(
+        section, run_dir, total_steps=30, config_dict={"seed": 7, "optimizer": {"lr": 3e-4}}
+    ) as trackers:
         for step, values in LOGS:
             trackers.log(step, values)
 
@@ -41,12 +45,19 @@ def write(section: Metrics, run_dir: Path) -> None:
 def read_jsonl(run_dir: Path, *files: str) -> list[dict[str, float]]:
     """The rows of both files, or of one."""
     files = files or ("metrics.jsonl", "performance.jsonl")
-    return [json.loads(line) for file in files for line in (run_dir / file).read_text().splitlines()]
+    return [
+        json.loads(line) for file in files for line in (run_dir / file).read_text().splitlines()
+    ]
 
 
 def scalars(rows: list[dict[str, float]]) -> dict[tuple[int, str], float]:
     """Every scalar by its step and name."""
-    return {(int(row["step"]), name): value for row in rows for name, value in row.items() if name not in ("step", "time")}
+    return {
+        (int(row["step"]), name): value
+        for row in rows
+        for name, value in row.items()
+        if name not in ("step", "time")
+    }
 
 
 EXPECTED = {(step, name): value for step, values in LOGS for name, value in values.items()}
@@ -55,38 +66,79 @@ EXPECTED = {(step, name): value for step, values in LOGS for name, value in valu
 def test_what_the_config_determines_and_what_the_clock_does_are_in_two_files(tmp_path):
     start = time.time()
     write(Metrics(**QUIET), tmp_path)
-    metrics, performance = read_jsonl(tmp_path, "metrics.jsonl"), read_jsonl(tmp_path, "performance.jsonl")
-    assert metrics == [{"step": step, **{k: v for k, v in values.items() if k != "tokens_per_second"}} for step, values in LOGS]
-    assert [(row["step"], row["tokens_per_second"]) for row in performance] == [(10, 12345.6), (20, 23456.7), (30, 1.5e9)]
+    metrics, performance = (
+        read_jsonl(tmp_path, "metrics.jsonl"),
+        read_jsonl(tmp_path, "performance.jsonl"),
+    )
+    assert metrics == [
+        {"step": step, **{k: v for k, v in values.items() if k != "tokens_per_second"}}
+        for step, values in LOGS
+    ]
+    assert [(row["step"], row["tokens_per_second"]) for row in performance] == [
+        (10, 12345.6),
+        (20, 23456.7),
+        (30, 1.5e9),
+    ]
     assert scalars(metrics + performance) == EXPECTED
     assert all(start <= row["time"] <= time.time() for row in performance)
 
 
 def test_tensorboard_scalars_equal_the_jsonl(tmp_path):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     write(Metrics(enable_tensorboard=True, tensorboard_dir="events", **QUIET), tmp_path)
     reader = event_accumulator.EventAccumulator(str(tmp_path / "events")).Reload()
-    found = {(event.step, name): event.value for name in reader.Tags()["scalars"] for event in reader.Scalars(name)}
-    expected = {key: float(np.float32(value)) for key, value in scalars(read_jsonl(tmp_path)).items()}
+    found = {
+        (event.step, name): event.value
+        for name in reader.Tags()["scalars"]
+        for event in reader.Scalars(name)
+    }
+    expected = {
+        key: float(np.float32(value)) for key, value in scalars(read_jsonl(tmp_path)).items()
+    }
     assert found == expected  # exact, in the fp32 of the event file
 
 
 def test_tensorboard_of_a_run_that_goes_on_shows_each_step_once(tmp_path):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     section = Metrics(enable_tensorboard=True, **QUIET)
-    for resumed_at, steps, sign in ((0, range(1, 8), 1.0), (4, range(5, 7), -1.0), (0, range(1, 4), 2.0), (3, range(4, 5), 3.0)):
-        with build_trackers(section, tmp_path, total_steps=9, config_dict={}, resumed_at=resumed_at) as trackers:
+    for resumed_at, steps, sign in (
+        (0, range(1, 8), 1.0),
+        (4, range(5, 7), -1.0),
+        (0, range(1, 4), 2.0),
+        (3, range(4, 5), 3.0),
+    ):
+        with build_trackers(
+            section, tmp_path, total_steps=9, config_dict={}, resumed_at=resumed_at
+        ) as trackers:
             for step in steps:
                 trackers.log(step, {"train/loss": sign * step})
         reader = event_accumulator.EventAccumulator(str(tmp_path / "tb_logs")).Reload()
         if resumed_at == 4:
             found = [(event.step, event.value) for event in reader.Scalars("train/loss")]
-            assert found == [(1, 1), (2, 2), (3, 3), (4, 4), (5, -5), (6, -6)]  # 7 is gone, 5 and 6 are the new ones
-    assert [(event.step, event.value) for event in reader.Scalars("train/loss")] == [(1, 2), (2, 4), (3, 6), (4, 12)]
+            assert found == [
+                (1, 1),
+                (2, 2),
+                (3, 3),
+                (4, 4),
+                (5, -5),
+                (6, -6),
+            ]  # 7 is gone, 5 and 6 are the new ones
+    assert [(event.step, event.value) for event in reader.Scalars("train/loss")] == [
+        (1, 2),
+        (2, 4),
+        (3, 6),
+        (4, 12),
+    ]
 
 
 def test_tensorboard_rows_survive_a_kill(tmp_path):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
     script = f"""
 import os, signal
 from pathlib import Path
@@ -94,7 +146,12 @@ from forge.training.trackers.tensorboard import TensorBoard
 TensorBoard(Path({str(tmp_path)!r}), resumed_at=0).log(10, {{"train/loss": 2.0}})
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, cwd=Path(__file__).parents[2])
+    subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        cwd=Path(__file__).parents[2],
+    )
     (event,) = event_accumulator.EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
     assert (event.step, event.value) == (10, 2.0)
 
@@ -131,7 +188,16 @@ def wandb(tmp_path, monkeypatch):
 def test_offline_wandb_scalars_equal_the_jsonl(tmp_path, wandb):
     run_dir = tmp_path / "my-run"
     run_dir.mkdir()
-    write(Metrics(enable_wandb=True, wandb_mode="offline", wandb_project="trial", wandb_run_id="abc123", **QUIET), run_dir)
+    write(
+        Metrics(
+            enable_wandb=True,
+            wandb_mode="offline",
+            wandb_project="trial",
+            wandb_run_id="abc123",
+            **QUIET,
+        ),
+        run_dir,
+    )
     wandb.teardown()  # waits for the process that writes the file
     (path,) = run_dir.glob("wandb/offline-run-*/*.wandb")
     records = read_wandb(path)
@@ -143,8 +209,15 @@ def test_offline_wandb_scalars_equal_the_jsonl(tmp_path, wandb):
     found = {}
     for record in records:
         if record.HasField("history"):
-            row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            found |= {(row["_step"], name): value for name, value in row.items() if not name.startswith("_")}
+            row = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
+            found |= {
+                (row["_step"], name): value
+                for name, value in row.items()
+                if not name.startswith("_")
+            }
     assert found == scalars(read_jsonl(run_dir))
 
 
@@ -184,7 +257,13 @@ with build_trackers(section, Path({str(tmp_path)!r}), total_steps=3, config_dict
     os.waitid(os.P_PID, int(service), os.WEXITED | os.WNOWAIT)
     trackers.log(2, {{"train/loss": 2.0}})
 """
-    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
     *_, told = done.stderr.splitlines()
     assert told.startswith("W&B failed and is off for the rest of this run, which goes on: ")
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
@@ -192,9 +271,12 @@ with build_trackers(section, Path({str(tmp_path)!r}), total_steps=3, config_dict
 
 
 @pytest.mark.parametrize(
-    ("section", "kept", "expected"), [("", None, (None, None)), ("", "abc\n", ("abc", "allow")), ("own", "abc", ("own", "allow"))]
+    ("section", "kept", "expected"),
+    [("", None, (None, None)), ("", "abc\n", ("abc", "allow")), ("own", "abc", ("own", "allow"))],
 )
-def test_online_wandb_is_asked_to_resume_the_id_it_has(tmp_path, wandb, monkeypatch, section, kept, expected):
+def test_online_wandb_is_asked_to_resume_the_id_it_has(
+    tmp_path, wandb, monkeypatch, section, kept, expected
+):
     asked = {}
 
     def init(**options: Any) -> Any:
@@ -290,7 +372,9 @@ def test_a_run_directory_that_takes_no_file_ends_the_run(tmp_path):
     (tmp_path / "run").write_text("not a directory")
     with pytest.raises(OSError) as caught:
         write(Metrics(**QUIET), tmp_path / "run")
-    assert str(caught.value) == f"{tmp_path}/run/metrics.jsonl cannot be written: File exists; {GO_ON}"
+    assert (
+        str(caught.value) == f"{tmp_path}/run/metrics.jsonl cannot be written: File exists; {GO_ON}"
+    )
 
 
 def test_a_full_disk_ends_the_run_and_the_other_trackers_are_closed(tmp_path):
@@ -302,7 +386,10 @@ def test_a_full_disk_ends_the_run_and_the_other_trackers_are_closed(tmp_path):
     real, rows._file = rows._file, FullDisk(5)
     with pytest.raises(OSError) as caught, trackers:
         trackers.log(2, {"a": 1.0})
-    assert str(caught.value) == f"{tmp_path}/metrics.jsonl cannot be written: No space left on device; {GO_ON}"
+    assert (
+        str(caught.value)
+        == f"{tmp_path}/metrics.jsonl cannot be written: No space left on device; {GO_ON}"
+    )
     assert (other.steps, other.closed) == ([1], 1)
     real.close()
 
@@ -310,7 +397,12 @@ def test_a_full_disk_ends_the_run_and_the_other_trackers_are_closed(tmp_path):
 def test_further_trackers_get_every_log_and_a_failing_one_is_named(tmp_path, caplog):
     recorder = Recorder()
     more = [("trackers.bad", lambda: Recorder(fail_at=10)), ("trackers.good", lambda: recorder)]
-    with caplog.at_level(logging.WARNING), build_trackers(Metrics(**QUIET), tmp_path, total_steps=1, config_dict={}, more=more) as trackers:
+    with (
+        caplog.at_level(logging.WARNING),
+        build_trackers(
+            Metrics(**QUIET), tmp_path, total_steps=1, config_dict={}, more=more
+        ) as trackers,
+    ):
         for step, values in LOGS:
             trackers.log(step, values)
     assert (recorder.steps, recorder.closed) == ([10, 20, 20, 30], 1)
@@ -327,5 +419,11 @@ from forge.training.trackers import build_trackers
 build_trackers(Metrics(enable_console=False), Path({str(tmp_path)!r}), total_steps=1, config_dict={{}}).close()
 print(sorted({{"torch", "tensorboard", "wandb", "rich"}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert done.stdout.strip() == "[]"

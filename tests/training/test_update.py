@@ -31,7 +31,16 @@ from forge.training.device import loss_scaler, set_up
 from forge.training.step import Update
 
 VOCAB, SEQ, STEPS = 37, 6, 4
-SHAPE = DecoderConfig(dim=16, n_layers=2, n_heads=2, n_kv_heads=1, vocab_size=VOCAB, max_seq_len=SEQ, ffn_hidden_dim=24, init_std=0.3)
+SHAPE = DecoderConfig(
+    dim=16,
+    n_layers=2,
+    n_heads=2,
+    n_kv_heads=1,
+    vocab_size=VOCAB,
+    max_seq_len=SEQ,
+    ffn_hidden_dim=24,
+    init_std=0.3,
+)
 
 
 def decoder(dtype: torch.dtype = torch.float64) -> Decoder:
@@ -44,8 +53,14 @@ def scaler_of(mixed_precision: str, **options: Any) -> torch.amp.GradScaler:
     return loss_scaler(Precision(mixed_precision=mixed_precision, **options), torch.device("cpu"))
 
 
-def make_update(model: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float = 0.0, **options: Any) -> Update:
-    parts = {"objective": Pretrain(PretrainConfig()), "schedule": lambda step: 1.0, "device": torch.device("cpu")} | options
+def make_update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float = 0.0, **options: Any
+) -> Update:
+    parts = {
+        "objective": Pretrain(PretrainConfig()),
+        "schedule": lambda step: 1.0,
+        "device": torch.device("cpu"),
+    } | options
     return Update(model=model, optimizer=optimizer, clip_norm=clip, **parts)
 
 
@@ -63,16 +78,23 @@ def global_batches(*, masked: bool) -> list[tuple[Tensor, Tensor]]:
 
 
 def as_step(tokens: Tensor, targets: Tensor, accumulation: int) -> Step:
-    batches = [Batch(*pair) for pair in zip(tokens.chunk(accumulation), targets.chunk(accumulation), strict=True)]
+    batches = [
+        Batch(*pair)
+        for pair in zip(tokens.chunk(accumulation), targets.chunk(accumulation), strict=True)
+    ]
     return Step(batches=batches, n_targets=int((targets != -100).sum()))
 
 
-def plain_sgd(model: Decoder, data: list[tuple[Tensor, Tensor]], lrs: dict[str, float], clip: float) -> tuple[list[float], list[float]]:
+def plain_sgd(
+    model: Decoder, data: list[tuple[Tensor, Tensor]], lrs: dict[str, float], clip: float
+) -> tuple[list[float], list[float]]:
     """Gradient descent without an optimizer, whole batches at once; losses and gradient norms before clipping."""
     losses, norms = [], []
     for tokens, targets in data:
         model.zero_grad()
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="mean")
+        loss = F.cross_entropy(
+            model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="mean"
+        )
         loss.backward()
         norm = math.sqrt(sum(p.grad.square().sum().item() for p in model.parameters()))
         scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
@@ -84,7 +106,9 @@ def plain_sgd(model: Decoder, data: list[tuple[Tensor, Tensor]], lrs: dict[str, 
     return losses, norms
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.5, 1e9], ids=["no_clip", "clipped", "clip_too_large_to_act"])
+@pytest.mark.parametrize(
+    "clip", [0.0, 0.5, 1e9], ids=["no_clip", "clipped", "clip_too_large_to_act"]
+)
 @pytest.mark.parametrize("masked", [False, True], ids=["all_targets", "masked_unevenly"])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_several_updates_equal_a_plain_loop(accumulation: int, masked: bool, clip: float) -> None:
@@ -99,7 +123,9 @@ def test_several_updates_equal_a_plain_loop(accumulation: int, masked: bool, cli
     for number, (tokens, targets) in enumerate(data):
         output = update(as_step(tokens, targets, accumulation), number)
         assert output.n_targets == int((targets != -100).sum())
-        assert output.sums["ce"].item() / output.n_targets == pytest.approx(losses[number], rel=1e-12)
+        assert output.sums["ce"].item() / output.n_targets == pytest.approx(
+            losses[number], rel=1e-12
+        )
         assert output.grad_norm.item() == pytest.approx(norms[number], rel=1e-11)
     for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12, msg=name)
@@ -124,10 +150,16 @@ def test_adamw_update_equals_torch_by_hand_in_fp32() -> None:
 def test_lr_of_every_update_is_the_schedules_and_groups_keep_their_ratio() -> None:
     model = decoder()
     parameters = list(model.parameters())
-    optimizer = torch.optim.SGD([{"params": parameters[:3], "lr": 0.4}, {"params": parameters[3:], "lr": 0.1}])
+    optimizer = torch.optim.SGD(
+        [{"params": parameters[:3], "lr": 0.4}, {"params": parameters[3:], "lr": 0.1}]
+    )
     used: list[list[float]] = []
-    optimizer.register_step_pre_hook(lambda *_: used.append([group["lr"] for group in optimizer.param_groups]))
-    update = make_update(model, optimizer, schedule=cosine(Cosine(warmup_steps=2, decay_steps=4, min_lr_ratio=0.1)))
+    optimizer.register_step_pre_hook(
+        lambda *_: used.append([group["lr"] for group in optimizer.param_groups])
+    )
+    update = make_update(
+        model, optimizer, schedule=cosine(Cosine(warmup_steps=2, decay_steps=4, min_lr_ratio=0.1))
+    )
     factors = [0.5, 1.0, *(0.1 + 0.9 * (1 + math.cos(math.pi * k / 4)) / 2 for k in (1, 2, 3, 4))]
     tokens, targets = global_batches(masked=False)[0]
     reported = [update(as_step(tokens, targets, 1), number).lr for number in range(6)]
@@ -143,7 +175,10 @@ def test_fp16_skips_an_update_with_infinite_gradients_and_halves_the_scale(fused
     update = make_update(model, optimizer, clip=1.0, scaler=scaler)
     data = global_batches(masked=False)
     update(as_step(*data[0], 2), 0)
-    before, moments = [p.detach().clone() for p in model.parameters()], [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
+    before, moments = (
+        [p.detach().clone() for p in model.parameters()],
+        [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()],
+    )
     poison = model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
     output = update(as_step(*data[1], 2), 1)
     poison.remove()
@@ -160,7 +195,9 @@ def test_fp16_skips_an_update_with_infinite_gradients_and_halves_the_scale(fused
 
 
 @pytest.mark.parametrize(("format", "epsilon"), [("bf16", 2**-8), ("fp16", 2**-11)])
-def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(format: str, epsilon: float, mesh_of_one: Mesh) -> None:
+def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(
+    format: str, epsilon: float, mesh_of_one: Mesh
+) -> None:
     data = global_batches(masked=True)
     results: dict[str, tuple[Tensor, list[float]]] = {}
     for chosen in ("fp32", format):
@@ -168,12 +205,23 @@ def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(form
         if chosen != "fp32":
             shard(model, mesh_of_one, param_dtype=HALF[chosen])
         seen: set[torch.dtype] = set()
-        model.blocks["0"].feed_forward.w_down.register_forward_hook(lambda module, x, y, seen=seen: seen.add(y.dtype))
-        update = make_update(model, torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler_of(chosen))
-        norms = [update(as_step(*pair, 2), number).grad_norm.item() for number, pair in enumerate(data)]
-        assert seen == {{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[chosen]}
+        model.blocks["0"].feed_forward.w_down.register_forward_hook(
+            lambda module, x, y, seen=seen: seen.add(y.dtype)
+        )
+        update = make_update(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler_of(chosen)
+        )
+        norms = [
+            update(as_step(*pair, 2), number).grad_norm.item() for number, pair in enumerate(data)
+        ]
+        assert seen == {
+            {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[chosen]
+        }
         assert {p.dtype for p in model.parameters()} == {torch.float32}
-        results[chosen] = torch.cat([local(p.detach()).flatten() for p in model.parameters()]), norms
+        results[chosen] = (
+            torch.cat([local(p.detach()).flatten() for p in model.parameters()]),
+            norms,
+        )
     (exact, exact_norms), (rounded, norms) = results["fp32"], results[format]
     assert norms == pytest.approx(exact_norms, rel=8 * epsilon)
     assert not torch.equal(exact, rounded)
@@ -183,12 +231,17 @@ def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(form
 def test_anomaly_detection_names_the_operation(assembled: Callable[..., Any]) -> None:
     class RootOfNothing:
         def __call__(self, model: Any, batch: Batch) -> Any:
-            total = (model.hidden(batch.tokens) * 0).sum().sqrt()  # its gradient is infinite, times 0
+            total = (
+                (model.hidden(batch.tokens) * 0).sum().sqrt()
+            )  # its gradient is infinite, times 0
             return SimpleNamespace(total=total, sums={"ce": total.detach()})
 
     parts = assembled("run.detect_anomaly=true", "eval.enabled=false")
     parts.loop.update.objective = RootOfNothing()
-    with pytest.warns(UserWarning, match="Error detected in MulBackward0"), pytest.raises(RuntimeError, match="MulBackward0"):
+    with (
+        pytest.warns(UserWarning, match="Error detected in MulBackward0"),
+        pytest.raises(RuntimeError, match="MulBackward0"),
+    ):
         parts.loop.run()
     set_up(parts.config)
     assert torch.is_anomaly_enabled()

@@ -60,10 +60,15 @@ def test_it_is_given_every_metric_and_closed(trained: Callable[..., Path]) -> No
 
 
 @pytest.mark.parametrize("moment", ["open", "log", "close"])
-def test_one_that_fails_is_a_warning_that_names_it(moment: str, trained: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_fails_is_a_warning_that_names_it(
+    moment: str, trained: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         path = trained(*RUN, f"+trackers.mine.fails={moment}")
-    assert f"trackers.mine failed and is off for the rest of this run, which goes on: OSError: no {moment}" in caplog.text
+    assert (
+        f"trackers.mine failed and is off for the rest of this run, which goes on: OSError: no {moment}"
+        in caplog.text
+    )
     assert json.loads((path / "result.json").read_text())["status"] == "finished"
 
 

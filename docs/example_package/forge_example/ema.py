@@ -23,7 +23,10 @@ class EMA(Callback):
         self.mean: dict[str, Tensor] = {}
 
     def on_start(self, loop: Loop) -> None:
-        self.mean = {name: self.mean.get(name, p).detach().to(p.device, copy=True) for name, p in loop.model.named_parameters()}
+        self.mean = {
+            name: self.mean.get(name, p).detach().to(p.device, copy=True)
+            for name, p in loop.model.named_parameters()
+        }
 
     @torch.no_grad()
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
@@ -35,10 +38,15 @@ class EMA(Callback):
     @torch.no_grad()
     def distance(self, model: torch.nn.Module) -> Tensor:
         """L2 norm of the weights less their mean."""
-        return torch.stack([(parameter - self.mean[name]).norm() for name, parameter in model.named_parameters()]).norm()
+        return torch.stack(
+            [(parameter - self.mean[name]).norm() for name, parameter in model.named_parameters()]
+        ).norm()
 
     def on_end(self, loop: Loop) -> None:
-        save_file({name: value.cpu() for name, value in self.mean.items()}, loop.run_dir / "ema.safetensors")
+        save_file(
+            {name: value.cpu() for name, value in self.mean.items()},
+            loop.run_dir / "ema.safetensors",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean}

@@ -15,7 +15,9 @@ class Block(nn.Module):
         super().__init__()
         self.reach = (section.kernel_size - 1) * dilation
         self.norm = nn.RMSNorm(section.dim)
-        self.convolution = nn.Conv1d(section.dim, 2 * section.dim, section.kernel_size, dilation=dilation)
+        self.convolution = nn.Conv1d(
+            section.dim, 2 * section.dim, section.kernel_size, dilation=dilation
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
@@ -31,7 +33,9 @@ class GatedConv(nn.Module):
         self.max_seq_len = section.max_seq_len
         self.fan_in = section.dim * section.kernel_size
         self.embedding = nn.Embedding(section.vocab_size, section.dim)
-        self.blocks = nn.ModuleDict({str(layer): Block(section, 2**layer) for layer in range(section.n_layers)})
+        self.blocks = nn.ModuleDict(
+            {str(layer): Block(section, 2**layer) for layer in range(section.n_layers)}
+        )
         self.norm = nn.RMSNorm(section.dim)
 
     def forward(self, tokens: Tensor) -> Tensor:

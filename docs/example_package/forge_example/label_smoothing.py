@@ -18,7 +18,12 @@ class LabelSmoothing:
         """Losses of one micro-batch: `total`, and the sum `ce`, which is logged as train/loss and knows nothing of the smoothing."""
         log_p = model(batch.tokens).float().log_softmax(-1)
         kept = batch.targets != IGNORE_INDEX
-        nats = -log_p.gather(-1, batch.targets.where(kept, 0).unsqueeze(-1)).squeeze(-1).where(kept, 0).sum()
+        nats = (
+            -log_p.gather(-1, batch.targets.where(kept, 0).unsqueeze(-1))
+            .squeeze(-1)
+            .where(kept, 0)
+            .sum()
+        )
         spread = -log_p.mean(-1).where(kept, 0).sum()
         smoothing = self.section.smoothing
         total = (1 - smoothing) * nats + smoothing * spread

@@ -31,7 +31,10 @@ def build_trackers(
     if section.enable_tensorboard:
         from forge.training.trackers.tensorboard import TensorBoard
 
-        trackers.add("TensorBoard", lambda: TensorBoard(run_dir / section.tensorboard_dir, resumed_at=resumed_at))
+        trackers.add(
+            "TensorBoard",
+            lambda: TensorBoard(run_dir / section.tensorboard_dir, resumed_at=resumed_at),
+        )
     if section.enable_wandb:
         from forge.training.trackers.wandb import WandB
 

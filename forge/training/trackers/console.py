@@ -18,7 +18,9 @@ REFRESH_PER_SECOND = 2
 WIDE = 100  # columns of a terminal that has room for a long bar
 
 
-def console_tracker(total_steps: int, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> Tracker:
+def console_tracker(
+    total_steps: int, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+) -> Tracker:
     """A live bar where `console` (default: stdout) is a terminal, plain lines elsewhere.
 
     rich alone would take a file for a terminal where FORCE_COLOR is set, as CI and notebooks do.
@@ -71,7 +73,9 @@ class LiveConsole:
         self._total_steps = total_steps
         self._remaining = RemainingTime(total_steps, clock)
         self._progress = Progress(
-            BarColumn(bar_width=20 if console.width >= WIDE else 10, table_column=Column(no_wrap=True)),
+            BarColumn(
+                bar_width=20 if console.width >= WIDE else 10, table_column=Column(no_wrap=True)
+            ),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             FieldColumn("metrics"),
             FieldColumn("eta", table_column=Column(no_wrap=True)),

@@ -38,7 +38,9 @@ class Trackers:
         self._active: dict[str, Tracker] = {}
         self._essential: set[str] = set()
 
-    def add(self, name: str, open_tracker: Callable[[], Tracker], *, essential: bool = False) -> None:
+    def add(
+        self, name: str, open_tracker: Callable[[], Tracker], *, essential: bool = False
+    ) -> None:
         """Open one more tracker, if it can be opened; `name` is what a warning calls it."""
         if essential:
             self._essential.add(name)
@@ -79,4 +81,9 @@ class Trackers:
 
 
 def _warn(name: str, error: Exception) -> None:
-    logger.warning("%s failed and is off for the rest of this run, which goes on: %s: %s", name, type(error).__name__, error)
+    logger.warning(
+        "%s failed and is off for the rest of this run, which goes on: %s: %s",
+        name,
+        type(error).__name__,
+        error,
+    )

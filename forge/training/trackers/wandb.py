@@ -24,9 +24,13 @@ class WandB:
         import wandb
 
         kept = run_dir / ID_FILE
-        run_id = section.wandb_run_id or (kept.read_text(encoding="utf-8").strip() if kept.is_file() else None)
+        run_id = section.wandb_run_id or (
+            kept.read_text(encoding="utf-8").strip() if kept.is_file() else None
+        )
         recorded = config.get("run", {}).get("record_diff", True)
-        settings = wandb.Settings(console="off", disable_git=not recorded)  # W&B may keep a diff of its own, and masks nothing
+        settings = wandb.Settings(
+            console="off", disable_git=not recorded
+        )  # W&B may keep a diff of its own, and masks nothing
         if hasattr(settings, "finish_timeout"):  # later wandb only
             settings.finish_timeout = FINISH_SECONDS
         self._run = wandb.init(
@@ -34,7 +38,9 @@ class WandB:
             name=section.wandb_run_name or run_dir.resolve().name,
             id=run_id,
             resume="allow" if run_id and sends(section) else None,
-            mode=None if section.wandb_mode == "online" else "offline",  # None: as WANDB_MODE and its settings have it
+            mode=None
+            if section.wandb_mode == "online"
+            else "offline",  # None: as WANDB_MODE and its settings have it
             dir=str(run_dir),
             config=config,
             settings=settings,

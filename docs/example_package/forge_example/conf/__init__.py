@@ -21,7 +21,9 @@ class GatedConv(Model):
 
     def flops_per_token(self, seq_len: int) -> int:
         """6 per weight of every convolution and of the output head."""
-        return 6 * (self.n_layers * self.kernel_size * self.dim * 2 * self.dim + self.vocab_size * self.dim)
+        return 6 * (
+            self.n_layers * self.kernel_size * self.dim * 2 * self.dim + self.vocab_size * self.dim
+        )
 
 
 @dataclass(kw_only=True)

@@ -1,10 +1,12 @@
-"""What a checkpoint costs: the stall of a step by a save, against torch.save, and the time from forge.resume to the first step.
+"""What a checkpoint costs: the stall of a step by a save, against torch.save, and the time from
+forge.resume to the first step.
 
     python benchmarks/checkpoint.py > benchmarks/results/checkpoint.md
 
-Saves are made by the callback that makes them in any run, between steps of training, each from a clean start: what earlier ones wrote
-is on the disk. forge's are durable when they are done; torch.save alone leaves the bytes to the operating system. Where memory for
-files has to be found first, any of them may take a second longer: the fastest of each compare best.
+Saves are made by the callback that makes them in any run, between steps of training, each from a
+clean start: what earlier ones wrote is on the disk. forge's are durable when they are done;
+torch.save alone leaves the bytes to the operating system. Where memory for files has to be found
+first, any of them may take a second longer: the fastest of each compare best.
 """
 
 from __future__ import annotations
@@ -71,9 +73,11 @@ print(json.dumps({{{IMPORTS!r}: time.perf_counter() - begin}}))"""
 
 
 class Measure(Callback):
-    """Between steps: every way to save, each after a sync of the disk; then the steps that an asynchronous save slows.
+    """Between steps: every way to save, each after a sync of the disk; then the steps that an
+    asynchronous save slows.
 
-    The first round, in which buffers are made, is kept apart: `seconds` has all rounds, the first one first.
+    The first round, in which buffers are made, is kept apart: `seconds` has all rounds, the first
+    one first.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -265,7 +269,9 @@ def _kill_when(process: subprocess.Popen[Any], condition: Callable[[], bool]) ->
 
 
 def print_parts(run_dir: Path) -> None:
-    """Assemble a run as its worker does, in a process of its own, and say how long the parts of that took."""
+    """Assemble a run as its worker does, in a process of its own, and say how long the parts of
+    that took.
+    """
     with _counted(assemble, "prepare") as data, _counted(assemble, "begin") as load:
         begin = time.perf_counter()
         assemble.assemble(run_dir)

@@ -2,9 +2,9 @@
 
     python benchmarks/checkpoint_ranks.py > benchmarks/results/checkpoint_ranks.md
 
-Weights and AdamW state, sharded by rows as FSDP does, through the Checkpointer and the loader that every run uses. Each save begins
-with what was written before it on the disk. The stall is what the loop waits for: with asynchronous saves until it may compute, and
-until it may change weights.
+Weights and AdamW state, sharded by rows as FSDP does, through the Checkpointer and the loader that
+every run uses. Each save begins with what was written before it on the disk. The stall is what the
+loop waits for: with asynchronous saves until it may compute, and until it may change weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Chunked against plain cross-entropy of an output head: peak memory growth and time, forward and backward.
+"""Chunked against plain cross-entropy of an output head: peak memory growth and time, forward and
+backward.
 
     python benchmarks/cross_entropy.py --output benchmarks/results/cross_entropy.md
 
@@ -176,7 +177,7 @@ def cpu_name() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--dim", type=int, default=512)

@@ -1,4 +1,5 @@
-"""A sweep directory with all that a report reads of a real one, and invented curves: to look at a report, and to test it, without training.
+"""A sweep directory with all that a report reads of a real one, and invented curves: to look at a
+report, and to test it, without training.
 
 python benchmarks/example_sweep.py DIR --arms 20 --seeds 3
 """
@@ -33,7 +34,9 @@ STEPS, SECONDS = 800, 0.05
 
 
 class Example:
-    """Adds points to a sweep directory. gains: by how much each arm is better than 4.2 nats in the end, by its overrides."""
+    """Adds points to a sweep directory. gains: by how much each arm is better than 4.2 nats in the
+    end, by its overrides.
+    """
 
     def __init__(self, path: Path, *, steps: int = STEPS, overrides: Sequence[str] = SMALL) -> None:
         self.sweep, self.steps = SweepDirectory(path), steps
@@ -81,7 +84,9 @@ class Example:
         return self._added(overrides, seed, arm)
 
     def log(self, point: Point, *, seed: int, gain: float, until: int) -> dict[str, float]:
-        """Write the rows up to a step; the last value of each metric. A seed moves all arms by much the same, as it does in truth."""
+        """Write the rows up to a step; the last value of each metric. A seed moves all arms by much
+        the same, as it does in truth.
+        """
         luck, noise = np.random.default_rng(seed), np.random.default_rng([seed, point.number])
         offset = 0.03 * luck.normal() + 0.004 * noise.normal()
         rate = SECONDS * (1 + 0.05 * noise.normal())
@@ -170,7 +175,9 @@ def finish(
 
 
 def grid(path: Path, *, arms: int, seeds: int, steps: int = STEPS) -> SweepDirectory:
-    """A sweep over the learning rate and the weight decay; of its last arm one run has failed and one was stopped."""
+    """A sweep over the learning rate and the weight decay; of its last arm one run has failed and
+    one was stopped.
+    """
     example = Example(path, steps=steps)
     for i in range(arms):
         overrides = [

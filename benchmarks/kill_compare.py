@@ -1,4 +1,6 @@
-"""Two run directories: what of their last checkpoints, metrics, samples and results is the same, to the bit."""
+"""Two run directories: what of their last checkpoints, metrics, samples and results is the same, to
+the bit.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def compare(
 ) -> tuple[list[str], list[str]]:
     """What is the same and what differs, a line each.
 
-    exact: to the bit; otherwise the losses by TOLERANCE. tidy: the same checkpoints are there, and nothing half written or removed.
+    exact: to the bit; otherwise the losses by TOLERANCE. tidy: the same checkpoints are there, and
+    nothing half written or removed.
     """
     same: list[str] = []
     different: list[str] = []

@@ -1,4 +1,6 @@
-"""A callback that says where a run is, and holds it at the place where it is to be killed; it changes no number."""
+"""A callback that says where a run is, and holds it at the place where it is to be killed; it
+changes no number.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ PLACES = {
 
 
 class Marks(Callback):
-    """Writes the step into `folder`/step and, where `folder`/order.json says {"place", "step", "skip", "seconds"}, waits.
+    """Writes the step into `folder`/step and, where `folder`/order.json says {"place", "step",
+    "skip", "seconds"}, waits.
 
-    It waits once, for so many seconds, having written reached.json: at that place, from that step on, after so many passages.
+    It waits once, for so many seconds, having written reached.json: at that place, from that step
+    on, after so many passages.
     """
 
     def __init__(self, folder: str) -> None:
@@ -128,7 +132,9 @@ class Marks(Callback):
 
 
 class Double(Callback):
-    """Trains in float64, in which rounding stays far below what is compared; in fp32 AdamW makes it grow with every step."""
+    """Trains in float64, in which rounding stays far below what is compared; in fp32 AdamW makes it
+    grow with every step.
+    """
 
     def __init__(self) -> None:
         torch.set_default_dtype(torch.float64)

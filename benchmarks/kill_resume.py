@@ -5,10 +5,12 @@
     python benchmarks/kill_resume.py --to parent >> benchmarks/results/kill_resume.md
     python benchmarks/kill_resume.py --kills 10 --micro-batch 4,8,2 train.max_steps=400 >> benchmarks/results/kill_resume.md
 
-The default run is trained undisturbed, then in another directory, where it is killed at random times and at the places that
-kill_marks.py names, and the same command typed after each. Then every tensor of the last checkpoint, metrics.jsonl, samples.jsonl
-and result.json are compared. Exit code 1 when anything differs. With --micro-batch both runs are in float64 and their losses are
-compared: the sums of another micro-batch are rounded otherwise, which fp32 and AdamW make grow with every step.
+The default run is trained undisturbed, then in another directory, where it is killed at random
+times and at the places that kill_marks.py names, and the same command typed after each. Then every
+tensor of the last checkpoint, metrics.jsonl, samples.jsonl and result.json are compared. Exit code
+1 when anything differs. With --micro-batch both runs are in float64 and their losses are compared:
+the sums of another micro-batch are rounded otherwise, which fp32 and AdamW make grow with every
+step.
 """
 
 from __future__ import annotations
@@ -53,9 +55,11 @@ PATIENCE = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """Where a run is to be killed: at `place`, from `step` on, `delay` seconds after it is seen there.
+    """Where a run is to be killed: at `place`, from `step` on, `delay` seconds after it is seen
+    there.
 
-    skip: passages of the place that are let through. number: the signal. to: "group", or "parent" for the process of the command alone.
+    skip: passages of the place that are let through. number: the signal. to: "group", or "parent"
+    for the process of the command alone.
     """
 
     place: str
@@ -68,9 +72,11 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A start of the run and how it ended: the exit code, the step and what stood in the checkpoint folder when it was gone.
+    """A start of the run and how it ended: the exit code, the step and what stood in the checkpoint
+    folder when it was gone.
 
-    kill: None for the start that nothing was to end. refused: how often it was refused since the one before still held the directory.
+    kill: None for the start that nothing was to end. refused: how often it was refused since the
+    one before still held the directory.
     """
 
     kill: Kill | None
@@ -85,7 +91,9 @@ class Outcome:
 def plan(
     count: int, draw: random.Random, *, last_step: int, interval: int, hold: float
 ) -> list[Kill]:
-    """`count` kills, in the order of the steps: each kind of place once or more, the rest at random times."""
+    """`count` kills, in the order of the steps: each kind of place once or more, the rest at random
+    times.
+    """
     first = [
         Kill(place=LAUNCH, delay=draw.uniform(0.05, 0.5)),
         Kill(place=DATA, delay=draw.uniform(0, 1)),
@@ -137,10 +145,12 @@ def run_killed(
     scratch: Path,
     env: dict[str, str],
 ) -> Iterator[Outcome]:
-    """Start a run and kill it, as often as there are kills, then let it end. command: of the n-th start, with `marks(scratch)`.
+    """Start a run and kill it, as often as there are kills, then let it end. command: of the n-th
+    start, with `marks(scratch)`.
 
-    A start that is refused, since the process before has not ended yet, is made again. One that comes to the end of the run is the
-    last. Raises RuntimeError when a start does not end as it should.
+    A start that is refused, since the process before has not ended yet, is made again. One that
+    comes to the end of the run is the last. Raises RuntimeError when a start does not end as it
+    should.
     """
     pending: list[Kill | None] = [*kills, None]
     for attempt in range(len(pending)):
@@ -220,7 +230,9 @@ def _is_there(process: subprocess.Popen[Any], kill: Kill, scratch: Path, log: Pa
 
 
 def _check(outcome: Outcome) -> None:
-    """The exit code: of a signal that came before the loop has begun, that of any process; 0 when the run came to its end."""
+    """The exit code: of a signal that came before the loop has begun, that of any process; 0 when
+    the run came to its end.
+    """
     kill = outcome.kill
     if kill is None:
         right = [0]

@@ -1,9 +1,10 @@
-"""Bytes that one rank sends in one optimizer step, and memory, for layouts side by side; computed from the config, nothing runs.
+"""Bytes that one rank sends in one optimizer step, and memory, for layouts side by side; computed
+from the config, nothing runs.
 
     python benchmarks/layout_traffic.py fsdp tp8 ddp+dp_replicate=8 -- run.num_processes=8 model=llama7b train.global_batch_size=64
 
-First the layouts: presets of conf/parallel, with values of `parallel` added by '+'. Behind '--' what they share. Give the global batch,
-so that all of them do the same work. GPUs have 80 GiB.
+First the layouts: presets of conf/parallel, with values of `parallel` added by '+'. Behind '--'
+what they share. Give the global batch, so that all of them do the same work. GPUs have 80 GiB.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from forge.config.world import Devices
 from forge.parallel.traffic import bytes_per_step
 
 MEMORY = 80 << 30
-"""Bytes of a GPU. How often gradients are reduced and weights gathered follows from the memory that there is."""
+"""Bytes of a GPU. How often gradients are reduced and weights gathered follows from the memory that
+there is.
+"""
 TECHNIQUES = ("fsdp", "hsdp", "ep", "tp", "loss", "cp", "pp")
 
 

@@ -1,9 +1,11 @@
-"""What forge's loop adds to a bare PyTorch loop: same model, batch size, clipping and fused AdamW, blocks of steps in turn.
+"""What forge's loop adds to a bare PyTorch loop: same model, batch size, clipping and fused AdamW,
+blocks of steps in turn.
 
     python benchmarks/loop_overhead.py > benchmarks/results/loop_overhead.md
 
-The bare loop reads one batch made beforehand and logs nothing. forge's loads its data, follows its schedule and
-logs at the default interval; its steps are timed from the end of one to the end of the next.
+The bare loop reads one batch made beforehand and logs nothing. forge's loads its data, follows its
+schedule and logs at the default interval; its steps are timed from the end of one to the end of the
+next.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ class Interleave(Callback):
 
 
 def measure(overrides: str, steps: int) -> tuple[int, list[float], list[float]]:
-    """(parameters, seconds of forge's steps, seconds of bare steps), the first two blocks of each left out."""
+    """(parameters, seconds of forge's steps, seconds of bare steps), the first two blocks of each
+    left out.
+    """
     with tempfile.TemporaryDirectory() as folder:
         config = forge.compose(
             [

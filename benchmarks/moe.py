@@ -1,10 +1,12 @@
-"""One mixture of experts against a dense feed-forward layer of as many active FLOPs: forward and backward, and what routing takes of it.
+"""One mixture of experts against a dense feed-forward layer of as many active FLOPs: forward and
+backward, and what routing takes of it.
 
     python benchmarks/moe.py > benchmarks/results/moe.md
 
-fp32 on a CPU; where there is a GPU, the experts in bf16 on it, and larger sizes. A dense layer is as wide as the experts of one token
-together. Layers take turns, one pass each, so that what else the machine does meets all of them. The pieces of a layer are timed
-alone, forward and backward, on what they get in it. `moe_exchange.py` times two ranks.
+fp32 on a CPU; where there is a GPU, the experts in bf16 on it, and larger sizes. A dense layer is
+as wide as the experts of one token together. Layers take turns, one pass each, so that what else
+the machine does meets all of them. The pieces of a layer are timed alone, forward and backward, on
+what they get in it. `moe_exchange.py` times two ranks.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ of the same sizes, and nothing else. In it: what they take within a pass, where 
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=21, help="passes of each layer that count")
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
     parser.add_argument("--small", action="store_true", help="one small size, on a CPU")

@@ -28,7 +28,9 @@ COLLECTIVES = ("_c10d_functional::all_to_all_single", "_c10d_functional::wait_te
 
 
 def over_ranks(cases: Sequence[Case], rounds: int) -> list[str]:
-    """A line for each case and kernel, as rank 0 of two gloo ranks finds it; each has a thread, and data of its own."""
+    """A line for each case and kernel, as rank 0 of two gloo ranks finds it; each has a thread, and
+    data of its own.
+    """
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         ranks = [
@@ -88,7 +90,9 @@ def together(work: Work, rounds: int) -> list[float]:
 
 
 def in_all_to_alls(profile: torch.profiler.profile, rounds: int) -> list[float]:
-    """Seconds of each pass that went by in all-to-alls, waiting for the other rank included. All passes have as many of them."""
+    """Seconds of each pass that went by in all-to-alls, waiting for the other rank included. All
+    passes have as many of them.
+    """
     events = profile.events()
     assert events is not None
     seconds = [
@@ -101,7 +105,9 @@ def in_all_to_alls(profile: torch.profiler.profile, rounds: int) -> list[float]:
 
 
 def exchanges(layer: MoE, x: torch.Tensor, group: dist.ProcessGroup) -> tuple[Work, int]:
-    """(the all-to-alls of a pass, forward and backward, and nothing else; bytes that this rank sends in it)."""
+    """(the all-to-alls of a pass, forward and backward, and nothing else; bytes that this rank
+    sends in it).
+    """
     section, routed = layer.section, layer.router(x.detach().flatten(0, 1))
     if section.capacity_factor:
         rows = capacity(

@@ -82,7 +82,9 @@ def dense(case: Case, device: torch.device) -> nn.Module:
 
 
 def experts(case: Case, kernel: str, device: torch.device) -> MoE:
-    """A mixture of experts, in training; its router, its counts and its sums are fp32 and int64 in any case."""
+    """A mixture of experts, in training; its router, its counts and its sums are fp32 and int64 in
+    any case.
+    """
     torch.manual_seed(0)
     section = MoEConfig(
         num_experts=case.experts, top_k=case.top_k, ffn_hidden_dim=case.width, **KERNELS[kernel]

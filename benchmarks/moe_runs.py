@@ -1,10 +1,12 @@
-"""A mixture of experts beside a dense model of as many active FLOPs a token, on the default recipe, its load evened in several ways.
+"""A mixture of experts beside a dense model of as many active FLOPs a token, on the default recipe,
+its load evened in several ways.
 
     python benchmarks/moe_runs.py --runs DIR --seeds 42 1 2 > benchmarks/results/moe_runs.md
 
-The rate of the selection bias is chosen among --rates by shorter trials, their schedule fitted to their steps: the one with the lowest
-load of the busiest expert, over the second half of the trial. Runs go one after another, each on one thread. Words behind `--` are
-overrides that all runs share. Runs that DIR has finished already are not run again.
+The rate of the selection bias is chosen among --rates by shorter trials, their schedule fitted to
+their steps: the one with the lowest load of the busiest expert, over the second half of the trial.
+Runs go one after another, each on one thread. Words behind `--` are overrides that all runs share.
+Runs that DIR has finished already are not run again.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ SHOWN = {
 }
 POINTS = 16
 AT = (1, 4, 8, 12, 16)
-"""At which sixteenths of a run the table shows it: means over the sixteenth that ends there, and the evaluation there."""
+"""At which sixteenths of a run the table shows it: means over the sixteenth that ends there, and
+the evaluation there.
+"""
 ABOUT = """Loads are shares of the even load, of the experts of one step, as means over steps and layers. Numbers of training are
 means over the {window} steps up to the one named. Nothing is dropped in validation. Scaled: the weights of a token's two experts add
 up to 2 instead of 1, so that two experts give what the two halves of a dense layer give, and not half of it."""
@@ -58,7 +62,7 @@ up to 2 instead of 1, so that two experts give what the two halves of a dense la
 
 def main() -> None:
     """Run what is missing, then print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--runs", type=Path, required=True, help="where the runs are kept")
     parser.add_argument(
         "--steps", type=int, default=1600, help=f"of each run, a multiple of {POINTS}"
@@ -135,7 +139,9 @@ def composed(name: str, rate: float, shared: Sequence[str]) -> tuple[Decoder, in
 
 
 def equal_flops(shared: Sequence[str]) -> str:
-    """FLOPs and parameters of all models, in a table; exits unless all spend the same on a token, routers aside."""
+    """FLOPs and parameters of all models, in a table; exits unless all spend the same on a token,
+    routers aside.
+    """
     lines = [
         "| run | parameters | active parameters | FLOPs a token | of routers | without them |",
         "| --- |" + " ---: |" * 5,

@@ -1,4 +1,5 @@
-"""Seconds that `forge.report` and `forge.status` take on sweeps of 1,000 points with invented curves, and the size of what they write.
+"""Seconds that `forge.report` and `forge.status` take on sweeps of 1,000 points with invented
+curves, and the size of what they write.
 
 python benchmarks/report_scale.py > benchmarks/results/report_scale.md
 """
@@ -29,7 +30,9 @@ LOGS, EVERY, TIMES = 500, 10, 3
 
 
 class Many(Example):
-    """An example whose points share one composition, in which only learning rate and weight decay are replaced."""
+    """An example whose points share one composition, in which only learning rate and weight decay
+    are replaced.
+    """
 
     def _made(self, overrides: Sequence[str], seed: int, arm: str | None) -> Point:
         shared, key = tuple(self.common), (*self.common, *overrides)

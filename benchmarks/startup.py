@@ -1,4 +1,5 @@
-"""Seconds from the shell to the end of the first step, with the prepared data in the cache and without it.
+"""Seconds from the shell to the end of the first step, with the prepared data in the cache and
+without it.
 
 python benchmarks/startup.py > benchmarks/results/startup.md
 """
@@ -18,7 +19,9 @@ import torch
 
 
 def first_step(cache: str) -> tuple[float, float]:
-    """(seconds to the first logged step, seconds to the end of a run of one step without evaluation)."""
+    """(seconds to the first logged step, seconds to the end of a run of one step without
+    evaluation).
+    """
     with tempfile.TemporaryDirectory() as folder:
         overrides = [
             "train.max_steps=1",

@@ -1,10 +1,12 @@
-"""The search behind `model=tiny train=quick`: the lowest validation bits per byte for a fixed amount of arithmetic.
+"""The search behind `model=tiny train=quick`: the lowest validation bits per byte for a fixed
+amount of arithmetic.
 
     python benchmarks/tiny_search.py --tflops 12 > benchmarks/results/tiny_search.md
 
-Every candidate trains for as many steps as the same number of FLOPs allow, by `Decoder.flops_per_token`. So what else the machine does
-changes nothing in the table, and candidates run side by side, a core each. 12 TFLOP are about what two cores do in 85 seconds
-(140 GFLOP/s). The best candidate is run again with two more seeds.
+Every candidate trains for as many steps as the same number of FLOPs allow, by
+`Decoder.flops_per_token`. So what else the machine does changes nothing in the table, and
+candidates run side by side, a core each. 12 TFLOP are about what two cores do in 85 seconds (140
+GFLOP/s). The best candidate is run again with two more seeds.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
         ...
 
     def train(config: Config) -> Result:
-        """Train and return how it ended. Raises ConfigError, RuntimeError when the run fails, KeyboardInterrupt."""
+        """Train and return how it ended. Raises ConfigError, RuntimeError when the run fails,
+        KeyboardInterrupt.
+        """
         ...
 
 

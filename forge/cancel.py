@@ -1,4 +1,6 @@
-"""`python -m forge.cancel SWEEP [NUMBER ...]`: end points of a sweep, or a run: here, or in Slurm's queue. What runs is saved."""
+"""`python -m forge.cancel SWEEP [NUMBER ...]`: end points of a sweep, or a run: here, or in Slurm's
+queue. What runs is saved.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from forge.status import named, parser, points_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Say what was ended; 1 when something could not be reached from here, 2 for what is neither a sweep nor a run."""
+    """Say what was ended; 1 when something could not be reached from here, 2 for what is neither a
+    sweep nor a run.
+    """
     description = "End points of a sweep, or all of it, or a run. What runs saves first, and goes on with the same command again."
     options = cli.parse(
         parser("forge.cancel", description, "of points; none = all that are not done"), argv

@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(run_dir: Path) -> list[dict[str, Any]]:
-    """step, time, reason, bytes, metrics, best, weights_only and fault (null when it can be used) of every checkpoint.
+    """step, time, reason, bytes, metrics, best, weights_only and fault (null when it can be used)
+    of every checkpoint.
 
     Raises CheckpointError for no run.
     """

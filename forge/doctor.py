@@ -1,4 +1,6 @@
-"""`python -m forge.doctor [overrides]`: what this machine has, lacks or has set up badly, each with what to do."""
+"""`python -m forge.doctor [overrides]`: what this machine has, lacks or has set up badly, each with
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ABOUT = "Python, torch, GPUs, Slurm, disk, threads and paths: ok, warn or missin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the findings; exit 0 when nothing is missing that a plain run on the CPU needs, else 1; 2 for a wrong override."""
+    """Print the findings; exit 0 when nothing is missing that a plain run on the CPU needs, else 1;
+    2 for a wrong override.
+    """
     try:
         from forge.config import cli, help
     except Exception as error:  # without Hydra and OmegaConf the rest can still be looked at

@@ -20,7 +20,9 @@ from forge.config.unknown import unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print value, origin, meaning, bounds and rules of each key, and exit 0; or all problems, and exit 2."""
+    """Print value, origin, meaning, bounds and rules of each key, and exit 0; or all problems, and
+    exit 2.
+    """
     arguments = cli.parser(
         "forge.explain",
         "The value of an option, where it comes from, what it means and which rules read it.",
@@ -63,7 +65,7 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
         ]
         return "\n".join(
             [
-                f"{key}={choice}   ({type(value).__name__}: {(type(value).__doc__ or '').strip()})",
+                f"{key}={choice}   ({type(value).__name__}: {' '.join((type(value).__doc__ or '').split())})",
                 *names,
             ]
         )

@@ -11,7 +11,9 @@ from forge.launch import saved
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the prompt with its continuation; exit 2 for a run that has no checkpoint, or a broken one."""
+    """Print the prompt with its continuation; exit 2 for a run that has no checkpoint, or a broken
+    one.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m forge.generate",
         description="Continue a text with the newest checkpoint of a run.",

@@ -1,4 +1,6 @@
-"""`python -m forge.parity a="..." b="..." [overrides]`: whether two layouts compute the same numbers."""
+"""`python -m forge.parity a="..." b="..." [overrides]`: whether two layouts compute the same
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Words:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare; exit 0 when both sides are equal, 1 when they are not or one failed, 2 when a configuration is refused."""
+    """Compare; exit 0 when both sides are equal, 1 when they are not or one failed, 2 when a
+    configuration is refused.
+    """
     description = "Train the same model twice, a few steps of plain SGD on the same batches, and compare weights, losses and gradients."
     arguments = cli.parser("forge.parity", description, takes="WORD")
     arguments.epilog = 'words: a="overrides" b="overrides" of the two sides; steps=5 dtype=float64 (or float32) lr=0.1; overrides of both'
@@ -114,7 +118,9 @@ def _compare(folder: Path, side: Resolution, dtype: str) -> int:
 
 
 def read(words: Sequence[str]) -> Words:
-    """Take the words apart. Raises ConfigError for a side that is missing or given twice, and a number that cannot be."""
+    """Take the words apart. Raises ConfigError for a side that is missing or given twice, and a
+    number that cannot be.
+    """
     found: dict[str, str] = {}
     common, problems = [], []
     for word in words:
@@ -165,7 +171,9 @@ def read(words: Sequence[str]) -> Words:
 
 
 def resolved(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolution]:
-    """Both sides, with the same global batch. Raises ConfigError with the problems of both, and where they do not read the same."""
+    """Both sides, with the same global batch. Raises ConfigError with the problems of both, and
+    where they do not read the same.
+    """
     sides = _sides(words, config_dirs, ())
     sizes = {side.config.train.global_batch_size or 1 for side in sides.values()}
     given = any(

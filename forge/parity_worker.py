@@ -1,4 +1,6 @@
-"""`python -m forge.parity_worker FOLDER`: one rank of one side of forge.parity. The main rank leaves what was computed in the folder."""
+"""`python -m forge.parity_worker FOLDER`: one rank of one side of forge.parity. The main rank
+leaves what was computed in the folder.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from forge.worker import die_with_parent, end_on_interrupt, is_lost_peer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the folder's config says; the exit code is 0, 1 for a failure, 2 for the user's mistake."""
+    """Measure what the folder's config says; the exit code is 0, 1 for a failure, 2 for the user's
+    mistake.
+    """
     folder = Path((sys.argv[1:] if argv is None else argv)[0])
     try:
         _measure(folder)
@@ -59,7 +63,8 @@ def _measure(folder: Path) -> None:
     from forge.training.device import set_up
     from forge.training.parity import measure
 
-    # Tensors are put together here and nowhere else in this process: that it takes two collectives is nobody's concern.
+    # Tensors are put together here and nowhere else in this process: that it takes two collectives
+    # is nobody's concern.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     config, how = serialize.load_own(folder), read_json(folder / "parity.json")
     device = set_up(config)

@@ -1,4 +1,6 @@
-"""`python -m forge.report SWEEP`: what each arm of a sweep reached, how it differs from the baseline, and what failed."""
+"""`python -m forge.report SWEEP`: what each arm of a sweep reached, how it differs from the
+baseline, and what failed.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ def _main(options, meeting: Meeting | None) -> int:
 
 
 def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
-    """The overrides a run goes on with: its own, then `typed`. Raises ConfigError for what is no run, or needs trust that was not typed."""
+    """The overrides a run goes on with: its own, then `typed`. Raises ConfigError for what is no
+    run, or needs trust that was not typed.
+    """
     if not stored.is_run(run_dir):
         what = f"{run_dir} is no run directory: " + (
             "it has no config.yaml." if os.path.exists(run_dir) else "there is no such directory."
@@ -118,7 +120,8 @@ def _check_reach(
     composed: DictConfig,
     config: Config,
 ) -> None:
-    """Refuse commands of a job, folders outside of the run and values of the environment that nobody typed.
+    """Refuse commands of a job, folders outside of the run and values of the environment that
+    nobody typed.
 
     They are those of a directory, or of files that it names.
     """
@@ -139,7 +142,9 @@ def _check_reach(
 
 
 def _asks(run_dir: Path, words: Sequence[str], what: str, key: Sequence[str] = ()) -> ConfigError:
-    """What only who types it may decide, with the command that does. key: of its words, those that are the problem."""
+    """What only who types it may decide, with the command that does. key: of its words, those that
+    are the problem.
+    """
     command = shlex.join(["python", "-m", "forge.resume", str(run_dir), *dict.fromkeys(words)])
     problem = Problem(
         key=" ".join(key or words),
@@ -151,9 +156,11 @@ def _asks(run_dir: Path, words: Sequence[str], what: str, key: Sequence[str] = (
 
 
 def _outdone(own: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """The run's own overrides without the values inside a group of which another option is chosen now.
+    """The run's own overrides without the values inside a group of which another option is chosen
+    now.
 
-    run.allow_change is said each time, or one change that was allowed would let all later ones pass.
+    run.allow_change is said each time, or one change that was allowed would let all later ones
+    pass.
     """
     groups = {
         text.lstrip("+").partition("=")[0]

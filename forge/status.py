@@ -1,4 +1,6 @@
-"""`python -m forge.status SWEEP`: how far each point has come; of one point, or a single run, its logs too."""
+"""`python -m forge.status SWEEP`: how far each point has come; of one point, or a single run, its
+logs too.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def named(options: argparse.Namespace, prog: str) -> tuple[Path, list[int]]:
 def points_of(
     place: Path, numbers: Sequence[int] = ()
 ) -> tuple[SweepDirectory | None, list[Point]]:
-    """The points of a sweep with these numbers, or all; a single run counts as one. Raises ConfigError."""
+    """The points of a sweep with these numbers, or all; a single run counts as one. Raises
+    ConfigError.
+    """
     if is_run(place) and not numbers:
         return None, [Point(number=0, hash="", slug=place.name, path=place.resolve(), overrides=())]
     sweep = find_sweep(place)
@@ -266,7 +270,9 @@ def logs_of(point: Point) -> list[Path]:
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells below one another, each ended by an ellipsis where the terminal ends; empty columns are left out."""
+    """Lines of cells below one another, each ended by an ellipsis where the terminal ends; empty
+    columns are left out.
+    """
     kept = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
     widths = {i: max(len(line[i]) for line in cells) for i in kept}
     lines = ["  ".join(line[i].ljust(widths[i]) for i in kept).rstrip() for line in cells]

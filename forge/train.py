@@ -66,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def on_ranks(verb: Callable[[Meeting | None], int]) -> int:
-    """Do what was typed; of the ranks that torchrun or srun has started only the main one does, and tells the others what came of it."""
+    """Do what was typed; of the ranks that torchrun or srun has started only the main one does, and
+    tells the others what came of it.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see forge.launch.local.heard
 
@@ -97,10 +99,12 @@ def _answer(arguments: argparse.ArgumentParser, argv: list[str], meeting: Meetin
 
 
 def train(config: Config) -> Result:
-    """Train a composed config and return how it ended; a run that a signal stopped has the status "stopped".
+    """Train a composed config and return how it ended; a run that a signal stopped has the status
+    "stopped".
 
-    With the run.dir of a run, that one goes on. Raises ConfigError (a ValueError) when it is refused, RuntimeError when
-    the run fails, KeyboardInterrupt when SIGINT came before it had begun.
+    With the run.dir of a run, that one goes on. Raises ConfigError (a ValueError) when it is
+    refused, RuntimeError when the run fails, KeyboardInterrupt when SIGINT came before it had
+    begun.
     """
     if not isinstance(config, Config):
         raise TypeError(
@@ -165,7 +169,9 @@ def _sweep(options, meeting: Meeting | None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A run directory, the worker's exit code, and, where the directory was removed again, what the run was refused for."""
+    """A run directory, the worker's exit code, and, where the directory was removed again, what the
+    run was refused for.
+    """
 
     run_dir: Path
     code: int
@@ -181,8 +187,8 @@ def launch(
 ) -> Ended:
     """Make the run directory, or take up the one there is, and train in it.
 
-    A fresh one is removed when the run is refused before its first step, as for data that cannot be read. meeting: of the ranks
-    that another launcher has started, of which this is the main one.
+    A fresh one is removed when the run is refused before its first step, as for data that cannot be
+    read. meeting: of the ranks that another launcher has started, of which this is the main one.
     """
     hopeless = [
         replace(warning, warning=False)
@@ -246,7 +252,9 @@ def is_job(config: Config) -> bool:
 
 
 def _show(options) -> int:
-    """Print the composed config; with -m that of each point, or of all trials, as YAML documents one after the other."""
+    """Print the composed config; with -m that of each point, or of all trials, as YAML documents
+    one after the other.
+    """
     if not options.multirun:
         print(_yaml(options.overrides, options), end="")
         return 0

@@ -1,4 +1,6 @@
-"""`python -m forge.worker RUN_DIR [TRUSTED ...]`: one rank of a run. It reads the directory and composes nothing."""
+"""`python -m forge.worker RUN_DIR [TRUSTED ...]`: one rank of a run. It reads the directory and
+composes nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,18 @@ REASONS = {
 REASONS["patience"] = "there was no improvement for eval.patience evaluations"
 LOWER = "lower train.batch_size (train.global_batch_size keeps the batch of a step), train.seq_len or the model; "
 LOWER += "train.activation_checkpointing=full and objective.loss_fn=chunked_cross_entropy need less memory too"
-# What torch says, in errors of several types, when the other side of a collective is gone, or is not heard.
+# What torch says, in errors of several types, when the other side of a collective is gone, or is
+# not heard.
 LOST = re.compile(r"gloo[/:]|NCCL|Connection closed by peer|Timed out waiting")
 NO_REASON = "another rank is gone, or does not answer, and has not said why; what started it may know, or its log"
 
 
 def main(argv: Sequence[str] | None = None, meeting: Meeting | None = None) -> int:
-    """Train what the run directory says; the exit code is 0, 1 for a failure, 2 for the user's mistake, 128+n for a signal.
+    """Train what the run directory says; the exit code is 0, 1 for a failure, 2 for the user's
+    mistake, 128+n for a signal.
 
-    What it may build comes from who starts it, never from the directory: the prefixes that the command trusts are its arguments.
+    What it may build comes from who starts it, never from the directory: the prefixes that the
+    command trusts are its arguments.
     """
     place, *trust = sys.argv[1:] if argv is None else argv
     run_dir = Path(place).resolve()
@@ -58,7 +63,9 @@ def main(argv: Sequence[str] | None = None, meeting: Meeting | None = None) -> i
 
 
 def together(found: Started, lead: Callable[[Meeting], int], meeting: Meeting) -> int:
-    """One rank of those that torchrun or srun started: the main one does what `lead` says, which may end in `main`; the others follow."""
+    """One rank of those that torchrun or srun started: the main one does what `lead` says, which
+    may end in `main`; the others follow.
+    """
     os.environ.update({**threads.of_task(os.environ), **found.environment()})
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()  # torchrun itself asks for no such thing
@@ -202,7 +209,9 @@ def _train(run_dir: Path, trust: Sequence[str], meeting: Meeting | None, report:
 
 
 class Report:
-    """Says why this rank fails, once and as early as it is known: in error.json, unless another rank has, and on the terminal."""
+    """Says why this rank fails, once and as early as it is known: in error.json, unless another
+    rank has, and on the terminal.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -215,7 +224,9 @@ class Report:
         self._loop, self._first = loop, loop.state.step
 
     def __call__(self, error: BaseException, step: int | None = None) -> int:
-        """The exit code. step: where the run ended, when the reason is known but nothing was raised."""
+        """The exit code. step: where the run ended, when the reason is known but nothing was
+        raised.
+        """
         if self.code is None and isinstance(error, Exception):
             self.code = self._tell(error, step)
         return FAILED if self.code is None else self.code
@@ -260,7 +271,9 @@ class Report:
         return code
 
     def _has_begun(self) -> bool:
-        """Whether there is something to go on with: this start has made a step, or there was one before it."""
+        """Whether there is something to go on with: this start has made a step, or there was one
+        before it.
+        """
         if self._loop is not None and self._loop.state.step > self._first:
             return True
         return sum(line.get("event") == "start" for line in attempts.read(self.run_dir)) > (
@@ -269,13 +282,17 @@ class Report:
 
 
 def _raised_by_forge(error: BaseException) -> bool:
-    """Whether forge itself says what is wrong; an error of torch or of a user's code may need its traceback."""
+    """Whether forge itself says what is wrong; an error of torch or of a user's code may need its
+    traceback.
+    """
     last = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     return Path(*last).is_relative_to(Path(__file__).parent)
 
 
 def _words(error: Exception, trace: str, step: int | None, who: str) -> str:
-    """What the terminal is told: the message alone where it says what to do, else the traceback before it."""
+    """What the terminal is told: the message alone where it says what to do, else the traceback
+    before it.
+    """
     said = str(error)
     if _is_out_of_memory(error):
         said = f"out of memory: {LOWER}.\n{error}"
@@ -294,7 +311,9 @@ def _words(error: Exception, trace: str, step: int | None, who: str) -> str:
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is that of a collective whose other side is gone or does not answer."""
+    """Whether an error, or what caused it, is that of a collective whose other side is gone or does
+    not answer.
+    """
     while error is not None:
         if (
             type(error).__module__.startswith("torch") and type(error).__name__.startswith("Dist")
@@ -359,7 +378,9 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent does, so that a killed parent leaves no rank behind."""
+    """Ask Linux to end this process when its parent does, so that a killed parent leaves no rank
+    behind.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
         parent = os.environ.pop(PARENT, None)
@@ -368,16 +389,20 @@ def die_with_parent() -> None:
 
 
 def end_on_interrupt() -> None:
-    """Until the loop listens, SIGINT ends the process as SIGTERM does: some imports catch every exception.
+    """Until the loop listens, SIGINT ends the process as SIGTERM does: some imports catch every
+    exception.
 
-    One that came while Python was starting acts now, without a traceback: who started this process has it held back.
+    One that came while Python was starting acts now, without a traceback: who started this process
+    has it held back.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def leave(code: int) -> NoReturn:
-    """End this process; of several ranks one that failed at once, since Python would wait for threads that wait for the others."""
+    """End this process; of several ranks one that failed at once, since Python would wait for
+    threads that wait for the others.
+    """
     if ranks() > 1 and code in (FAILED, REFUSED):
         logging.shutdown()
         sys.stdout.flush()

@@ -18,7 +18,8 @@ ASIDE = (*OF_ALL, "run")
 
 
 def columns(points: Sequence[Point]) -> dict[str, list[str]]:
-    """The cells of each key that points of one arm differ in or a command varied, a point each; '' where it was not typed.
+    """The cells of each key that points of one arm differ in or a command varied, a point each; ''
+    where it was not typed.
 
     Whatever tells one arm of an ablation from another is told by its name.
     """

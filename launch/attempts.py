@@ -40,7 +40,9 @@ def ended(run_dir: Path, *, status: str, reason: str, step: int | None) -> None:
 
 
 def reached(run_dir: Path) -> int:
-    """The last step that the run is known to have saved: it went on from there, or ended there of its own."""
+    """The last step that the run is known to have saved: it went on from there, or ended there of
+    its own.
+    """
     own = [
         line
         for line in read(run_dir)

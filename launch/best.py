@@ -21,13 +21,17 @@ MAXIMIZE = "maximize"
 
 
 def is_higher_better(metric: str, sweepers: Iterable[Mapping[str, Any]] = ()) -> bool:
-    """Whether more is better: as a search for the metric was told, else as is known of our own. sweepers: that section of its runs."""
+    """Whether more is better: as a search for the metric was told, else as is known of our own.
+    sweepers: that section of its runs.
+    """
     told = next((direction for one in sweepers if (direction := one.get("direction"))), None)
     return told == MAXIMIZE if told else metric.rpartition("/")[2] in BEST_HIGH
 
 
 def best(sweep: Path, done: Sequence[Point]) -> tuple[Point, str, float] | None:
-    """The best of the points of a sweep that are done, its objective and the value; None where they have not one and the same."""
+    """The best of the points of a sweep that are done, its objective and the value; None where they
+    have not one and the same.
+    """
     found = [(point, *known) for point in done if (known := _objective(point.path))]
     names = {name for _, name, _ in found}
     finite = [one for one in found if math.isfinite(one[2])]

@@ -1,4 +1,6 @@
-"""What a run directory does not decide by itself, since it reaches beyond the run: code, commands and places; who types a command does."""
+"""What a run directory does not decide by itself, since it reaches beyond the run: code, commands
+and places; who types a command does.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,17 @@ def without_consent(overrides: Sequence[str]) -> list[str]:
 
 
 def reaching(config: Mapping[str, Any]) -> list[str]:
-    """The options of a config, given as plain data, that are commands for its job, or folders outside of the run directory."""
+    """The options of a config, given as plain data, that are commands for its job, or folders
+    outside of the run directory.
+    """
     commands = [key for key in COMMANDS if _at(config, key)]
     return commands + [key for key in FOLDERS if leads_out(str(_at(config, key) or ""))]
 
 
 def looking_up(config: Mapping[str, Any], above: str = "") -> list[str]:
-    """The options of a composed config, given as plain data with its interpolations, that may have a value of the environment."""
+    """The options of a composed config, given as plain data with its interpolations, that may have
+    a value of the environment.
+    """
     found = []
     for name, value in config.items():
         key = f"{above}{name}"
@@ -56,7 +62,9 @@ def looks_up(text: str) -> bool:
 
 
 def behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The overrides that may have set these options: their own, those of all below one, and directories that have files which do."""
+    """The overrides that may have set these options: their own, those of all below one, and
+    directories that have files which do.
+    """
     keys = tuple(f"{key}." for key in (SEARCH, *options))
     said = [(text, f"{key_of(text)}.") for text in overrides if options]
     return [
@@ -67,7 +75,9 @@ def behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 
 def unsaid(overrides: Sequence[str], typed: Sequence[str], config_dirs: Sequence[str]) -> list[str]:
-    """Those of the overrides that are not typed: any value of the same option counts, and each directory of the search path."""
+    """Those of the overrides that are not typed: any value of the same option counts, and each
+    directory of the search path.
+    """
     known = {key_of(text) for text in typed}
     folders = {
         absolute(entry)
@@ -83,7 +93,9 @@ def unsaid(overrides: Sequence[str], typed: Sequence[str], config_dirs: Sequence
 
 
 def searched(text: str) -> list[str]:
-    """The entries of a search path as Hydra reads them, which takes `pkg\\://` for `pkg://`; none of any other override."""
+    """The entries of a search path as Hydra reads them, which takes `pkg\\://` for `pkg://`; none
+    of any other override.
+    """
     from hydra.core.override_parser.types import Override
 
     from forge.config.grammar import read

@@ -1,4 +1,6 @@
-"""The run directory: made once by the parent, changed by it when the run goes on, read by every worker."""
+"""The run directory: made once by the parent, changed by it when the run goes on, read by every
+worker.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ PROLONGING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a run ended: status, reason, final metrics, and the value of run.objective (None when it was never logged)."""
+    """How a run ended: status, reason, final metrics, and the value of run.objective (None when it
+    was never logged).
+    """
 
     run_dir: Path
     status: str
@@ -52,7 +56,9 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What runs that are made together have in common: their provenance, and the changes of the working tree."""
+    """What runs that are made together have in common: their provenance, and the changes of the
+    working tree.
+    """
 
     provenance: dict[str, Any]
     diff: str
@@ -65,7 +71,8 @@ def made_now() -> Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What there was where a run directory is to be made. fresh: no run. names: in the directory, when it was there.
+    """What there was where a run directory is to be made. fresh: no run. names: in the directory,
+    when it was there.
 
     absent: folders that were not there, the deepest first.
     """
@@ -75,7 +82,9 @@ class Before:
     absent: tuple[Path, ...]
 
     def restore(self, run_dir: Path) -> None:
-        """Take back a fresh run directory of which nothing is worth keeping, unless another process has just begun to work in it."""
+        """Take back a fresh run directory of which nothing is worth keeping, unless another process
+        has just begun to work in it.
+        """
         with suppress(OSError, Held), Lock(run_dir).acquire():
             for path in [path for path in run_dir.iterdir() if path.name not in (self.names or ())]:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -100,7 +109,9 @@ def prepare(
     config_dirs: Sequence[str] = (),
     made: Made | None = None,
 ) -> tuple[Path, list[Change]]:
-    """The directory of a run that is to start or to go on, with all that its worker reads; and what changes. Raises ConfigError."""
+    """The directory of a run that is to start or to go on, with all that its worker reads; and what
+    changes. Raises ConfigError.
+    """
     given = resolution.config.run.dir
     if given is not None and is_run(Path(given)):
         path = Path(given).resolve()
@@ -117,8 +128,8 @@ def create(
 ) -> tuple[Path, Config]:
     """Make the directory and write the resolved config, overrides, provenance and warnings into it.
 
-    config.yaml comes last and makes it a run. made: with what, where many runs are made at once. Raises ConfigError when the
-    directory cannot be made.
+    config.yaml comes last and makes it a run. made: with what, where many runs are made at once.
+    Raises ConfigError when the directory cannot be made.
     """
     config, made = resolution.config, made or made_now()
     path = (
@@ -155,10 +166,12 @@ def create(
 def go_on(
     path: Path, resolution: Resolution, *, overrides: Sequence[str], config_dirs: Sequence[str] = ()
 ) -> list[Change]:
-    """Keep what changes in a run that goes on as config.N.yaml, with its overrides and the list of changes, which is returned.
+    """Keep what changes in a run that goes on as config.N.yaml, with its overrides and the list of
+    changes, which is returned.
 
-    A version that the run never started with gives way. Which changes are allowed is a matter of the rules. Raises ConfigError
-    when another process works in the directory, or it cannot be written.
+    A version that the run never started with gives way. Which changes are allowed is a matter of
+    the rules. Raises ConfigError when another process works in the directory, or it cannot be
+    written.
     """
     config = replace(resolution.config, run=replace(resolution.config.run, dir=str(path)))
     config.freeze()
@@ -206,7 +219,9 @@ def changed(run_dir: Path, since: str = "") -> list[Change]:
 
 
 def finished(run_dir: Path) -> Result | None:
-    """The result of a run that has nothing left to do: it finished, and nothing that ended it was changed since."""
+    """The result of a run that has nothing left to do: it finished, and nothing that ended it was
+    changed since.
+    """
     result = read_result(run_dir)
     if result is None or result.status != "finished":
         return None
@@ -223,7 +238,8 @@ def finished(run_dir: Path) -> Result | None:
 
 
 def run_id(run_dir: Path) -> str:
-    """What tells this run from every other, wherever its directory is moved; also in each of its checkpoints.
+    """What tells this run from every other, wherever its directory is moved; also in each of its
+    checkpoints.
 
     Raises ValueError when no file has it any more.
     """
@@ -323,7 +339,9 @@ def _drop_versions(path: Path, *, above: int) -> None:
 
 
 def write_first(path: Path, content: Any) -> bool:
-    """Write JSON unless the file is there already; whether it was written. Of several processes one succeeds."""
+    """Write JSON unless the file is there already; whether it was written. Of several processes one
+    succeeds.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
     try:
@@ -345,7 +363,9 @@ def _write_version(
 
 
 def _remove(made: Sequence[Path]) -> None:
-    """Take back the directories of a run that could not be made, the deepest first; above it only what is empty."""
+    """Take back the directories of a run that could not be made, the deepest first; above it only
+    what is empty.
+    """
     if made:
         shutil.rmtree(made[0], ignore_errors=True)
     for folder in made[1:]:

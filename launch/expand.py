@@ -1,4 +1,6 @@
-"""The points that overrides with several values stand for, in Hydra's order: the last key that was typed varies fastest."""
+"""The points that overrides with several values stand for, in Hydra's order: the last key that was
+typed varies fastest.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ AS_RANGE = "{key}=range(START, STOP[, STEP]), with STOP beyond START"
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """The overrides of one point, and of them what varies, by key, and what its arm of an ablation is made of."""
+    """The overrides of one point, and of them what varies, by key, and what its arm of an ablation
+    is made of.
+    """
 
     overrides: tuple[str, ...]
     varied: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +54,9 @@ class Combination:
 
 @dataclass(kw_only=True)
 class Grid:
-    """Choices by key as it was typed: one where it is the same in all points. problems: of what cannot vary."""
+    """Choices by key as it was typed: one where it is the same in all points. problems: of what
+    cannot vary.
+    """
 
     choices: dict[str, list[str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -87,7 +93,8 @@ def grid(
 ) -> Grid:
     """What each key may be.
 
-    params: of the sweeper, below what was typed. library: for a glob of a group's options. written_at: tells where a parameter is.
+    params: of the sweeper, below what was typed. library: for a glob of a group's options.
+    written_at: tells where a parameter is.
     """
     found, typed = Grid(), dict[str, str]()
     below = [(f"{key}={value}", of_params(key, written_at)) for key, value in params.items()]
@@ -117,7 +124,9 @@ def grid(
 
 
 def expand(found: Grid, ablation: Ablation | None = None) -> list[Combination]:
-    """Every combination; of an ablation, arm by arm, the baseline first, each with all others and then with its seeds."""
+    """Every combination; of an ablation, arm by arm, the baseline first, each with all others and
+    then with its seeds.
+    """
     arms = (
         dict(sorted(ablation.arms.items(), key=lambda arm: arm[0] != ablation.baseline))
         if ablation
@@ -149,7 +158,9 @@ def contradictions(
     ablation: Ablation,
     written_at: Callable[[str], str] = typed_at,
 ) -> list[Problem]:
-    """What is typed, or varies, and an arm or the seeds of an ablation set as well; and what no arm can set."""
+    """What is typed, or varies, and an arm or the seeds of an ablation set as well; and what no arm
+    can set.
+    """
     typed = {
         key_of(f"{key}="): (f"{key}={value}", of_params(key, written_at))
         for key, value in params.items()
@@ -182,7 +193,9 @@ def contradictions(
 
 
 def _unfit_for_arm(text: str, after: Sequence[str]) -> tuple[str, str] | None:
-    """Why an override of an arm counts for nothing, or for too much, and what to do. after: those that follow it in the arm."""
+    """Why an override of an arm counts for nothing, or for too much, and what to do. after: those
+    that follow it in the arm.
+    """
     key, override = key_of(text), read(ours(text))
     if key == "seed":
         return (

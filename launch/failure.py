@@ -10,7 +10,8 @@ from typing import Any
 from forge.config.stored import fields_of, read_json
 from forge.launch.directory import ERROR, resume_command, short, write_first
 
-PATIENCE = 3.0  # seconds that a rank which has lost another waits for that one, or its launcher, to say why
+# seconds that a rank which has lost another waits for that one, or its launcher, to say why
+PATIENCE = 3.0
 
 
 def record(
@@ -24,7 +25,8 @@ def record(
     trace: str = "",
     refused: bool = False,
 ) -> bool:
-    """Keep the reason unless there is one; whether it was kept. said: what the terminal is told. code: for the process to exit with.
+    """Keep the reason unless there is one; whether it was kept. said: what the terminal is told.
+    code: for the process to exit with.
 
     refused: it is a mistake that forge has found before the first step. Raises OSError.
     """

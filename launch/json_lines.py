@@ -27,7 +27,9 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All lines, oldest first; one that a kill left unfinished is left out, and an absent file has none. Raises ConfigError."""
+    """All lines, oldest first; one that a kill left unfinished is left out, and an absent file has
+    none. Raises ConfigError.
+    """
     try:
         return list(parsed(read_text(path, most=LARGEST, errors="replace").splitlines()))
     except FileNotFoundError:

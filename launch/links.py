@@ -1,4 +1,6 @@
-"""Symbolic links that lead out of a run directory: where one is, what forge writes inside would be written over other files."""
+"""Symbolic links that lead out of a run directory: where one is, what forge writes inside would be
+written over other files.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ OTHER_DISK = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, fo
 
 
 def check(folder: Path, apart: Collection[str] = ()) -> None:
-    """Raise ConfigError with every link below a directory that leads out of it, which may itself be reached by one.
+    """Raise ConfigError with every link below a directory that leads out of it, which may itself be
+    reached by one.
 
     A directory in it that cannot be listed may hide one, and is refused too.
     apart: its folders of directories that are looked at by themselves.

@@ -28,7 +28,9 @@ PARENT = "FORGE_PARENT"  # tells a worker the process that started it
 
 
 def search_path() -> str:
-    """PYTHONPATH of a worker: where this process imports from, beyond Python's own folders, so that a user's package is found there too."""
+    """PYTHONPATH of a worker: where this process imports from, beyond Python's own folders, so that
+    a user's package is found there too.
+    """
     library = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     own = [
         os.path.join(path, "")
@@ -41,9 +43,11 @@ def search_path() -> str:
 
 
 def heard() -> list[int]:
-    """The signals that stop a run: none that is ignored, as nohup does with SIGHUP, but SIGINT always.
+    """The signals that stop a run: none that is ignored, as nohup does with SIGHUP, but SIGINT
+    always.
 
-    A shell ignores SIGINT for what a script starts in the background; who sends it to such a command still means it.
+    A shell ignores SIGINT for what a script starts in the background; who sends it to such a
+    command still means it.
     """
     return [
         number
@@ -55,8 +59,9 @@ def heard() -> list[int]:
 class Ranks:
     """The ranks of a run directory, as processes of their own.
 
-    When one ends badly the others have GRACE seconds to end too; then they are killed. What any but the main rank says goes to its
-    log, and what the main one says too when it is given a file for it.
+    When one ends badly the others have GRACE seconds to end too; then they are killed. What any but
+    the main rank says goes to its log, and what the main one says too when it is given a file for
+    it.
     """
 
     def __init__(
@@ -71,10 +76,12 @@ class Ranks:
         trust: Sequence[str] = (),
         say: Callable[[str], None] = lambda said: print(said, file=sys.stderr, flush=True),
     ) -> None:
-        """module: what a rank runs, with the run directory and `trust` as its arguments. environ: variables beside those of this process.
+        """module: what a rank runs, with the run directory and `trust` as its arguments. environ:
+        variables beside those of this process.
 
-        at_a_time: runs like this one that share the cores of this machine. trust: prefixes of what the ranks may build.
-        say: takes why the run failed, where the main rank has not said it itself.
+        at_a_time: runs like this one that share the cores of this machine. trust: prefixes of what
+        the ranks may build. say: takes why the run failed, where the main rank has not said it
+        itself.
         """
         self.run_dir, self.say = run_dir, say
         self.passed_on: set[int] = set()
@@ -146,9 +153,10 @@ def start(
 ) -> int:
     """Run the ranks of a run directory and return the exit code of the one that failed first, or 0.
 
-    The terminal is the main rank's: it shows progress and errors itself; what another says is shown when that one is why the run
-    fails. Signals are passed on, when this is called where Python can take them: in the main thread. Those of a
-    terminal, which reach the ranks directly too, count there as one.
+    The terminal is the main rank's: it shows progress and errors itself; what another says is shown
+    when that one is why the run fails. Signals are passed on, when this is called where Python can
+    take them: in the main thread. Those of a terminal, which reach the ranks directly too, count
+    there as one.
     """
     previous: dict[int, Any] = {}
     running = Ranks(run_dir, ranks, module=module, trust=trust)
@@ -183,7 +191,9 @@ def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[
 
 
 def _rank(words: Sequence[str], environ: dict[str, str], file: Path | None) -> Worker:
-    """The process of a rank: a module with its arguments. file: what takes all that it says; None = the terminal."""
+    """The process of a rank: a module with its arguments. file: what takes all that it says; None =
+    the terminal.
+    """
     command = [sys.executable, "-m", *words]
     if file is None:
         return subprocess.Popen(command, env=environ)
@@ -206,7 +216,9 @@ def log_file(run_dir: Path, rank: int) -> Path:
 def _report(
     run_dir: Path, rank: int, ranks: int, code: int, passed_on: set[int]
 ) -> tuple[str | None, float]:
-    """What ended the run, unless the main rank has said it, and the seconds that the others have to end."""
+    """What ended the run, unless the main rank has said it, and the seconds that the others have to
+    end.
+    """
     said = failure.ended_by(run_dir, -code, rank=rank, ranks=ranks) if code < 0 else None
     asked = -code in passed_on
     if said and ranks > 1 and not asked:

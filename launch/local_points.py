@@ -21,13 +21,16 @@ from forge.launch.point_state import CANCELLED, STOPPED, at_work
 from forge.launch.sweep_directory import Point, SweepDirectory
 
 POLL = 0.05
-BUSY = 30.0  # seconds that a point is waited for whose ranks still save after what started them was killed
+# seconds that a point is waited for whose ranks still save after what started them was killed
+BUSY = 30.0
 GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A point to run. prepare: makes its run directory, or takes up the one there is; raises ConfigError. trust: what it may build."""
+    """A point to run. prepare: makes its run directory, or takes up the one there is; raises
+    ConfigError. trust: what it may build.
+    """
 
     point: Point
     world: World
@@ -53,7 +56,8 @@ class Active:
 
 @dataclass(kw_only=True)
 class LocalPoints:
-    """Runs tasks `jobs` at a time. failed: points with the reason in one line. signal: that has stopped all, or 0.
+    """Runs tasks `jobs` at a time. failed: points with the reason in one line. signal: that has
+    stopped all, or 0.
 
     at_a_time: those of the `jobs` that there are tasks for, which share the cores.
     """
@@ -67,7 +71,9 @@ class LocalPoints:
     at_a_time: int = 1
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Until all have ended, or a signal has stopped them: then those that run save, and none is started any more."""
+        """Until all have ended, or a signal has stopped them: then those that run save, and none is
+        started any more.
+        """
         waiting, active, free = list(tasks), list[Active](), list(self.gpus)
         self.at_a_time = max(min(self.jobs, len(tasks)), 1)
         idle_since: float | None = None

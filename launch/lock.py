@@ -33,10 +33,12 @@ class Held(ValueError):
 
 
 class Lock:
-    """An flock on `run.lock`, which says who holds it: host, process, since when. The kernel releases it when its process ends.
+    """An flock on `run.lock`, which says who holds it: host, process, since when. The kernel
+    releases it when its process ends.
 
-    Children do not inherit it, or a loader process that outlives its rank by a moment would keep the directory shut.
-    Who holds it writes in the directory, so none is held that has links out of it.
+    Children do not inherit it, or a loader process that outlives its rank by a moment would keep
+    the directory shut. Who holds it writes in the directory, so none is held that has links out of
+    it.
     """
 
     def __init__(
@@ -47,12 +49,16 @@ class Lock:
         advice: str = "Wait for it, end it, or give another run.dir",
         apart: Collection[str] = (),
     ) -> None:
-        """name: of the file. advice: what is said to who comes second. apart: folders in it, of directories with locks of their own."""
+        """name: of the file. advice: what is said to who comes second. apart: folders in it, of
+        directories with locks of their own.
+        """
         self.path, self.advice, self.apart = run_dir / name, advice, apart
         self._descriptor: int | None = None
 
     def acquire(self, *, patience: float = PATIENCE) -> Lock:
-        """Take the lock, waiting at most `patience` seconds. Raises Held, and ConfigError where links lead out of the directory."""
+        """Take the lock, waiting at most `patience` seconds. Raises Held, and ConfigError where
+        links lead out of the directory.
+        """
         links.check(self.path.parent, self.apart)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline = time.monotonic() + patience
@@ -96,7 +102,9 @@ def holder(path: Path) -> str:
 
 
 def held_by(path: Path) -> dict[str, Any]:
-    """host, pid and since, as a lock file says them, whether or not they still are; empty when it says nothing."""
+    """host, pid and since, as a lock file says them, whether or not they still are; empty when it
+    says nothing.
+    """
     try:
         who = read_json(path)
     except (OSError, ValueError):
@@ -105,7 +113,9 @@ def held_by(path: Path) -> dict[str, Any]:
 
 
 def in_use(run_dir: Path, name: str = LOCK) -> bool:
-    """Whether a process holds the lock of a directory; where the file system has no locks, nobody does."""
+    """Whether a process holds the lock of a directory; where the file system has no locks, nobody
+    does.
+    """
     try:
         descriptor = os.open(run_dir / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

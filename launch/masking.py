@@ -1,4 +1,6 @@
-"""Keys, tokens and passwords in a text, by what they are known to look like, and by what they are assigned to."""
+"""Keys, tokens and passwords in a text, by what they are known to look like, and by what they are
+assigned to.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ SECRET += r"|(?:auth|access|api|bearer|refresh|session|hf|hub|github|gitlab|slac
 QUOTED = r"\"[^\"]{1,500}\"|'[^']{1,500}'"
 WORD = r"(?!(?:str|int|bool|bytes|none|null|true|false|any|optional)\b)(?!(?:config|cfg|args|self|options|settings|os|env)\.)"
 WORD += r"[^\s\"'`(){}\[\],;$]{1,500}(?=[\s,;]|$)"
-TYPE = r"(?::\s*[\w.]+(?:\[[\w., ]*\])?(?:\s*\|\s*\w+)*\s*(?==))?"  # of a default, as in `password: str = "..."`
+# of a default, as in `password: str = "..."`
+TYPE = r"(?::\s*[\w.]+(?:\[[\w., ]*\])?(?:\s*\|\s*\w+)*\s*(?==))?"
 PATTERNS = {
     (
         "://",
@@ -82,7 +85,9 @@ OF_BLOCK = re.compile(r".?[\s'\"]*(?:[A-Za-z0-9+/=]{4,}(?:\\n)?|[A-Za-z-]+: [\w,
 
 
 def masked(text: str) -> str:
-    """The text, such as a diff, with each secret that is recognised replaced; lines without one are as they were."""
+    """The text, such as a diff, with each secret that is recognised replaced; lines without one are
+    as they were.
+    """
     lines, inside = text.splitlines(keepends=True), False
     for place, line in enumerate(lines):
         begin = BEGIN.search(line) if "-----BEGIN" in line else None

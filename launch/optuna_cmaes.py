@@ -1,4 +1,6 @@
-"""CMA-ES by Optuna, which keeps its state as a pickle in the journal of a sweep, whoever wrote that."""
+"""CMA-ES by Optuna, which keeps its state as a pickle in the journal of a sweep, whoever wrote
+that.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class _State(pickle.Unpickler):
 
 
 def restored(digits: str) -> Any:
-    """What a pickle of a state holds, given in hexadecimal digits. Raises ConfigError for any other."""
+    """What a pickle of a state holds, given in hexadecimal digits. Raises ConfigError for any
+    other.
+    """
     try:
         return _State(io.BytesIO(bytes.fromhex(digits))).load()
     except Exception as error:  # a damaged one raises whatever it comes to

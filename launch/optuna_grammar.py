@@ -1,4 +1,6 @@
-"""The space of sweeper=optuna in Hydra's grammar: interval(a,b), tag(log, interval(a,b)), int(interval(a,b)), range(a,b,step), a,b,c."""
+"""The space of sweeper=optuna in Hydra's grammar: interval(a,b), tag(log, interval(a,b)),
+int(interval(a,b)), range(a,b,step), a,b,c.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def without_intervals(overrides: Sequence[str]) -> list[str]:
 def read_space(
     overrides: Sequence[str], params: Mapping[str, str], library: Callable[[], Library]
 ) -> Space:
-    """What is searched, and what is not. params: of the sweeper, below what was typed. Raises ConfigError with all that is wrong."""
+    """What is searched, and what is not. params: of the sweeper, below what was typed. Raises
+    ConfigError with all that is wrong.
+    """
     numbers: dict[str, tuple[str, Numbers]] = {}
     problems: list[Problem] = []
     plain: list[str] = []
@@ -91,7 +95,9 @@ def _is_interval(override: Override) -> bool:
 
 
 def _numbers(override: Override, text: str) -> Numbers | Problem | None:
-    """The numbers that an override stands for, or what is wrong with them; None: it stands for one value, or for choices."""
+    """The numbers that an override stands for, or what is wrong with them; None: it stands for one
+    value, or for choices.
+    """
     if not override.is_sweep_override() or _is_entry(override):
         return None
 

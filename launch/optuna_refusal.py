@@ -18,7 +18,9 @@ SHOWN = 10
 
 
 class NoneCanRun(ConfigError):
-    """A space of which no point can run. tried: how many were; with `all_of_them` there are no more."""
+    """A space of which no point can run. tried: how many were; with `all_of_them` there are no
+    more.
+    """
 
     def __init__(self, problems: Sequence[Problem], tried: int, all_of_them: bool) -> None:
         super().__init__(problems)
@@ -78,7 +80,9 @@ def check_search(flight: Preflight, section: Optuna, space: Space) -> None:
 
 
 def first_that_runs(flight: Preflight, space: Space) -> Planned:
-    """A trial of the space that can run, which nearly always is the first that is tried. Raises ConfigError when none is found."""
+    """A trial of the space that can run, which nearly always is the first that is tried. Raises
+    ConfigError when none is found.
+    """
     refused: list[dict[tuple[str, str], Problem]] = []
     for values in space.samples(TRIED):
         try:

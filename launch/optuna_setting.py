@@ -1,4 +1,6 @@
-"""What a search by Optuna needs, and what must be the same for all its trials, today's and those of earlier commands."""
+"""What a search by Optuna needs, and what must be the same for all its trials, today's and those of
+earlier commands.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ ABSENT = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Which metric is to be small or large, and all options that a trial has, searched or not, by key."""
+    """Which metric is to be small or large, and all options that a trial has, searched or not, by
+    key.
+    """
 
     objective: str
     direction: str
@@ -53,7 +57,9 @@ def check_installed(section: Optuna) -> None:
 
 
 def check_same(setting: Setting, space: Space, study: Study, name: str) -> None:
-    """Raises ConfigError when trials of this setting cannot be compared with those of a study. name: of the sweep."""
+    """Raises ConfigError when trials of this setting cannot be compared with those of a study.
+    name: of the sweep.
+    """
     before = study.user_attrs.get("setting") or setting.kept
     problems = []
     if before["objective"] != setting.objective:
@@ -90,7 +96,9 @@ def check_same(setting: Setting, space: Space, study: Study, name: str) -> None:
 
 
 def _other_kinds(space: Space, known: Mapping[str, Any], name: str) -> Iterator[Problem]:
-    """Parameters whose earlier values Optuna cannot learn from: it takes other ends of a range, but no other kind of it."""
+    """Parameters whose earlier values Optuna cannot learn from: it takes other ends of a range, but
+    no other kind of it.
+    """
     from optuna.distributions import check_distribution_compatibility
 
     for key, param in space.params.items():

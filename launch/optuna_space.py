@@ -1,4 +1,6 @@
-"""What sweeper=optuna searches: by key the numbers of a range, or choices, and the overrides that all trials have."""
+"""What sweeper=optuna searches: by key the numbers of a range, or choices, and the overrides that
+all trials have.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Number = int | float
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """Whole numbers, or any, from `low` to `high`, both included. step: between neighbours; None = there are some between any two."""
+    """Whole numbers, or any, from `low` to `high`, both included. step: between neighbours; None =
+    there are some between any two.
+    """
 
     low: Number
     high: Number
@@ -48,7 +52,9 @@ class Numbers:
 
     @property
     def some(self) -> list[Number]:
-        """A few that stand for all: the ends, and of an interval what lies well inside, since its ends are hardly ever drawn."""
+        """A few that stand for all: the ends, and of an interval what lies well inside, since its
+        ends are hardly ever drawn.
+        """
         return (
             [self.low, self.high]
             if self.count
@@ -139,7 +145,9 @@ def param_of(distribution: BaseDistribution) -> Numbers | Choices:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Overrides that all trials have, and by key what differs. typed: the key as it was typed, with its signs."""
+    """Overrides that all trials have, and by key what differs. typed: the key as it was typed, with
+    its signs.
+    """
 
     fixed: tuple[str, ...]
     params: Mapping[str, Numbers | Choices]
@@ -160,7 +168,9 @@ class Space:
         return {key: values[key] for key in self.params}
 
     def samples(self, most: int) -> Iterator[dict[str, Any]]:
-        """So many trials that stand for all, the same each time; all where they are no more. The ends of ranges, and any, by turns."""
+        """So many trials that stand for all, the same each time; all where they are no more. The
+        ends of ranges, and any, by turns.
+        """
         if self.size is not None and self.size <= most:
             yield from map(self.nth, range(self.size))
             return

@@ -18,19 +18,25 @@ if TYPE_CHECKING:
 
 FILE = "optuna.journal"
 INSTEAD_OF, REASON, POINT, OVERRIDES = "instead_of", "reason", "point", "overrides"
-"""What the journal keeps of a trial: the one whose place it has taken, why it failed, its point, and what it adds to the command."""
+"""What the journal keeps of a trial: the one whose place it has taken, why it failed, its point,
+and what it adds to the command.
+"""
 
 
 class Trials:
-    """Asks for trials, and tells how they went. Where a process was killed, its trials have failed, and others are in their place.
+    """Asks for trials, and tells how they went. Where a process was killed, its trials have failed,
+    and others are in their place.
 
-    The n-th trial is drawn with a generator of its own, by the seed and n, so that a sweep that was stopped goes on as if it had not been.
+    The n-th trial is drawn with a generator of its own, by the seed and n, so that a sweep that was
+    stopped goes on as if it had not been.
     """
 
     def __init__(
         self, folder: Path, space: Space, setting: Setting, *, sampler: str, seed: int
     ) -> None:
-        """Looks at the journal that is there, and writes nothing. Raises ConfigError when its trials are not of this sweep."""
+        """Looks at the journal that is there, and writes nothing. Raises ConfigError when its
+        trials are not of this sweep.
+        """
         self.file, self.space, self.setting, self.sampler, self.seed = (
             folder / FILE,
             space,
@@ -42,7 +48,9 @@ class Trials:
             check_same(setting, space, study, folder.name)
 
     def begin(self, *, retry: bool) -> None:
-        """Open the journal, which only who holds the directory may do; what was running is enqueued again, with `retry` what failed too."""
+        """Open the journal, which only who holds the directory may do; what was running is enqueued
+        again, with `retry` what failed too.
+        """
         import optuna
 
         mend(self.file)
@@ -61,7 +69,9 @@ class Trials:
                 self._enqueue(trial)
 
     def known(self, *states: str) -> list[FrozenTrial]:
-        """All in order, or those that are COMPLETE, FAIL, WAITING or RUNNING; without those that another has taken the place of."""
+        """All in order, or those that are COMPLETE, FAIL, WAITING or RUNNING; without those that
+        another has taken the place of.
+        """
         trials = self.study.get_trials(deepcopy=False)
         replaced = {trial.user_attrs.get(INSTEAD_OF) for trial in trials}
         return [
@@ -136,7 +146,9 @@ class Trials:
 
 
 def mend(journal: Path) -> None:
-    """Take back the line that a kill left unfinished, which Optuna would write on, and its lock: whoever holds the sweep is alone here."""
+    """Take back the line that a kill left unfinished, which Optuna would write on, and its lock:
+    whoever holds the sweep is alone here.
+    """
     Path(f"{journal}.lock").unlink(missing_ok=True)
     if journal.exists():
         with journal.open("rb+") as file:

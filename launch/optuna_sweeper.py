@@ -1,4 +1,6 @@
-"""sweeper=optuna: trials that Optuna chooses by what those before have reached, run as the points of any sweep are."""
+"""sweeper=optuna: trials that Optuna chooses by what those before have reached, run as the points
+of any sweep are.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,9 @@ HOW = (
 def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command], int]) -> int:
     """Trials until there are sweeper.n_trials, those of earlier commands included; the exit code.
 
-    overrides: as typed. flight: of those that are no intervals. execute: runs the points of a command until all have ended; its code
-    is above 128 after a signal. Raises ConfigError before anything is started or written.
+    overrides: as typed. flight: of those that are no intervals. execute: runs the points of a
+    command until all have ended; its code is above 128 after a signal. Raises ConfigError before
+    anything is started or written.
     """
     section = flight.sweeper
     assert isinstance(section, Optuna)
@@ -81,7 +84,9 @@ def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command]
 
 
 def searched(overrides: Sequence[str], flight: Preflight) -> tuple[Space, Planned]:
-    """The space of a search, and a trial of it that can run. Raises ConfigError where there is no such thing."""
+    """The space of a search, and a trial of it that can run. Raises ConfigError where there is no
+    such thing.
+    """
     section = flight.sweeper
     assert isinstance(section, Optuna)
     flight.overrides = tuple(overrides)
@@ -100,7 +105,9 @@ def direction_of(objective: str) -> str:
 
 
 class Batch(Command):
-    """The trials that run together, in the directory that the search holds. reasons: why points have failed, by number."""
+    """The trials that run together, in the directory that the search holds. reasons: why points
+    have failed, by number.
+    """
 
     reasons: dict[int, str]
 
@@ -131,7 +138,8 @@ class Asked:
 class Search:
     """Asks, runs and tells, `jobs` trials at a time, until there are `total`.
 
-    Those that run together are chosen together, so that the same seed gives the same trials whichever of them ends first.
+    Those that run together are chosen together, so that the same seed gives the same trials
+    whichever of them ends first.
     """
 
     def __init__(
@@ -153,7 +161,9 @@ class Search:
         self.sweep = Command(flight, []).directory
 
     def run(self) -> int:
-        """Until all have ended; the exit code: 1 when any trial has failed, now or before, 128+n after a signal has stopped them."""
+        """Until all have ended; the exit code: 1 when any trial has failed, now or before, 128+n
+        after a signal has stopped them.
+        """
         self._announce()
         command = Batch(self.flight, [])
         batch: list[Asked] = []
@@ -178,7 +188,9 @@ class Search:
         return code or (1 if self.trials.known("FAIL") else 0)
 
     def _ask(self) -> Asked | None:
-        """The next trial; None when it has ended as it began: it cannot run, or is a point that has run already."""
+        """The next trial; None when it has ended as it began: it cannot run, or is a point that has
+        run already.
+        """
         trial = self.trials.ask()
         one = combination(self.trials.space, trial.params)
         trial.set_user_attr(OVERRIDES, list(one.overrides[len(self.trials.space.fixed) :]))
@@ -206,7 +218,9 @@ class Search:
         return None
 
     def _settle(self, asked: Asked, reasons: Mapping[int, str]) -> bool:
-        """Whether a trial has ended that was run; else it is run again. reasons: why points have failed, where that is known."""
+        """Whether a trial has ended that was run; else it is run again. reasons: why points have
+        failed, where that is known.
+        """
         point, state = self._point(asked)
         assert point is not None
         asked.rounds += state in (WAITING, PARTIAL)
@@ -216,7 +230,9 @@ class Search:
         return said is not None
 
     def _ended(self, asked: Asked, reason: str = "") -> str | None:
-        """Tell Optuna how a trial has ended, and return it in a few words; None when it has not ended. reason: why it failed, if known."""
+        """Tell Optuna how a trial has ended, and return it in a few words; None when it has not
+        ended. reason: why it failed, if known.
+        """
         point, state = self._point(asked)
         assert point is not None
         result = directory.read_result(point.path)

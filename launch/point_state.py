@@ -39,7 +39,9 @@ class Process:
 
 
 def process_of(point: Point) -> Process | None:
-    """What works on a point: who holds its run directory, or was started here for it and has yet to take it."""
+    """What works on a point: who holds its run directory, or was started here for it and has yet to
+    take it.
+    """
     if in_use(point.path):
         who = held_by(point.path / LOCK)
         return (
@@ -75,7 +77,9 @@ def _runs(pid: int, path: Path) -> bool:
 
 
 def state_of(point: Point, running: Callable[[Point], bool] = at_work) -> str:
-    """waiting, running, done, partial (begun, stopped, goes on), failed or cancelled. running: whether something works on it now."""
+    """waiting, running, done, partial (begun, stopped, goes on), failed or cancelled. running:
+    whether something works on it now.
+    """
     made = is_run(point.path)
     if running(point):
         return RUNNING

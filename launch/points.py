@@ -43,7 +43,9 @@ class Planned:
 
 
 class Preflight:
-    """Checks points one after the other against those before them; group choices are composed once for all."""
+    """Checks points one after the other against those before them; group choices are composed once
+    for all.
+    """
 
     def __init__(
         self,
@@ -51,7 +53,9 @@ class Preflight:
         config_dirs: Sequence[str] = (),
         devices: Devices | None = None,
     ) -> None:
-        """overrides: as typed, several values and all. Raises ConfigError when nothing composes at all."""
+        """overrides: as typed, several values and all. Raises ConfigError when nothing composes at
+        all.
+        """
         self.overrides, self.config_dirs = tuple(overrides), tuple(config_dirs)
         self._composer = Composer(config_dirs)
         self._here = devices or find_devices()
@@ -77,7 +81,9 @@ class Preflight:
 
     @cached_property
     def place(self) -> Path:
-        """The directory of the sweep, which depends on its name alone. Raises ConfigError when it cannot be made."""
+        """The directory of the sweep, which depends on its name alone. Raises ConfigError when it
+        cannot be made.
+        """
         name = self.sweep.name or self._named("experiment") or self._named("model") or "default"
         path = Path(self.sweep.root).expanduser() / name
         if why := unmakeable(str(path)):
@@ -151,7 +157,9 @@ class Preflight:
             )
 
     def check(self, combinations: Sequence[Combination]) -> list[Planned]:
-        """The points of these combinations. Raises ConfigError with all problems of all, and when two are the same run."""
+        """The points of these combinations. Raises ConfigError with all problems of all, and when
+        two are the same run.
+        """
         planned: list[Planned] = []
         wrong: list[Wrong] = []
         for number, combination in enumerate(combinations):
@@ -243,7 +251,9 @@ class Preflight:
 
 
 def _placed(problems: Sequence[Problem], places: Mapping[str, str]) -> tuple[Problem, ...]:
-    """The same, where what was set of a point stands in a file, or in an arm; a seed that the ablation gave is said of the ablation."""
+    """The same, where what was set of a point stands in a file, or in an arm; a seed that the
+    ablation gave is said of the ablation.
+    """
     given = "seed" in places and any(problem.option == SEEDS for problem in problems)
     result = []
     for problem in problems:

@@ -12,7 +12,9 @@ from forge.launch.consent import SEARCH, absolute, searched
 
 
 def portable(overrides: Sequence[str], config_dirs: Sequence[str], config: Config) -> list[str]:
-    """The overrides with absolute paths, and --config-dir as the search path that it stands for; without run.dir."""
+    """The overrides with absolute paths, and --config-dir as the search path that it stands for;
+    without run.dir.
+    """
     kept = [f"{SEARCH}=[{quoted(absolute(d))}]" for d in config_dirs]
     for text in overrides:
         key, _, value = text.partition("=")

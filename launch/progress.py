@@ -22,7 +22,9 @@ METRICS, PERFORMANCE, DERIVED = "metrics.jsonl", "performance.jsonl", "derived.j
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Steps done, of so many; the last training loss and evaluation; seconds left at the pace of the last rows, None where unknown."""
+    """Steps done, of so many; the last training loss and evaluation; seconds left at the pace of
+    the last rows, None where unknown.
+    """
 
     step: int = 0
     of: int | None = None
@@ -125,7 +127,9 @@ def _number(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def _left(clock: list[dict[str, Any]], step: int, of: int | None, now: float) -> float | None:
-    """At the pace of the last rows, evaluations and checkpoints included; less what has passed since the last."""
+    """At the pace of the last rows, evaluations and checkpoints included; less what has passed
+    since the last.
+    """
     known = [row for row in clock if _has_time(row)]
     known = [row for row in known if row["step"] <= step]
     if of is None or len(known) < 2:

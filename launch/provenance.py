@@ -27,7 +27,8 @@ BETWEEN = "\x1f"  # words of a command line, where masking looks at two that bel
 
 
 def provenance() -> dict[str, Any]:
-    """argv, host, Python, package versions, and the git revision of forge and of where the command was typed.
+    """argv, host, Python, package versions, and the git revision of forge and of where the command
+    was typed.
 
     Nothing of the environment, which is where keys and passwords belong.
     """
@@ -60,7 +61,9 @@ def revision(folder: Path) -> str | None:
 
 
 def diff() -> str:
-    """What differs from those commits, in forge and where the command was typed, as `git apply` takes it, but for what is masked."""
+    """What differs from those commits, in forge and where the command was typed, as `git apply`
+    takes it, but for what is masked.
+    """
     folders = dict.fromkeys(
         git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd())
     )

@@ -1,4 +1,6 @@
-"""What is said of a sweep with points that cannot run: each problem once, with the points that have it, and each such point."""
+"""What is said of a sweep with points that cannot run: each problem once, with the points that have
+it, and each such point.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Wrong:
 
 
 class PointsRefused(ConfigError):
-    """A sweep of which some points cannot run: `problems` are those of all of them, each once, whatever values have it."""
+    """A sweep of which some points cannot run: `problems` are those of all of them, each once,
+    whatever values have it.
+    """
 
     def __init__(self, wrong: Sequence[Wrong], combinations: Sequence[Combination]) -> None:
         self.wrong, self.combinations = tuple(wrong), tuple(combinations)
@@ -60,7 +64,9 @@ class PointsRefused(ConfigError):
         return "\n".join(lines)
 
     def _where(self, problem: Problem) -> str:
-        """The points that have a problem: by what they, and no others, have in common, where there is such a thing."""
+        """The points that have a problem: by what they, and no others, have in common, where there
+        is such a thing.
+        """
         having = {number for number, problems in self._of_point.items() if problem in problems}
         if len(having) == len(self.combinations):
             return "in every point"
@@ -87,7 +93,9 @@ class PointsRefused(ConfigError):
 
 
 def merged(problems: Sequence[Problem]) -> dict[Problem, Problem]:
-    """For each problem the one that is said of it and of all that differ from it in the value alone."""
+    """For each problem the one that is said of it and of all that differ from it in the value
+    alone.
+    """
     alike: dict[Problem, list[str]] = {}
     for problem in dict.fromkeys(problems):
         alike.setdefault(_without_value(problem), []).append(problem.key.partition("=")[2])

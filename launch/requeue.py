@@ -1,4 +1,6 @@
-"""A job of Slurm that was told to stop is queued again, once all its ranks have saved; it goes on in the same run directory."""
+"""A job of Slurm that was told to stop is queued again, once all its ranks have saved; it goes on
+in the same run directory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ LIMIT, PREEMPTION = (
 
 
 class Noted:
-    """A handler of signals that only notes them, for who listens later: a run that is still starting has nothing to save."""
+    """A handler of signals that only notes them, for who listens later: a run that is still
+    starting has nothing to save.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -29,22 +33,27 @@ class Noted:
 
 
 def listen() -> None:
-    """Take the place of submitit's handlers, which would save on the main rank alone, and hear nothing of the end."""
+    """Take the place of submitit's handlers, which would save on the main rank alone, and hear
+    nothing of the end.
+    """
     signal.signal(LIMIT, Noted())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
 
 def leave_finished() -> None:
-    """Let no signal end a process that has done its work: Python itself would drop its handler on the way out."""
+    """Let no signal end a process that has done its work: Python itself would drop its handler on
+    the way out.
+    """
     signal.signal(LIMIT, signal.SIG_IGN)
 
 
 def after(code: int, most: int) -> None:
-    """Queue the job of this rank again when a signal of Slurm has ended the run, with this exit code, and wait for Slurm to end the rank.
+    """Queue the job of this rank again when a signal of Slurm has ended the run, with this exit
+    code, and wait for Slurm to end the rank.
 
-    It returns where there is nothing to go on with: the run has ended, was cancelled, or has been queued again `most` times. The main
-    rank acts; others wait for what comes of it.
+    It returns where there is nothing to go on with: the run has ended, was cancelled, or has been
+    queued again `most` times. The main rank acts; others wait for what comes of it.
     """
     if code not in (128 + LIMIT, 128 + PREEMPTION):
         return
@@ -78,7 +87,9 @@ def _again(number: int, most: int) -> str:
 
 
 def _job() -> str:
-    """This job. An element of an array is called by its place: the number of its own that one of them has is that of them all."""
+    """This job. An element of an array is called by its place: the number of its own that one of
+    them has is that of them all.
+    """
     array, place = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
 

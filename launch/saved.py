@@ -1,4 +1,6 @@
-"""The checkpoints of a run as files: which are there, which can be used, and why not. Nothing here imports torch."""
+"""The checkpoints of a run as files: which are there, which can be used, and why not. Nothing here
+imports torch.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Saved:
             return {}
 
     def fault(self, run_id: str | None = None, *, to_go_on: bool = False) -> str | None:
-        """Why it cannot be used, in one sentence, or None. run_id: it must be of this run. to_go_on: for training to go on from it."""
+        """Why it cannot be used, in one sentence, or None. run_id: it must be of this run.
+        to_go_on: for training to go on from it.
+        """
         if not self.path.is_dir():
             return "there is no such directory"
         if not (self.path / META).is_file():
@@ -107,7 +111,9 @@ def listed(folder: Path) -> list[Saved]:
 def newest_usable(
     folder: Path, run_id: str | None = None, *, to_go_on: bool = False
 ) -> tuple[Saved | None, list[tuple[Saved, str]]]:
-    """The newest checkpoint that can be used, and those newer than it, each with the reason that it cannot."""
+    """The newest checkpoint that can be used, and those newer than it, each with the reason that it
+    cannot.
+    """
     skipped = []
     for saved in reversed(listed(folder)):
         fault = saved.fault(run_id, to_go_on=to_go_on)
@@ -120,10 +126,11 @@ def newest_usable(
 def find(
     path: Path, *, name: str = "", to_go_on: bool = False
 ) -> tuple[Saved, list[tuple[Saved, str]]]:
-    """The checkpoint that `path` means: itself, or the newest usable one of a run or of a folder of them; and those skipped.
+    """The checkpoint that `path` means: itself, or the newest usable one of a run or of a folder of
+    them; and those skipped.
 
-    RUN/best means the best one of a run. to_go_on: for training to go on from it, and not for its weights alone.
-    Raises CheckpointError when there is none, its message beginning with `name`.
+    RUN/best means the best one of a run. to_go_on: for training to go on from it, and not for its
+    weights alone. Raises CheckpointError when there is none, its message beginning with `name`.
     """
     if path.name == BEST and not path.exists():
         return _best(path.parent, name), []
@@ -143,7 +150,9 @@ def find(
 
 
 def best_of(saved: list[Saved]) -> Saved | None:
-    """The best of these that can be used, by the eval.metric of the newest; None where none was evaluated."""
+    """The best of these that can be used, by the eval.metric of the newest; None where none was
+    evaluated.
+    """
     usable = [one for one in saved if one.fault() is None]
     metric = usable[-1].meta.get("best_by") if usable else None
     return next(iter(best(usable, metric, 1)), None) if isinstance(metric, str) else None
@@ -173,7 +182,9 @@ def file_sizes(path: Path) -> dict[str, int]:
 
 
 def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
-    """The `count` best by a metric of the evaluation at their step, best first; those without one do not count."""
+    """The `count` best by a metric of the evaluation at their step, best first; those without one
+    do not count.
+    """
     scored = [
         (value, one)
         for one in saved

@@ -17,7 +17,9 @@ UNMADE = Path("<run directory>")
 
 
 def scripts(resolution: Resolution) -> str | None:
-    """What would be submitted, with launch.dry_run. Raises ConfigError where Slurm would not take it; nothing is written."""
+    """What would be submitted, with launch.dry_run. Raises ConfigError where Slurm would not take
+    it; nothing is written.
+    """
     section = resolution.config.launch
     if not isinstance(section, Slurm):
         return None
@@ -32,7 +34,9 @@ def scripts(resolution: Resolution) -> str | None:
 
 
 def start(run_dir: Path, resolution: Resolution) -> int:
-    """Submit the run in a directory; with launch.wait, until it has ended. The exit code is 0, or 1 when it has failed."""
+    """Submit the run in a directory; with launch.wait, until it has ended. The exit code is 0, or 1
+    when it has failed.
+    """
     section, folder, trust = resolution.config.launch, run_dir / FOLDER, resolution.config.run.trust
     assert isinstance(section, Submitit)
     if isinstance(section, Slurm):

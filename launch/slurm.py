@@ -87,10 +87,12 @@ class NotSubmitted(ConfigError):
 def scripts(
     points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()
 ) -> list[str]:
-    """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Raises ConfigError.
+    """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Raises
+    ConfigError.
 
-    labels: of the points, which say below each script what the elements of its array are. Where this machine has sbatch, what
-    `sbatch --test-only` says of each goes to stderr; when it refuses one, they are printed here, before that is raised.
+    labels: of the points, which say below each script what the elements of its array are. Where
+    this machine has sbatch, what `sbatch --test-only` says of each goes to stderr; when it refuses
+    one, they are printed here, before that is raised.
     """
     made, problems = [], []
     for group in _groups(points, section):
@@ -110,7 +112,9 @@ def scripts(
 
 
 def verdict(script: str, group: Group, section: Slurm) -> list[Problem]:
-    """What `sbatch --test-only` says of a script that is shown: a refusal is returned, and all else goes to stderr."""
+    """What `sbatch --test-only` says of a script that is shown: a refusal is returned, and all else
+    goes to stderr.
+    """
     refused, said = _tried(script, section, PATIENCE)
     if refused and not any(words in said for words in UNASKED):
         return [_refusal(group, said, "the script above is what it is given")]
@@ -121,7 +125,8 @@ def verdict(script: str, group: Group, section: Slurm) -> list[Problem]:
 
 
 def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
-    """Ask Slurm whether it would take the jobs, before anything is written. Raises ConfigError with what it says of each.
+    """Ask Slurm whether it would take the jobs, before anything is written. Raises ConfigError with
+    what it says of each.
 
     A run directory that is there already must not be in the queue.
     """
@@ -152,11 +157,13 @@ def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
 def submit(
     points: Points, section: Slurm, *, name: str, folder: Path, trust: Sequence[str] = ()
 ) -> list[str]:
-    """Give the runs to Slurm and return the job of each: 123, or 123_4 for an element of an array. Does not wait for them.
+    """Give the runs to Slurm and return the job of each: 123, or 123_4 for an element of an array.
+    Does not wait for them.
 
-    name: of the jobs. folder: for the scripts and the output of each rank, on a file system that all machines have.
-    trust: prefixes of what the ranks may build. Each run directory keeps its job in job.json, as soon as Slurm has it.
-    Raises ConfigError, for a run too that is in the queue already, and NotSubmitted.
+    name: of the jobs. folder: for the scripts and the output of each rank, on a file system that
+    all machines have. trust: prefixes of what the ranks may build. Each run directory keeps its job
+    in job.json, as soon as Slurm has it. Raises ConfigError, for a run too that is in the queue
+    already, and NotSubmitted.
     """
     groups = _groups(points, section)
     _refuse_queued([path for path, _ in points])
@@ -271,7 +278,9 @@ def _said(text: str) -> str:
 
 @contextmanager
 def _outside_of_jobs(section: Slurm) -> Iterator[None]:
-    """Without what a job or a launcher around this process has set, which sbatch hands on, and what would overrule the script."""
+    """Without what a job or a launcher around this process has set, which sbatch hands on, and what
+    would overrule the script.
+    """
     overruling = _overruling(section)
     set_aside = {
         name: os.environ.pop(name)
@@ -289,7 +298,9 @@ def _of_another(name: str) -> bool:
 
 
 def _overruling(section: Slurm) -> set[str]:
-    """Variables that sbatch takes before a line of the script: those of what forge sets always, and of what an option says."""
+    """Variables that sbatch takes before a line of the script: those of what forge sets always, and
+    of what an option says.
+    """
     said = {name for name in DEFAULTS if getattr(section, name) is not None} | set(given(section))
     said |= (
         {"wait", *OURS} - DEFAULTS

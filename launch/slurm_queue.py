@@ -1,4 +1,6 @@
-"""Jobs that Slurm has been given: in what state they are, until they end, and how they are cancelled."""
+"""Jobs that Slurm has been given: in what state they are, until they end, and how they are
+cancelled.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,11 @@ class NoAnswer(ConfigError):
 
 
 def states(jobs: Iterable[str]) -> dict[str, str]:
-    """The state of each job or element of an array, as Slurm calls it: PENDING, RUNNING, COMPLETED, FAILED, ...
+    """The state of each job or element of an array, as Slurm calls it: PENDING, RUNNING, COMPLETED,
+    FAILED, ...
 
-    Left out is what Slurm no longer knows: without accounting, what ended some minutes ago; how it ended is for its run directory
-    to say. Raises NoAnswer.
+    Left out is what Slurm no longer knows: without accounting, what ended some minutes ago; how it
+    ended is for its run directory to say. Raises NoAnswer.
     """
     wanted = set(jobs)
     if not wanted:
@@ -77,7 +80,9 @@ def states(jobs: Iterable[str]) -> dict[str, str]:
 
 
 def reasons(jobs: Iterable[str]) -> dict[str, str]:
-    """Why jobs of the queue wait, in Slurm's words: Resources, Priority, DependencyNeverSatisfied, ... Nothing where it does not answer."""
+    """Why jobs of the queue wait, in Slurm's words: Resources, Priority, DependencyNeverSatisfied,
+    ... Nothing where it does not answer.
+    """
     wanted = set(jobs)
     if not wanted:
         return {}
@@ -120,7 +125,9 @@ def wait(
     told: Callable[[str, str | None], None] = lambda job, state: None,
     poll: float = POLL,
 ) -> dict[str, str | None]:
-    """Until all have ended; their last states. told: called with each as it ends. While Slurm gives no answer it asks on."""
+    """Until all have ended; their last states. told: called with each as it ends. While Slurm gives
+    no answer it asks on.
+    """
     last: dict[str, str | None] = {}
     while True:
         left = [job for job in jobs if job not in last]
@@ -138,7 +145,9 @@ def wait(
 
 
 def cancel(jobs: Iterable[str]) -> None:
-    """End jobs, or take them from the queue; without effect on those that have ended. Raises NoAnswer."""
+    """End jobs, or take them from the queue; without effect on those that have ended. Raises
+    NoAnswer.
+    """
     ids = list(jobs)
     if ids:
         code, _, said = _ask(["scancel", *ids])

@@ -34,7 +34,9 @@ class Group:
 
 
 def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> list[Group]:
-    """One group a shape, in the order in which the shapes come first, or several of at most `most` members. Raises ConfigError."""
+    """One group a shape, in the order in which the shapes come first, or several of at most `most`
+    members. Raises ConfigError.
+    """
     problems: list[Problem] = [*faults(section), *unfinished(section.setup)]
     groups: dict[Allocation, list[int]] = {}
     for place, world in enumerate(worlds):
@@ -55,8 +57,9 @@ def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> l
 def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any]:
     """What submitit makes a script of. None: not in the script.
 
-    A rank that dies ends the others: srun is told so; and to hand on what the script has set, which it does not where the site, or
-    launch.sbatch.export, gives jobs an environment of their own (SLURM_EXPORT_ENV=NONE).
+    A rank that dies ends the others: srun is told so; and to hand on what the script has set, which
+    it does not where the site, or launch.sbatch.export, gives jobs an environment of their own
+    (SLURM_EXPORT_ENV=NONE).
     """
     per_task = (
         [f"--cpus-per-task={section.cpus_per_task}"] if section.cpus_per_task else []
@@ -90,13 +93,17 @@ def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any
 
 
 def setup(entries: Sequence[str]) -> list[str]:
-    """The lines of launch.setup, each with one that ends the job where it fails; `set -e` would end it within functions of the site too."""
+    """The lines of launch.setup, each with one that ends the job where it fails; `set -e` would end
+    it within functions of the site too.
+    """
     checked = [line for entry in entries for line in (entry, f"{CHECK} {shlex.quote(entry)}")]
     return [f"{CHECK}() {{ {ENDS}; }}", *checked] if checked else []
 
 
 def unfinished(entries: Sequence[str]) -> Iterator[Problem]:
-    """Entries of launch.setup that are no whole commands: what comes behind them would be taken for the rest."""
+    """Entries of launch.setup that are no whole commands: what comes behind them would be taken for
+    the rest.
+    """
     if (bash := shutil.which("bash")) is None:
         return
     for entry in entries:

@@ -17,13 +17,17 @@ MEETING = {"MASTER_ADDR", "MASTER_PORT"}
 
 
 class Rank:
-    """One rank of the run in a directory. All that is pickled is this class, by its name, the path and the trusted prefixes."""
+    """One rank of the run in a directory. All that is pickled is this class, by its name, the path
+    and the trusted prefixes.
+    """
 
     def __init__(self, run_dir: Path, trust: Sequence[str] = ()) -> None:
         self.run_dir, self.trust = str(run_dir), tuple(trust)
 
     def __call__(self) -> None:
-        """Train; a process that fails, or was stopped, ends with the exit code that says so, and with it the state of the job."""
+        """Train; a process that fails, or was stopped, ends with the exit code that says so, and
+        with it the state of the job.
+        """
         requeue.listen()
         os.environ.update({**threads.of_task(os.environ), **placed(dict(os.environ))})
         worker = import_module(
@@ -40,7 +44,8 @@ class Rank:
 def placed(environ: dict[str, str]) -> dict[str, str]:
     """The variables of torch.distributed for this task of a step.
 
-    Where the ranks meet launch.setup may say, on a network of its own: what the shell had set that submitted the job has not come along.
+    Where the ranks meet launch.setup may say, on a network of its own: what the shell had set that
+    submitted the job has not come along.
     """
     found = started(
         {

@@ -20,7 +20,9 @@ Points = Sequence[tuple[Path, World]]
 
 
 class Rank:
-    """One rank of the run in a directory. All that is pickled is this class, by its name, the path, a port and the trusted prefixes."""
+    """One rank of the run in a directory. All that is pickled is this class, by its name, the path,
+    a port and the trusted prefixes.
+    """
 
     def __init__(self, run_dir: Path, port: int, trust: Sequence[str] = ()) -> None:
         self.run_dir, self.port, self.trust = str(run_dir), port, tuple(trust)

@@ -1,4 +1,6 @@
-"""The state of every point of a sweep, with what a cluster says of its jobs, which is asked once for all."""
+"""The state of every point of a sweep, with what a cluster says of its jobs, which is asked once
+for all.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ OPEN = (WAITING, PARTIAL)
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The state of each point by number, what Slurm calls that of its job, why the job waits, and why Slurm could not be asked."""
+    """The state of each point by number, what Slurm calls that of its job, why the job waits, and
+    why Slurm could not be asked.
+    """
 
     states: dict[int, str]
     jobs: dict[int, str] = field(default_factory=dict)
@@ -32,7 +36,9 @@ class Survey:
 
 
 def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
-    """Look at run directories, and ask Slurm for the jobs of those that are not done. reasons: and why they wait."""
+    """Look at run directories, and ask Slurm for the jobs of those that are not done. reasons: and
+    why they wait.
+    """
     states = {point.number: state_of(point) for point in points}
     asked = {
         job: point.number
@@ -61,7 +67,9 @@ def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
 
 
 def job_of(point: Point) -> str | None:
-    """The job of a point in Slurm's queue, or that was; also one whose submitter was killed before it could note it."""
+    """The job of a point in Slurm's queue, or that was; also one whose submitter was killed before
+    it could note it.
+    """
     from forge.launch import slurm
 
     if point.cluster not in (None, "slurm") or point.event in ("started", "ended"):

@@ -1,4 +1,6 @@
-"""A sweep from its overrides to its end: checked whole, then what is not done yet is started, here or as jobs of a cluster."""
+"""A sweep from its overrides to its end: checked whole, then what is not done yet is started, here
+or as jobs of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from forge.launch.sweep_command import Command, Entry
 
 
 def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
-    """Run what is not done of a sweep, and return the exit code. Raises ConfigError before anything is started or written."""
+    """Run what is not done of a sweep, and return the exit code. Raises ConfigError before anything
+    is started or written.
+    """
     here = find_devices()
     plain = without_intervals(overrides)
     flight = Preflight(plain, config_dirs, here)
@@ -42,7 +46,9 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
 def configs(
     overrides: Sequence[str], config_dirs: Sequence[str] = ()
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    """The points of a sweep, each as its label and its overrides; a search has one, what its trials have in common. Raises ConfigError."""
+    """The points of a sweep, each as its label and its overrides; a search has one, what its trials
+    have in common. Raises ConfigError.
+    """
     plain = without_intervals(overrides)
     flight = Preflight(plain, config_dirs)
     if isinstance(flight.sweeper, Optuna):
@@ -83,7 +89,9 @@ def _here(sweep: Command, jobs: int, devices: Devices) -> int:
 
 
 def _is_local(entry: Entry) -> bool:
-    """Whether a point that is at work was started here, by a command that is no more: its ranks save, and then it goes on."""
+    """Whether a point that is at work was started here, by a command that is no more: its ranks
+    save, and then it goes on.
+    """
     return entry.state == RUNNING and entry.point.job is None
 
 

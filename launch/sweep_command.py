@@ -1,4 +1,6 @@
-"""The points of one command in the directory of their sweep: which are done, which are due, and how it went."""
+"""The points of one command in the directory of their sweep: which are done, which are due, and how
+it went.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ WORDS = {WAITING: "to start", PARTIAL: "to go on", QUEUED: "in the queue", RUNNI
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A point of the command: as it was checked, as it is in the ledger, and in what state it was found."""
+    """A point of the command: as it was checked, as it is in the ledger, and in what state it was
+    found.
+    """
 
     planned: Planned
     point: Point
@@ -41,7 +45,9 @@ class Command:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Hold the directory, which is made where there is none, with all points of the command in its ledger. Raises ConfigError."""
+        """Hold the directory, which is made where there is none, with all points of the command in
+        its ledger. Raises ConfigError.
+        """
         path = self.directory.path
         advice = f"Wait for it, or end it: python -m forge.cancel {short(path)}"
         try:
@@ -73,7 +79,9 @@ class Command:
 
     @property
     def due(self) -> list[Entry]:
-        """What is to be started: what has not been, what was stopped, and what failed or was cancelled, with sweep.retry."""
+        """What is to be started: what has not been, what was stopped, and what failed or was
+        cancelled, with sweep.retry.
+        """
         return [entry for entry in self.entries if self._is_due(entry.state)]
 
     def to_start(self) -> list[Planned]:
@@ -130,7 +138,9 @@ class Command:
         )
 
     def enter(self, planned: Sequence[Planned]) -> list[Entry]:
-        """Planned points with their lines in the ledger, which new ones are given, in the state that they are in."""
+        """Planned points with their lines in the ledger, which new ones are given, in the state
+        that they are in.
+        """
         known = {point.hash: point for point in self.directory.points()}
         number = self.directory.next_number()
         for new in planned:
@@ -161,7 +171,9 @@ class Command:
         ]
 
     def finish(self, failed: Sequence[tuple[Point, str]], stopped: int = 0) -> int:
-        """Tell how it ended, and give the exit code: 1 when any point has failed, now or before, 128+n after a signal."""
+        """Tell how it ended, and give the exit code: 1 when any point has failed, now or before,
+        128+n after a signal.
+        """
         path = short(self.directory.path)
         points = {point.number: point for point in self.directory.points()}
         states = survey(list(points.values())).states

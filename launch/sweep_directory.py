@@ -1,4 +1,5 @@
-"""The directory of a sweep: its points, each an ordinary run directory, and a ledger of what was done with them.
+"""The directory of a sweep: its points, each an ordinary run directory, and a ledger of what was
+done with them.
 
 <sweep.root>/<sweep.name>/
     sweep.json          its name, and every command that was typed for it
@@ -33,11 +34,12 @@ LONGEST_SLUG = 80
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One run of a sweep. hash: of its identity. varied: what tells it from its neighbours, by key. arm: of an ablation.
+    """One run of a sweep. hash: of its identity. varied: what tells it from its neighbours, by key.
+    arm: of an ablation.
 
-    event, code: the last thing that happened to it (submitted, started, ended or cancelled; '' for nothing yet), and the exit code
-    that it ended with. job, cluster: the last that was submitted for it, and to what. pid, host: of the main rank that was last
-    started without one.
+    event, code: the last thing that happened to it (submitted, started, ended or cancelled; '' for
+    nothing yet), and the exit code that it ended with. job, cluster: the last that was submitted
+    for it, and to what. pid, host: of the main rank that was last started without one.
     """
 
     number: int
@@ -72,7 +74,9 @@ class SweepDirectory:
         return str(self._content().get("name") or self.path.name)
 
     def commands(self) -> list[dict[str, Any]]:
-        """What was typed for it, oldest first: time, argv, overrides and config_dirs, where there were any, of each."""
+        """What was typed for it, oldest first: time, argv, overrides and config_dirs, where there
+        were any, of each.
+        """
         return list(self._content().get("commands", []))
 
     def begin(
@@ -105,7 +109,9 @@ class SweepDirectory:
         arm: str | None = None,
         number: int | None = None,
     ) -> Point:
-        """A new point with this number, or the next; its run directory is made by whoever prepares the run."""
+        """A new point with this number, or the next; its run directory is made by whoever prepares
+        the run.
+        """
         number = self.next_number() if number is None else number
         slug = slug_of(varied, arm)
         folder = f"{POINTS}/{number:03d}_{slug}_{hash[:8]}"
@@ -181,7 +187,9 @@ class SweepDirectory:
 
 
 def slug_of(varied: Mapping[str, str], arm: str | None = None) -> str:
-    """A readable part of a directory's name: the arm and what varies, with short keys, without signs that a shell or Hydra reads."""
+    """A readable part of a directory's name: the arm and what varies, with short keys, without
+    signs that a shell or Hydra reads.
+    """
     words = [arm] if arm else []
     words += [f"{_short(key, varied)}-{value}" for key, value in varied.items()]
     clean = re.sub(r"[^\w.+-]+", "-", "_".join(words), flags=re.ASCII).strip("-_.")
@@ -207,7 +215,9 @@ def find_sweep(path: Path) -> SweepDirectory:
 
 
 def examples(path: Path | None = None, most: int = 3) -> str:
-    """Sweeps that may have been meant, the last one first: those in a directory, else in sweeps; a pattern where there are none."""
+    """Sweeps that may have been meant, the last one first: those in a directory, else in sweeps; a
+    pattern where there are none.
+    """
     for folder in (*([path] if path is not None else []), Path(Sweep().root)):
         found = sorted(
             folder.glob(f"*/{SWEEP}"), key=lambda file: file.stat().st_mtime, reverse=True

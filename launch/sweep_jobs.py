@@ -17,7 +17,9 @@ FOLDER = "jobs"
 
 
 def run(sweep: Command) -> int:
-    """Submit what is due and return; with launch.wait, when all has ended. Raises ConfigError before anything is written."""
+    """Submit what is due and return; with launch.wait, when all has ended. Raises ConfigError
+    before anything is written.
+    """
     section = sweep.planned[0].resolution.config.launch
     assert isinstance(section, Submitit)
     if isinstance(section, Slurm):
@@ -50,7 +52,9 @@ def run(sweep: Command) -> int:
 def submit(
     sweep: Command, entries: Sequence[Entry], section: Submitit, ended: Ended
 ) -> Callable[[], None]:
-    """Make their run directories and submit them; what waits for them, and tells `ended` of each. Raises ConfigError."""
+    """Make their run directories and submit them; what waits for them, and tells `ended` of each.
+    Raises ConfigError.
+    """
     name, folder = sweep.directory.path.name, sweep.directory.path / FOLDER
     due = [(entry.point, entry.planned.resolution.world) for entry in entries]
     trust = list(
@@ -89,7 +93,9 @@ class Ended:
         self.failed: list[tuple[Point, str]] = []
 
     def slurm(self) -> None:
-        """Until the jobs of all points of the command have ended, those that earlier ones have submitted too."""
+        """Until the jobs of all points of the command have ended, those that earlier ones have
+        submitted too.
+        """
         points = {
             job: entry.point
             for entry in self.sweep.entries

@@ -1,4 +1,6 @@
-"""What a sweep says on the terminal: a line when a point starts and ends, the last words of one that fails, and a list at the end."""
+"""What a sweep says on the terminal: a line when a point starts and ends, the last words of one
+that fails, and a list at the end.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def cause(path: Path, code: int | None = None) -> str:
 
 
 def _of_job(path: Path) -> list[str]:
-    """What the last job of a run has printed, which is all there is of one that ended before the run began."""
+    """What the last job of a run has printed, which is all there is of one that ended before the
+    run began.
+    """
     from forge.launch import slurm
 
     file = slurm.log_file(path)

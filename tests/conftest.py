@@ -1,4 +1,6 @@
-"""What every test shares: one thread, so that small tests are fast while others run, a cache of their own, and a user's YAML files."""
+"""What every test shares: one thread, so that small tests are fast while others run, a cache of
+their own, and a user's YAML files.
+"""
 
 import os
 from collections.abc import Callable
@@ -31,9 +33,11 @@ def write(tmp_path: Path) -> Callable[[str, str], str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests go first, so that none of them is left for the end, where it would run alone.
+    """Files with slow tests go first, so that none of them is left for the end, where it would run
+    alone.
 
-    Those of Slurm come after them: its jobs have time limits, which other tests of many ranks beside them use up.
+    Those of Slurm come after them: its jobs have time limits, which other tests of many ranks
+    beside them use up.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     slurm = {item.path for item in items if item.get_closest_marker("slurm")}

@@ -36,7 +36,9 @@ def resume(run: Path | str, *typed: str) -> tuple[Path, list[Change]]:
 
 
 def alter(run: Path, **values: Any) -> list[Change]:
-    """What `resume` does with other values, without composing, which takes most of its time; a key is written train__max_steps."""
+    """What `resume` does with other values, without composing, which takes most of its time; a key
+    is written train__max_steps.
+    """
     config = copy.deepcopy(serialize.load(newest(run), trust=values.get("run__trust", ())))
     config.thaw()
     for key, value in {"run__dir": str(run), **values}.items():

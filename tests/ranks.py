@@ -17,7 +17,9 @@ SECONDS = 120
 
 
 def on_ranks(world: int, work: Callable[[int], None]) -> None:
-    """Run work(rank) on each of `world` ranks; fails with the trace of every rank that failed, or that did not end."""
+    """Run work(rank) on each of `world` ranks; fails with the trace of every rank that failed, or
+    that did not end.
+    """
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
         ranks = [

@@ -1,4 +1,6 @@
-"""`python -m forge.cancel`: points of a sweep or all of it, here and in Slurm's queue; what runs saves and ends."""
+"""`python -m forge.cancel`: points of a sweep or all of it, here and in Slurm's queue; what runs
+saves and ends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m forge.checkpoints RUN`: the table, the same as JSON, and what is said of what is no run."""
+"""`python -m forge.checkpoints RUN`: the table, the same as JSON, and what is said of what is no
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m forge.doctor`: what it prints here, exit codes, JSON, overrides, a broken torch or Hydra; it leaves nothing behind."""
+"""`python -m forge.doctor`: what it prints here, exit codes, JSON, overrides, a broken torch or
+Hydra; it leaves nothing behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m forge.resume RUN`: goes on from stored overrides, refuses word by word, and asks for consent to code of others."""
+"""`python -m forge.resume RUN`: goes on from stored overrides, refuses word by word, and asks for
+consent to code of others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The parent's side imports no torch: not to compose, check, explain, show or refuse; nor does `import forge` import Hydra."""
+"""The parent's side imports no torch: not to compose, check, explain, show or refuse; nor does
+`import forge` import Hydra.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m forge.train`: refusals word by word, what it shows, and that it leaves nothing behind when it refuses."""
+"""`python -m forge.train`: refusals word by word, what it shows, and that it leaves nothing behind
+when it refuses.
+"""
 
 from __future__ import annotations
 

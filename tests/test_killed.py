@@ -1,4 +1,6 @@
-"""Runs that are killed, and go on as if nothing had been; benchmarks/kill_resume.py does it at length."""
+"""Runs that are killed, and go on as if nothing had been; benchmarks/kill_resume.py does it at
+length.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def undisturbed(
 
 @pytest.fixture
 def killed(command: Callable[..., list[str]], tmp_path: Path) -> Starter:
-    """The outcomes of the starts of tmp_path/run; the n-th takes the n-th batch size, the last the last."""
+    """The outcomes of the starts of tmp_path/run; the n-th takes the n-th batch size, the last the
+    last.
+    """
 
     def run(kills: list[Kill], batch_sizes: tuple[int, ...] = (4,)) -> list[Outcome]:
         scratch = tmp_path / "marks"

@@ -1,4 +1,6 @@
-"""Runs of several ranks by subprocess: started by forge, by torchrun and by srun; failing, killed, hanging and told to stop."""
+"""Runs of several ranks by subprocess: started by forge, by torchrun and by srun; failing, killed,
+hanging and told to stop.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start Python with these arguments; what is left of it and of its descendants is killed, and fails the test."""
+    """Start Python with these arguments; what is left of it and of its descendants is killed, and
+    fails the test.
+    """
     processes: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **environ: str) -> subprocess.Popen[str]:
@@ -297,7 +301,9 @@ def test_a_signal_to_the_command_while_it_trains(
 def test_a_command_that_is_killed_leaves_no_rank_and_no_loader(
     what: str, seconds: int, train: Command, spawn: Any, tmp_path: Path
 ) -> None:
-    """Ranks that can save first; those that wait for one that hangs run no Python, and end when their time is over."""
+    """Ranks that can save first; those that wait for one that hangs run no Python, and end when
+    their time is over.
+    """
     run = tmp_path / "run"
     more = [
         *(f"+callbacks.trouble.{option}" for option in (f"what={what}", "pause=0.02")),

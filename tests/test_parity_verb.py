@@ -1,4 +1,6 @@
-"""`python -m forge.parity`: exit codes, what is printed, and what is refused before anything starts."""
+"""`python -m forge.parity`: exit codes, what is printed, and what is refused before anything
+starts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The default's few sequences a step: two ranks that shard or replicate write the same numbers as one device, to the bit."""
+"""The default's few sequences a step: two ranks that shard or replicate write the same numbers as
+one device, to the bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m forge.status`: the table of a sweep, one point with its logs, a single run, and what is neither."""
+"""`python -m forge.status`: the table of a sweep, one point with its logs, a single run, and what
+is neither.
+"""
 
 from __future__ import annotations
 

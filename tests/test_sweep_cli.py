@@ -392,7 +392,9 @@ SWEEP = ["-m", *TINY, *EVAL, "train.max_steps=25", "checkpoint.interval=10", "se
 def test_a_sweep_whose_command_is_killed_ends_with_the_bits_of_an_undisturbed_one(
     tmp_path: Path,
 ) -> None:
-    """Callbacks are free, so the slow points are the same runs. Done points are left, the one that was begun goes on."""
+    """Callbacks are free, so the slow points are the same runs. Done points are left, the one that
+    was begun goes on.
+    """
     environ = {
         "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     }

@@ -1,4 +1,6 @@
-"""Runs as a person starts them: processes, signals, errors on the terminal, and the verbs that read a run."""
+"""Runs as a person starts them: processes, signals, errors on the terminal, and the verbs that read
+a run.
+"""
 
 from __future__ import annotations
 
@@ -143,8 +145,8 @@ def running(
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """A run without end that has made its first steps, in a process group of its own.
 
-    code: Python in place of forge.train, which is given the overrides, or the run directory where it is a worker.
-    in_background: as the shell of a script has a command, with SIGINT ignored.
+    code: Python in place of forge.train, which is given the overrides, or the run directory where
+    it is a worker. in_background: as the shell of a script has a command, with SIGINT ignored.
     """
     started: list[subprocess.Popen[str]] = []
 
@@ -291,7 +293,9 @@ def test_a_stop_that_takes_too_long_is_ended(running: Callable[..., subprocess.P
 def test_a_mistake_in_the_data_is_said_once_and_leaves_nothing(
     command: Callable[..., list[str]], tmp_path: Path, more: list[str]
 ) -> None:
-    """Neither a run directory, nor the folders above it, nor advice to go on with what is not there."""
+    """Neither a run directory, nor the folders above it, nor advice to go on with what is not
+    there.
+    """
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "fine"}\nnot json\n')
     done = subprocess.run(
@@ -314,7 +318,9 @@ def test_a_mistake_in_the_data_is_said_once_and_leaves_nothing(
 def test_what_was_there_before_a_refused_run_stays(
     command: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """A folder of the user's with a hidden file, and a run that goes on when its text has become bad."""
+    """A folder of the user's with a hidden file, and a run that goes on when its text has become
+    bad.
+    """
     text = tmp_path / "mine.txt"
     text.write_text("".join(f"{i} the sea and the ship\n" for i in range(200)))
     (tmp_path / "run").mkdir()

@@ -1,4 +1,6 @@
-"""A wheel and an sdist hold every module, YAML option and table of the checkout, and train where there is no checkout."""
+"""A wheel and an sdist hold every module, YAML option and table of the checkout, and train where
+there is no checkout.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def run(*command: object, cwd: Path, **env: str) -> str:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheel and sdist of forge, the wheel built from the sdist, and the wheel of the example; built of copies, without a download."""
+    """Wheel and sdist of forge, the wheel built from the sdist, and the wheel of the example; built
+    of copies, without a download.
+    """
     folder = tmp_path_factory.mktemp("dist")
     source = folder / "source"
     source.mkdir()

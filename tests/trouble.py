@@ -11,7 +11,9 @@ from forge.training.callback import Callback
 
 
 class Trouble(Callback):
-    """At the end of a step, on one rank: raise, hang, stop (as SIGSTOP does), or a signal by its name to the process itself."""
+    """At the end of a step, on one rank: raise, hang, stop (as SIGSTOP does), or a signal by its
+    name to the process itself.
+    """
 
     def __init__(self, what: str, step: int = 3, rank: int = 1, pause: float = 0.0) -> None:
         self.what, self.step, self.rank, self.pause = what, step, rank, pause

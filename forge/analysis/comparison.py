@@ -1,4 +1,6 @@
-"""The numbers of a report: what each arm reached, how it differs from the baseline, how soon, and what failed."""
+"""The numbers of a report: what each arm reached, how it differs from the baseline, how soon, and
+what failed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from forge.launch.point_state import DONE, FAILED
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
-    """An arm with its numbers; None where it has no finished run, or where nothing can be said. p_holm: corrected for several arms."""
+    """An arm with its numbers; None where it has no finished run, or where nothing can be said.
+    p_holm: corrected for several arms.
+    """
 
     arm: Arm
     values: dict[int, list[float]]
@@ -38,10 +42,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is compared, and the rows, an arm each, in the order of the sweep. target: the value to reach, None where there is none.
+    """What is compared, and the rows, an arm each, in the order of the sweep. target: the value to
+    reach, None where there is none.
 
-    compared: with the baseline; where a sweep names none and has one run of each arm, as a search does, arms are ranked instead, and
-    `baseline` is the best.
+    compared: with the baseline; where a sweep names none and has one run of each arm, as a search
+    does, arms are ranked instead, and `baseline` is the best.
     """
 
     source: Source
@@ -65,12 +70,14 @@ class Report:
 
     @cached_property
     def ranked(self) -> list[Row]:
-        """The rows, best first, by the differences, which are not misled by an arm that has only its luckier seeds done; last those
+        """The rows, best first, by the differences, which are not misled by an arm that has only
+        its luckier seeds done; last those
         without a value."""
         return sorted(self.rows, key=self._standing)
 
     def shown(self, most: int | None = None) -> list[Row]:
-        """The rows of a table, in the order of the sweep; the best first where arms are ranked, or some are left out.
+        """The rows of a table, in the order of the sweep; the best first where arms are ranked, or
+        some are left out.
 
         most: the best so many, apart from the baseline, which is always there.
         """
@@ -109,7 +116,9 @@ class Report:
         )
 
     def label(self, run: Run) -> str:
-        """What a run is called: its number in the sweep, which its directory begins with; a single run by its directory."""
+        """What a run is called: its number in the sweep, which its directory begins with; a single
+        run by its directory.
+        """
         return f"{run.point.number:03d}" if self.source.path else run.point.slug
 
     def arm_of(self, run: Run) -> str:
@@ -128,9 +137,11 @@ def compare(
     baseline: str | None = None,
     reach: float | None = None,
 ) -> Report:
-    """Compare the arms of a source by a metric (None: run.objective), each with the baseline (None: the sweep's, else the first).
+    """Compare the arms of a source by a metric (None: run.objective), each with the baseline (None:
+    the sweep's, else the first).
 
-    reach: the value that tokens and time are counted to; None: the mean of the baseline, where there is one. Raises ConfigError.
+    reach: the value that tokens and time are counted to; None: the mean of the baseline, where
+    there is one. Raises ConfigError.
     """
     metric = metric or _objective(source)
     arms = arms_of(source.runs, source.name)

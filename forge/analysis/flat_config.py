@@ -24,7 +24,9 @@ Settings = dict[str, str]
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """The config in force as plain data; no class that it names is imported. Raises ValueError, OSError."""
+    """The config in force as plain data; no class that it names is imported. Raises ValueError,
+    OSError.
+    """
     try:
         plain = read_yaml(newest(run_dir))
     except (yaml.YAMLError, ValueError) as error:
@@ -42,7 +44,9 @@ def flat(plain: Mapping[str, Any]) -> Settings:
 
 
 def options(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every option by its dotted key; a group's variant is the last word of its target, under the group's name."""
+    """Every option by its dotted key; a group's variant is the last word of its target, under the
+    group's name.
+    """
     found: dict[str, Any] = {}
     for key, value in plain.items():
         name = f"{prefix}{key}"
@@ -56,7 +60,9 @@ def options(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def number_text(value: object) -> str | None:
-    """A number, or a text that is one, in its shortest decimal form: 0.001, 1e-5, 4; None for all else."""
+    """A number, or a text that is one, in its shortest decimal form: 0.001, 1e-5, 4; None for all
+    else.
+    """
     if isinstance(value, str):
         value = (
             float(value)
@@ -78,9 +84,11 @@ def identity(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def differing(all_settings: Iterable[Settings], *, seeds: bool = False) -> list[str]:
-    """The keys, apart from APART, that not all have with the same value. seeds: the seed among them.
+    """The keys, apart from APART, that not all have with the same value. seeds: the seed among
+    them.
 
-    Where a group's variants differ, an option that only one of them has counts when its own values do.
+    Where a group's variants differ, an option that only one of them has counts when its own values
+    do.
     """
     several = list(all_settings)
     keys = dict.fromkeys(

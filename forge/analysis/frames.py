@@ -15,9 +15,11 @@ Places = str | Path | Sequence[str | Path]
 
 
 def frame(sweep: Places) -> pandas.DataFrame:
-    """A row a run of a sweep, or of runs given as a list: arm, seed, state, step, tokens, seconds, what differs, and final metrics.
+    """A row a run of a sweep, or of runs given as a list: arm, seed, state, step, tokens, seconds,
+    what differs, and final metrics.
 
-    Options of the config have their dotted keys. A run that is not done has no final metrics. Raises ConfigError.
+    Options of the config have their dotted keys. A run that is not done has no final metrics.
+    Raises ConfigError.
     """
     return pandas.DataFrame(run_rows(_report(sweep)))
 
@@ -29,12 +31,16 @@ def arms(
     baseline: str | None = None,
     reach: float | None = None,
 ) -> pandas.DataFrame:
-    """A row an arm: mean, deviation, interval, difference to the baseline, p-values, how soon it reached a value. Raises ConfigError."""
+    """A row an arm: mean, deviation, interval, difference to the baseline, p-values, how soon it
+    reached a value. Raises ConfigError.
+    """
     return pandas.DataFrame(arm_rows(_report(sweep, metric=metric, baseline=baseline, reach=reach)))
 
 
 def curves(sweep: Places, metric: str = "train/loss") -> pandas.DataFrame:
-    """A row a log of a metric: arm, seed, run, step, tokens, seconds of training, and the metric. Raises ConfigError."""
+    """A row a log of a metric: arm, seed, run, step, tokens, seconds of training, and the metric.
+    Raises ConfigError.
+    """
     made, parts = _report(sweep), []
     for run in made.runs:
         series = run.logged.series(metric)

@@ -13,7 +13,9 @@ from forge.launch.point_state import DONE
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arm:
-    """Runs that differ in nothing but their seed, or that the sweep has given one name. spelled: that with values as they were typed."""
+    """Runs that differ in nothing but their seed, or that the sweep has given one name. spelled:
+    that with values as they were typed.
+    """
 
     name: str
     runs: tuple[Run, ...]
@@ -33,8 +35,8 @@ class Arm:
 
 
 def arms_of(runs: Sequence[Run], otherwise: str) -> list[Arm]:
-    """The arms in the order of their first runs: by their config apart from the seed, free options aside unless the sweep varies
-    them, and by the name that an ablation has given a point.
+    """The arms in the order of their first runs: by their config apart from the seed, free options
+    aside unless the sweep varies them, and by the name that an ablation has given a point.
 
     An arm is called by that name, else by what varies in the sweep; `otherwise` where nothing does.
     """
@@ -76,7 +78,9 @@ def _joined(words: Mapping[str, str], values: Mapping[str, str | None]) -> str:
 
 
 def _typed_apart(runs: Sequence[Run]) -> list[str]:
-    """Of each run what was typed for it, and for another not, or otherwise; nothing where all that it has is in the others' too."""
+    """Of each run what was typed for it, and for another not, or otherwise; nothing where all that
+    it has is in the others' too.
+    """
     typed = [
         {key: _shown(run, key, text) for key, text in _overrides(run).items() if _counts(key)}
         for run in runs
@@ -107,7 +111,9 @@ def _typed(run: Run) -> tuple[str, ...]:
 
 
 def _value(run: Run, key: str) -> str | None:
-    """What a key that varies in the sweep has in a run: a number in one form however it was spelled, else as it was typed or resolved."""
+    """What a key that varies in the sweep has in a run: a number in one form however it was
+    spelled, else as it was typed or resolved.
+    """
     text = _as_typed(run, key)
     return (run.numbers.get(key) if run.options else flat_config.number_text(text)) or text
 
@@ -123,7 +129,9 @@ def _overrides(run: Run) -> dict[str, str]:
 
 
 def _distinct(names: list[str], runs: Sequence[Run]) -> list[str]:
-    """The names, those that several arms would have with what tells these apart, best what was typed; a number where nothing does."""
+    """The names, those that several arms would have with what tells these apart, best what was
+    typed; a number where nothing does.
+    """
     result = list(names)
     for name in {name for name in names if names.count(name) > 1}:
         places = [i for i, other in enumerate(names) if other == name]

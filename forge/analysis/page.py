@@ -35,7 +35,9 @@ ONE_LINE = "A line a run."
 
 
 def page(report: Report, place: Path, most: int = MOST) -> str:
-    """The page; `place` is the directory that it will lie in, for the links to runs. most: arms in figures and tables."""
+    """The page; `place` is the directory that it will lie in, for the links to runs. most: arms in
+    figures and tables.
+    """
     data = page_data(report, most)
     runs = runs_table(report, RUNS)
     links = {report.label(run): _link(run.path, place) for run in report.runs}

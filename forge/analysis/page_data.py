@@ -1,4 +1,6 @@
-"""What the figures of the page are drawn from: numbers of the arms, and curves with bands, thinned out."""
+"""What the figures of the page are drawn from: numbers of the arms, and curves with bands, thinned
+out.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from forge.analysis.series import Series
 from forge.analysis.tables import verdict
 
 POINTS, FEWEST, ALL = 300, 60, 15_000
-"""Of a curve on the page; of more, neighbours are averaged. Of many curves each has fewer, so that they are ALL together, or FEWEST."""
+"""Of a curve on the page; of more, neighbours are averaged. Of many curves each has fewer, so that
+they are ALL together, or FEWEST.
+"""
 DIGITS = 7
 UNITS = {
     "loss": "nats a token",
@@ -24,7 +28,9 @@ UNITS = {
 
 
 def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
-    """Arms and curves as plain numbers, baseline: its place among the arms, None where arms are ranked. most: arms."""
+    """Arms and curves as plain numbers, baseline: its place among the arms, None where arms are
+    ranked. most: arms.
+    """
     metrics = list(dict.fromkeys([report.metric, "train/loss", "eval/loss"]))
     rows = report.shown(most)
     base, arms = report.baseline.arm, [row.arm for row in rows]
@@ -59,10 +65,12 @@ def unit(metric: str) -> str:
 def curve(
     arm: Arm, metric: str, baseline: Arm | None = None, *, points: int = POINTS
 ) -> dict[str, Any] | None:
-    """The mean over the seeds of an arm, and the lowest and highest of them; over runs under way where none is done.
+    """The mean over the seeds of an arm, and the lowest and highest of them; over runs under way
+    where none is done.
 
-    It is taken at the steps of the run that logged least, as far as all of them have come. baseline: of the differences to its runs
-    of the same seeds, or to the mean of all of them where no seed is common.
+    It is taken at the steps of the run that logged least, as far as all of them have come.
+    baseline: of the differences to its runs of the same seeds, or to the mean of all of them where
+    no seed is common.
     """
     own = _logged(arm, metric)
     lines = (
@@ -101,7 +109,9 @@ def curve(
 
 
 def _logged(arm: Arm, metric: str) -> list[tuple[int | None, Series]]:
-    """The curves of the runs that are done with a value of the metric, else of all done, else of those under way; each with its seed."""
+    """The curves of the runs that are done with a value of the metric, else of all done, else of
+    those under way; each with its seed.
+    """
     runs = [run for run in arm.done if metric in run.final] or arm.done or arm.runs
     found = [(run.seed, run.logged.series(metric)) for run in runs]
     return [(seed, series) for seed, series in found if len(series.steps)]

@@ -12,10 +12,11 @@ from forge.analysis.series import Series
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """Of `of` runs, `n` logged a value as good as the one asked for; the median step, tokens and seconds at which they first did.
+    """Of `of` runs, `n` logged a value as good as the one asked for; the median step, tokens and
+    seconds at which they first did.
 
-    A run that never did counts as later than all others, so that an arm gains nothing by it; where the median falls on such a one,
-    or a run has not logged what is counted, it is None.
+    A run that never did counts as later than all others, so that an arm gains nothing by it; where
+    the median falls on such a one, or a run has not logged what is counted, it is None.
     """
 
     n: int
@@ -26,7 +27,9 @@ class Reached:
 
 
 def reached(curves: Sequence[Series], target: float, *, higher: bool) -> Reached:
-    """When the runs first logged a value that is at least as good as `target`; nothing is put between two logs."""
+    """When the runs first logged a value that is at least as good as `target`; nothing is put
+    between two logs.
+    """
     firsts = [_first(curve, target, higher) for curve in curves]
     step, tokens, seconds = (_median(column) for column in zip(*firsts, strict=True))
     return Reached(

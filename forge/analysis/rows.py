@@ -19,7 +19,9 @@ def arm_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def run_rows(report: Report) -> list[dict[str, Any]]:
-    """A row a run: arm, seed, state, how far it is, the config where arms differ, and its final metrics if it is done."""
+    """A row a run: arm, seed, state, how far it is, the config where arms differ, and its final
+    metrics if it is done.
+    """
     rows = [_run(run, report) for run in report.runs]
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]

@@ -25,7 +25,8 @@ LONGEST_NAME = 80  # of several runs; one that is longer gives their number
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A run as a report sees it. state: as launch.point_state has it. why: it failed. final: metrics of a run that is done.
+    """A run as a report sees it. state: as launch.point_state has it. why: it failed. final:
+    metrics of a run that is done.
 
     ended: the step at which it did, and the reason, of one that is done.
     """
@@ -81,10 +82,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a report was asked of. path: the sweep's directory, None for single runs. baseline: the arm that the sweep itself names.
+    """What a report was asked of. path: the sweep's directory, None for single runs. baseline: the
+    arm that the sweep itself names.
 
-    commands: what is typed for it after `python -m forge.train`, each once. silent: why Slurm could not be asked for the state of its
-    jobs, where it could not.
+    commands: what is typed for it after `python -m forge.train`, each once. silent: why Slurm could
+    not be asked for the state of its jobs, where it could not.
     """
 
     name: str

@@ -19,7 +19,9 @@ METRICS, PERFORMANCE = "metrics.jsonl", "performance.jsonl"
 
 @dataclass(frozen=True)
 class Series:
-    """A metric where it was logged as a finite number: [n] each. tokens and seconds are NaN where a run has not logged them."""
+    """A metric where it was logged as a finite number: [n] each. tokens and seconds are NaN where a
+    run has not logged them.
+    """
 
     steps: np.ndarray
     values: np.ndarray
@@ -51,20 +53,26 @@ class Logged:
         return float(values[-1]) if len(values) else None
 
     def series(self, name: str) -> Series:
-        """The curve of one metric; empty when it was never logged. Of several values of a step the last one counts."""
+        """The curve of one metric; empty when it was never logged. Of several values of a step the
+        last one counts.
+        """
         steps, values = self._column(name)
         return Series(steps, values, *(_between(steps, *known) for known in self._clocks))
 
     @cached_property
     def _clocks(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Tokens and seconds of training after a step: those logged, and 0 at step 0; straight between them."""
+        """Tokens and seconds of training after a step: those logged, and 0 at step 0; straight
+        between them.
+        """
         (steps, tokens), (timed, each) = self._column("tokens"), self._column("step_seconds")
         seconds = np.cumsum(each * np.diff(timed, prepend=0))
         return _from_zero(steps, tokens), _from_zero(timed, seconds)
 
     @cached_property
     def _columns(self) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], int]:
-        """The steps and values of every metric, and the last step: arrays, for the rows of many runs would fill the memory."""
+        """The steps and values of every metric, and the last step: arrays, for the rows of many
+        runs would fill the memory.
+        """
         found: dict[str, dict[int, float]] = {}
         last = 0
         for row in (row for file in (METRICS, PERFORMANCE) for row in _rows(self.run_dir / file)):

@@ -1,4 +1,6 @@
-"""Mean, deviation and interval over seeds; the difference between two arms; correction for several comparisons."""
+"""Mean, deviation and interval over seeds; the difference between two arms; correction for several
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,16 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 SAME = 1e-12
-"""Differences that spread less than this, relative to the values, do not spread at all: a test would divide by rounding."""
+"""Differences that spread less than this, relative to the values, do not spread at all: a test
+would divide by rounding.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Of n values: mean, standard deviation (n - 1 in the denominator) and Student's t interval of the mean; None where n is 1."""
+    """Of n values: mean, standard deviation (n - 1 in the denominator) and Student's t interval of
+    the mean; None where n is 1.
+    """
 
     n: int
     mean: float
@@ -27,7 +33,9 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """An arm minus the baseline. method: paired by seed, Welch's, or none, with the reason in `why`; n: pairs, 0 without pairing."""
+    """An arm minus the baseline. method: paired by seed, Welch's, or none, with the reason in
+    `why`; n: pairs, 0 without pairing.
+    """
 
     mean: float
     method: str
@@ -56,8 +64,9 @@ def difference(
 ) -> Difference:
     """The arm minus the baseline, each as the values of every seed.
 
-    Paired (ttest_rel) over the seeds that both have, when these are at least two and at least half of those of the smaller side;
-    Welch's unequal variances (ttest_ind) otherwise. The interval is one of 95 %, the p-value two-sided.
+    Paired (ttest_rel) over the seeds that both have, when these are at least two and at least half
+    of those of the smaller side; Welch's unequal variances (ttest_ind) otherwise. The interval is
+    one of 95 %, the p-value two-sided.
     """
     common = sorted(arm.keys() & baseline.keys())
     once = all(len(values) == 1 for side in (arm, baseline) for values in side.values())
@@ -79,7 +88,9 @@ def difference(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """P-values corrected for being several, by Holm's step-down method (Scand. J. Statistics 6, 1979); None stays and does not count."""
+    """P-values corrected for being several, by Holm's step-down method (Scand. J. Statistics 6,
+    1979); None stays and does not count.
+    """
     ranked = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     highest = 0.0

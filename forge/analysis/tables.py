@@ -20,7 +20,9 @@ LEFT, RIGHT = "left", "right"
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A title, a line of heads, lines of cells, and sentences that say what they mean. name: for tests and links."""
+    """A title, a line of heads, lines of cells, and sentences that say what they mean. name: for
+    tests and links.
+    """
 
     name: str
     title: str
@@ -182,7 +184,9 @@ def how_soon(report: Report, most: int | None = None) -> Table:
 
 
 def configs(report: Report, most: int | None = None) -> Table:
-    """In what the config of each arm differs from the baseline's, or from that of the best where arms are ranked."""
+    """In what the config of each arm differs from the baseline's, or from that of the best where
+    arms are ranked.
+    """
     base, lines = report.baseline.arm.options, []
     keys = report.differing
     for row in report.shown(most):
@@ -212,7 +216,9 @@ def configs(report: Report, most: int | None = None) -> Table:
 
 
 def unfinished(report: Report, most: int | None = None) -> Table:
-    """Runs that count in no number above, each with what became of it; of more than `most`, those that failed first."""
+    """Runs that count in no number above, each with what became of it; of more than `most`, those
+    that failed first.
+    """
     without = set(report.without)
     left = [run for run in report.runs if run.state != DONE or run in without]
     notes = []
@@ -305,7 +311,9 @@ def decimals(report: Report) -> Decimals:
 
 
 def verdict(row: Row, higher: bool) -> str:
-    """'better' or 'worse' than the baseline at 5 % after Holm's correction; empty where that cannot be told."""
+    """'better' or 'worse' than the baseline at 5 % after Holm's correction; empty where that cannot
+    be told.
+    """
     if row.difference is None or row.p_holm is None or row.p_holm >= ALPHA:
         return ""
     return "better" if (row.difference.mean > 0) == higher else "worse"

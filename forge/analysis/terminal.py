@@ -19,14 +19,18 @@ PIPED, MOST = 120, 30
 
 
 def show(report: Report, console: Console, most: int = MOST) -> None:
-    """Print the headline and every table with at most so many lines, without blanks at the ends of lines."""
+    """Print the headline and every table with at most so many lines, without blanks at the ends of
+    lines.
+    """
     with console.capture() as captured:
         _print(report, console, most)
     console.file.write(re.sub(r" +(?=\n)", "", captured.get()))
 
 
 def width() -> int | None:
-    """The columns to print in: those of the terminal, else COLUMNS, else 120. None: as rich finds them."""
+    """The columns to print in: those of the terminal, else COLUMNS, else 120. None: as rich finds
+    them.
+    """
     return None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPED
 
 

@@ -19,7 +19,9 @@ class Decimals:
 
     @classmethod
     def of(cls, spreads: Sequence[float], values: Sequence[float]) -> Decimals:
-        """By deviations over seeds; without any, by how far the values are apart; without that, four digits of a value."""
+        """By deviations over seeds; without any, by how far the values are apart; without that,
+        four digits of a value.
+        """
         known = sorted(spread for spread in spreads if spread > 0)
         size = known[len(known) // 2] if known else max(values) - min(values)
         size = size or abs(values[0]) / 10 or 1.0

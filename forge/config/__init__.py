@@ -1,4 +1,6 @@
-"""The configuration: its groups and their schemas. A package of the user's own adds schemas by `register`. Never imports torch."""
+"""The configuration: its groups and their schemas. A package of the user's own adds schemas by
+`register`. Never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,14 @@ if TYPE_CHECKING:
 
 
 def register(group: str, name: str, schema: type[Section]) -> None:
-    """Add the schema of an option of a group, so that `defaults: [/schema/GROUP@_here_: NAME, _self_]` finds it.
+    """Add the schema of an option of a group, so that `defaults: [/schema/GROUP@_here_: NAME,
+    _self_]` finds it.
 
-    group: model, tokenizer, data, objective, optimizer or scheduler. schema: a dataclass(kw_only=True) that subclasses the group's
-    base class, such as forge.config.model.Model, with a default for `_target_`; its options are made by forge.config.field.opt.
-    Call it where `hydra.searchpath=[pkg://mine.conf]` imports it: in mine/conf/__init__.py. Raises ValueError for what does not fit.
+    group: model, tokenizer, data, objective, optimizer or scheduler. schema: a
+    dataclass(kw_only=True) that subclasses the group's base class, such as
+    forge.config.model.Model, with a default for `_target_`; its options are made by
+    forge.config.field.opt. Call it where `hydra.searchpath=[pkg://mine.conf]` imports it: in
+    mine/conf/__init__.py. Raises ValueError for what does not fit.
     """
     from forge.config import schemas
 

@@ -53,7 +53,9 @@ ALIASES = {
     }.items()
     for word in words.split()
 }
-"""By word the key that takes its value, the group that has it as an option, or a text to type; one that ends in = goes before the value."""
+"""By word the key that takes its value, the group that has it as an option, or a text to type; one
+that ends in = goes before the value.
+"""
 
 HINTS = {
     "dropout": "no model has dropout: leave it out",
@@ -95,7 +97,9 @@ COMPUTED = {
 
 
 def computed(tree: DictConfig, word: str, value: str) -> tuple[str, str] | None:
-    """What to type for a number that counts otherwise here, and what it is; None for all else, or where nothing takes it."""
+    """What to type for a number that counts otherwise here, and what it is; None for all else, or
+    where nothing takes it.
+    """
     try:
         text, note = COMPUTED[word](tree, float(value))
     except (KeyError, ValueError, TypeError, ArithmeticError):

@@ -1,4 +1,6 @@
-"""The machines that the ranks of a run take of a cluster: how many, with how many ranks and GPUs each."""
+"""The machines that the ranks of a run take of a cluster: how many, with how many ranks and GPUs
+each.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def _options(schema: type[Section]) -> tuple[tuple[str, Any, typing.Mapping[str,
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type that its option declares; the length of a tuple is another matter."""
+    """Whether a value has the type that its option declares; the length of a tuple is another
+    matter.
+    """
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
         if isinstance(value, bool):
             return hint is bool

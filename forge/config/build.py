@@ -1,4 +1,6 @@
-"""`_target_` to object: what may be built where, the calling convention, and errors that name the config path."""
+"""`_target_` to object: what may be built where, the calling convention, and errors that name the
+config path.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,16 @@ from forge.config.target import (
 def build(section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any) -> Any:
     """Build the component that `section._target_` names.
 
-    A target whose first parameter is annotated with a section class gets the section; any other, such
-    as torch.optim.SGD, gets its fields as keywords. `runtime` arguments are passed on either way. `path`
-    is the section's place in the config: it says what may be built, and is named in errors.
+    A target whose first parameter is annotated with a section class gets the section; any other,
+    such as torch.optim.SGD, gets its fields as keywords. `runtime` arguments are passed on either
+    way. `path` is the section's place in the config: it says what may be built, and is named in
+    errors.
 
-    A mapping, an entry of a free dict such as `callbacks`, gives its values as keywords in the same way.
+    A mapping, an entry of a free dict such as `callbacks`, gives its values as keywords in the same
+    way.
 
-    Raises ConfigError when the target may not be built there, does not exist, or does not take the arguments.
+    Raises ConfigError when the target may not be built there, does not exist, or does not take the
+    arguments.
     """
     return bind(section, path=path, trust=trust, **runtime)()
 
@@ -170,7 +175,9 @@ def _imported(name: str) -> tuple[Any, str, str]:
 
 
 def _kind_fault(found: Any, name: str, place: str, *, ours: bool) -> tuple[str, str]:
-    """Why something is not of the kind that its place takes, and what to do, or empty. ours: it needs no trust."""
+    """Why something is not of the kind that its place takes, and what to do, or empty. ours: it
+    needs no trust.
+    """
     base = OF_TORCH[place] if ours and of_torch(name, place) else OF_USER.get(place)
     if base is None:
         return "", ""

@@ -1,4 +1,6 @@
-"""Problems that come of one degree of parallelism, told as one, with the largest smaller degree that none of them is left with."""
+"""Problems that come of one degree of parallelism, told as one, with the largest smaller degree
+that none of them is left with.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ Again = Callable[[Mapping[str, int]], Sequence[Problem]]
 
 
 def of_one_cause(problems: Sequence[Problem], parallel: Parallel, again: Again) -> list[Problem]:
-    """The same problems, but for those of the layout that one smaller degree mends, which become one.
+    """The same problems, but for those of the layout that one smaller degree mends, which become
+    one.
 
     parallel: as it was given. again: the errors that are left with other degrees, by key.
     """
@@ -58,7 +61,9 @@ def _kind(problem: Problem) -> tuple[str, str]:
 
 
 def _smaller(parallel: Parallel, axis: str) -> Iterator[dict[str, int]]:
-    """Smaller degrees, the largest first; where the number of shards was given, also with as many as the ranks leave."""
+    """Smaller degrees, the largest first; where the number of shards was given, also with as many
+    as the ranks leave.
+    """
     for size in range(min(getattr(parallel, axis) - 1, MOST), 0, -1):
         yield {f"parallel.{axis}": size}
         if parallel.dp_shard != -1:

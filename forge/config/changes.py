@@ -23,7 +23,9 @@ ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One key with its value before and after; `free` when it may change without a word from the user."""
+    """One key with its value before and after; `free` when it may change without a word from the
+    user.
+    """
 
     key: str
     before: Any
@@ -32,9 +34,11 @@ class Change:
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """Every difference between two resolved configs; a section that becomes another variant is one change.
+    """Every difference between two resolved configs; a section that becomes another variant is one
+    change.
 
-    Free are options marked so, a larger train.max_steps, and a schedule that was worked out from train.max_steps and follows it.
+    Free are options marked so, a larger train.max_steps, and a schedule that was worked out from
+    train.max_steps and follows it.
     """
     found = [change for change in _walk(before, after, "") if not permitted(change.key, PLACES)]
     return [
@@ -49,7 +53,9 @@ def permitted(key: str, allowed: Sequence[str]) -> bool:
 
 
 def assignments(before: Section, after: Section) -> list[str]:
-    """`key=value` for every option of `after` that differs; a section of another class has no such text."""
+    """`key=value` for every option of `after` that differs; a section of another class has no such
+    text.
+    """
     found = [
         (change.key, functools.reduce(getattr, change.key.split("."), after))
         for change in _walk(before, after, "")

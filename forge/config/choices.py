@@ -22,7 +22,9 @@ DEGREE = re.compile("(tp|pp|cp|ep)([0-9]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What group choices compose to: the tree, the option chosen in each group, (config path, package) of every file, and what misfits."""
+    """What group choices compose to: the tree, the option chosen in each group, (config path,
+    package) of every file, and what misfits.
+    """
 
     tree: DictConfig
     choices: dict[str, str | None]
@@ -122,7 +124,9 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
 
 
 def _faults(merged: Merged, library: Library) -> list[Problem]:
-    """What is wrong with files that compose without it: options that they choose and that are not there, and values."""
+    """What is wrong with files that compose without it: options that they choose and that are not
+    there, and values.
+    """
     absent = [
         absent_fault(path, group, name, library)
         for path, _ in merged.files
@@ -132,7 +136,9 @@ def _faults(merged: Merged, library: Library) -> list[Problem]:
 
 
 def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
-    """The choices as Hydra takes them: null removes a group; `+group=x` says `group=x` where the group has a place."""
+    """The choices as Hydra takes them: null removes a group; `+group=x` says `group=x` where the
+    group has a place.
+    """
     result: list[Override] = []
     for override in chosen:
         group = override.key_or_group
@@ -150,7 +156,9 @@ def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
 
 
 def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
-    """What the choices compose to; a problem is blamed on the last of them, or on conf/local when there is none."""
+    """What the choices compose to; a problem is blamed on the last of them, or on conf/local when
+    there is none.
+    """
     last = chosen[-1] if chosen else parse("local=default")
     text = last.input_line or ""
     name = last.value() if not last.is_delete() else None

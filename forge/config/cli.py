@@ -1,4 +1,6 @@
-"""What the verbs share: arguments in any order, composing, resolving, and a refusal that exits with 2."""
+"""What the verbs share: arguments in any order, composing, resolving, and a refusal that exits with
+2.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> argparse.ArgumentParser:
-    """A parser of overrides and the search path; verbs add their own flags. takes: what the help calls the words it is given."""
+    """A parser of overrides and the search path; verbs add their own flags. takes: what the help
+    calls the words it is given.
+    """
     result = argparse.ArgumentParser(
         prog=f"python -m {prog}", description=description, add_help=False, allow_abbrev=False
     )
@@ -56,7 +60,8 @@ def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> argparse.
 def parse(arguments: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse flags and overrides in any order; argparse itself wants the overrides in one piece.
 
-    What has dashes and is no flag, as --lr 3e-3, is among the overrides, as --lr=3e-3: whoever composes them refuses it beside all else.
+    What has dashes and is no flag, as --lr 3e-3, is among the overrides, as --lr=3e-3: whoever
+    composes them refuses it beside all else.
     """
     words = _joined(arguments, sys.argv[1:] if argv is None else argv)
     options, others = arguments.parse_known_intermixed_args(words)
@@ -95,7 +100,9 @@ def _flags(arguments: argparse.ArgumentParser) -> list[str]:
 def resolved(
     overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world_size: int | None = None
 ) -> tuple[Composition, Resolution]:
-    """Compose and resolve. Raises ConfigError with all problems of both, in the order they were typed."""
+    """Compose and resolve. Raises ConfigError with all problems of both, in the order they were
+    typed.
+    """
     composition = compose(overrides, config_dirs=config_dirs)
     try:
         resolution = resolve(
@@ -153,7 +160,9 @@ def show(text: str) -> int:
 
 
 def as_typed(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Problem]:
-    """Problems in the order of the overrides that they are of; those of the search path, which others come of, first."""
+    """Problems in the order of the overrides that they are of; those of the search path, which
+    others come of, first.
+    """
     keys = [text.lstrip("+~").partition("=")[0] for text in overrides]
 
     def place(problem: Problem) -> int:

@@ -14,14 +14,18 @@ from forge.config.world import CPU_BUILD, Devices, World, find_world
 
 
 def world_of(config: Config, devices: Devices, environ: Mapping[str, str] = os.environ) -> World:
-    """The ranks of a run; with launch=slurm those of its job, unless something has started them already. devices: of this machine."""
+    """The ranks of a run; with launch=slurm those of its job, unless something has started them
+    already. devices: of this machine.
+    """
     if isinstance(config.launch, Slurm) and ranks_said(environ) is None:
         return _of_job(config, config.launch, devices)
     return find_world(config.run, config.parallel, devices, environ)
 
 
 def _of_job(config: Config, section: Slurm, here: Devices) -> World:
-    """Ranks from, in order: run.num_processes, a layout without -1, launch.nodes with the ranks of each, the ranks of one node."""
+    """Ranks from, in order: run.num_processes, a layout without -1, launch.nodes with the ranks of
+    each, the ranks of one node.
+    """
     run, parallel = config.run, config.parallel
     on_cpu = section.gpus_per_node == 0 or here.source == CPU_BUILD
     device = run.device if run.device != "auto" else "cpu" if on_cpu else "cuda"

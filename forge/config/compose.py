@@ -45,7 +45,9 @@ class Composition:
         return written(self.library, self.files)
 
     def written_at(self, key: str) -> str:
-        """'command line', or the file and line that set a key, or the first below it, or nothing when its default stands."""
+        """'command line', or the file and line that set a key, or the first below it, or nothing
+        when its default stands.
+        """
         if any(
             key == done or key.startswith(f"{done}.") or done.startswith(f"{key}.")
             for done in self.applied
@@ -72,8 +74,8 @@ class Composition:
 def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Composition:
     """Compose the groups, then apply the values one by one.
 
-    Group choices are composed in one pass; a wrong one is left out and reported. Values go on top in
-    the order given, as Hydra has it, so that every wrong one is found and not only the first.
+    Group choices are composed in one pass; a wrong one is left out and reported. Values go on top
+    in the order given, as Hydra has it, so that every wrong one is found and not only the first.
     """
     composition, assigned = chosen(overrides, config_dirs=config_dirs)
     apply(composition, assigned)
@@ -82,7 +84,9 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -
 
 
 def apply(composition: Composition, assigned: Sequence[Override]) -> None:
-    """Set values, in their order; those that do not fit are problems, of which each advises with the values that all others have set."""
+    """Set values, in their order; those that do not fit are problems, of which each advises with
+    the values that all others have set.
+    """
     wrong = []
     for override in assigned:
         problem = values.apply(composition.tree, override, composition.library)
@@ -102,7 +106,8 @@ def chosen(
     config_dirs: Sequence[str] = (),
     read_from: Callable[[tuple[str, ...]], Library] = Library,
 ) -> tuple[Composition, list[Override]]:
-    """What the group choices among these overrides compose to, and the overrides that are values, not yet applied.
+    """What the group choices among these overrides compose to, and the overrides that are values,
+    not yet applied.
 
     read_from: gives the groups of a search path.
     """

@@ -1,6 +1,8 @@
-"""Many compositions that differ in values: files and groups are composed once for each distinct set of choices.
+"""Many compositions that differ in values: files and groups are composed once for each distinct set
+of choices.
 
-A composition takes a quarter of a second, nearly all of it for the groups; a value takes a tenth of a millisecond.
+A composition takes a quarter of a second, nearly all of it for the groups; a value takes a tenth of
+a millisecond.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Composer:
         self._library = cache(Library)
 
     def __call__(self, overrides: Sequence[str]) -> tuple[Composition, Config]:
-        """The composition, with its problems, and its config. Raises ConfigError when nothing composes at all."""
+        """The composition, with its problems, and its config. Raises ConfigError when nothing
+        composes at all.
+        """
         plain = {index for index, text in enumerate(overrides) if self._is_plain(text)}
         base = self._base(tuple(text for index, text in enumerate(overrides) if index not in plain))
         if base is None:
@@ -84,7 +88,9 @@ class Composer:
         return named and one and "${" not in str(override.value())
 
     def _base(self, overrides: tuple[str, ...]) -> Base | None:
-        """What the others compose to; None where one value may depend on another, and all is to be composed anew."""
+        """What the others compose to; None where one value may depend on another, and all is to be
+        composed anew.
+        """
         if overrides not in self._bases:
             composition, assigned = chosen(
                 overrides, config_dirs=self.config_dirs, read_from=self._library
@@ -98,7 +104,9 @@ class Composer:
     def _with(
         self, base: Base, typed: Sequence[str], assigned: Sequence[Any]
     ) -> tuple[Composition, Config]:
-        """The values set in the tree, which finds what is wrong with them, and taken back once they are in the config."""
+        """The values set in the tree, which finds what is wrong with them, and taken back once they
+        are in the config.
+        """
         composition = replace(
             base.composition,
             overrides=tuple(typed),

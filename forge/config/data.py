@@ -13,7 +13,8 @@ from forge.config.field import Section, opt
 class Data(Section):
     """What every corpus has: a validation split, a cache and a loader."""
 
-    prompt = ""  # a text to continue that fits the corpus; empty = the beginning of a validation document
+    # a text to continue that fits the corpus; empty = the beginning of a validation document
+    prompt = ""
     _target_: str = MISSING
     val_fraction: float = opt(
         0.05,

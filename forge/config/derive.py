@@ -1,4 +1,6 @@
-"""Derivations: every value that means "work it out", worked out, in this order, each with its reason."""
+"""Derivations: every value that means "work it out", worked out, in this order, each with its
+reason.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ def paths(config: Config, world: World) -> Iterator[Derived]:
     writes=("model.vocab_size",),
 )
 def vocabulary(config: Config, world: World) -> Iterator[Derived | Problem]:
-    """Rows of the embedding table: the ids of the tokenizer with auto, and in any case a multiple of model.pad_vocab_to."""
+    """Rows of the embedding table: the ids of the tokenizer with auto, and in any case a multiple
+    of model.pad_vocab_to.
+    """
     model, tokenizer = config.model, config.tokenizer
     rows, why = model.vocab_size, f"{model.vocab_size} rounded up"
     if rows == "auto":
@@ -250,9 +254,11 @@ def horizon(config: Config) -> int:
 
 
 def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[Derived]:
-    """Cut train.max_steps to train.max_epochs passes over `samples` sequences, once their number is known.
+    """Cut train.max_steps to train.max_epochs passes over `samples` sequences, once their number is
+    known.
 
-    Schedule steps that were worked out before (`derived`) are worked out again. Changes the config in place.
+    Schedule steps that were worked out before (`derived`) are worked out again. Changes the config
+    in place.
     """
     train = config.train
     steps = train.max_epochs * samples / (train.global_batch_size or 1)

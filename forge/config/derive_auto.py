@@ -1,4 +1,6 @@
-"""`parallel.layout=auto`: the degrees that the model, the memory of a device and the number of ranks ask for."""
+"""`parallel.layout=auto`: the degrees that the model, the memory of a device and the number of
+ranks ask for.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from forge.config.rule import Rule
 from forge.config.units import byte_size
 from forge.config.world import World, ranks_of, ranks_per_node
 
-USABLE = 0.9  # of a device's memory: the rest is for the CUDA context, buffers of collectives and what the allocator cannot use
+# of a device's memory: the rest is for the CUDA context, buffers of collectives and what the
+# allocator cannot use
+USABLE = 0.9
 CHOSEN = ("dp_replicate", "dp_shard", "tp", "pp", "ep")
 MODEL = ("dim", "n_layers", "n_heads", "n_kv_heads", "ffn_hidden_dim", "vocab_size")
 MODEL += ("moe.num_experts", "moe.frequency", "moe.ffn_hidden_dim")
@@ -50,7 +54,9 @@ class Candidate:
     writes=("parallel.layout", *(f"parallel.{axis}" for axis in CHOSEN)),
 )
 def auto(config: Config, world: World) -> Iterator[Derived]:
-    """With parallel.layout=auto: the first that fits of ddp, hsdp, fsdp, then ep and tp inside a node, then pp, with fsdp over the rest."""
+    """With parallel.layout=auto: the first that fits of ddp, hsdp, fsdp, then ep and tp inside a
+    node, then pp, with fsdp over the rest.
+    """
     if config.parallel.layout != "auto" or config.parallel.dp_shard != -1 or world.size < 1:
         return
     chosen, why = choose(config, world)
@@ -73,7 +79,9 @@ def auto(config: Config, world: World) -> Iterator[Derived]:
     writes=("parallel.reshard_after_forward", "parallel.reduce_gradients"),
 )
 def memory_for_time(config: Config, world: World) -> Iterator[Derived]:
-    """What saves time and takes memory, where there is enough: weights that stay gathered, gradients that are reduced once a step."""
+    """What saves time and takes memory, where there is enough: weights that stay gathered,
+    gradients that are reduced once a step.
+    """
     parallel, alone = (
         config.parallel,
         world.size == 1 and config.precision.mixed_precision == "fp32",
@@ -108,7 +116,9 @@ def memory_for_time(config: Config, world: World) -> Iterator[Derived]:
 
 
 def _fits(config: Config, world: World, **options: str) -> tuple[bool, str]:
-    """Whether a rank has the memory that it needs with these options of the layout, and the numbers; it has where they are not known."""
+    """Whether a rank has the memory that it needs with these options of the layout, and the
+    numbers; it has where they are not known.
+    """
     memory = device_memory(world)
     needed = sum(
         memory_by_part(
@@ -125,7 +135,9 @@ def _fits(config: Config, world: World, **options: str) -> tuple[bool, str]:
 
 
 def choose(config: Config, world: World) -> tuple[Candidate | None, str]:
-    """The first candidate that may be and fits, and why; the leanest when none fits, the first that shards when memory is unknown."""
+    """The first candidate that may be and fits, and why; the leanest when none fits, the first that
+    shards when memory is unknown.
+    """
     memory = device_memory(world)
     found: list[tuple[int, Candidate]] = []
     for candidate in candidates(config.parallel, world, _experts(config)):
@@ -152,9 +164,11 @@ def choose(config: Config, world: World) -> tuple[Candidate | None, str]:
 
 
 def candidates(given: Parallel, world: World, experts: int = 0) -> Iterator[Candidate]:
-    """Layouts of all ranks, first without what talks in every layer. Degrees above 1 that are given stay.
+    """Layouts of all ranks, first without what talks in every layer. Degrees above 1 that are given
+    stay.
 
-    experts: those of a layer; 0 = a dense model. tp and ep stay inside a node; ep is as large as tp lets it be.
+    experts: those of a layer; 0 = a dense model. tp and ep stay inside a node; ep is as large as tp
+    lets it be.
     """
     node = ranks_per_node(world)
     tp_sizes = (
@@ -229,7 +243,9 @@ def broken(config: Config, world: World) -> bool:
 
 
 def device_memory(world: World) -> int | None:
-    """Bytes that a rank has: those of a GPU, or its share of this machine's on a CPU; None where that is not known."""
+    """Bytes that a rank has: those of a GPU, or its share of this machine's on a CPU; None where
+    that is not known.
+    """
     if world.device == "cuda":
         return world.devices.memory
     if world.remote:

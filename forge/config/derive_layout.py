@@ -119,7 +119,8 @@ def sequences_of_rank(config: Config) -> int:
 def legal_microbatches(sequences: int, pp: int, schedule: str) -> list[int]:
     """In how many equal parts that many sequences may go through a pipeline, the fewest first.
 
-    torch's 1F1B needs a micro-batch for each stage; its looping schedules go in rounds of about pp, which must come out even.
+    torch's 1F1B needs a micro-batch for each stage; its looping schedules go in rounds of about pp,
+    which must come out even.
     """
 
     def legal(parts: int) -> bool:
@@ -136,7 +137,8 @@ def legal_microbatches(sequences: int, pp: int, schedule: str) -> list[int]:
 
 
 def best_microbatches(sequences: int, grad_accum_steps: int, pp: int, schedule: str) -> int:
-    """The fewest legal parts that keep a pipeline two thirds busy, 2 * pp, else the most there are; no larger than a micro-batch.
+    """The fewest legal parts that keep a pipeline two thirds busy, 2 * pp, else the most there are;
+    no larger than a micro-batch.
 
     With m parts 1F1B idles (pp - 1) / (m + pp - 1) of the time (arXiv:2104.04473, section 2.2).
     """

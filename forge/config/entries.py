@@ -1,4 +1,6 @@
-"""Overrides of an option that is a dict inside a section, like sweeper.params: entries that a user adds, changes and removes."""
+"""Overrides of an option that is a dict inside a section, like sweeper.params: entries that a user
+adds, changes and removes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from forge.config.unreadable import typed, with_quotes
 
 
 def find(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:
-    """The dict that an override is of, and the name of an entry, dots and all; no name where it gives entries as a dict."""
+    """The dict that an override is of, and the name of an entry, dots and all; no name where it
+    gives entries as a dict.
+    """
     node: Any = tree
     parts = override.key_or_group.split(".")
     for depth, part in enumerate(parts, 1):
@@ -36,7 +40,9 @@ def find(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:
 
 
 def apply(entries: DictConfig, name: str, override: Override) -> Problem | None:
-    """Set or remove entries, or say why that cannot be. Several values are kept as they were typed, for the sweep that reads them."""
+    """Set or remove entries, or say why that cannot be. Several values are kept as they were typed,
+    for the sweep that reads them.
+    """
     text, key = override.input_line or "", override.key_or_group
 
     def problem(what: str, fix: str) -> Problem:
@@ -93,7 +99,9 @@ def several(value: Any) -> bool:
 
 
 def meant(key: str, shown: str, value: Any, hint: Any) -> str:
-    """A list or a time as it would be typed for what was; empty where there is no telling. shown: the value as it was typed."""
+    """A list or a time as it would be typed for what was; empty where there is no telling. shown:
+    the value as it was typed.
+    """
     if isinstance(value, list) and key.startswith(f"{PARAMS}."):
         return f"{key}={shown.strip()[1:-1]}"
     found = expected.meant(key, value, hint)

@@ -24,12 +24,16 @@ from forge.config.root import Config
 FP32 = 4
 MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
 LAYERS = "layers"
-"""Selective recompute of a block's layers, and not of what is around them: `forge.parallel.activation_checkpoint`."""
+"""Selective recompute of a block's layers, and not of what is around them:
+`forge.parallel.activation_checkpoint`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formats:
-    """Bytes of a number in matrix products, and of hidden states between layers; whether one kernel makes a norm."""
+    """Bytes of a number in matrix products, and of hidden states between layers; whether one kernel
+    makes a norm.
+    """
 
     width: int
     residual: int
@@ -41,15 +45,18 @@ STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)")
 
 
 def memory_by_part(config: Config) -> dict[str, int]:
-    """Bytes of one device, by part, that which needs most; empty for a model this knows nothing about.
+    """Bytes of one device, by part, that which needs most; empty for a model this knows nothing
+    about.
 
-    On one device weights, gradients and optimizer state are exact. Activations are what autograd holds after the forward pass of
-    uncompiled blocks with fused attention (as arXiv:2205.05198, section 4, but counted by operation); logits are the
-    most that the loss holds at once. All at the same time is an upper bound: gradients grow as activations go.
+    On one device weights, gradients and optimizer state are exact. Activations are what autograd
+    holds after the forward pass of uncompiled blocks with fused attention (as arXiv:2205.05198,
+    section 4, but counted by operation); logits are the most that the loss holds at once. All at
+    the same time is an upper bound: gradients grow as activations go.
 
-    On several, weights and what belongs to them are cut by tp, pp and, of experts, ep, and sharded by FSDP, which gathers them block
-    by block, and whole under a pipeline; gradients of several backward passes add up before they are reduced. Tokens are cut by cp,
-    and between layers by sequence parallelism. Experts are taken to have equal numbers of tokens, and stages of blocks.
+    On several, weights and what belongs to them are cut by tp, pp and, of experts, ep, and sharded
+    by FSDP, which gathers them block by block, and whole under a pipeline; gradients of several
+    backward passes add up before they are reduced. Tokens are cut by cp, and between layers by
+    sequence parallelism. Experts are taken to have equal numbers of tokens, and stages of blocks.
     """
     model = config.model
     if not isinstance(model, Decoder):
@@ -108,7 +115,9 @@ def _of_rank(config: Config, model: Decoder, share: Share) -> dict[str, int]:
 
 
 def _in_flight(parallel: Parallel, parts_of_step: int) -> float:
-    """Micro-batches whose activations the first rank holds at once: all of gpipe, as many as ranks, or some more when stages loop."""
+    """Micro-batches whose activations the first rank holds at once: all of gpipe, as many as ranks,
+    or some more when stages loop.
+    """
     pp, stages = parallel.pp, parallel.pp_stages_per_rank or 1
     if parallel.pp_schedule == "gpipe":
         return parts_of_step
@@ -120,9 +129,11 @@ def _in_flight(parallel: Parallel, parts_of_step: int) -> float:
 def _kept_per_token(
     model: Decoder, parallel: Parallel, mixture: Mixture, recompute: str, formats: Formats
 ) -> float:
-    """Bytes that one block keeps of one token until its backward pass; the mean, where some blocks have experts.
+    """Bytes that one block keeps of one token until its backward pass; the mean, where some blocks
+    have experts.
 
-    Heads and feed-forward width are cut by tp; what enters the two layers is gathered and kept whole.
+    Heads and feed-forward width are cut by tp; what enters the two layers is gathered and kept
+    whole.
     """
     tp, cut, width = parallel.tp, parallel.tp if parallel.sequence_parallel else 1, formats.width
     residual = formats.residual * model.dim // cut
@@ -152,7 +163,8 @@ def _kept_per_token(
 def _norm(model: Decoder, dim: int, width: int, formats: Formats, *, rms: bool = False) -> int:
     """Bytes that a norm keeps of an input of that width.
 
-    LayerNorm keeps it, the mean and the deviation; RMSNorm it and the root, or, where no kernel fuses it (CPU), an fp32 copy and the ratio.
+    LayerNorm keeps it, the mean and the deviation; RMSNorm it and the root, or, where no kernel
+    fuses it (CPU), an fp32 copy and the ratio.
     """
     if model.norm_type == "layernorm" and not rms:
         return width * dim + 2 * FP32
@@ -162,9 +174,10 @@ def _norm(model: Decoder, dim: int, width: int, formats: Formats, *, rms: bool =
 def _logits(config: Config, tokens: int, width: int) -> int:
     """Bytes of the loss at its peak.
 
-    Whole logits: the log-softmax, its gradient and the gradient that it is made from; two more with z-loss. Chunked: those of one
-    chunk, in 16 bits their gradient too, and the gradients of hidden states and output head, which it makes in forward. With loss
-    parallel a rank has its part of the vocabulary.
+    Whole logits: the log-softmax, its gradient and the gradient that it is made from; two more with
+    z-loss. Chunked: those of one chunk, in 16 bits their gradient too, and the gradients of hidden
+    states and output head, which it makes in forward. With loss parallel a rank has its part of the
+    vocabulary.
     """
     objective, parallel, dim = config.objective, config.parallel, getattr(config.model, "dim", 0)
     vocab = -(-config.model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))

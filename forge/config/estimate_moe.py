@@ -11,12 +11,16 @@ from forge.config.root import Config
 
 FP32, INT64 = 4, 8
 INDICES, MORE_OF_ROOM, MORE_OF_EXCHANGE = 4, 2, 2
-"""Tensors of one index an assignment that sorting tokens by expert leaves for backward, and those that a capacity or ep adds."""
+"""Tensors of one index an assignment that sorting tokens by expert leaves for backward, and those
+that a capacity or ep adds.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """share: of the blocks, that have experts. rows: that these compute for a token. exchanged: whether they come from other ranks."""
+    """share: of the blocks, that have experts. rows: that these compute for a token. exchanged:
+    whether they come from other ranks.
+    """
 
     share: float
     rows: float
@@ -34,7 +38,9 @@ def feed_forward_products(model: Decoder, ffn: int, width: int) -> int:
 
 
 def experts_kept(model: Decoder, mixture: Mixture, ffn: int, width: int) -> int:
-    """Bytes that a layer of experts of that width keeps of one token: its copies, or the room for them, and what routes them."""
+    """Bytes that a layer of experts of that width keeps of one token: its copies, or the room for
+    them, and what routes them.
+    """
     kept = _routing_kept(model, mixture, width) + round(
         width * mixture.rows * ffn * ffn_copies(model)
     )
@@ -46,7 +52,9 @@ def experts_kept(model: Decoder, mixture: Mixture, ffn: int, width: int) -> int:
 
 
 def experts_kept_around(model: Decoder, mixture: Mixture, ffn: int, width: int) -> int:
-    """The same where selective recompute keeps what is around experts and shared experts, and the products inside of them."""
+    """The same where selective recompute keeps what is around experts and shared experts, and the
+    products inside of them.
+    """
     inside = _products_of_shared(model, ffn, width) + (
         0 if model.moe.capacity_factor else mixture.rows * feed_forward_products(model, ffn, width)
     )
@@ -59,7 +67,9 @@ def experts_kept_around(model: Decoder, mixture: Mixture, ffn: int, width: int) 
 
 
 def experts_products(model: Decoder, ffn: int, width: int) -> int:
-    """Bytes of what routers and experts make of one token, as selective recompute keeps it: not what batched products make."""
+    """Bytes of what routers and experts make of one token, as selective recompute keeps it: not
+    what batched products make.
+    """
     moe = model.moe
     routed = 0 if moe.capacity_factor else moe.top_k * feed_forward_products(model, ffn, width)
     return (
@@ -70,7 +80,9 @@ def experts_products(model: Decoder, ffn: int, width: int) -> int:
 
 
 def _routing_kept(model: Decoder, mixture: Mixture, width: int) -> int:
-    """Inputs of router and experts, what experts give, weights and indices. As many rows come from other ranks as go to them."""
+    """Inputs of router and experts, what experts give, weights and indices. As many rows come from
+    other ranks as go to them.
+    """
     moe = model.moe
     indices = INDICES + (
         MORE_OF_ROOM if moe.capacity_factor else MORE_OF_EXCHANGE if mixture.exchanged else 0
@@ -94,12 +106,16 @@ def _products_of_shared(model: Decoder, ffn: int, width: int) -> int:
 
 
 def ffn_copies(model: Decoder) -> int:
-    """Tensors as wide as the feed-forward layer: what the activation reads and writes (ReLU only what it writes), and gate and product."""
+    """Tensors as wide as the feed-forward layer: what the activation reads and writes (ReLU only
+    what it writes), and gate and product.
+    """
     return (1 if model.activation == "relu" else 2) + (2 if model.is_gated else 0)
 
 
 def rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
-    """Rows that the experts of a layer compute for a token, of so many sequences: its copies, or the room that there is for them."""
+    """Rows that the experts of a layer compute for a token, of so many sequences: its copies, or
+    the room that there is for them.
+    """
     tokens = sequences * config.train.seq_len // config.parallel.cp
     return (
         rows_of_room(config, model, sequences) / max(tokens, 1)
@@ -109,10 +125,11 @@ def rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
 
 
 def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
-    """Rows that a capacity gives all experts together, on one rank, for so many sequences: as `forge.models.moe` has it.
+    """Rows that a capacity gives all experts together, on one rank, for so many sequences: as
+    `forge.models.moe` has it.
 
-    The tokens of a scope that are on one rank lie in runs, of which any may take all the room, but no more than it has tokens. So the
-    more runs a scope is cut into, the more rows stay empty.
+    The tokens of a scope that are on one rank lie in runs, of which any may take all the room, but
+    no more than it has tokens. So the more runs a scope is cut into, the more rows stay empty.
     """
     moe, parallel = model.moe, config.parallel
     apart = moe.balance_scope == "sequence"
@@ -128,7 +145,9 @@ def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
 
 
 def runs_of_sequence(parallel: Parallel) -> int:
-    """Runs of tokens that a rank has of a sequence, one after another: an early and a late one where cp balances its work."""
+    """Runs of tokens that a rank has of a sequence, one after another: an early and a late one
+    where cp balances its work.
+    """
     return (
         2
         if parallel.cp > 1 and parallel.cp_method == "all_gather" and parallel.cp_load_balance

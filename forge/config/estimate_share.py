@@ -11,11 +11,14 @@ from forge.config.parallel import V_SCHEDULE, Parallel
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The blocks of a rank, whether the first and the last of the model are among them, and its parameters.
+    """The blocks of a rank, whether the first and the last of the model are among them, and its
+    parameters.
 
-    experts: those of the experts, which FSDP shards over efsdp. in_blocks: the others in blocks, and outside: the rest; both are sharded
-    over fsdp. two_blocks: all of two adjacent blocks, or of the only one. outside_at_once: of the rest what is gathered at a time: the
-    embedding is let go before the output head is needed. packed: the shape of the experts of one layer, [experts, width, dim].
+    experts: those of the experts, which FSDP shards over efsdp. in_blocks: the others in blocks,
+    and outside: the rest; both are sharded over fsdp. two_blocks: all of two adjacent blocks, or of
+    the only one. outside_at_once: of the rest what is gathered at a time: the embedding is let go
+    before the output head is needed. packed: the shape of the experts of one layer, [experts,
+    width, dim].
     """
 
     layers: int
@@ -34,7 +37,9 @@ class Share:
         return self.experts + self.in_blocks + self.outside
 
     def sharded(self, parallel: Parallel) -> int:
-        """What the FSDP rank with most has of them: whole experts, or a part of each where they are fewer than ranks and it divides."""
+        """What the FSDP rank with most has of them: whole experts, or a part of each where they are
+        fewer than ranks and it divides.
+        """
         fsdp, efsdp, (count, *others) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
         across = count < efsdp and any(length % efsdp == 0 for length in others)
         experts = (
@@ -46,7 +51,9 @@ class Share:
 
 
 def shares(model: Decoder, parallel: Parallel) -> list[Share]:
-    """Of the ranks that may need most: those at the ends of the pipeline. Stages are taken to have equal numbers of blocks."""
+    """Of the ranks that may need most: those at the ends of the pipeline. Stages are taken to have
+    equal numbers of blocks.
+    """
     if parallel.pp == 1:
         return [_share(model, parallel, first=True, last=True)]
     return [
@@ -56,7 +63,9 @@ def shares(model: Decoder, parallel: Parallel) -> list[Share]:
 
 
 def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> Share:
-    """Norms, learned positions, routers and, where ranks share them, keys and values are whole on every tp rank; all else is cut."""
+    """Norms, learned positions, routers and, where ranks share them, keys and values are whole on
+    every tp rank; all else is cut.
+    """
     parts, tp = model.params_by_part(), parallel.tp
     layers = -(-model.n_layers // parallel.pp)
     before = 0 if first else model.n_layers - layers

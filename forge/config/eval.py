@@ -17,7 +17,9 @@ def better(metric: str, value: float, other: float) -> bool:
 
 @dataclass(kw_only=True)
 class Eval(Section):
-    """Evaluation on the validation split: all of it, or sequences spread evenly over it, the same ones every time."""
+    """Evaluation on the validation split: all of it, or sequences spread evenly over it, the same
+    ones every time.
+    """
 
     all_free = True
 

@@ -26,7 +26,9 @@ def said(key: str, hint: Any) -> str:
 
 
 def meant(key: str, value: Any, hint: Any) -> Any:
-    """The value of the declared type that was probably meant, of the arms of an ablation at least an example; None where there is none."""
+    """The value of the declared type that was probably meant, of the arms of an ablation at least
+    an example; None where there is none.
+    """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if key == "launch.time":
         return minutes(str(value))
@@ -53,7 +55,9 @@ def meant(key: str, value: Any, hint: Any) -> Any:
 
 
 def several(value: Any, hint: Any) -> str:
-    """The values of a sweep as they are typed, for a list of them, or a text with commas, that was given to an option of one value."""
+    """The values of a sweep as they are typed, for a list of them, or a text with commas, that was
+    given to an option of one value.
+    """
     plain = isinstance(value, str) and not re.search(r"[\[({\"'$]", value)
     items = value if isinstance(value, list) else value.split(",") if plain else []
     single = typing.get_origin(hint) not in (list, tuple, dict)
@@ -77,7 +81,9 @@ def below(key: str) -> str:
 
 
 def example(key: str, hint: Any, value: Any) -> str:
-    """The value in force of a number or of a list, as an example; empty where it is empty, and for all else."""
+    """The value in force of a number or of a list, as an example; empty where it is empty, and for
+    all else.
+    """
     is_number = not {int, float}.isdisjoint((hint, *typing.get_args(hint))) and not isinstance(
         value, list
     )
@@ -97,7 +103,9 @@ def in_file(name: str, value: Any) -> str:
 
 
 def minutes(text: str) -> int | None:
-    """The minutes of a time as Slurm has it, D-HH:MM:SS, HH:MM:SS, D-HH:MM or D-HH, rounded up; None for any other text."""
+    """The minutes of a time as Slurm has it, D-HH:MM:SS, HH:MM:SS, D-HH:MM or D-HH, rounded up;
+    None for any other text.
+    """
     found = SLURMS.fullmatch(text)
     if found is None or not (found["days"] or found["hours"]):
         return None

@@ -16,8 +16,10 @@ from forge.config.frozen import freeze_value, thaw_value
 if TYPE_CHECKING:
     AutoInt = int
 else:
-    # A number, or "auto", which resolve() replaces by one: all other code sees the number. For OmegaConf it is anything, since
-    # Hydra cannot compose unions (AssertionError in OmegaConf 2.3: the root of a UnionNode without a parent); `check_bounds` checks it.
+    # A number, or "auto", which resolve() replaces by one: all other code sees the number. For
+    # OmegaConf it is anything, since
+    # Hydra cannot compose unions (AssertionError in OmegaConf 2.3: the root of a UnionNode without
+    # a parent); `check_bounds` checks it.
     AutoInt = Annotated[Any, int | str]
 
 
@@ -37,8 +39,9 @@ def opt(
     """A dataclass field that knows its help text and the values it admits.
 
     Bounds apply to a number, to each element of a list, and to nothing when the value is null.
-    `choices` names the legal strings (OmegaConf 2.3 has no Literal). `free`: the value may be another one when a run goes on.
-    `verbatim`: brackets around a text belong to it. `several`: what to give instead of several values.
+    `choices` names the legal strings (OmegaConf 2.3 has no Literal). `free`: the value may be
+    another one when a run goes on. `verbatim`: brackets around a text belong to it. `several`: what
+    to give instead of several values.
     """
     bounds = {
         name: limit

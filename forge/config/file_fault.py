@@ -35,9 +35,11 @@ CORRECT = "correct the file"
 
 
 def file_fault(choice: str, config_path: str, error: Exception, library: Library) -> Problem:
-    """What is wrong with the files behind a group choice, from what Hydra raised while it composed them.
+    """What is wrong with the files behind a group choice, from what Hydra raised while it composed
+    them.
 
-    `choice` is the choice as it was typed, `config_path` the file it names, unless the error names another.
+    `choice` is the choice as it was typed, `config_path` the file it names, unless the error names
+    another.
     """
     named = re.search(r"In '([^']+)'", str(error))
     file = library.file_of(named[1] if named and named[1] != "config" else config_path)
@@ -140,7 +142,9 @@ def _no_option(group: str, name: str, options: Sequence[str]) -> tuple[str, str]
 
 
 def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
-    """What is wrong with one value of a file, and on which line. tree: what was composed without it."""
+    """What is wrong with one value of a file, and on which line. tree: what was composed without
+    it.
+    """
     file = library.file_of(misfit.config_path)
     group, _, option = misfit.config_path.rpartition("/")
     choice, key, cause = f"{group}={option}", ".".join(map(str, misfit.keys)), misfit.cause
@@ -172,7 +176,9 @@ def _misnamed(option: str, name: yaml.Node) -> tuple[str, str]:
 
 
 def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
-    """The nodes of the name and the value that a file has there; none where it is the file as a whole."""
+    """The nodes of the name and the value that a file has there; none where it is the file as a
+    whole.
+    """
     *above, last = map(str, misfit.keys)
     for written, name, node in nodes_of(file):
         ours = spelling.SECTIONS.get(written) or spelling.key_of(written)
@@ -224,7 +230,9 @@ def _as_section(section: str, value: Any, library: Library) -> str:
 
 
 def _of_defaults(said: str, library: Library) -> tuple[str, str] | None:
-    """What is wrong with a defaults list that names a group which is not there, or one that is there already, and what to do."""
+    """What is wrong with a defaults list that names a group which is not there, or one that is
+    there already, and what to do.
+    """
     if absent := NO_GROUP.search(said):
         meant = did_you_mean([f"override /{name}" for name in closest(absent[1], library.groups())])
         return f"there is no group {absent[1]} to override.", meant or CORRECT
@@ -251,7 +259,9 @@ def _mistyped(
 
 
 def _instead(key: str, name: str, value: Any, meant: Any, hint: Any) -> str:
-    """How a file has what was probably meant by a value of another type; empty where there is no telling."""
+    """How a file has what was probably meant by a value of another type; empty where there is no
+    telling.
+    """
     if meant is not None:
         return expected.in_file(name, meant)
     if isinstance(value, list) and len(value) == 1 and schemas.said(key, "verbatim"):

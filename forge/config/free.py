@@ -1,4 +1,6 @@
-"""Overrides of free dicts, `callbacks` and `trackers`: entries that a user adds, changes and removes."""
+"""Overrides of free dicts, `callbacks` and `trackers`: entries that a user adds, changes and
+removes.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def apply(tree: DictConfig, override: Override) -> Problem | None:
 
 
 def _place(tree: DictConfig, key: str) -> tuple[Any, str]:
-    """The dict that holds, or would hold, the last part of a key: None where it is absent too. A fault as (what, fix)."""
+    """The dict that holds, or would hold, the last part of a key: None where it is absent too. A
+    fault as (what, fix).
+    """
     *above, name = key.split(".")
     node: Any = tree
     for depth, part in enumerate(above, 1):
@@ -90,7 +94,9 @@ def _delete(override: Override, parent: DictConfig, problem: Any) -> Problem | N
 
 
 def _absent(tree: DictConfig, key: str, *, adding: bool, text: str = "") -> tuple[str, str]:
-    """What is said of a key that does not exist: the first part of it that is missing, and what is near."""
+    """What is said of a key that does not exist: the first part of it that is missing, and what is
+    near.
+    """
     parts = key.split(".")
     depth = 1
     while parts[depth] in (node := OmegaConf.select(tree, ".".join(parts[:depth]))):

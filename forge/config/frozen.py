@@ -1,4 +1,6 @@
-"""Values of free dicts: frozen deeply once a config is resolved, and plain again for whoever is given them."""
+"""Values of free dicts: frozen deeply once a config is resolved, and plain again for whoever is
+given them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def thaw_value(value: Any) -> Any:
 
 
 def unkeepable(value: Any, key: str) -> str | None:
-    """What a config file cannot keep, in words, or None: it keeps texts, numbers, booleans, null, lists and dicts."""
+    """What a config file cannot keep, in words, or None: it keeps texts, numbers, booleans, null,
+    lists and dicts.
+    """
     if value is None or isinstance(value, str | int | float):
         return None
     if isinstance(value, list | tuple):

@@ -16,12 +16,16 @@ LENGTH = 16  # bytes of a hash
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Every option of a resolved config that makes another run when it changes, by key; which variant a section is, under `_type_`."""
+    """Every option of a resolved config that makes another run when it changes, by key; which
+    variant a section is, under `_type_`.
+    """
     return dict(_walk(config, ""))
 
 
 def hash_of(config: Config, more: Mapping[str, str] | None = None) -> str:
-    """A text of 32 signs that is equal for equal identities. more: what tells runs apart that have the same, by key."""
+    """A text of 32 signs that is equal for equal identities. more: what tells runs apart that have
+    the same, by key.
+    """
     content = json.dumps([identity(config), dict(more or {})], sort_keys=True, default=str)
     return hashlib.blake2b(content.encode(), digest_size=LENGTH).hexdigest()
 

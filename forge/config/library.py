@@ -35,7 +35,9 @@ PRIMARY = "config"
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A value of a file that has no place in the config: its file, the section that the file is of, its keys from the root, and why."""
+    """A value of a file that has no place in the config: its file, the section that the file is of,
+    its keys from the root, and why.
+    """
 
     config_path: str
     package: str
@@ -49,14 +51,18 @@ class Misfit:
 
 
 class Repository(ConfigRepository):
-    """Files as Hydra reads them, with what they say of Hydra's sweeper and launcher under forge's names, and without misfits."""
+    """Files as Hydra reads them, with what they say of Hydra's sweeper and launcher under forge's
+    names, and without misfits.
+    """
 
     misfits: Sequence[Misfit] = ()
 
     def __init__(self, config_search_path: ConfigSearchPathImpl):
         super().__init__(config_search_path)
         self.absent: dict[str, list[tuple[str, str]]] = {}
-        """By file, the (group, option) that its defaults list overrides with and that are not there; the file is read without them."""
+        """By file, the (group, option) that its defaults list overrides with and that are not
+        there; the file is read without them.
+        """
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         found = super().load_config(config_path)
@@ -140,7 +146,9 @@ class Library:
 
     @cached_property
     def places(self) -> list[str]:
-        """The groups that conf/config.yaml has a place for; another of the user's own is added with `+`."""
+        """The groups that conf/config.yaml has a place for; another of the user's own is added with
+        `+`.
+        """
         defaults = yaml.safe_load((CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))[
             "defaults"
         ]
@@ -148,7 +156,9 @@ class Library:
         return [name.removeprefix("optional ").removeprefix("override ") for name in entries]
 
     def absent(self, config_path: str) -> list[tuple[str, str]]:
-        """The (group, option) that a file asks for and that are not there; it was read without them."""
+        """The (group, option) that a file asks for and that are not there; it was read without
+        them.
+        """
         files = self.repository.delegate
         assert isinstance(files, Repository)
         return files.absent.get(config_path, [])
@@ -176,7 +186,9 @@ class Library:
         )
 
     def merge(self, defaults: list[ResultDefault]) -> tuple[DictConfig, list[Misfit]]:
-        """The config that these files and schemas compose to, in struct mode, without what has no place in it, and what that is."""
+        """The config that these files and schemas compose to, in struct mode, without what has no
+        place in it, and what that is.
+        """
         misfits: list[Misfit] = []
         try:
             tree = self._merged(defaults)
@@ -207,10 +219,13 @@ class Library:
                 defaults=defaults, repo=self.repository
             )
         finally:
-            self.repository.cache.clear()  # Hydra merges into what it cached; another composition must not see it
+            # Hydra merges into what it cached; another composition must not see it
+            self.repository.cache.clear()
 
     def _misfits(self, defaults: list[ResultDefault]) -> list[Misfit]:
-        """Every value of these files that does not merge; none where a file does not say which schema its values are of."""
+        """Every value of these files that does not merge; none where a file does not say which
+        schema its values are of.
+        """
         tree, found = OmegaConf.create(), []
         with flag_override(tree, "no_deepcopy_set_nodes", True):
             for default in defaults:
@@ -242,7 +257,9 @@ class Library:
 def _refused(
     tree: DictConfig, content: Any, above: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], OmegaConfBaseException]]:
-    """Merge a dict part by part, and give the keys of each part that cannot be merged, with the error."""
+    """Merge a dict part by part, and give the keys of each part that cannot be merged, with the
+    error.
+    """
     for name, value in content.items():
         keys = (*above, name)
         part = value

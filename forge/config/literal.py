@@ -18,7 +18,9 @@ def literal(value: Any) -> str:
 
 
 def quoted(value: str) -> str:
-    """A text in Hydra's grammar; quoted where it must be, with backslashes doubled in front of a quote only."""
+    """A text in Hydra's grammar; quoted where it must be, with backslashes doubled in front of a
+    quote only.
+    """
     if re.fullmatch(r"[A-Za-z/.][\w.:@%-]*[/:][\w./:@%-]*", value, re.ASCII):
         return value
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)

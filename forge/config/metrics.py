@@ -9,7 +9,9 @@ from forge.config.field import Section, opt
 
 @dataclass(kw_only=True)
 class Metrics(Section):
-    """Every run writes metrics.jsonl and performance.jsonl; the console, TensorBoard and W&B are switches."""
+    """Every run writes metrics.jsonl and performance.jsonl; the console, TensorBoard and W&B are
+    switches.
+    """
 
     all_free = True
 

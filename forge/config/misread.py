@@ -51,7 +51,9 @@ def _fix(key: str, text: str) -> str:
 
 
 def _scalars(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.ScalarNode]]:
-    """Every value below a node that is no collection, with its dotted key; the elements of a list have that of the list."""
+    """Every value below a node that is no collection, with its dotted key; the elements of a list
+    have that of the list.
+    """
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             yield from _scalars(value, f"{prefix}.{name.value}" if prefix else str(name.value))

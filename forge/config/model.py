@@ -38,7 +38,9 @@ class Model(Section):
         return False
 
     def flops_per_token(self, seq_len: int) -> int | None:
-        """Training FLOPs a token, forward and backward; None = not known, and then no mfu is logged."""
+        """Training FLOPs a token, forward and backward; None = not known, and then no mfu is
+        logged.
+        """
         return None
 
 
@@ -126,7 +128,9 @@ class Decoder(Model):
         return 256 * -(-int(4 * self.dim * 2 / 3 * self.ffn_dim_multiplier) // 256)
 
     def params_by_part(self) -> dict[str, int]:
-        """Parameter count of each part, in closed form; a test compares the sum with the built model."""
+        """Parameter count of each part, in closed form; a test compares the sum with the built
+        model.
+        """
         dim, heads_dim, kv_dim, ffn = (
             self.dim,
             self.n_heads * self.head_dim,
@@ -172,9 +176,10 @@ class Decoder(Model):
     def flops_per_token(self, seq_len: int) -> int:
         """Training FLOPs a token, forward and backward.
 
-        6 per weight of every matrix a token is multiplied with (the output head is one, and of the experts those it is routed to;
-        the embedding look-up, biases and norms are none) plus 12 * n_layers * dim * seq_len for attention, causality not discounted
-        (PaLM, arXiv:2204.02311, appendix B).
+        6 per weight of every matrix a token is multiplied with (the output head is one, and of the
+        experts those it is routed to; the embedding look-up, biases and norms are none) plus 12 *
+        n_layers * dim * seq_len for attention, causality not discounted (PaLM, arXiv:2204.02311,
+        appendix B).
         """
         return (
             sum(self.block_flops_per_token(layer, seq_len) for layer in range(self.n_layers))
@@ -193,7 +198,9 @@ class Decoder(Model):
         return 6 * self.vocab_size * self.dim
 
     def active_feed_forward(self, *, moe: bool) -> int:
-        """Weights of the matrices that one token meets in a block's feed-forward layer, or in its router and experts."""
+        """Weights of the matrices that one token meets in a block's feed-forward layer, or in its
+        router and experts.
+        """
         if not moe:
             return self._feed_forward_matrices(self.computed_ffn_hidden_dim)
         chosen = self.moe.top_k + self.moe.shared_experts

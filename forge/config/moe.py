@@ -14,7 +14,9 @@ KERNELS = ("auto", "grouped", "loop")
 
 @dataclass(kw_only=True)
 class MoE(Section):
-    """Experts, the router that chooses among them, and what keeps their load even; all defaults make a dense model."""
+    """Experts, the router that chooses among them, and what keeps their load even; all defaults
+    make a dense model.
+    """
 
     num_experts: int = opt(0, "experts of a layer; 0 = a dense model", ge=0)
     top_k: int = opt(2, "experts that each token goes to", gt=0)
@@ -84,7 +86,9 @@ class MoE(Section):
 
 
 def is_moe_layer(moe: MoE, layer: int) -> bool:
-    """Whether a layer, counted from 0, has experts: every frequency-th one, behind the first dense ones."""
+    """Whether a layer, counted from 0, has experts: every frequency-th one, behind the first dense
+    ones.
+    """
     return (
         moe.num_experts > 0
         and layer >= moe.first_num_dense_layers

@@ -10,7 +10,9 @@ IMPORTABLE = (
 
 
 def import_fault(module: str) -> tuple[str, str] | None:
-    """Import a package that holds YAML files; (what is wrong, what to do) when that fails, whatever it raises."""
+    """Import a package that holds YAML files; (what is wrong, what to do) when that fails, whatever
+    it raises.
+    """
     try:
         package = importlib.import_module(module)
     except Exception as error:
@@ -28,7 +30,9 @@ def import_fault(module: str) -> tuple[str, str] | None:
 
 
 def explain(module: str, error: Exception) -> tuple[str, str]:
-    """Why a module could not be imported, and what helps: it may be absent, or raise something itself."""
+    """Why a module could not be imported, and what helps: it may be absent, or raise something
+    itself.
+    """
     absent = error.name if isinstance(error, ModuleNotFoundError) else None
     if absent is not None and f"{module}.".startswith(f"{absent}."):
         inside = f", which {module} is in" if absent != module else ""

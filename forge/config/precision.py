@@ -9,7 +9,9 @@ from forge.config.field import Section, opt
 
 @dataclass(kw_only=True)
 class Precision(Section):
-    """Number formats of arithmetic; weights, their gradients and optimizer state are fp32, and norms, softmax and losses inside."""
+    """Number formats of arithmetic; weights, their gradients and optimizer state are fp32, and
+    norms, softmax and losses inside.
+    """
 
     mixed_precision: str = opt(
         "bf16",

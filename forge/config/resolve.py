@@ -20,7 +20,9 @@ from forge.config.world import Devices, World, find_devices
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """A config that can run: frozen, with what was worked out, the warnings and the world it runs in."""
+    """A config that can run: frozen, with what was worked out, the warnings and the world it runs
+    in.
+    """
 
     config: Config
     derived: tuple[Derived, ...]
@@ -38,8 +40,9 @@ def resolve(
 ) -> Resolution:
     """Work out what is open, check everything, freeze.
 
-    `world_size` replaces the count found on this machine. `known` are problems of the composition; they
-    are reported together with those found here. `origin` tells where a key's value comes from. `devices` replace those of this machine.
+    `world_size` replaces the count found on this machine. `known` are problems of the composition;
+    they are reported together with those found here. `origin` tells where a key's value comes from.
+    `devices` replace those of this machine.
 
     Raises ConfigError with every problem.
     """
@@ -69,7 +72,9 @@ def resolve(
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A config with what is open in it worked out, and its problems; no world where a value has another type than its option."""
+    """A config with what is open in it worked out, and its problems; no world where a value has
+    another type than its option.
+    """
 
     config: Config
     derived: list[Derived]
@@ -84,7 +89,9 @@ def _checked(
     world_size: int | None,
     devices: Devices,
 ) -> Checked:
-    """A copy of the config with these degrees, worked out and checked. broken: keys whose values are known to be wrong."""
+    """A copy of the config with these degrees, worked out and checked. broken: keys whose values
+    are known to be wrong.
+    """
     overrides = config.overrides
     config = config.clone()
     config.__dict__.update(
@@ -135,7 +142,9 @@ def put(config: Config, key: str, value: Any) -> None:
 def _placed(
     problems: list[Problem], origin: Callable[[str], str] | None, derived: list[Derived]
 ) -> list[Problem]:
-    """The problems, each with where its value comes from: what wrote it, and why it became what it is."""
+    """The problems, each with where its value comes from: what wrote it, and why it became what it
+    is.
+    """
     reasons = {step.key: f"worked out: {step.why}" for step in derived}
     placed = []
     for problem in problems:

@@ -61,7 +61,9 @@ class Config(Section):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The overrides that make this config: those it was composed from, and what was set in Python since; none for one made by hand."""
+        """The overrides that make this config: those it was composed from, and what was set in
+        Python since; none for one made by hand.
+        """
         from forge.config.changes import assignments
 
         composed, typed = self.__dict__.get("_composed"), self.__dict__.get("_overrides", ())
@@ -73,7 +75,9 @@ class Config(Section):
         return self.__dict__.get("_preset", "run")
 
     def validate(self, *, world_size: int | None = None) -> Resolution:
-        """Resolve a copy: what would run, with warnings and derived values. Raises ConfigError with every problem."""
+        """Resolve a copy: what would run, with warnings and derived values. Raises ConfigError with
+        every problem.
+        """
         from forge.config.resolve import resolve
 
         return resolve(self, world_size=world_size)

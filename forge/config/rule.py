@@ -27,8 +27,8 @@ class Rule:
 
     @property
     def sentence(self) -> str:
-        """What the rule demands: the first line of its body's docstring."""
-        return (self.body.__doc__ or "").strip().splitlines()[0]
+        """What the rule demands: the first paragraph of its body's docstring."""
+        return " ".join((self.body.__doc__ or "").partition("\n\n")[0].split())
 
     def check(self, config: Config, world: World) -> Iterator[Problem]:
         """The problems of a config; `world` is what it would run on."""

@@ -1,4 +1,6 @@
-"""All cross-section rules. They run after the derivations, each only when the keys it reads passed their own bounds."""
+"""All cross-section rules. They run after the derivations, each only when the keys it reads passed
+their own bounds.
+"""
 
 from forge.config import (
     rules_context,

@@ -23,7 +23,9 @@ ANY_CAUSAL = ("auto", "flash")
     ),
 )
 def seq_len(config: Config, world: World) -> Iterator[Finding]:
-    """train.seq_len must be divisible by cp, twice that when balanced, times tp with sequence_parallel."""
+    """train.seq_len must be divisible by cp, twice that when balanced, times tp with
+    sequence_parallel.
+    """
     parallel, seq = config.parallel, config.train.seq_len
     factors = [("parallel.cp", parallel.cp)] if parallel.cp > 1 else []
     if parallel.cp > 1 and parallel.cp_method == "all_gather" and parallel.cp_load_balance:
@@ -44,7 +46,9 @@ def seq_len(config: Config, world: World) -> Iterator[Finding]:
     reads=("parallel.tp", "parallel.cp", "parallel.cp_method", "model.n_heads", "model.n_kv_heads"),
 )
 def ulysses_heads(config: Config, world: World) -> Iterator[Finding]:
-    """parallel.cp_method=ulysses gives each rank some of its tp rank's heads, key/value heads too: cp must divide both."""
+    """parallel.cp_method=ulysses gives each rank some of its tp rank's heads, key/value heads too:
+    cp must divide both.
+    """
     model, parallel = config.model, config.parallel
     if (
         not isinstance(model, Decoder)
@@ -65,7 +69,9 @@ def ulysses_heads(config: Config, world: World) -> Iterator[Finding]:
     warning=True,
 )
 def cp_kernel(config: Config, world: World) -> Iterator[Finding]:
-    """With parallel.cp_method=all_gather, queries that start inside a sequence choose their kernel themselves."""
+    """With parallel.cp_method=all_gather, queries that start inside a sequence choose their kernel
+    themselves.
+    """
     model, parallel = config.model, config.parallel
     if (
         isinstance(model, Decoder)

@@ -14,7 +14,9 @@ EXPERTS = ("model.moe.num_experts", "model.moe.frequency")
 
 @rule("parallel.ep_needs_moe", reads=("parallel.ep", "parallel.dp_shard", *EXPERTS))
 def ep_needs_moe(config: Config, world: World) -> Iterator[Finding]:
-    """Expert parallelism cuts experts and nothing else: parallel.ep above 1 needs a model that has some."""
+    """Expert parallelism cuts experts and nothing else: parallel.ep above 1 needs a model that has
+    some.
+    """
     if config.parallel.ep > 1 and not config.model.is_moe:
         what = "parallel.ep > 1 needs a mixture-of-experts model; this one is dense."
         yield f"parallel.ep={config.parallel.ep}", what, "a model with experts"
@@ -22,7 +24,9 @@ def ep_needs_moe(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.ep_experts", reads=("parallel.ep", "parallel.dp_shard", *EXPERTS))
 def ep_experts(config: Config, world: World) -> Iterator[Finding]:
-    """Each expert parallel rank has as many experts: model.moe.num_experts must be divisible by parallel.ep."""
+    """Each expert parallel rank has as many experts: model.moe.num_experts must be divisible by
+    parallel.ep.
+    """
     model, ep = config.model, config.parallel.ep
     if isinstance(model, Decoder) and model.is_moe and model.moe.num_experts % ep:
         experts = model.moe.num_experts

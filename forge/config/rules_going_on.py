@@ -38,7 +38,9 @@ def run_dir(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("run.identity", reads=("run.dir", "run.allow_change"))
 def identity(config: Config, world: World) -> Iterator[Finding]:
-    """A run goes on with the model, data, seed, batch, optimizer and schedule it has, unless run.allow_change names what changes."""
+    """A run goes on with the model, data, seed, batch, optimizer and schedule it has, unless
+    run.allow_change names what changes.
+    """
     before = _stored(config)
     if isinstance(before, str):
         yield f"run.dir={config.run.dir}", before, "give another run.dir"
@@ -195,7 +197,9 @@ def _stored(config: Config) -> Config | str | None:
 
 
 def _is_behind(config: Config, start: str) -> bool:
-    """Whether the run in run.dir was begun with this option of `checkpoint`, and has saved since: then nobody reads what it names."""
+    """Whether the run in run.dir was begun with this option of `checkpoint`, and has saved since:
+    then nobody reads what it names.
+    """
     before = _stored(config)
     if not isinstance(before, Config) or getattr(before.checkpoint, start) != getattr(
         config.checkpoint, start

@@ -85,7 +85,9 @@ def unused_gpus(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("launch.slurm", reads=("launch.signal_before", "launch.time", *HANDED_ON))
 def slurm(config: Config, world: World) -> Iterator[Finding]:
-    """A job is told to stop after it has begun; what is handed on to sbatch can be right, and nothing of it is what forge sets."""
+    """A job is told to stop after it has begun; what is handed on to sbatch can be right, and
+    nothing of it is what forge sets.
+    """
     for fault in faults(config.launch) if isinstance(config.launch, Slurm) else ():
         yield fault.key, fault.what, fault.fix
 
@@ -132,7 +134,9 @@ def sweep_name(config: Config, world: World) -> Iterator[Finding]:
     reads=("sweep.ablation.baseline", "sweep.ablation.arms", "sweep.ablation.seeds"),
 )
 def ablation(config: Config, world: World) -> Iterator[Finding]:
-    """An ablation has a baseline among its arms, arms that can name directories, and each seed once."""
+    """An ablation has a baseline among its arms, arms that can name directories, and each seed
+    once.
+    """
     section = config.sweep.ablation
     if section.arms and section.baseline is None:
         yield (

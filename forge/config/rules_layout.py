@@ -1,4 +1,6 @@
-"""Rules on the parallel layout as a whole: its arithmetic, the devices and models it needs, and options that do nothing in it."""
+"""Rules on the parallel layout as a whole: its arithmetic, the devices and models it needs, and
+options that do nothing in it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def gpus(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.needs_decoder", reads=("parallel.tp", "parallel.pp", "parallel.cp"))
 def needs_decoder(config: Config, world: World) -> Iterator[Finding]:
-    """tp, pp and cp cut forge's Decoder, whose layers they know; any other model is sharded and replicated only."""
+    """tp, pp and cp cut forge's Decoder, whose layers they know; any other model is sharded and
+    replicated only.
+    """
     if not isinstance(config.model, Decoder):
         for axis in ("tp", "pp", "cp"):
             if (size := getattr(config.parallel, axis)) > 1:
@@ -100,7 +104,9 @@ def backend(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.offload_backend", reads=("parallel.cpu_offload", "parallel.backend", "run.device"))
 def offload_backend(config: Config, world: World) -> Iterator[Finding]:
-    """With parallel.cpu_offload the norm of the gradient is summed between CPUs, which nccl alone cannot."""
+    """With parallel.cpu_offload the norm of the gradient is summed between CPUs, which nccl alone
+    cannot.
+    """
     parallel = config.parallel
     if (
         parallel.cpu_offload
@@ -134,7 +140,9 @@ def memory(config: Config, world: World) -> Iterator[Finding]:
 
 @rule(HOST_MEMORY, reads=("run.device", *DEGREES), warning=True)
 def host_memory(config: Config, world: World) -> Iterator[Finding]:
-    """On a CPU the weights, gradients and optimizer state of all ranks fit in the machine's memory; forge.train refuses others."""
+    """On a CPU the weights, gradients and optimizer state of all ranks fit in the machine's memory;
+    forge.train refuses others.
+    """
     parts, there = memory_by_part(config), device_memory(world)
     needed = sum(parts.get(name, 0) for name in STATE)
     if world.device != "cpu" or there is None or needed <= there:
@@ -195,7 +203,9 @@ def _leaner(config: Config, world: World, there: int) -> Iterator[str]:
 
 
 def effects(config: Config, world: World) -> Iterator[tuple[str, str, bool, Any]]:
-    """(key, where it has no effect, whether it has one here, what it is worked out to where it has none)."""
+    """(key, where it has no effect, whether it has one here, what it is worked out to where it has
+    none).
+    """
     parallel = config.parallel
     several, wrapped = world.size > 1, world.size > 1 or config.precision.mixed_precision != "fp32"
     for name in ("nccl_timeout_sec", "backend"):

@@ -50,7 +50,9 @@ def heads(config: Config, world: World) -> Iterator[Finding]:
     ),
 )
 def sdpa_backend(config: Config, world: World) -> Iterator[Finding]:
-    """The kernel of model.sdpa_backend takes what this run gives it; where it does not take one call of many, another is used for that."""
+    """The kernel of model.sdpa_backend takes what this run gives it; where it does not take one
+    call of many, another is used for that.
+    """
     model = config.model
     if not isinstance(model, Decoder) or model.sdpa_backend in ("auto", "math"):
         return
@@ -78,7 +80,9 @@ def sdpa_backend(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("model.kv_heads", reads=("model.n_heads", "model.n_kv_heads"))
 def kv_heads(config: Config, world: World) -> Iterator[Finding]:
-    """model.n_heads must be divisible by model.n_kv_heads: each key/value head serves as many query heads."""
+    """model.n_heads must be divisible by model.n_kv_heads: each key/value head serves as many query
+    heads.
+    """
     model = config.model
     if isinstance(model, Decoder) and model.n_heads % model.kv_heads:
         legal = _nearest_divisor(model.n_heads, model.kv_heads)

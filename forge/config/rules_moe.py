@@ -48,7 +48,9 @@ def layers(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("moe.groups", reads=("model.moe.num_experts", "model.moe.n_routing_groups"))
 def groups(config: Config, world: World) -> Iterator[Finding]:
-    """Groups of experts are of equal size: model.moe.num_experts must be divisible by model.moe.n_routing_groups."""
+    """Groups of experts are of equal size: model.moe.num_experts must be divisible by
+    model.moe.n_routing_groups.
+    """
     moe = _moe(config)
     if moe is not None and moe.num_experts % moe.n_routing_groups:
         what = f"model.moe.num_experts ({moe.num_experts}) is not divisible by model.moe.n_routing_groups ({moe.n_routing_groups})."
@@ -74,7 +76,9 @@ def groups(config: Config, world: World) -> Iterator[Finding]:
     ),
 )
 def group_choice(config: Config, world: World) -> Iterator[Finding]:
-    """A token chooses from model.moe.topk_routing_group groups, no more than there are, with at least top_k experts in them."""
+    """A token chooses from model.moe.topk_routing_group groups, no more than there are, with at
+    least top_k experts in them.
+    """
     moe = _moe(config)
     if (
         moe is None
@@ -118,7 +122,9 @@ def bias(config: Config, world: World) -> Iterator[Finding]:
     ),
 )
 def kernel(config: Config, world: World) -> Iterator[Finding]:
-    """model.moe.kernel=grouped multiplies rows of whole 16 bytes, and of bf16 only where it is compiled or on a GPU."""
+    """model.moe.kernel=grouped multiplies rows of whole 16 bytes, and of bf16 only where it is
+    compiled or on a GPU.
+    """
     model, moe, precision, tp = (
         config.model,
         _moe(config),
@@ -179,7 +185,9 @@ def unbalanced(config: Config, world: World) -> Iterator[Finding]:
     warning=True,
 )
 def router_gradient(config: Config, world: World) -> Iterator[Finding]:
-    """With model.moe.top_k=1 the one weight should not be normalised: it would be 1 whatever the router says."""
+    """With model.moe.top_k=1 the one weight should not be normalised: it would be 1 whatever the
+    router says.
+    """
     moe = _moe(config)
     if moe is not None and moe.top_k == 1 and moe.norm_topk_prob:
         what = "the weight of a single expert, divided by itself, is 1: the router learns nothing from the loss."

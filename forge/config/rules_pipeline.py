@@ -16,7 +16,9 @@ STAGES = ("parallel.pp", "parallel.pp_schedule", "parallel.pp_stages_per_rank")
 
 @rule("parallel.pp_stages", reads=STAGES)
 def pp_stages(config: Config, world: World) -> Iterator[Finding]:
-    """A rank has one stage under gpipe and 1f1b, two or more under interleaved schedules, two under zbv_zero_bubble."""
+    """A rank has one stage under gpipe and 1f1b, two or more under interleaved schedules, two under
+    zbv_zero_bubble.
+    """
     parallel = config.parallel
     stages, schedule = parallel.pp_stages_per_rank or 1, parallel.pp_schedule
     if parallel.pp == 1:
@@ -34,7 +36,9 @@ def pp_stages(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.pp_layers", reads=(*STAGES, "parallel.pp_layers", "model.n_layers"))
 def pp_layers(config: Config, world: World) -> Iterator[Finding]:
-    """Every pipeline stage has a block: model.n_layers is at least pp * pp_stages_per_rank, and the sum of pp_layers where given."""
+    """Every pipeline stage has a block: model.n_layers is at least pp * pp_stages_per_rank, and the
+    sum of pp_layers where given.
+    """
     model, parallel = config.model, config.parallel
     if not isinstance(model, Decoder) or parallel.pp == 1:
         return
@@ -60,7 +64,9 @@ def pp_layers(config: Config, world: World) -> Iterator[Finding]:
     reads=(*STAGES, "parallel.pp_microbatches", "train.batch_size", "train.grad_accum_steps"),
 )
 def pp_microbatches(config: Config, world: World) -> Iterator[Finding]:
-    """Micro-batches are equal parts of a rank's sequences: under 1f1b at least pp, under interleaved schedules in even rounds of pp."""
+    """Micro-batches are equal parts of a rank's sequences: under 1f1b at least pp, under
+    interleaved schedules in even rounds of pp.
+    """
     parallel, train = config.parallel, config.train
     parts, pp, schedule = parallel.pp_microbatches or 1, parallel.pp, parallel.pp_schedule
     sequences = sequences_of_rank(config)
@@ -84,7 +90,9 @@ def pp_microbatches(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.pp_reshard", reads=("parallel.pp", "parallel.reshard_after_forward"))
 def pp_reshard(config: Config, world: World) -> Iterator[Finding]:
-    """A pipeline keeps its weights gathered: parallel.reshard_after_forward=always cannot go with pp > 1."""
+    """A pipeline keeps its weights gathered: parallel.reshard_after_forward=always cannot go with
+    pp > 1.
+    """
     parallel = config.parallel
     if parallel.pp > 1 and parallel.reshard_after_forward == "always":
         what = f"each of {parallel.pp_microbatches} micro-batches would gather a stage's weights twice, which torch's schedules do not do."
@@ -93,7 +101,9 @@ def pp_reshard(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.pp_reduce", reads=("parallel.pp", "parallel.reduce_gradients"))
 def pp_reduce(config: Config, world: World) -> Iterator[Finding]:
-    """A pipeline reduces its gradients once a step: parallel.reduce_gradients=micro_batch cannot go with pp > 1."""
+    """A pipeline reduces its gradients once a step: parallel.reduce_gradients=micro_batch cannot go
+    with pp > 1.
+    """
     if config.parallel.pp > 1 and config.parallel.reduce_gradients == "micro_batch":
         what = "torch's schedules reduce the gradients of all micro-batches when the last of a stage is done."
         yield "parallel.reduce_gradients=micro_batch", what, "parallel.reduce_gradients=step"
@@ -101,7 +111,9 @@ def pp_reduce(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.pp_tied", reads=("parallel.pp", "parallel.pp_schedule", "model.tie_embeddings"))
 def pp_tied(config: Config, world: World) -> Iterator[Finding]:
-    """Under zbv_zero_bubble a rank has both ends of the model, and FSDP cannot share tied embeddings between two stages of a rank."""
+    """Under zbv_zero_bubble a rank has both ends of the model, and FSDP cannot share tied
+    embeddings between two stages of a rank.
+    """
     model, parallel = config.model, config.parallel
     if (
         isinstance(model, Decoder)
@@ -135,7 +147,9 @@ def pp_compile(config: Config, world: World) -> Iterator[Finding]:
     reads=("parallel.pp", "parallel.pp_schedule", "train.activation_checkpointing"),
 )
 def pp_selective(config: Config, world: World) -> Iterator[Finding]:
-    """Zero-bubble schedules go backward through a block twice, and what selective recompute saved is there once."""
+    """Zero-bubble schedules go backward through a block twice, and what selective recompute saved
+    is there once.
+    """
     parallel = config.parallel
     if (
         parallel.pp > 1
@@ -155,7 +169,9 @@ def pp_selective(config: Config, world: World) -> Iterator[Finding]:
     reads=("parallel.pp", "parallel.pp_schedule", "parallel.tp", "model.moe.num_experts"),
 )
 def pp_torch(config: Config, world: World) -> Iterator[Finding]:
-    """Before torch 2.13 zero-bubble schedules cannot go with tp > 1 or experts, nor can zbv_zero_bubble run on a CPU."""
+    """Before torch 2.13 zero-bubble schedules cannot go with tp > 1 or experts, nor can
+    zbv_zero_bubble run on a CPU.
+    """
     parallel, version = config.parallel, world.devices.torch
     if (
         parallel.pp == 1
@@ -183,7 +199,9 @@ def pp_torch(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.pp_fp16", reads=("parallel.pp", "precision.mixed_precision"))
 def pp_fp16(config: Config, world: World) -> Iterator[Finding]:
-    """fp16 scales the loss, which a pipeline makes and differentiates itself: with pp > 1 use bf16 or fp32."""
+    """fp16 scales the loss, which a pipeline makes and differentiates itself: with pp > 1 use bf16
+    or fp32.
+    """
     if config.parallel.pp > 1 and config.precision.mixed_precision == "fp16":
         what = "the pipeline calls backward itself, and does not scale the loss as fp16 needs."
         yield "precision.mixed_precision=fp16", what, "precision.mixed_precision=bf16"

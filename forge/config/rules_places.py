@@ -13,7 +13,9 @@ from forge.config.world import World
 
 @rule("run.place", reads=("run.dir", "run.root"))
 def place(config: Config, world: World) -> Iterator[Finding]:
-    """The run directory can be made: what is above it is a directory that may be written, and its name is not too long."""
+    """The run directory can be made: what is above it is a directory that may be written, and its
+    name is not too long.
+    """
     key, path = (
         ("run.dir", config.run.dir) if config.run.dir is not None else ("run.root", config.run.root)
     )

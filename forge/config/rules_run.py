@@ -103,7 +103,9 @@ def wandb_login(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("target", reads=())
 def target(config: Config, world: World) -> Iterator[Finding]:
-    """Every _target_ must name what forge or torch has for its place, or what is under a trusted prefix."""
+    """Every _target_ must name what forge or torch has for its place, or what is under a trusted
+    prefix.
+    """
     sections = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
     found = [
         (name, vars(value)["_target_"])

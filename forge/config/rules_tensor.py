@@ -25,7 +25,9 @@ def tp_heads(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.tp_kv_heads", reads=("parallel.tp", "model.n_heads", "model.n_kv_heads"))
 def tp_kv_heads(config: Config, world: World) -> Iterator[Finding]:
-    """Each rank has its own key/value heads, or shares one with others: model.n_kv_heads divides by parallel.tp, or tp by it."""
+    """Each rank has its own key/value heads, or shares one with others: model.n_kv_heads divides by
+    parallel.tp, or tp by it.
+    """
     model, tp = config.model, config.parallel.tp
     if (
         isinstance(model, Decoder)
@@ -39,7 +41,9 @@ def tp_kv_heads(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.tp_ffn", reads=("parallel.tp", "model.ffn_hidden_dim", "model.moe.frequency"))
 def tp_ffn(config: Config, world: World) -> Iterator[Finding]:
-    """Tensor parallelism cuts the feed-forward layer by its width, which must be divisible by parallel.tp."""
+    """Tensor parallelism cuts the feed-forward layer by its width, which must be divisible by
+    parallel.tp.
+    """
     model, tp = config.model, config.parallel.tp
     if (
         isinstance(model, Decoder)
@@ -64,7 +68,9 @@ def tp_ffn(config: Config, world: World) -> Iterator[Finding]:
     ),
 )
 def tp_experts(config: Config, world: World) -> Iterator[Finding]:
-    """Tensor parallelism cuts each expert, shared ones too, by its width, which must be divisible by parallel.tp."""
+    """Tensor parallelism cuts each expert, shared ones too, by its width, which must be divisible
+    by parallel.tp.
+    """
     model, tp = config.model, config.parallel.tp
     if isinstance(model, Decoder) and model.is_moe and model.expert_hidden_dim % tp:
         what = f"the width of an expert ({model.expert_hidden_dim}) must be divisible by parallel.tp ({tp})."
@@ -77,7 +83,9 @@ def tp_experts(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.tp_vocab", reads=("parallel.tp", "model.vocab_size"))
 def tp_vocab(config: Config, world: World) -> Iterator[Finding]:
-    """Tensor parallelism cuts the vocabulary into equal parts and a smaller last one: every rank must get rows."""
+    """Tensor parallelism cuts the vocabulary into equal parts and a smaller last one: every rank
+    must get rows.
+    """
     rows, tp = config.model.vocab_size, config.parallel.tp
     each = -(-rows // tp)
     if each * (tp - 1) >= rows:
@@ -87,7 +95,9 @@ def tp_vocab(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("parallel.tp_loss", reads=("parallel.tp", "parallel.loss_parallel", "objective.loss_fn"))
 def tp_loss(config: Config, world: World) -> Iterator[Finding]:
-    """objective.loss_fn=chunked_cross_entropy never holds all logits, so with tp > 1 it needs parallel.loss_parallel=true."""
+    """objective.loss_fn=chunked_cross_entropy never holds all logits, so with tp > 1 it needs
+    parallel.loss_parallel=true.
+    """
     objective, parallel = config.objective, config.parallel
     chunked = isinstance(objective, Pretrain) and objective.loss_fn == "chunked_cross_entropy"
     if chunked and parallel.tp > 1 and not parallel.loss_parallel:

@@ -62,7 +62,9 @@ def global_batch_size(config: Config, world: World) -> Iterator[Finding]:
     warning=True,
 )
 def recompute_every(config: Config, world: World) -> Iterator[Finding]:
-    """train.recompute_every chooses among the blocks that train.activation_checkpointing recomputes."""
+    """train.recompute_every chooses among the blocks that train.activation_checkpointing
+    recomputes.
+    """
     every = config.train.recompute_every
     if every > 1 and config.train.activation_checkpointing == "none":
         what = "train.recompute_every has no effect with train.activation_checkpointing=none."
@@ -143,7 +145,9 @@ def eval_interval(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("checkpoint.pinned", reads=("checkpoint.async_mode", "run.device"))
 def pinned(config: Config, world: World) -> Iterator[Finding]:
-    """checkpoint.async_mode=async_with_pinned_mem stages through page-locked memory, which needs a GPU."""
+    """checkpoint.async_mode=async_with_pinned_mem stages through page-locked memory, which needs a
+    GPU.
+    """
     if config.checkpoint.async_mode == "async_with_pinned_mem" and config.run.device != "cuda":
         yield (
             "checkpoint.async_mode=async_with_pinned_mem",
@@ -154,7 +158,9 @@ def pinned(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("checkpoint.two_starts", reads=("checkpoint.init_from", "checkpoint.resume_from", "run.dir"))
 def two_starts(config: Config, world: World) -> Iterator[Finding]:
-    """A new run starts from checkpoint.init_from or from checkpoint.resume_from elsewhere, not from both."""
+    """A new run starts from checkpoint.init_from or from checkpoint.resume_from elsewhere, not from
+    both.
+    """
     section = config.checkpoint
     if (
         section.init_from is not None
@@ -171,7 +177,9 @@ def two_starts(config: Config, world: World) -> Iterator[Finding]:
 
 @rule("checkpoint.exclude_unused", reads=("checkpoint.exclude_from_loading",), warning=True)
 def exclude_unused(config: Config, world: World) -> Iterator[Finding]:
-    """checkpoint.exclude_from_loading is read together with checkpoint.init_from or resume_from only."""
+    """checkpoint.exclude_from_loading is read together with checkpoint.init_from or resume_from
+    only.
+    """
     section = config.checkpoint
     if section.exclude_from_loading and section.init_from is None and section.resume_from is None:
         key, fix = (

@@ -1,4 +1,6 @@
-"""Keys of sbatch under launch.sbatch: which are forge's own, and what can be wrong with others where no Slurm is asked."""
+"""Keys of sbatch under launch.sbatch: which are forge's own, and what can be wrong with others
+where no Slurm is asked.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,13 @@ SPOILING = {
     "wait": ("sbatch would not return before the job's end.", "launch.wait=true"),
     "wrap": ("the command of the script is forge's.", "launch.setup, for lines of shell before it"),
 }
-"""Keys of sbatch with which forge could not submit the job, or follow it: why, and what to do instead."""
+"""Keys of sbatch with which forge could not submit the job, or follow it: why, and what to do
+instead.
+"""
 
 FLAGS = "consolidate-segments contiguous hold ignore-pbs overcommit oversubscribe reboot spread-job spread-segments stepmgr use-min-nodes"
-OPTIONAL = "exclusive get-user-env nice no-kill oom-kill-step propagate resv-ports verbose"  # a value, or none
+# a value, or none
+OPTIONAL = "exclusive get-user-env nice no-kill oom-kill-step propagate resv-ports verbose"
 VALUED = """
 acctg-freq batch bb bbf begin chdir cluster-constraint comment container container-id core-spec cores-per-socket cpu-freq deadline
 delay-boot dependency distribution exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gres gres-flags hint input
@@ -243,7 +248,9 @@ def _contradiction(section: Slurm, name: str, value: str) -> tuple[str, str] | N
 
 
 def _without_gpus(gres: str) -> str:
-    """The options that say the same: 'nvme:1,gpu:h200:8' is so many GPUs, of this type, and the rest."""
+    """The options that say the same: 'nvme:1,gpu:h200:8' is so many GPUs, of this type, and the
+    rest.
+    """
     found = GPU.search(gres)
     assert found is not None
     said = [

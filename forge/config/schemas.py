@@ -53,7 +53,9 @@ def _register(store: ConfigStore) -> None:
 
 
 def add(group: str, name: str, schema: type[Section]) -> None:
-    """Add a schema of the user's own. Raises ValueError for a group without variants, a class that does not fit, a taken name."""
+    """Add a schema of the user's own. Raises ValueError for a group without variants, a class that
+    does not fit, a taken name.
+    """
     place = f"forge.config.register({group!r}, {name!r}, {getattr(schema, '__qualname__', schema)})"
     if group not in SCHEMAS:
         raise ValueError(f"{place}: only these groups take further schemas: {', '.join(SCHEMAS)}")
@@ -117,12 +119,16 @@ def free_dicts() -> list[str]:
 
 
 def variants(group: str) -> dict[str, type[Section]]:
-    """The schemas of one group by option name; a group without variants has one, under its own name."""
+    """The schemas of one group by option name; a group without variants has one, under its own
+    name.
+    """
     return SCHEMAS.get(group) or {group: sections()[group]}
 
 
 def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], dataclasses.Field]]:
-    """Every option of a section and of the sections inside it: (name, dotted below the section; the class it is declared in; field)."""
+    """Every option of a section and of the sections inside it: (name, dotted below the section; the
+    class it is declared in; field).
+    """
     hints = types_of(schema)
     for field in dataclasses.fields(schema):
         inner = hints[field.name]
@@ -149,7 +155,9 @@ def is_section(key: str) -> bool:
 
 
 def declared(key: str) -> Any:
-    """The declared type of an option, or of an entry of one that is a dict; None where there is no such option."""
+    """The declared type of an option, or of an entry of one that is a dict; None where there is no
+    such option.
+    """
     for name, _, schema, field in walk_options():
         if key == name or key.startswith(f"{name}."):
             hint = types_of(schema)[field.name]
@@ -160,7 +168,9 @@ def declared(key: str) -> Any:
 
 
 def said(key: str, what: str) -> Any:
-    """What the declaration of an option says of it beyond its type (see `opt`); None where it says nothing."""
+    """What the declaration of an option says of it beyond its type (see `opt`); None where it says
+    nothing.
+    """
     return next(
         (field.metadata.get(what) for name, _, _, field in walk_options() if name == key), None
     )

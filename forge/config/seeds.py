@@ -1,7 +1,8 @@
-"""Where the options of forge's five seeds went: the table, the answers drawn from it, and docs/seeds.md.
+"""Where the options of forge's five seeds went: the table, the answers drawn from it, and
+docs/seeds.md.
 
-The seeds are KempnerForge's config sections and its validation rules, xaytune, MaxText and nanochat.
-`python -m forge.config.seeds --write docs/seeds.md` renders the table.
+The seeds are KempnerForge's config sections and its validation rules, xaytune, MaxText and
+nanochat. `python -m forge.config.seeds --write docs/seeds.md` renders the table.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ Whoever types a seed's key is answered from this table. KempnerForge's computed 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedRow:
-    """One option of a seed: its default (KempnerForge only), what became of it, our key, and the difference or the reason."""
+    """One option of a seed: its default (KempnerForge only), what became of it, our key, and the
+    difference or the reason.
+    """
 
     seed: str
     section: str
@@ -70,8 +73,9 @@ def rows() -> tuple[SeedRow, ...]:
 def lookup(key: str) -> list[SeedRow]:
     """The options of seeds that a typed key may mean, those spelled exactly so first.
 
-    Leading dashes do not count, and `-` is `_`. A name without a section also finds the options that end in it, unless
-    one spelled so is taken; a name in another section finds them where only one answer is possible.
+    Leading dashes do not count, and `-` is `_`. A name without a section also finds the options
+    that end in it, unless one spelled so is taken; a name in another section finds them where only
+    one answer is possible.
     """
     wanted = _plain(key)
     options = [row for row in rows() if row.seed != RULES]
@@ -92,7 +96,9 @@ def names(key: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What became of a seed's option: our keys, groups or group choices for it, and a note on them, or why there are none."""
+    """What became of a seed's option: our keys, groups or group choices for it, and a note on them,
+    or why there are none.
+    """
 
     ours: list[str]
     note: str
@@ -116,7 +122,9 @@ def answer(key: str) -> Answer | None:
 
 
 def render_markdown() -> str:
-    """docs/seeds.md: counts by seed and status, the plan by subject, then a table for each section of each seed."""
+    """docs/seeds.md: counts by seed and status, the plan by subject, then a table for each section
+    of each seed.
+    """
     parts = [INTRO, _counts(), _plan()]
     for seed, options in groupby(rows(), key=lambda row: row.seed):
         parts.append(f"## {TITLES[seed]}\n")

@@ -41,7 +41,9 @@ def to_plain(section: Section) -> dict[str, Any]:
 
 
 def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...] = ()) -> S:
-    """The section that `to_plain` wrote, not yet frozen. Raises ValueError for a class that it may not be of."""
+    """The section that `to_plain` wrote, not yet frozen. Raises ValueError for a class that it may
+    not be of.
+    """
     hints = types_of(schema)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(schema):
@@ -78,18 +80,24 @@ def load(path: Path, *, trust: Sequence[str]) -> Config:
 
 
 def load_own(run_dir: Path) -> Config:
-    """The config in force of a run directory that was made, and so trusted, by whoever starts this process."""
+    """The config in force of a run directory that was made, and so trusted, by whoever starts this
+    process.
+    """
     file = newest(run_dir)
     return load(file, trust=stored_trust(file))
 
 
 def stored_trust(file: Path) -> tuple[str, ...]:
-    """The run.trust in a file that `save` wrote, whoever wrote it: nothing to build by, unless this process was started to."""
+    """The run.trust in a file that `save` wrote, whoever wrote it: nothing to build by, unless this
+    process was started to.
+    """
     return tuple(read_yaml(file)["run"]["trust"])
 
 
 def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Section]:
-    """The class that a file names for a section. Forge's own stand beside the base of their group; others need trust."""
+    """The class that a file names for a section. Forge's own stand beside the base of their group;
+    others need trust.
+    """
     module, _, attribute = name.rpartition(".")
     if trusted(name, trust):
         try:

@@ -1,4 +1,6 @@
-"""`sweeper.params` as files have it: a list of YAML stands for the same several values as a text with commas."""
+"""`sweeper.params` as files have it: a list of YAML stands for the same several values as a text
+with commas.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hydra's words for a sweep and its launcher, and those of its submitit plugin, which forge takes as other spellings of its own."""
+"""Hydra's words for a sweep and its launcher, and those of its submitit plugin, which forge takes
+as other spellings of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 
 GROUPS = {"hydra/launcher": "launch", "hydra/sweeper": "sweeper"}
 OPTIONS = {"basic": "local", "submitit_slurm": "slurm"}
-"""Launchers of another name here; any other, such as submitit_local, and every sweeper, has the one it has there."""
+"""Launchers of another name here; any other, such as submitit_local, and every sweeper, has the one
+it has there.
+"""
 SECTIONS = {"hydra.launcher": "launch", "hydra.sweeper": "sweeper"}
 LAUNCHER_KEYS = {
     "timeout_min": "time",
@@ -31,7 +35,9 @@ TYPED = re.compile(r"([+~]*)(hydra[/.](?:launcher|sweeper)[^=]*)(=?)(.*)", re.DO
 
 
 def ours(text: str) -> str:
-    """An override as forge spells it: `launch=slurm` for `hydra/launcher=submitit_slurm`; any other is as it was."""
+    """An override as forge spells it: `launch=slurm` for `hydra/launcher=submitit_slurm`; any other
+    is as it was.
+    """
     match = TYPED.fullmatch(text)
     if match is None:
         return text
@@ -52,7 +58,9 @@ def option(group: str, value: str) -> str:
 
 
 def of_file(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file sets, with `hydra: {sweeper: ..., launcher: ...}` under our names; of hydra, the rest is left where it is."""
+    """What a file sets, with `hydra: {sweeper: ..., launcher: ...}` under our names; of hydra, the
+    rest is left where it is.
+    """
     hydra = content.get("hydra")
     if not isinstance(hydra, Mapping):
         return dict(content)
@@ -75,7 +83,9 @@ def of_file(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_of(key: str) -> str:
-    """A dotted key as forge spells it: launch.time for hydra.launcher.timeout_min; any other is as it was."""
+    """A dotted key as forge spells it: launch.time for hydra.launcher.timeout_min; any other is as
+    it was.
+    """
     for name, section in SECTIONS.items():
         if key.startswith(f"{name}."):
             first, dot, rest = key.removeprefix(f"{name}.").partition(".")

@@ -1,4 +1,6 @@
-"""Whether another launcher has started this process as one rank of many: torchrun, srun, or whoever sets RANK and WORLD_SIZE."""
+"""Whether another launcher has started this process as one rank of many: torchrun, srun, or whoever
+sets RANK and WORLD_SIZE.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,17 @@ from forge.config.errors import ConfigError, Problem
 
 MOST_RANKS = 10**6
 ENVIRONMENT = "environment"
-# A shell in an allocation has SLURM_NTASKS too; what Slurm runs there by itself are steps from this number on (batch, interactive, ...).
+# A shell in an allocation has SLURM_NTASKS too; what Slurm runs there by itself are steps from this
+# number on (batch, interactive, ...).
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 FIRST_PORT, PORTS = 15000, 15000  # below those that Linux hands out by itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """This rank among those that were started together, and where they meet. source: the variable that has the number of ranks."""
+    """This rank among those that were started together, and where they meet. source: the variable
+    that has the number of ranks.
+    """
 
     rank: int
     size: int
@@ -41,7 +46,9 @@ class Started:
 
 
 def started(environ: Mapping[str, str] = os.environ) -> Started | None:
-    """How this process was started, if as one of several; torchrun within srun counts as torchrun. Raises ConfigError."""
+    """How this process was started, if as one of several; torchrun within srun counts as torchrun.
+    Raises ConfigError.
+    """
     if environ.get("RANK") and environ.get("WORLD_SIZE"):
         size = _number(environ, "WORLD_SIZE", 1, MOST_RANKS)
         return Started(
@@ -58,7 +65,9 @@ def started(environ: Mapping[str, str] = os.environ) -> Started | None:
 
 
 def ranks_said(environ: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
-    """The number of ranks that a launcher has set, and by which variable; WORLD_SIZE alone counts too. Raises ConfigError."""
+    """The number of ranks that a launcher has set, and by which variable; WORLD_SIZE alone counts
+    too. Raises ConfigError.
+    """
     found = started(environ)
     if found is not None:
         return found.size, found.source
@@ -70,7 +79,9 @@ def ranks_said(environ: Mapping[str, str] = os.environ) -> tuple[int, str] | Non
 
 
 def _by_srun(environ: Mapping[str, str]) -> Started | None:
-    """A task of a step of several; a single one is an ordinary run, which starts the ranks it needs."""
+    """A task of a step of several; a single one is an ordinary run, which starts the ranks it
+    needs.
+    """
     step, rank = environ.get("SLURM_STEP_ID", ""), environ.get("SLURM_PROCID", "")
     source = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     if (

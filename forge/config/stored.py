@@ -1,4 +1,6 @@
-"""What a run directory holds: its configs, one for each change when the run went on, and how its files are read, whoever wrote them."""
+"""What a run directory holds: its configs, one for each change when the run went on, and how its
+files are read, whoever wrote them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def newest(run_dir: Path) -> Path:
 
 
 def settled(run_dir: Path) -> int:
-    """The number of the last config that the run was started with: what a change is judged against. 0: every start failed.
+    """The number of the last config that the run was started with: what a change is judged against.
+    0: every start failed.
 
     Where nobody noted a start yet, it is the newest.
     """
@@ -77,7 +80,9 @@ def parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file. Raises OSError, and ValueError for one that is damaged, too large or nested too deep."""
+    """The content of a JSON file. Raises OSError, and ValueError for one that is damaged, too large
+    or nested too deep.
+    """
     return from_json(read_text(file))
 
 
@@ -101,7 +106,9 @@ def from_json(text: str) -> Any:
 
 
 def fields_of(content: Any, types: Mapping[str, Any]) -> dict[str, Any]:
-    """What was read, when it is an object whose fields, as far as they are there, have these types. Raises ValueError."""
+    """What was read, when it is an object whose fields, as far as they are there, have these types.
+    Raises ValueError.
+    """
     if not isinstance(content, dict):
         raise ValueError("it is no object")
     wrong = [
@@ -115,10 +122,11 @@ def fields_of(content: Any, types: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_yaml(file: Path) -> Any:
-    """The content of a YAML file. Raises OSError, ValueError for one that is too large, and YAMLError.
+    """The content of a YAML file. Raises OSError, ValueError for one that is too large, and
+    YAMLError.
 
-    Its depth is known before it is put together: the loader in C ends the process at one that is too great. An alias, which forge
-    does not write, may make it endless.
+    Its depth is known before it is put together: the loader in C ends the process at one that is
+    too great. An alias, which forge does not write, may make it endless.
     """
     text, depth = read_text(file), 0
     for event in yaml.parse(text, Loader=LOADER):
@@ -141,7 +149,9 @@ def read_text(file: Path, *, most: int = LARGEST, errors: str = "strict") -> str
 
 
 def opened(file: Path) -> BinaryIO:
-    """A file, to be read. Raises OSError, also for a pipe, which would be waited for, and for a device, which may have no end."""
+    """A file, to be read. Raises OSError, also for a pipe, which would be waited for, and for a
+    device, which may have no end.
+    """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -150,7 +160,9 @@ def opened(file: Path) -> BinaryIO:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory holds a run; one with a meta.json is a checkpoint, which has a config too."""
+    """Whether a directory holds a run; one with a meta.json is a checkpoint, which has a config
+    too.
+    """
     return os.path.isfile(path / CONFIG) and not os.path.exists(path / "meta.json")
 
 

@@ -1,4 +1,6 @@
-"""What `_target_` may name in each place of the config, checked by name alone: nothing of it is imported."""
+"""What `_target_` may name in each place of the config, checked by name alone: nothing of it is
+imported.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ OF_USER = {
     "callbacks": "forge.training.callback.Callback",
     "trackers": "forge.training.trackers.group.Tracker",
 }
-"""Places that take nothing but classes of the user's: subclasses of this one, under a trusted prefix."""
+"""Places that take nothing but classes of the user's: subclasses of this one, under a trusted
+prefix.
+"""
 
 
 def place_of(path: str) -> str:
@@ -45,7 +49,8 @@ def of_torch(path: str, place: str) -> bool:
 def target_fault(
     path: Any, place: str, trust: Sequence[str] = (), *, key: str = ""
 ) -> tuple[str, str] | None:
-    """(what is wrong, what to do) with a `_target_` in a place of the config, such as `optimizer`; or None.
+    """(what is wrong, what to do) with a `_target_` in a place of the config, such as `optimizer`;
+    or None.
 
     key: its key, so that what to do can be typed.
     """
@@ -73,7 +78,8 @@ def target_fault(
 
 
 def inner_faults(value: Any, path: str, trust: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """(key, what is wrong, what to do) of each `_target_` below the value at `path` that is under no trusted prefix.
+    """(key, what is wrong, what to do) of each `_target_` below the value at `path` that is under
+    no trusted prefix.
 
     forge hands those on as they are; what the class does that it gives them to, nobody knows.
     """

@@ -91,7 +91,9 @@ class TokenizerFile(Tokenizer):
         )
 
     def no_end_token(self, added: Sequence[str]) -> tuple[str, str]:
-        """What is wrong when `end_token` finds none, and what to do. added: the special tokens of the file."""
+        """What is wrong when `end_token` finds none, and what to do. added: the special tokens of
+        the file.
+        """
         what = f"there is no token {self.eos_token} in {self.path}."
         if self.eos_token is None:
             what = f"{self.path} has none of the usual tokens that end a document ({', '.join(USUAL_EOS[:5])}, ...)."
@@ -103,7 +105,9 @@ class TokenizerFile(Tokenizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a tokenizer.json says: the number of its ids, up to the last one, its tokens, and those that were added to the model's."""
+    """What a tokenizer.json says: the number of its ids, up to the last one, its tokens, and those
+    that were added to the model's.
+    """
 
     n_ids: int
     tokens: frozenset[str]

@@ -9,7 +9,8 @@ from forge.config.field import Section, opt
 FEW, AT_ONCE = 4, 2
 """Sequences that train.batch_size=-1 takes in a step, over all ranks, and in a micro-batch.
 
-Micro-batches of two, because one rank then adds up the gradients of the same two that two ranks have, and gets the same bits.
+Micro-batches of two, because one rank then adds up the gradients of the same two that two ranks
+have, and gets the same bits.
 """
 
 

@@ -26,7 +26,9 @@ def section_at(tree: DictConfig, key: str) -> DictConfig:
 
 
 def declared(tree: DictConfig, key: str) -> Declared | None:
-    """What an option declares; None for what has no class, such as an entry of a free dict, and for a section."""
+    """What an option declares; None for what has no class, such as an entry of a free dict, and for
+    a section.
+    """
     above, _, name = key.rpartition(".")
     schema = OmegaConf.get_type(section_at(tree, above))
     if (
@@ -55,7 +57,9 @@ def in_force(tree: DictConfig, key: str) -> Any:
 
 
 def option_keys(tree: DictConfig) -> Iterator[str]:
-    """Dotted keys of all values in the tree, but for the entries that a user adds to an option of a section."""
+    """Dotted keys of all values in the tree, but for the entries that a user adds to an option of a
+    section.
+    """
     for key, section, _ in values_of(tree):
         if OmegaConf.get_type(section) is not dict or key.partition(".")[0] in schemas.free_dicts():
             yield key

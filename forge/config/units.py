@@ -6,7 +6,9 @@ GIB, MIB = 2**30, 2**20
 
 
 def byte_size(count: float) -> str:
-    """Bytes: '24.0 MiB', '1,079.9 GiB'; never in TiB, so that what is needed stands beside the GiB that a device has."""
+    """Bytes: '24.0 MiB', '1,079.9 GiB'; never in TiB, so that what is needed stands beside the GiB
+    that a device has.
+    """
     return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / MIB:,.1f} MiB"
 
 

@@ -24,7 +24,9 @@ OFF = ("false", "0", "no", "none", "null")
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
-    """A key that does not exist: why, what to type instead, a note on that, and a hint where nothing is close."""
+    """A key that does not exist: why, what to type instead, a note on that, and a hint where
+    nothing is close.
+    """
 
     what: str
     meant: list[str]
@@ -42,7 +44,9 @@ class Unknown:
 
 
 def unknown(tree: DictConfig, key: str, library: Library, value: str = "") -> Unknown | None:
-    """None when `key` names an option or section of the tree; else what is wrong with it. value: as it was typed for it."""
+    """None when `key` names an option or section of the tree; else what is wrong with it. value: as
+    it was typed for it.
+    """
     node: Any = tree
     if "/" in key:
         dotted = key.replace("/", ".")
@@ -69,7 +73,9 @@ def unknown(tree: DictConfig, key: str, library: Library, value: str = "") -> Un
 
 
 def advised(tree: DictConfig, library: Library, ours: str, value: str) -> list[str]:
-    """What to type for a key or a group that was meant: with the value where it takes it, else with one that it takes."""
+    """What to type for a key or a group that was meant: with the value where it takes it, else with
+    one that it takes.
+    """
     if "=" in ours:
         return [ours + value if ours.endswith("=") else ours]
     if not value:
@@ -208,7 +214,9 @@ def _same_name(tree: DictConfig, library: Library, name: str, rest: str, value: 
 
 
 def _hint(tree: DictConfig, library: Library, part: str, rest: str) -> str:
-    """What to do about something at the root that is like no option: the group that it may be, with what that offers."""
+    """What to do about something at the root that is like no option: the group that it may be, with
+    what that offers.
+    """
     group = next(iter(closest(part, library.groups(), limit=1)), "")
     if rest and group in tree:
         found = unknown(tree, f"{group}.{rest}", library)

@@ -23,7 +23,9 @@ KEYS = {"api_key": "WANDB_API_KEY", "identity_token_file": "WANDB_IDENTITY_TOKEN
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """The server of W&B, and what has a login to it, if anything. fault: why a file cannot be read that may."""
+    """The server of W&B, and what has a login to it, if anything. fault: why a file cannot be read
+    that may.
+    """
 
     host: str
     source: str = ""
@@ -31,7 +33,9 @@ class Login:
 
 
 def sends(section: Metrics, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a run is sent to a server: WANDB_MODE and `wandb offline` go before metrics.wandb_mode=online."""
+    """Whether a run is sent to a server: WANDB_MODE and `wandb offline` go before
+    metrics.wandb_mode=online.
+    """
     return section.wandb_mode == "online" and _setting("mode", environ) not in NOT_SENT
 
 
@@ -59,7 +63,9 @@ def login(environ: Mapping[str, str] = os.environ) -> Login:
 
 
 def _setting(name: str, environ: Mapping[str, str]) -> str | None:
-    """A setting of W&B: of a variable, else of the file that `wandb offline` writes here, else of the user's own."""
+    """A setting of W&B: of a variable, else of the file that `wandb offline` writes here, else of
+    the user's own.
+    """
     if value := environ.get(f"WANDB_{name.upper()}"):
         return value
     own = Path(environ.get("WANDB_CONFIG_DIR") or _home(environ) / ".config" / "wandb").expanduser()

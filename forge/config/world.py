@@ -1,4 +1,6 @@
-"""How many ranks a run has and on what device, and how that was found out; torch is never imported for it."""
+"""How many ranks a run has and on what device, and how that was found out; torch is never imported
+for it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class World:
     device: str
     devices: Devices
     remote: bool = False
-    """Whether the ranks run on other machines than this one: devices are those of one of them, as far as that is known."""
+    """Whether the ranks run on other machines than this one: devices are those of one of them, as
+    far as that is known.
+    """
 
     @property
     def elsewhere(self) -> bool:
@@ -46,7 +50,9 @@ class World:
 
 
 def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
-    """GPUs by CUDA_VISIBLE_DEVICES, else by NVML, else none; none as well under a CPU build of torch."""
+    """GPUs by CUDA_VISIBLE_DEVICES, else by NVML, else none; none as well under a CPU build of
+    torch.
+    """
     build, torch = _torch_build(), _torch_version()
     if build == "cpu":
         return Devices(gpus=0, source=CPU_BUILD, torch=torch)
@@ -74,7 +80,8 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
 def find_world(
     run: Run, parallel: Parallel, devices: Devices, environ: Mapping[str, str] = os.environ
 ) -> World:
-    """World size from, in order: torchrun or srun, run.num_processes, a layout without -1, the devices. Raises ConfigError.
+    """World size from, in order: torchrun or srun, run.num_processes, a layout without -1, the
+    devices. Raises ConfigError.
 
     Ranks on a CPU are as many as asked for: there dp_shard=-1 is 1.
     """
@@ -97,7 +104,9 @@ def find_world(
 
 
 def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int:
-    """How many of the ranks a machine has: as the launcher says, else as many as it has GPUs; all where that does not divide them."""
+    """How many of the ranks a machine has: as the launcher says, else as many as it has GPUs; all
+    where that does not divide them.
+    """
     said = next(
         (
             environ[name]

@@ -53,7 +53,8 @@ def one_builder(entry: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(entry: Path) -> Iterator[Path]:
-    """A fresh directory that takes the place of `entry` when the block succeeds and vanishes when it fails.
+    """A fresh directory that takes the place of `entry` when the block succeeds and vanishes when
+    it fails.
 
     Call it under one_builder(entry): what a killed builder left behind is removed.
     """

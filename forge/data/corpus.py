@@ -52,13 +52,16 @@ class Corpus:
     def fingerprint(self, memo: Path | None = None) -> str:
         """Hash of what documents() yields, whatever the files are called.
 
-        `memo`: a directory that remembers the hashes of large corpora by path, size and time of change.
+        `memo`: a directory that remembers the hashes of large corpora by path, size and time of
+        change.
         """
         return fingerprint(self.files, reader=self.reader, memo=memo)
 
 
 def python_source(section: PythonSource) -> Corpus:
-    """The .py files of the standard library of this Python, one document each; tests and installed packages left out."""
+    """The .py files of the standard library of this Python, one document each; tests and installed
+    packages left out.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = tuple(path for path in _walk(root, skip=NOT_LIBRARY) if path.suffix == ".py")
     if not files:
@@ -73,8 +76,9 @@ def python_source(section: PythonSource) -> Corpus:
 def text_files(section: Text) -> Corpus:
     """A file, all files of a directory (hidden ones left out), or what a glob matches.
 
-    JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row, any other file is one document; all but Parquet may be
-    packed (.gz). ValueError, naming data.path: it is empty, or nothing is there.
+    JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row, any other file is one
+    document; all but Parquet may be packed (.gz). ValueError, naming data.path: it is empty, or
+    nothing is there.
     """
     files = tuple(_matches(section.path))
     read = partial(_read_by_kind, text_field=section.text_field)
@@ -131,7 +135,9 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def _walk(root: Path, *, skip: set[str]) -> Iterator[Path]:
-    """Files below root in the order of their names; hidden ones and folders named in `skip` are left out."""
+    """Files below root in the order of their names; hidden ones and folders named in `skip` are
+    left out.
+    """
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(
             name for name in subfolders if name not in skip and not name.startswith(".")

@@ -30,8 +30,8 @@ def hash_json(value: object) -> str:
 def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None) -> str:
     """Hash of the contents of `files` in their order and of how they are read, in hex.
 
-    From 64 MiB on, and with a `memo` directory, the result is remembered by every file's path, size and
-    time of change, so that a large corpus is hashed once.
+    From 64 MiB on, and with a `memo` directory, the result is remembered by every file's path, size
+    and time of change, so that a large corpus is hashed once.
     """
     stats = [
         (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
@@ -45,7 +45,8 @@ def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None)
         return known.read_text()
     started = time.time_ns()
     result = _hash_contents(files, reader)
-    # A file changed within the resolution of its time stamp would look unchanged: remember settled files only.
+    # A file changed within the resolution of its time stamp would look unchanged: remember settled
+    # files only.
     if started - max(changed for _, _, changed in stats) > SETTLED_SECONDS * 1e9:
         # Nothing is lost but time in a cache that may only be read.
         with suppress(OSError):

@@ -51,7 +51,9 @@ class EvalBatch:
 
 
 def count_windows(store: TokenStore, seq_len: int) -> int:
-    """Samples a training epoch has: windows of seq_len + 1 tokens at a stride of seq_len. ValueError: none."""
+    """Samples a training epoch has: windows of seq_len + 1 tokens at a stride of seq_len.
+    ValueError: none.
+    """
     n_windows = (len(store) - 1) // seq_len
     if n_windows < 1:
         raise ValueError(
@@ -90,10 +92,11 @@ class _MicroBatches:
 class TrainLoader:
     """An endless iterator of steps for one rank.
 
-    Step s of the run is made of samples [s * G, (s + 1) * G), G = grad_accum_steps * num_ranks * batch_size;
-    each micro-batch takes the next num_ranks * batch_size of them, and each rank its contiguous part. So
-    ranks of any number draw the same global batch when G is the same, and the whole state is the number of
-    samples that were handed out; what loader processes have prefetched does not count.
+    Step s of the run is made of samples [s * G, (s + 1) * G), G = grad_accum_steps * num_ranks *
+    batch_size; each micro-batch takes the next num_ranks * batch_size of them, and each rank its
+    contiguous part. So ranks of any number draw the same global batch when G is the same, and the
+    whole state is the number of samples that were handed out; what loader processes have prefetched
+    does not count.
     """
 
     def __init__(
@@ -112,7 +115,9 @@ class TrainLoader:
         prefetch_factor: int = 2,
         overfit_batches: int = 0,
     ) -> None:
-        """`overfit_batches`: read the first N global batches over and over; 0 = off. ValueError: the split has no sample."""
+        """`overfit_batches`: read the first N global batches over and over; 0 = off. ValueError:
+        the split has no sample.
+        """
         assert 0 <= rank < num_ranks, (rank, num_ranks)
         self.samples = start_sample
         self.samples_per_epoch = count_windows(store, seq_len)
@@ -180,9 +185,11 @@ class TrainLoader:
 
 
 def _leave_signals_to_the_rank(worker: int) -> None:
-    """A signal to all processes of a run asks the rank to finish its step and save, for which it needs its loader processes.
+    """A signal to all processes of a run asks the rank to finish its step and save, for which it
+    needs its loader processes.
 
-    So a loader process ends for none but its rank's, as when the rank shuts it down; and at once when that is gone.
+    So a loader process ends for none but its rank's, as when the rank shuts it down; and at once
+    when that is gone.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # torch itself looks every 5 seconds
@@ -212,12 +219,14 @@ def eval_batches(
     token_bytes: np.ndarray | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[EvalBatch]:
-    """At most `sequences` sequences of a split, spread evenly over it, in order and the same ones every time; 0 = all, each target once.
+    """At most `sequences` sequences of a split, spread evenly over it, in order and the same ones
+    every time; 0 = all, each target once.
 
-    Its beginning alone would be the first of many folders, as a split has the order of its corpus. token_bytes: bytes of each
-    token, int [vocab]; fills n_bytes. The last batch may have fewer rows, and the last row of the split ends in padding: token 0
-    with target IGNORE_INDEX. part: (i, n), the i-th of n shares of the same rows; every share has as many batches as every other,
-    of as many rows, with padding for rows that there are not.
+    Its beginning alone would be the first of many folders, as a split has the order of its corpus.
+    token_bytes: bytes of each token, int [vocab]; fills n_bytes. The last batch may have fewer
+    rows, and the last row of the split ends in padding: token 0 with target IGNORE_INDEX. part: (i,
+    n), the i-th of n shares of the same rows; every share has as many batches as every other, of as
+    many rows, with padding for rows that there are not.
     """
     last, (index, shares) = len(store) - 1, part
     windows = -(-last // seq_len)

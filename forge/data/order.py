@@ -1,7 +1,8 @@
 """The order of samples: a keyed permutation that needs no memory.
 
 Sample i of a run is window `permute(i % n, n, (seed, i // n))` of the n windows of the split: every
-epoch visits each window once, in an order of its own, and any sample is found without the ones before.
+epoch visits each window once, in an order of its own, and any sample is found without the ones
+before.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ BLOCK = 1024
 
 
 def permute(indices: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
-    """Where a permutation of range(n), chosen by `key` = (seed, epoch), sends `indices`: int64, any shape.
+    """Where a permutation of range(n), chosen by `key` = (seed, epoch), sends `indices`: int64, any
+    shape.
 
-    A balanced Feistel network over pairs of numbers below m = ceil(sqrt(n)), (l, r) -> (r, l + F(r) mod m),
-    walked again where it leaves range(n) (Black and Rogaway, Ciphers with Arbitrary Finite Domains,
-    CT-RSA 2002). F is the finaliser of splitmix64 on r plus a round key from BLAKE2b.
+    A balanced Feistel network over pairs of numbers below m = ceil(sqrt(n)), (l, r) -> (r, l + F(r)
+    mod m), walked again where it leaves range(n) (Black and Rogaway, Ciphers with Arbitrary Finite
+    Domains, CT-RSA 2002). F is the finaliser of splitmix64 on r plus a round key from BLAKE2b.
     """
     assert n > 0
     half = np.uint64(_ceil_sqrt(n))

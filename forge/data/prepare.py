@@ -49,10 +49,10 @@ def prepare(
 ) -> Prepared:
     """The prepared data of two sections, from the cache or made now.
 
-    `build(section, path=..., **runtime)`, with the section's place in the config, makes the corpus (no runtime
-    arguments) and, when it is not in the cache, the tokenizer (`text`: the TrainingText). `progress(stage, share)` is
-    called during long work, with the share of the stage that is done. Any number of processes may call this at once:
-    one does the work.
+    `build(section, path=..., **runtime)`, with the section's place in the config, makes the corpus
+    (no runtime arguments) and, when it is not in the cache, the tokenizer (`text`: the
+    TrainingText). `progress(stage, share)` is called during long work, with the share of the stage
+    that is done. Any number of processes may call this at once: one does the work.
     ValueError, naming the key: no text, bad text, no tokenizer, or a cache that cannot be written.
     """
     corpus: Corpus = build(data, path="data")
@@ -87,7 +87,9 @@ def _fingerprint(corpus: Corpus, memo: Path, val_fraction: float) -> str:
 
 
 def _identity(section: TokenizerSection) -> dict[str, Any]:
-    """What a tokenizer depends on besides the training text: its options, and the content of its file instead of the path."""
+    """What a tokenizer depends on besides the training text: its options, and the content of its
+    file instead of the path.
+    """
     identity = asdict(section)
     if "path" in identity:
         path = Path(identity["path"]).expanduser()

@@ -1,4 +1,6 @@
-"""Files to documents, a block of text or a row at a time: what each kind of file is and how it is opened; rows are in forge.data.rows."""
+"""Files to documents, a block of text or a row at a time: what each kind of file is and how it is
+opened; rows are in forge.data.rows.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class BadFile(ValueError):
 
 
 def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
-    """What a person is told of all bad files of a corpus at once; those with the same advice together. files: how many the corpus has."""
+    """What a person is told of all bad files of a corpus at once; those with the same advice
+    together. files: how many the corpus has.
+    """
     if len(bad) == 1:
         return bad[0]
     by_fix: dict[str, list[str]] = {}
@@ -51,7 +55,9 @@ def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
 
 
 def kind(path: Path) -> str:
-    """`jsonl`, `json` (an array or one object), `csv`, `tsv`, `parquet` or `text`, by the suffix in front of a `.gz`."""
+    """`jsonl`, `json` (an array or one object), `csv`, `tsv`, `parquet` or `text`, by the suffix in
+    front of a `.gz`.
+    """
     suffix = next((suffix.lower() for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
     return _kind_of_json(path) if suffix == ".json" else KINDS.get(suffix, "text")
 

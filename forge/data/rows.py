@@ -1,4 +1,6 @@
-"""Files of rows to documents: JSON lines, JSON arrays, CSV and Parquet, each row with a field that holds the text."""
+"""Files of rows to documents: JSON lines, JSON arrays, CSV and Parquet, each row with a field that
+holds the text.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def _row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
 
 
 def read_json(path: Path, text_field: str) -> Iterator[Document]:
-    """One document an element of a JSON array, which is a text or an object with a field that holds it, or one for a single object."""
+    """One document an element of a JSON array, which is a text or an object with a field that holds
+    it, or one for a single object.
+    """
     with (
         readable(path),
         open_bytes(path) as file,
@@ -80,7 +84,8 @@ def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
             element, end = decode(text, at)
             fault = None if end < len(text) else "it ends before the array does"
         except json.JSONDecodeError as error:
-            # What an element lacks may be in the next block; what is wrong before the end of this one stays wrong.
+            # What an element lacks may be in the next block; what is wrong before the end of this
+            # one stays wrong.
             fault, element, end = error.msg, None, at
             if not error.msg.startswith("Unterminated string") and error.pos < len(text) - len(
                 '"\\ud83d\\ude00'

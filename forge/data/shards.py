@@ -71,7 +71,9 @@ class TokenStore:
         ).hexdigest()
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start to stop: [stop - start] of the store's dtype; a view of the file when they lie in one shard."""
+        """Tokens start to stop: [stop - start] of the store's dtype; a view of the file when they
+        lie in one shard.
+        """
         assert 0 <= start < stop <= len(self), (start, stop, len(self))
         first = bisect_right(self._starts, start) - 1
         offset = self._starts[first]
@@ -85,7 +87,9 @@ class TokenStore:
         return np.concatenate(parts)
 
     def verify(self) -> None:
-        """Compare the shards with their hashes, up to 64 MiB whole, beyond in samples. BrokenStore: they differ."""
+        """Compare the shards with their hashes, up to 64 MiB whole, beyond in samples. BrokenStore:
+        they differ.
+        """
         whole = len(self) * np.dtype(self.index.dtype).itemsize <= HASHED_WHOLE_BYTES
         for shard, tokens in zip(self.index.shards, self._shards, strict=True):
             intact = (

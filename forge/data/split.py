@@ -1,11 +1,11 @@
 """Training and validation text, told apart by a hash of the content.
 
-A document goes to validation when the hash of its text falls below `val_fraction`, so its side never
-depends on the other documents, and equal documents are on one side. No document should outweigh the
-split: one larger than a unit (64 KiB; in a small corpus 1/128 of it) is cut between lines into pieces
-of at most a unit, and the pieces are what is told apart. One end-of-text closes every document in each
-split that has a piece of it. A corpus so small that chance would leave a split empty gives it the piece
-whose hash is nearest.
+A document goes to validation when the hash of its text falls below `val_fraction`, so its side
+never depends on the other documents, and equal documents are on one side. No document should
+outweigh the split: one larger than a unit (64 KiB; in a small corpus 1/128 of it) is cut between
+lines into pieces of at most a unit, and the pieces are what is told apart. One end-of-text closes
+every document in each split that has a piece of it. A corpus so small that chance would leave a
+split empty gives it the piece whose hash is nearest.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class TrainingText:
 
 
 def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
-    """Read the corpus once and divide it. ValueError: it is empty, too small to divide, or files cannot be read, all of which are named."""
+    """Read the corpus once and divide it. ValueError: it is empty, too small to divide, or files
+    cannot be read, all of which are named.
+    """
     unit = unit_of(corpus.n_bytes)
     n_bytes, least, greatest = 0, HASH_RANGE, -1
     bad: list[BadFile] = []
@@ -93,9 +95,11 @@ def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
 
 
 def unit_of(corpus_bytes: int) -> int:
-    """Characters of the largest piece: a power of two, at most 1/128 of the corpus, within 256 and 64 Ki.
+    """Characters of the largest piece: a power of two, at most 1/128 of the corpus, within 256 and
+    64 Ki.
 
-    A power of two, so that a small corpus is rarely cut anew when it grows, and one above 8 MiB never.
+    A power of two, so that a small corpus is rarely cut anew when it grows, and one above 8 MiB
+    never.
     """
     share = max(corpus_bytes // UNITS_IN_SMALL_CORPUS, 1)
     return min(max(1 << (share.bit_length() - 1), MIN_UNIT), MAX_UNIT)
@@ -111,7 +115,8 @@ def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
 
 
 def cut(blocks: Iterator[str], unit: int) -> Iterator[tuple[str, bool]]:
-    """Text in pieces of at most `unit` characters, cut after a line, else after a space, else anywhere.
+    """Text in pieces of at most `unit` characters, cut after a line, else after a space, else
+    anywhere.
 
     Where blocks begin and end makes no difference. Yields (piece, whether it is the last).
     """

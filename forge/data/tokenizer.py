@@ -1,4 +1,6 @@
-"""Text to token ids and back: a thin wrapper of the `tokenizers` library, trained here or read from a file."""
+"""Text to token ids and back: a thin wrapper of the `tokenizers` library, trained here or read from
+a file.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ log = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """Ids of plain text: nothing is added, truncated or padded, and no text can spell a special token."""
+    """Ids of plain text: nothing is added, truncated or padded, and no text can spell a special
+    token.
+    """
 
     def __init__(self, raw: tokenizers.Tokenizer, *, eos_token: str) -> None:
         eos_id = raw.token_to_id(eos_token)
@@ -63,7 +67,9 @@ class Tokenizer:
         return hashlib.sha256(f"{self.eos_token}\n{self._raw.to_str()}".encode()).hexdigest()
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.json, and tokenizer_config.json that names the end token, as transformers reads them."""
+        """Write tokenizer.json, and tokenizer_config.json that names the end token, as transformers
+        reads them.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         (directory / TOKENIZER_FILE).write_text(self._raw.to_str(), encoding="utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.eos_token}
@@ -78,7 +84,8 @@ class Tokenizer:
 
 
 def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pre-tokeniser, trained on the training split; every text survives the round trip.
+    """A byte-level BPE with GPT-2's pre-tokeniser, trained on the training split; every text
+    survives the round trip.
 
     A text with too few different pairs for vocab_size entries gives fewer, which is said.
     """
@@ -104,7 +111,8 @@ def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
 def load_file(section: TokenizerFile, *, text: TrainingText) -> Tokenizer:
     """A trained tokenizer.json; `text`, which every tokenizer is offered, is not read.
 
-    ValueError: there is no such file, it is no tokenizer, or the token that ends a document is not in it.
+    ValueError: there is no such file, it is no tokenizer, or the token that ends a document is not
+    in it.
     """
     path = Path(section.path).expanduser()
     if not section.path:

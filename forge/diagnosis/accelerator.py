@@ -19,7 +19,9 @@ CUDA_BUILD = "a CUDA build of torch, as pytorch.org/get-started has it for this 
 
 
 def probe(seconds: float = SECONDS) -> dict[str, Any]:
-    """The report of `forge.diagnosis.torch_probe`; `doing` and `end` say where it was and how it ended when that was too early."""
+    """The report of `forge.diagnosis.torch_probe`; `doing` and `end` say where it was and how it
+    ended when that was too early.
+    """
     answer = ask([sys.executable, "-m", "forge.diagnosis.torch_probe"], seconds=seconds)
     report: dict[str, Any] = {}
     for line in answer.out.splitlines() if answer else ():

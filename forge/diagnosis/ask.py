@@ -31,7 +31,8 @@ def ask(
 ) -> Answer | None:
     """Run a program for at most so long; None when it cannot be started.
 
-    A program that hangs in a driver ignores SIGKILL, and waiting for it would hang here too: it is left behind.
+    A program that hangs in a driver ignores SIGKILL, and waiting for it would hang here too: it is
+    left behind.
     """
     try:
         program = subprocess.Popen(

@@ -15,7 +15,9 @@ from forge.diagnosis.slurm import slurm
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a config says of the machine: where it writes, its loader processes and their bytes in shared memory, its threads."""
+    """What a config says of the machine: where it writes, its loader processes and their bytes in
+    shared memory, its threads.
+    """
 
     runs: Path
     runs_option: str = "run.root=DIR"
@@ -69,5 +71,7 @@ def examine(plan: Plan) -> list[Finding]:
 
 
 def _scratch() -> Path:
-    """TMPDIR as it is set: Python itself passes over one that cannot be written, other programs do not."""
+    """TMPDIR as it is set: Python itself passes over one that cannot be written, other programs do
+    not.
+    """
     return Path(os.environ.get("TMPDIR") or "/tmp")

@@ -1,4 +1,6 @@
-"""What this process may use: cores, memory, open files; the limits of a container or a Slurm job included."""
+"""What this process may use: cores, memory, open files; the limits of a container or a Slurm job
+included.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def threads(
 ) -> Finding:
     """Threads of torch against the cores that this process may use.
 
-    torch_threads: what torch chose, None when it cannot be asked. num_threads: run.num_threads, 0 = torch's choice.
+    torch_threads: what torch chose, None when it cannot be asked. num_threads: run.num_threads, 0 =
+    torch's choice.
     """
     omp = environ.get("OMP_NUM_THREADS")
     chosen = num_threads or torch_threads
@@ -110,7 +113,9 @@ def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 def cpu_quota(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """Cores that the strictest cgroup above this process allows, of version 2 or 1; None when none limits it."""
+    """Cores that the strictest cgroup above this process allows, of version 2 or 1; None when none
+    limits it.
+    """
     quotas = []
     for folder in _folders("cpu", root, membership):
         quota, period = (_read(folder / "cpu.max") or "").split() or (None, None)
@@ -124,7 +129,9 @@ def cpu_quota(
 def memory_left(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> int | None:
-    """Bytes that the strictest cgroup above this process leaves; None when none limits it. File cache counts as free."""
+    """Bytes that the strictest cgroup above this process leaves; None when none limits it. File
+    cache counts as free.
+    """
     left = []
     for folder in _folders("memory", root, membership):
         for limit_file, used_file in (
@@ -149,7 +156,9 @@ def _file_cache(folder: Path) -> int:
 
 
 def _folders(controller: str, root: Path, membership: Path) -> Iterator[Path]:
-    """The cgroup of this process and those above it; inside a container only some of them can be seen."""
+    """The cgroup of this process and those above it; inside a container only some of them can be
+    seen.
+    """
     for line in (_read(membership) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -1,4 +1,6 @@
-"""Directories that a run writes to: can be written, room that is left, locks, and the clock of the file system."""
+"""Directories that a run writes to: can be written, room that is left, locks, and the clock of the
+file system.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ SKEW = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A directory: its name in the report, where it is, what moves it elsewhere, and the room it should have (bytes)."""
+    """A directory: its name in the report, where it is, what moves it elsewhere, and the room it
+    should have (bytes).
+    """
 
     name: str
     path: Path
@@ -60,7 +64,9 @@ def examine(place: Place) -> tuple[Finding, Trial]:
 
 
 def judge(place: Place, trial: Trial, free: int | None, files: int | None) -> Finding:
-    """What to say of a place; `free` is in bytes, `files` the files that may still be made there (None: no limit is known)."""
+    """What to say of a place; `free` is in bytes, `files` the files that may still be made there
+    (None: no limit is known).
+    """
     where = f"{place.path}" + ("" if trial.folder == place.path else " (not there yet)")
     if trial.error:
         return _bad(
@@ -141,7 +147,9 @@ def clock(trial: Trial, now: float | None = None) -> Finding:
 
 
 def shared_memory(need: int, workers: int, gpus: int, free: int | None) -> Finding:
-    """/dev/shm against what loader processes put there, and ranks on several GPUs (bytes); `free` is None where there is none."""
+    """/dev/shm against what loader processes put there, and ranks on several GPUs (bytes); `free`
+    is None where there is none.
+    """
     if gpus > 1:
         need = max(need, GIB)
     use = f"{byte_size(need)} for {' and '.join([f'{workers} loader processes'] * (workers > 0) + [f'{gpus} GPUs'] * (gpus > 1))}"
@@ -158,7 +166,9 @@ def shared_memory(need: int, workers: int, gpus: int, free: int | None) -> Findi
 
 
 def room(folder: Path) -> tuple[int, int | None]:
-    """Bytes that are free to this user, and files that may still be made (None where the file system has no such limit)."""
+    """Bytes that are free to this user, and files that may still be made (None where the file
+    system has no such limit).
+    """
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 

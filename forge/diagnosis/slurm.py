@@ -13,7 +13,9 @@ SECONDS = 5.0
 
 
 def slurm(seconds: float = SECONDS) -> Finding:
-    """sinfo must name a partition; without sacct's records the end of a job is learned from squeue alone."""
+    """sinfo must name a partition; without sacct's records the end of a job is learned from squeue
+    alone.
+    """
     paths = {name: path for name in COMMANDS if (path := shutil.which(name))}
     absent = ", ".join(name for name in COMMANDS if name not in paths)
     if not paths:

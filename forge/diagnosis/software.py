@@ -47,12 +47,16 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 
 
 def requirement(name: str) -> str:
-    """The versions of a package that forge requires, such as '<2.14,>=2.11'; empty when any will do or nothing is known."""
+    """The versions of a package that forge requires, such as '<2.14,>=2.11'; empty when any will do
+    or nothing is known.
+    """
     return _requirements().get(name, "")
 
 
 def outside(version: str, wanted: str) -> bool:
-    """Whether a version is not among those that are wanted; a pre-release counts as what it precedes."""
+    """Whether a version is not among those that are wanted; a pre-release counts as what it
+    precedes.
+    """
     try:
         from packaging.specifiers import SpecifierSet
         from packaging.version import Version

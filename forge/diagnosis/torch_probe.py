@@ -1,4 +1,5 @@
-"""What torch and the NVIDIA driver say, as JSON lines; a process of its own, since either may crash or hang.
+"""What torch and the NVIDIA driver say, as JSON lines; a process of its own, since either may crash
+or hang.
 
 Before each step a line {"doing": ...} names it: the last one tells where a silent end came from.
 """

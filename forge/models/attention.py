@@ -12,7 +12,9 @@ from forge.models.sdpa import causal_attention
 
 
 class Attention(nn.Module):
-    """Multi-head attention (arXiv:1706.03762); key/value heads, QK-norm and kernel as the config says."""
+    """Multi-head attention (arXiv:1706.03762); key/value heads, QK-norm and kernel as the config
+    says.
+    """
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
@@ -37,7 +39,9 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]; `rotation` of these positions, `cache` of those before them."""
+        """x: [batch, seq, dim] -> [batch, seq, dim]; `rotation` of these positions, `cache` of
+        those before them.
+        """
         batch, seq, _ = x.shape
         q = self.q_norm(self.wq(x).view(batch, seq, -1, self.head_dim))
         k = self.k_norm(self.wk(x).view(batch, seq, -1, self.head_dim))
@@ -53,5 +57,7 @@ class Attention(nn.Module):
         return self.wo(heads.transpose(1, 2).reshape(batch, seq, -1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of whole sequences, q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, seq, head_dim]."""
+        """Attention of whole sequences, q: [batch, heads, seq, head_dim] over k, v: [batch,
+        kv_heads, seq, head_dim].
+        """
         return causal_attention(q, k, v, self.backend)

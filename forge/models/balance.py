@@ -1,4 +1,5 @@
-"""All mixtures of experts of a model over a step: the scale of their auxiliary losses, their load, and the bias that evens it.
+"""All mixtures of experts of a model over a step: the scale of their auxiliary losses, their load,
+and the bias that evens it.
 
 A few operations for all layers together, since a layer has little of each.
 """
@@ -18,10 +19,12 @@ from forge.models.routing_record import SUMS
 
 
 class RoutingReport(NamedTuple):
-    """One step, over all its tokens, as means over the model's layers with experts; scalars, still on the device.
+    """One step, over all its tokens, as means over the model's layers with experts; scalars, still
+    on the device.
 
-    sums: auxiliary losses, without their coefficients, as sums over tokens. means: load_max and load_min, the busiest and the idlest
-    expert's load over the even one; entropy of a token's shares, in nats; dropped, of the assignments; bias, from lowest to highest.
+    sums: auxiliary losses, without their coefficients, as sums over tokens. means: load_max and
+    load_min, the busiest and the idlest expert's load over the even one; entropy of a token's
+    shares, in nats; dropped, of the assignments; bias, from lowest to highest.
     """
 
     sums: dict[str, Tensor]
@@ -32,7 +35,9 @@ class Balance:
     """Tells the layers when a step begins and ends; false for a model without experts."""
 
     def __init__(self, model: nn.Module, *, max_steps: int) -> None:
-        """max_steps: those of the run, which bias schedules span. Of a stage of a pipeline the layers are some of the whole model's."""
+        """max_steps: those of the run, which bias schedules span. Of a stage of a pipeline the
+        layers are some of the whole model's.
+        """
         self.layers = [module for module in model.modules() if isinstance(module, MoE)]
         section = getattr(model, "section", None)
         self.section = section if isinstance(section, DecoderConfig) and section.is_moe else None
@@ -46,7 +51,9 @@ class Balance:
         return self.section is not None
 
     def begin(self, scale: Tensor | float) -> None:
-        """Before the first micro-batch. scale: 1 / target tokens of the step, over all ranks, times a loss scale."""
+        """Before the first micro-batch. scale: 1 / target tokens of the step, over all ranks, times
+        a loss scale.
+        """
         if self.layers:
             torch._foreach_zero_(
                 [buffer for layer in self.layers for buffer in layer.record.buffers()]
@@ -60,9 +67,11 @@ class Balance:
     def end(
         self, number: int, *, skipped: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x
     ) -> RoutingReport:
-        """After update `number`, counted from 0: moves the selection biases, unless the update was skipped, and reports.
+        """After update `number`, counted from 0: moves the selection biases, unless the update was
+        skipped, and reports.
 
-        total: sums a tensor over all ranks that have other tokens or other layers. Waits for nothing.
+        total: sums a tensor over all ranks that have other tokens or other layers. Waits for
+        nothing.
         """
         assert self.section is not None
         section, n_layers = self.section.moe, self.section.n_moe_layers
@@ -93,7 +102,8 @@ class Balance:
         )
 
     def _records(self, n_layers: int, experts: int, device: torch.device) -> Tensor:
-        """[layers of the model, experts + len(SUMS) + 2] fp64: the counts and sums of a layer, how far apart its biases are, and 1.
+        """[layers of the model, experts + len(SUMS) + 2] fp64: the counts and sums of a layer, how
+        far apart its biases are, and 1.
 
         Rows of layers that other stages have are 0.
         """
@@ -116,7 +126,9 @@ class Balance:
         return records
 
     def _move(self, counts: Tensor, number: int, skipped: Tensor) -> None:
-        """b_i += rate * sign(mean load - load_i), from the assignments of a whole step (arXiv:2408.15664, algorithm 1)."""
+        """b_i += rate * sign(mean load - load_i), from the assignments of a whole step
+        (arXiv:2408.15664, algorithm 1).
+        """
         assert self.section is not None
         section = self.section.moe
         rate = section.bias_update_rate * bias_factor(
@@ -131,7 +143,8 @@ class Balance:
 def bias_factor(schedule: str, done: float) -> float:
     """What bias_update_rate is multiplied with when a share `done` of the run is done, 0 to 1.
 
-    constant: 1. cosine_decay: (1 + cos(pi * done)) / 2. linear_warmup: min(1, 10 * done), over the first tenth.
+    constant: 1. cosine_decay: (1 + cos(pi * done)) / 2. linear_warmup: min(1, 10 * done), over the
+    first tenth.
     """
     if schedule == "cosine_decay":
         return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))

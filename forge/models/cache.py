@@ -6,7 +6,8 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Keys and values of one layer, [batch, kv_heads, max_len, head_dim], of which the first `length` are filled.
+    """Keys and values of one layer, [batch, kv_heads, max_len, head_dim], of which the first
+    `length` are filled.
 
     The first call allocates them: the layer knows its own heads, type and device best.
     """
@@ -18,7 +19,8 @@ class LayerCache:
         self._values: Tensor | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values [batch, kv_heads, seq, head_dim]; returns all so far, [batch, kv_heads, length, head_dim].
+        """Add keys and values [batch, kv_heads, seq, head_dim]; returns all so far, [batch,
+        kv_heads, length, head_dim].
 
         Raises ValueError past max_len.
         """

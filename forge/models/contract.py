@@ -12,11 +12,12 @@ PARTS = ("max_seq_len", "output_weight", "hidden", "init_std", "reset_buffers")
 class LanguageModel(Protocol):
     """Token ids to next-token logits, with logits = hidden(tokens) @ output_weight.T.
 
-    It is built on the meta device, in fp32; its parameters are filled by `forge.models.init.init_weights`. In 16 bits they are that
-    while the model runs, and nothing else is cast: what it computes in fp32, such as with a table in a buffer, it gives back in the type
-    of what came in. A model keeps its blocks in a
-    ModuleDict or ModuleList named `blocks` where activation checkpointing and compilation are to find them. Nothing in it draws
-    random numbers.
+    It is built on the meta device, in fp32; its parameters are filled by
+    `forge.models.init.init_weights`. In 16 bits they are that while the model runs, and nothing
+    else is cast: what it computes in fp32, such as with a table in a buffer, it gives back in the
+    type of what came in. A model keeps its blocks in a
+    ModuleDict or ModuleList named `blocks` where activation checkpointing and compilation are to
+    find them. Nothing in it draws random numbers.
     """
 
     max_seq_len: int
@@ -27,15 +28,21 @@ class LanguageModel(Protocol):
         ...
 
     def hidden(self, tokens: Tensor, /) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; position i depends on tokens 0 to i only."""
+        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; position i depends
+        on tokens 0 to i only.
+        """
         ...
 
     def __call__(self, tokens: Tensor, /) -> Tensor:
-        """tokens: [batch, seq] -> logits [batch, seq, vocab]; the objectives that want whole logits call it."""
+        """tokens: [batch, seq] -> logits [batch, seq, vocab]; the objectives that want whole logits
+        call it.
+        """
         ...
 
     def init_std(self, name: str) -> float:
-        """Standard deviation of the initial values of the parameter `name`, of two or more dimensions."""
+        """Standard deviation of the initial values of the parameter `name`, of two or more
+        dimensions.
+        """
         ...
 
     def reset_buffers(self) -> None:

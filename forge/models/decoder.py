@@ -28,7 +28,9 @@ RESIDUAL_WRITERS = (
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward or experts, each on a normalised copy of the residual stream and added back to it."""
+    """Attention, then feed-forward or experts, each on a normalised copy of the residual stream and
+    added back to it.
+    """
 
     def __init__(self, section: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -48,10 +50,14 @@ class Block(nn.Module):
 
 
 class OutputHead(nn.Linear):
-    """The output head, whose weight losses read and multiply with some rows of hidden states at a time."""
+    """The output head, whose weight losses read and multiply with some rows of hidden states at a
+    time.
+    """
 
     def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
-        """What the head reads: normalised hidden states. All passes here, so that the weight is there by then (`forge.parallel.fsdp`)."""
+        """What the head reads: normalised hidden states. All passes here, so that the weight is
+        there by then (`forge.parallel.fsdp`).
+        """
         return norm(hidden)
 
 
@@ -60,8 +66,9 @@ class Decoder(nn.Module):
 
     residual_dtype: of hidden states between layers; null = that of the embeddings.
 
-    It may be a part of a model, cut out by `keep`: then hidden states of the part before come in, or those for the part after go out.
-    Weights are torch's defaults until `forge.models.init.init_weights` has run. May be built on the meta device.
+    It may be a part of a model, cut out by `keep`: then hidden states of the part before come in,
+    or those for the part after go out. Weights are torch's defaults until
+    `forge.models.init.init_weights` has run. May be built on the meta device.
     """
 
     residual_dtype: torch.dtype | None = None
@@ -97,7 +104,8 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(tokens, cache=cache))
 
     def hidden(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]. Hidden states come in where `reads_tokens` is false.
+        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]. Hidden states come
+        in where `reads_tokens` is false.
 
         With a cache the tokens continue those it has seen, and are added to it.
         Raises ValueError past max_seq_len.
@@ -142,7 +150,9 @@ class Decoder(nn.Module):
         return head.weight
 
     def keep(self, layers: range, *, first: bool, last: bool) -> None:
-        """Cut the model down to a run of its blocks, with what is before the first one and after the last one of all."""
+        """Cut the model down to a run of its blocks, with what is before the first one and after
+        the last one of all.
+        """
         for layer in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[layer]
         self.reads_tokens = first
@@ -171,7 +181,8 @@ class Decoder(nn.Module):
     def init_std(self, name: str) -> float:
         """Standard deviation of the initial values of the parameter `name`.
 
-        Layers that write to the residual stream get 1/sqrt(2 * n_layers) of it (GPT-2; Radford et al. 2019, section 2.3).
+        Layers that write to the residual stream get 1/sqrt(2 * n_layers) of it (GPT-2; Radford et
+        al. 2019, section 2.3).
         """
         if self.section.init_scale_residual and name.endswith(RESIDUAL_WRITERS):
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)

@@ -1,4 +1,6 @@
-"""Tokens on their way to experts and back: sorted by expert, or in as many rows for each as it has room for."""
+"""Tokens on their way to experts and back: sorted by expert, or in as many rows for each as it has
+room for.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,15 @@ from torch import Tensor
 
 
 class Order(NamedTuple):
-    """The assignments of tokens to experts, sorted by expert, and of one expert by token. Nothing in it waits for the device.
+    """The assignments of tokens to experts, sorted by expert, and of one expert by token. Nothing
+    in it waits for the device.
 
-    There are n = tokens * top_k assignments; number i is that of token i // top_k. A scope is what is counted over: each sequence, or
-    all of them.
-    by_expert: [n], the assignment at each place of the sorted order. place: [n], the place of each assignment.
-    expert, scope: [n], in sorted order. rank: [n], in sorted order, how many of the same expert and scope are before it.
-    counts: [scopes, experts]. starts: [scopes, experts], the place of the first. of_sequences: [sequences, experts], counts.
+    There are n = tokens * top_k assignments; number i is that of token i // top_k. A scope is what
+    is counted over: each sequence, or all of them.
+    by_expert: [n], the assignment at each place of the sorted order. place: [n], the place of each
+    assignment. expert, scope: [n], in sorted order. rank: [n], in sorted order, how many of the
+    same expert and scope are before it. counts: [scopes, experts]. starts: [scopes, experts], the
+    place of the first. of_sequences: [sequences, experts], counts.
     """
 
     by_expert: Tensor
@@ -30,7 +34,9 @@ class Order(NamedTuple):
 
 
 def order(experts: Tensor, num_experts: int, sequences: int, *, apart: bool) -> Order:
-    """experts: [tokens, top_k], of so many sequences one after another; apart: whether each of them is a scope of its own."""
+    """experts: [tokens, top_k], of so many sequences one after another; apart: whether each of them
+    is a scope of its own.
+    """
     chosen = experts.flatten()
     n, device = len(chosen), chosen.device
     by_expert = chosen.argsort(stable=True)
@@ -72,9 +78,11 @@ def order(experts: Tensor, num_experts: int, sequences: int, *, apart: bool) -> 
 
 
 def capacity(factor: float, tokens: int, top_k: int, num_experts: int) -> int:
-    """Assignments that an expert takes of so many tokens, whichever of their choices it is: ceil(factor * tokens * top_k / experts).
+    """Assignments that an expert takes of so many tokens, whichever of their choices it is:
+    ceil(factor * tokens * top_k / experts).
 
-    GShard (arXiv:2006.16668, section 2.2), of all choices together; no more than tokens, which choose an expert once.
+    GShard (arXiv:2006.16668, section 2.2), of all choices together; no more than tokens, which
+    choose an expert once.
     """
     return min(math.ceil(factor * tokens * top_k / num_experts), tokens)
 
@@ -90,14 +98,18 @@ def gather(y: Tensor, found: Order) -> Tensor:
 
 
 def rearrange(x: Tensor, index: Tensor, back: Tensor) -> Tensor:
-    """x: [n, dim], its rows in the order of `index`: [n], a permutation, of which `back` is the inverse."""
+    """x: [n, dim], its rows in the order of `index`: [n], a permutation, of which `back` is the
+    inverse.
+    """
     return _Move.apply(x, index, None, back, None)
 
 
 class Room(NamedTuple):
-    """Which assignments, in sorted order, are in which rows, where each expert has as many for each scope.
+    """Which assignments, in sorted order, are in which rows, where each expert has as many for each
+    scope.
 
-    source: [experts * scopes * rows], the assignment in a row, if it is filled. slot: [n], the row of an assignment, if it is kept.
+    source: [experts * scopes * rows], the assignment in a row, if it is filled. slot: [n], the row
+    of an assignment, if it is kept.
     """
 
     source: Tensor
@@ -107,7 +119,9 @@ class Room(NamedTuple):
 
 
 def room(found: Order, rows: int, left: Tensor) -> Room:
-    """left: [scopes, experts], how many assignments an expert takes of those here, of which there are so many rows."""
+    """left: [scopes, experts], how many assignments an expert takes of those here, of which there
+    are so many rows.
+    """
     (scopes, _), n = found.counts.shape, len(found.rank)
     row = torch.arange(rows, device=left.device)
     source = found.starts.t().unsqueeze(-1) + row
@@ -133,7 +147,9 @@ def scale_gradient(x: Tensor, factor: Tensor) -> Tensor:
 
 
 class _Spread(torch.autograd.Function):
-    """Its gradient adds up the copies of a token in a fixed order, where that of indexing adds them in any."""
+    """Its gradient adds up the copies of a token in a fixed order, where that of indexing adds them
+    in any.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, by_expert: Tensor, place: Tensor) -> Tensor:

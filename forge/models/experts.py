@@ -14,10 +14,14 @@ from forge.models.grouped import grouped_mm, looped_mm
 
 log = logging.getLogger(__name__)
 Multiply = Callable[[Tensor, Tensor], Tensor]
-"""Rows of x times the matrix of the expert that they belong to: x: [n, in], weight: [experts, out, in] -> [n, out]."""
+"""Rows of x times the matrix of the expert that they belong to: x: [n, in], weight: [experts, out,
+in] -> [n, out].
+"""
 
 BLACKWELL = (10, 0)
-"""Compute capability from which on the kernel gives experts without rows a gradient (https://github.com/pytorch/pytorch/issues/172439)."""
+"""Compute capability from which on the kernel gives experts without rows a gradient
+(https://github.com/pytorch/pytorch/issues/172439).
+"""
 ALIGNMENT = 16
 """Bytes that a row of a grouped product must be a multiple of."""
 
@@ -40,7 +44,9 @@ class Experts(nn.Module):
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each, which may be none -> [n, dim]."""
+        """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each, which may be none
+        -> [n, dim].
+        """
         weights = self.weights()
         if not self._grouped(x, weights):
             return self._expert(
@@ -52,7 +58,9 @@ class Experts(nn.Module):
         )
 
     def equal(self, x: Tensor) -> Tensor:
-        """The same of as many rows for each expert: x: [experts, rows, dim] -> [experts, rows, dim], by batched products."""
+        """The same of as many rows for each expert: x: [experts, rows, dim] -> [experts, rows,
+        dim], by batched products.
+        """
         return self._expert(
             x, self.weights(), lambda rows, weight: torch.bmm(rows, weight.transpose(1, 2))
         )
@@ -85,11 +93,14 @@ class Experts(nn.Module):
     def _grouped(self, x: Tensor, weights: tuple[Tensor, ...]) -> bool:
         """Whether one kernel multiplies all experts.
 
-        It knows rows of whole 16 bytes, on a CPU too (https://github.com/pytorch/pytorch/issues/172440); on CUDA bf16 only, on a CPU all
-        but fp64. The compiler takes it for bf16 only (torch 2.13).
+        It knows rows of whole 16 bytes, on a CPU too
+        (https://github.com/pytorch/pytorch/issues/172440); on CUDA bf16 only, on a CPU all but
+        fp64. The compiler takes it for bf16 only (torch 2.13).
         """
         if len(x) == 0:
-            return False  # on no row at all some versions of the kernel fail (https://github.com/pytorch/pytorch/issues/192497)
+            # on no row at all some versions of the kernel fail
+            # (https://github.com/pytorch/pytorch/issues/192497)
+            return False
         if self.kernel != "auto":
             return self.kernel == "grouped"
         if any(size * x.element_size() % ALIGNMENT for size in weights[-1].shape[1:]):

@@ -30,7 +30,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """`w_down(f(w_up(x)))`, or gated `w_down(f(w_gate(x)) * w_up(x))` (SwiGLU and kin, arXiv:2002.05202)."""
+    """`w_down(f(w_up(x)))`, or gated `w_down(f(w_gate(x)) * w_up(x))` (SwiGLU and kin,
+    arXiv:2002.05202).
+    """
 
     def __init__(self, section: DecoderConfig, hidden: int | None = None) -> None:
         """hidden: its width; null = section.computed_ffn_hidden_dim."""

@@ -10,7 +10,9 @@ from torch import Tensor
 
 
 def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """x: [n, in], sorted by group, times weight: [groups, in, out] -> [n, out]; offsets: [groups] int32, where each group ends."""
+    """x: [n, in], sorted by group, times weight: [groups, in, out] -> [n, out]; offsets: [groups]
+    int32, where each group ends.
+    """
     product = getattr(F, "grouped_mm", None) or torch._grouped_mm  # type: ignore[attr-defined]  # public in newer versions of torch, private before
     return product(x, weight, offs=offsets)
 
@@ -19,9 +21,11 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     "forge::looped_mm", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor counts) -> Tensor"
 )
 def looped_mm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """The same for any type and device, group by group; counts: [groups], rows of each. On CUDA it waits for the device.
+    """The same for any type and device, group by group; counts: [groups], rows of each. On CUDA it
+    waits for the device.
 
-    An operator of its own, because the sizes of its products depend on data: a compiler takes it as it is.
+    An operator of its own, because the sizes of its products depend on data: a compiler takes it as
+    it is.
     """
     return torch.cat(
         [

@@ -9,10 +9,11 @@ from torch import Tensor
 
 
 class Head:
-    """Logits of hidden states, with the rows of the vocabulary that this rank holds; here that is all of them.
+    """Logits of hidden states, with the rows of the vocabulary that this rank holds; here that is
+    all of them.
 
-    A model that is laid out over ranks may spread its rows: it has a method `spread_head`, which gives a kind of this class
-    whose methods also reach the rows of others.
+    A model that is laid out over ranks may spread its rows: it has a method `spread_head`, which
+    gives a kind of this class whose methods also reach the rows of others.
 
     first: token id of the first row.
     """
@@ -43,5 +44,7 @@ def head_of(model: Any) -> Head:
 
 
 def loss_by_rows(model: object) -> bool:
-    """Whether the loss of a model is made of the logits that each rank has, and nobody has them all."""
+    """Whether the loss of a model is made of the logits that each rank has, and nobody has them
+    all.
+    """
     return getattr(model, "loss_parallel", False)

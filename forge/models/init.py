@@ -1,7 +1,8 @@
 """Initial weights that depend on the seed and a parameter's name and shape, and on no layout.
 
-A parameter is filled block of rows by block of rows. Each block is drawn whole, on the CPU and in fp32, from a
-generator of its own, so that any device can make just the rows it owns and all agree to the bit.
+A parameter is filled block of rows by block of rows. Each block is drawn whole, on the CPU and in
+fp32, from a generator of its own, so that any device can make just the rows it owns and all agree
+to the bit.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
 def init_weights(
     model: Initialisable, seed: int, *, held: Held = whole, num_threads: int | None = None
 ) -> None:
-    """Fill every parameter and computed buffer of the model in place; the result does not depend on num_threads.
+    """Fill every parameter and computed buffer of the model in place; the result does not depend on
+    num_threads.
 
-    Matrices are normal with standard deviation `model.init_std(name)`; of the one-dimensional parameters biases
-    are 0 and norm weights 1. A tied weight is drawn once, under its first name. held: of a parameter the memory that
-    this process has, and the indices along each dimension that it stands for. num_threads: null = torch's own.
+    Matrices are normal with standard deviation `model.init_std(name)`; of the one-dimensional
+    parameters biases are 0 and norm weights 1. A tied weight is drawn once, under its first name.
+    held: of a parameter the memory that this process has, and the indices along each dimension that
+    it stands for. num_threads: null = torch's own.
     """
     with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
         filling = []
@@ -69,7 +72,8 @@ def draw_rows(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The given rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows), *shape[1:]].
+    """The given rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows),
+    *shape[1:]].
 
     out: where they go, when there is a place for them already.
     """
@@ -95,7 +99,9 @@ def draw_rows(
 def draw_block(
     name: str, shape: Sequence[int], std: float, seed: int, block: int, *, out: Tensor | None = None
 ) -> Tensor:
-    """Rows block * n to (block + 1) * n of the parameter, n = rows_per_block(shape); fewer in the last block."""
+    """Rows block * n to (block + 1) * n of the parameter, n = rows_per_block(shape); fewer in the
+    last block.
+    """
     if out is None:
         size = rows_per_block(shape)
         out = torch.empty(
@@ -107,7 +113,9 @@ def draw_block(
 
 
 def rows_per_block(shape: Sequence[int]) -> int:
-    """Rows that share a generator: a block is about 256 KiB, or one expert of a stack; its size follows from the global shape only."""
+    """Rows that share a generator: a block is about 256 KiB, or one expert of a stack; its size
+    follows from the global shape only.
+    """
     if len(shape) > 2:
         return 1
     return max(1, VALUES_PER_BLOCK // max(1, math.prod(shape[1:])))
@@ -120,7 +128,9 @@ def _runs(rows: Tensor, size: int) -> list[tuple[int, int]]:
 
 
 def _portions(rows: Tensor, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where portions of the rows begin and end that are worth a thread's while, each made of whole blocks."""
+    """Where portions of the rows begin and end that are worth a thread's while, each made of whole
+    blocks.
+    """
     start = end = 0
     for _, count in _runs(rows, rows_per_block(shape)):
         end += count
@@ -141,7 +151,9 @@ def _fill(
     start: int,
     end: int,
 ) -> None:
-    """Draw rows start to end of those that are held, in place where memory is as they are drawn, and else cut to what is held of them."""
+    """Draw rows start to end of those that are held, in place where memory is as they are drawn,
+    and else cut to what is held of them.
+    """
     here, rows = local[start:end], indices[0][start:end]
     as_drawn = (
         here.device.type == "cpu"
@@ -155,7 +167,9 @@ def _fill(
 
 
 def select(values: Tensor, indices: Sequence[Tensor], *, first: int = 0) -> Tensor:
-    """What the indices name along each dimension, from dimension `first` on; the same tensor where that is all."""
+    """What the indices name along each dimension, from dimension `first` on; the same tensor where
+    that is all.
+    """
     for dim, index in enumerate(indices, start=first):
         if len(index) < values.shape[dim]:
             values = values.index_select(dim, index)

@@ -28,21 +28,25 @@ from forge.models.routing_record import RoutingRecord
 
 
 class MoE(nn.Module):
-    """Sum of the outputs of the experts that the router chooses for a token, weighted, and of the shared experts.
+    """Sum of the outputs of the experts that the router chooses for a token, weighted, and of the
+    shared experts.
 
-    What is not linear in tokens, load balance, capacity and gradient scale, is counted over a scope: each sequence, or the whole
-    micro-batch. Every token counts that is routed, also where its target is masked.
+    What is not linear in tokens, load balance, capacity and gradient scale, is counted over a
+    scope: each sequence, or the whole micro-batch. Every token counts that is routed, also where
+    its target is masked.
 
-    In training an expert with a capacity takes the first tokens of the scope that choose it, as their best or as their last choice, in
-    the order of the sequence, so that no token's experts depend on a later one; the rest is dropped: it is not computed, and adds
-    nothing. In evaluation and generation nothing is dropped.
+    In training an expert with a capacity takes the first tokens of the scope that choose it, as
+    their best or as their last choice, in the order of the sequence, so that no token's experts
+    depend on a later one; the rest is dropped: it is not computed, and adds nothing. In evaluation
+    and generation nothing is dropped.
     """
 
     summands = 1
     """How many ranks find, each, a summand of this layer's output and of its gradients."""
 
     pieces = 1
-    """The runs of tokens that are here of a sequence, one after another, which are counted apart."""
+    """The runs of tokens that are here of a sequence, one after another, which are counted apart.
+    """
 
     def __init__(self, section: DecoderConfig, layer: int = 0) -> None:
         """layer: of which one of the model's blocks this is."""
@@ -80,7 +84,9 @@ class MoE(nn.Module):
         )
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. Expert parallelism exchanges tokens around this."""
+        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. Expert parallelism
+        exchanges tokens around this.
+        """
         return self.experts(x, counts)
 
     def run_equal(self, x: Tensor) -> Tensor:
@@ -88,7 +94,8 @@ class MoE(nn.Module):
         return self.experts.equal(x)
 
     def whole(self, counts: Tensor, *, apart: bool) -> Tensor:
-        """counts: [scopes, experts], of the tokens here -> of all tokens of the scopes, some of which are in other rows or on other ranks.
+        """counts: [scopes, experts], of the tokens here -> of all tokens of the scopes, some of
+        which are in other rows or on other ranks.
 
         apart: whether each sequence is a scope, or all sequences are one.
         """
@@ -99,12 +106,16 @@ class MoE(nn.Module):
         return torch.zeros_like(counts)
 
     def parts(self, scopes: int, *, apart: bool) -> int:
-        """How many times the tokens that a row of counts, of so many, is of are those of a whole scope."""
+        """How many times the tokens that a row of counts, of so many, is of are those of a whole
+        scope.
+        """
         return 1
 
     @property
     def in_order(self) -> bool:
-        """Whether the tokens of a micro-batch that are here follow one another without those that other ranks have in between."""
+        """Whether the tokens of a micro-batch that are here follow one another without those that
+        other ranks have in between.
+        """
         return True
 
     def _experts(self, x: Tensor, found: Order, rows: Room | None) -> Tensor:
@@ -151,9 +162,11 @@ class MoE(nn.Module):
         return room(found, min(size, tokens), left)
 
     def _gradient_factor(self, found: Order, rows: Room | None) -> Tensor:
-        """[n], in sorted order: the even load of an expert in the scope over its own; dropped assignments are no load.
+        """[n], in sorted order: the even load of an expert in the scope over its own; dropped
+        assignments are no load.
 
-        The gradient of an expert's weights is a sum over its tokens, so the busy ones learn faster; this divides by how busy it is.
+        The gradient of an expert's weights is a sum over its tokens, so the busy ones learn faster;
+        this divides by how busy it is.
         """
         counts = found.counts
         if rows is not None:

@@ -1,7 +1,8 @@
 """Normalisation layers, by name.
 
-Each computes in the type of what it reads, fp32 inside its kernel, and gives the type of its weights: where hidden states are kept in fp32
-between layers and weights are 16 bits, what goes into the next matrix is 16 bits.
+Each computes in the type of what it reads, fp32 inside its kernel, and gives the type of its
+weights: where hidden states are kept in fp32 between layers and weights are 16 bits, what goes into
+the next matrix is 16 bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from forge.config.model import Decoder as DecoderConfig
 def make_norm(section: DecoderConfig) -> nn.Module:
     """The normalisation over the last dimension of [batch, seq, dim] that `norm_type` names.
 
-    RMSNorm (arXiv:1910.07467) has a weight only; LayerNorm (arXiv:1607.06450) has a bias too when `bias` is true.
+    RMSNorm (arXiv:1910.07467) has a weight only; LayerNorm (arXiv:1607.06450) has a bias too when
+    `bias` is true.
     """
     if section.norm_type == "rmsnorm":
         return RMSNorm(section.dim, eps=section.norm_eps)

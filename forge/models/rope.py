@@ -1,4 +1,6 @@
-"""Rotary position embedding (RoFormer, arXiv:2104.09864) in the half-rotation layout of Llama checkpoints."""
+"""Rotary position embedding (RoFormer, arXiv:2104.09864) in the half-rotation layout of Llama
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ Rotation = tuple[Tensor, Tensor]
 class RotaryTable(nn.Module):
     """Cosines and sines of all positions, computed once in fp32.
 
-    The tables follow from the config, so no state_dict holds them: after `to_empty` call `reset_buffers`.
+    The tables follow from the config, so no state_dict holds them: after `to_empty` call
+    `reset_buffers`.
     """
 
     cos: Tensor
@@ -32,7 +35,9 @@ class RotaryTable(nn.Module):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Compute the tables; on the CPU whatever device holds them, so that every device has the same bits."""
+        """Compute the tables; on the CPU whatever device holds them, so that every device has the
+        same bits.
+        """
         if self.cos.is_meta:
             return
         max_seq_len, _, head_dim = self.cos.shape
@@ -51,7 +56,8 @@ class RotaryTable(nn.Module):
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate each pair (i, i + head_dim/2) of x: [batch, seq, heads, head_dim] by its position's angle.
+    """Rotate each pair (i, i + head_dim/2) of x: [batch, seq, heads, head_dim] by its position's
+    angle.
 
     The sine is signed, so a roll does what the usual negate-and-swap does in two operations fewer.
     Computed in the tables' fp32 and returned in x's type.

@@ -14,8 +14,9 @@ from forge.config.moe import MoE as MoEConfig
 class Routed(NamedTuple):
     """What a router says of some tokens.
 
-    experts: [tokens, top_k] int64, the best first. weights: [tokens, top_k], of their outputs. logits, shares: [tokens, experts],
-    before and after the score function; the shares of a token add up to 1.
+    experts: [tokens, top_k] int64, the best first. weights: [tokens, top_k], of their outputs.
+    logits, shares: [tokens, experts], before and after the score function; the shares of a token
+    add up to 1.
     """
 
     experts: Tensor
@@ -27,11 +28,13 @@ class Routed(NamedTuple):
 class Router(nn.Module):
     """Scores of all experts from one matrix; of each token the top_k best ones are chosen.
 
-    softmax_topk: the scores are a softmax over all experts (Switch, arXiv:2101.03961, with the weights of Mixtral, arXiv:2401.04088).
-    sigmoid_topk: each expert's score is a sigmoid of its own (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16).
+    softmax_topk: the scores are a softmax over all experts (Switch, arXiv:2101.03961, with the
+    weights of Mixtral, arXiv:2401.04088). sigmoid_topk: each expert's score is a sigmoid of its own
+    (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16).
 
-    selection_bias: [experts], added to the scores for the choice and for nothing else, so that it balances the load and has no
-    gradient (arXiv:2408.15664). It is state, kept in checkpoints; `forge.models.balance` moves it, once a step.
+    selection_bias: [experts], added to the scores for the choice and for nothing else, so that it
+    balances the load and has no gradient (arXiv:2408.15664). It is state, kept in checkpoints;
+    `forge.models.balance` moves it, once a step.
     """
 
     selection_bias: Tensor
@@ -75,9 +78,11 @@ class Router(nn.Module):
         return F.linear(x.to(dtype), self.matrix().to(dtype))
 
     def _choose(self, scores: Tensor) -> Tensor:
-        """The top_k experts of each token, out of its best groups (DeepSeek-V2, arXiv:2405.04434, section 2.2.2).
+        """The top_k experts of each token, out of its best groups (DeepSeek-V2, arXiv:2405.04434,
+        section 2.2.2).
 
-        A group is as good as its best expert under softmax, as DeepSeek-V2 has it; as its two best ones under sigmoid, as V3 has it.
+        A group is as good as its best expert under softmax, as DeepSeek-V2 has it; as its two best
+        ones under sigmoid, as V3 has it.
         """
         section, scores = self.section, scores + self.selection_bias
         if section.n_routing_groups > 1:

@@ -1,4 +1,6 @@
-"""What happens in a router during one step: its auxiliary losses enter the gradient, and its load is counted."""
+"""What happens in a router during one step: its auxiliary losses enter the gradient, and its load
+is counted.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ LOSSES = SUMS[-3:]
 
 
 class RoutingRecord(nn.Module):
-    """The counts and sums of one layer over the micro-batches of a step, on the device, in buffers that no checkpoint holds.
+    """The counts and sums of one layer over the micro-batches of a step, on the device, in buffers
+    that no checkpoint holds.
 
-    counts: [experts] int64, assignments to each, dropped ones too. sums: [len(SUMS)], over tokens. scale: what an auxiliary loss, a
-    sum over tokens, is multiplied with, as the sum of the main loss is: 1 / target tokens of the step, times a loss scale.
+    counts: [experts] int64, assignments to each, dropped ones too. sums: [len(SUMS)], over tokens.
+    scale: what an auxiliary loss, a sum over tokens, is multiplied with, as the sum of the main
+    loss is: 1 / target tokens of the step, times a loss scale.
     """
 
     counts: Tensor
@@ -31,10 +35,12 @@ class RoutingRecord(nn.Module):
         self.register_buffer("scale", torch.zeros(()), persistent=False)
 
     def attach(self, y: Tensor, loss: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
-        """y, whose backward pass also gives the scalar `loss` the gradient `scale`, and adds to the record.
+        """y, whose backward pass also gives the scalar `loss` the gradient `scale`, and adds to the
+        record.
 
-        So neither has to be returned through layers, stages and compiled blocks. In backward, because there every micro-batch passes
-        once, where a forward pass may be run again; and an evaluation does not come by at all.
+        So neither has to be returned through layers, stages and compiled blocks. In backward,
+        because there every micro-batch passes once, where a forward pass may be run again; and an
+        evaluation does not come by at all.
         """
         return _Attach.apply(y, loss, counts, sums, self)
 

@@ -33,15 +33,15 @@ def generate(
 ) -> Tensor:
     """Continue tokens: [batch, prompt] -> [batch, prompt + new], with new <= max_new_tokens.
 
-    Stops early at the model's max_seq_len (nothing slides out of sight), and once every row has produced eos_id;
-    a row that ended sooner is filled up with eos_id. n_ids: of the tokenizer; rows of the table beyond them, which no text has
-    trained, are never drawn. Temperature 0 is greedy. The same seed gives the same text,
-    and no global generator is touched. Without a cache every token reads the whole text again. The model comes back in the
-    mode, train or eval, it was in.
+    Stops early at the model's max_seq_len (nothing slides out of sight), and once every row has
+    produced eos_id; a row that ended sooner is filled up with eos_id. n_ids: of the tokenizer; rows
+    of the table beyond them, which no text has trained, are never drawn. Temperature 0 is greedy.
+    The same seed gives the same text, and no global generator is touched. Without a cache every
+    token reads the whole text again. The model comes back in the mode, train or eval, it was in.
 
-    agree: what all take where this process drew a token for each row [batch, 1]; processes that share a model have to
-    go through it in step, and one bit of a logit that differs gives another token. Raises FloatingPointError for logits
-    that are not finite.
+    agree: what all take where this process drew a token for each row [batch, 1]; processes that
+    share a model have to go through it in step, and one bit of a logit that differs gives another
+    token. Raises FloatingPointError for logits that are not finite.
     """
     _check(temperature, top_k, top_p)
     prompt = tokens.shape[1]
@@ -76,11 +76,13 @@ def generate(
 def next_token_probabilities(
     logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> Tensor:
-    """logits: [batch, vocab] -> fp32 probabilities [batch, vocab]: temperature first, then top-k, then top-p.
+    """logits: [batch, vocab] -> fp32 probabilities [batch, vocab]: temperature first, then top-k,
+    then top-p.
 
-    top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens that together have at
-    least that probability (nucleus sampling, arXiv:1904.09751; 1 = all). Temperature 0 gives all to the likeliest.
-    Raises FloatingPointError for logits that are not finite.
+    top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens that
+    together have at least that probability (nucleus sampling, arXiv:1904.09751; 1 = all).
+    Temperature 0 gives all to the likeliest. Raises FloatingPointError for logits that are not
+    finite.
     """
     logits = logits.float()
     if not bool(torch.isfinite(logits).all()):

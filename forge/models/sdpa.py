@@ -16,24 +16,30 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 BEHIND = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-"""Take over a call that the kernel which is named does not take, such as cuDNN's of a single key (torch 2.11)."""
+"""Take over a call that the kernel which is named does not take, such as cuDNN's of a single key
+(torch 2.11).
+"""
 CPU_BACKENDS = ("flash", "math")
 HALF_ONLY_ON_GPU = ("flash", "cudnn")
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
-    """Attention of q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq, head_dim].
+    """Attention of q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq,
+    head_dim].
 
-    Query i sees keys 0 to past + i. With fewer key/value heads than heads each serves a group of queries
-    (GQA, arXiv:2305.13245). A run of queries after a past has the flash kernel of a GPU where it fits and `backend` allows it,
-    and else an explicit mask with the kernel that torch chooses, whatever `backend` says.
+    Query i sees keys 0 to past + i. With fewer key/value heads than heads each serves a group of
+    queries (GQA, arXiv:2305.13245). A run of queries after a past has the flash kernel of a GPU
+    where it fits and `backend` allows it, and else an explicit mask with the kernel that torch
+    chooses, whatever `backend` says.
     """
     seq, keys = q.shape[2], k.shape[2]
     grouped = q.shape[1] != k.shape[1]
     if 1 < seq < keys:
         if backend in ("auto", "flash") and _flash_after_a_past(q, k, v):
-            # This operator's is_causal ends at the last key, unlike that of scaled_dot_product_attention, and it takes grouped heads;
-            # torch.nn.attention.bias.causal_lower_right is made of it, but the compiler cannot trace that.
+            # This operator's is_causal ends at the last key, unlike that of
+            # scaled_dot_product_attention, and it takes grouped heads;
+            # torch.nn.attention.bias.causal_lower_right is made of it, but the compiler cannot
+            # trace that.
             return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True)[0]
         mask = torch.ones(seq, keys, dtype=torch.bool, device=q.device).tril(keys - seq)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)

@@ -21,11 +21,12 @@ def chunked_cross_entropy(
 ) -> CrossEntropySums:
     """The sums of `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
 
-    hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens a chunk, 0 = `auto_chunk_size`.
-    Where the head's rows are spread over ranks, so are the logits: of each token three numbers are exchanged (arXiv:1909.08053,
-    section 3), and the gradient of hidden is the part that comes from this rank's rows.
-    Gradients are made in the forward pass, while a chunk's logits are there, and only where autograd wants them; backward scales
-    them. Matrix products are made in hidden's type; the softmax and the sums are fp32 (fp64 for fp64 inputs).
+    hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens a chunk, 0 =
+    `auto_chunk_size`. Where the head's rows are spread over ranks, so are the logits: of each token
+    three numbers are exchanged (arXiv:1909.08053, section 3), and the gradient of hidden is the
+    part that comes from this rank's rows. Gradients are made in the forward pass, while a chunk's
+    logits are there, and only where autograd wants them; backward scales them. Matrix products are
+    made in hidden's type; the softmax and the sums are fp32 (fp64 for fp64 inputs).
     """
     rows, dim = head.weight.shape
     sums = _ChunkedCrossEntropy.apply(
@@ -43,9 +44,9 @@ def chunked_cross_entropy(
 def auto_chunk_size(*, vocab: int, dim: int) -> int:
     """Tokens a chunk: 4096, or fewer where the vocabulary is large.
 
-    A chunk's fp32 logits take at most 64 MiB, or what the weight's gradient takes anyway ([vocab, dim]
-    in fp32), whichever is more: a wide model needs many tokens a chunk to be worth reading and writing
-    that gradient once a chunk.
+    A chunk's fp32 logits take at most 64 MiB, or what the weight's gradient takes anyway ([vocab,
+    dim] in fp32), whichever is more: a wide model needs many tokens a chunk to be worth reading and
+    writing that gradient once a chunk.
     """
     return max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (4 * vocab))))
 
@@ -101,7 +102,8 @@ def _sums_and_gradients(
 ) -> tuple[CrossEntropySums, Tensor | None, Tensor | None]:
     """Sums over all tokens, and the gradients of `total` with respect to hidden and weight."""
     sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
-    # Unscaled probabilities, and gradients made of them, underflow in fp16 before the loss scale reaches them.
+    # Unscaled probabilities, and gradients made of them, underflow in fp16 before the loss scale
+    # reaches them.
     grad_dtype = sum_dtype if hidden.dtype == torch.float16 else hidden.dtype
     matrix = weight.to(hidden.dtype)
     grad_matrix = matrix.to(grad_dtype) if want_hidden else None

@@ -12,7 +12,9 @@ from forge.data import IGNORE_INDEX
 
 
 class CrossEntropySums(NamedTuple):
-    """Scalars: total = ce + z_loss_weight * z_loss with a graph; ce and z_loss detached, z_loss unweighted."""
+    """Scalars: total = ce + z_loss_weight * z_loss with a graph; ce and z_loss detached, z_loss
+    unweighted.
+    """
 
     total: Tensor
     ce: Tensor

@@ -10,11 +10,12 @@ from torch import nn
 def parameter_groups(
     model: nn.Module, *, weight_decay: float, decay_embeddings: bool
 ) -> list[dict[str, Any]]:
-    """Optimizer groups named `matrices`, `embeddings` and `vectors`, those without parameters left out.
+    """Optimizer groups named `matrices`, `embeddings` and `vectors`, those without parameters left
+    out.
 
-    matrices: two or more dimensions; decayed. embeddings: the weights of nn.Embedding, also where the
-    output head shares one; decayed if `decay_embeddings`. vectors: norms, biases and all else with one
-    dimension or none; never decayed. Frozen parameters are in no group.
+    matrices: two or more dimensions; decayed. embeddings: the weights of nn.Embedding, also where
+    the output head shares one; decayed if `decay_embeddings`. vectors: norms, biases and all else
+    with one dimension or none; never decayed. Frozen parameters are in no group.
     """
     embeddings = {
         id(table)

@@ -1,6 +1,7 @@
 """Learning rate schedules: the factor of the peak learning rate at each update.
 
-Each function takes its resolved section and returns `factor(step)`, with the first update as step 0:
+Each function takes its resolved section and returns `factor(step)`, with the first update as step
+0:
 
     warm-up   step s < W                 (s + 1) / W: never 0, exactly 1 at step W - 1
     stable    the next S steps           1 (wsd only; S = 0 elsewhere)
@@ -46,8 +47,8 @@ def linear(section: Linear) -> Schedule:
 def wsd(section: WSD) -> Schedule:
     """Warm-up, stable, decay (arXiv:2404.06395), the decay of shape `wsd_decay_type`.
 
-    `sqrt` is 1 - sqrt(p), the cooldown published as "1-sqrt" (Hägele et al., arXiv:2405.18392), steep
-    at first; not sqrt(1 - p), which is steep at the end.
+    `sqrt` is 1 - sqrt(p), the cooldown published as "1-sqrt" (Hägele et al., arXiv:2405.18392),
+    steep at first; not sqrt(1 - p), which is steep at the end.
     """
     assert section.stable_steps is not None, "stable_steps is resolved before a schedule is built"
     return _decay(section, WSD_SHAPES[section.wsd_decay_type], stable_steps=section.stable_steps)
@@ -56,8 +57,8 @@ def wsd(section: WSD) -> Schedule:
 def rex(section: Rex) -> Schedule:
     """Reflected exponential: shape ((1 - p) / (1/2 + (1 - p)/2)) ** rex_alpha.
 
-    The published curve at rex_alpha = 1 (Chen, Wolfe, Kyrillidis, arXiv:2107.04197); a larger exponent
-    decays sooner.
+    The published curve at rex_alpha = 1 (Chen, Wolfe, Kyrillidis, arXiv:2107.04197); a larger
+    exponent decays sooner.
     """
     return _decay(section, lambda p: ((1 - p) / (0.5 + 0.5 * (1 - p))) ** section.rex_alpha)
 

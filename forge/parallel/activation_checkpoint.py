@@ -1,4 +1,6 @@
-"""Activation checkpointing: recompute a block's activations in backward instead of keeping them (arXiv:1604.06174)."""
+"""Activation checkpointing: recompute a block's activations in backward instead of keeping them
+(arXiv:1604.06174).
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,33 @@ aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 SAVED_BY_SELECTIVE = [
     aten.mm.default,  # a linear layer: most of a block's FLOPs
     aten.addmm.default,  # a linear layer with bias: the same
-    aten._scaled_dot_product_flash_attention.default,  # attention: FLOPs grow with seq^2, its output only with seq
+    # attention: FLOPs grow with seq^2, its output only with seq
+    aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,  # the same, by another kernel
     aten._scaled_dot_product_cudnn_attention.default,  # the same
     aten._scaled_dot_product_flash_attention_for_cpu.default,  # the same, and the one a CPU has
     aten._grouped_mm.default,  # experts: most of a block's FLOPs that has them
     torch.ops.forge.looped_mm.default,  # the same, by a loop
-    c10d.reduce_scatter_tensor.default,  # what ends a layer under tensor parallelism: to run it again is to send it again
+    # what ends a layer under tensor parallelism: to run it again is to send it again
+    c10d.reduce_scatter_tensor.default,
     c10d.all_reduce.default,  # the same, without sequence parallel
 ]
-"""Not here: bmm, the math kernel's scores, whose memory grows with seq^2, and experts with a capacity; norms, activations, rotations,
-casts: cheap to repeat; all-gathers: what they give is as large as what is saved by not keeping it."""
+"""Not here: bmm, the math kernel's scores, whose memory grows with seq^2, and experts with a
+capacity; norms, activations, rotations,
+casts: cheap to repeat; all-gathers: what they give is as large as what is saved by not keeping it.
+"""
 
 
 def recompute(model: nn.Module, mode: str, *, every: int = 1, layers: bool = False) -> None:
-    """Make each block keep less for backward, in place: none; full = its input only; selective = SAVED_BY_SELECTIVE too.
+    """Make each block keep less for backward, in place: none; full = its input only; selective =
+    SAVED_BY_SELECTIVE too.
 
-    every: only the first of each so many blocks. layers: where selective, recompute attention, experts and shared experts of a block
-    apart, and keep what is around them. Where FSDP gathers experts by themselves it does so inside of the block, and not in the
-    same way when that runs again, which torch's selective recompute takes for another computation (torch 2.13).
-    Only the class of a block changes, so parameter names stay, and copies of the model run their own weights.
+    every: only the first of each so many blocks. layers: where selective, recompute attention,
+    experts and shared experts of a block apart, and keep what is around them. Where FSDP gathers
+    experts by themselves it does so inside of the block, and not in the same way when that runs
+    again, which torch's selective recompute takes for another computation (torch 2.13). Only the
+    class of a block changes, so parameter names stay, and copies of the model run their own
+    weights.
     """
     if mode not in ("none", "full", "selective"):
         raise ValueError(

@@ -26,19 +26,22 @@ from forge.parallel.tensor import spread_width
 def apply(
     make: Callable[[], nn.Module], cfg: Config, mesh: Mesh | None, device: torch.device
 ) -> nn.Module:
-    """The model laid out over the ranks of the mesh, with its initial weights, of which each rank fills what it owns.
+    """The model laid out over the ranks of the mesh, with its initial weights, of which each rank
+    fills what it owns.
 
-    make: builds the model; it is called where nothing takes memory. The stages of a pipeline are cut first; then for each part
+    make: builds the model; it is called where nothing takes memory. The stages of a pipeline are
+    cut first; then for each part
 
     1. the width: heads, feed-forward and vocabulary over tp, and sequences between layers;
     2. experts over ep, and what they count over all ranks;
     3. the context: sequences over cp, inside attention;
     4. what backward computes again, and 5. compilation, of all that is inside a block by then;
-    6. FSDP, last: it gathers and frees the parameters around all of it, in 16 bits where matrices are multiplied in them, and adds up
+    6. FSDP, last: it gathers and frees the parameters around all of it, in 16 bits where matrices
+    are multiplied in them, and adds up
        gradients.
 
-    Without a mesh only what one device does too, recompute and compile; the weights are then multiplied as they are, in fp32.
-    Parameter names are those of the plain model throughout.
+    Without a mesh only what one device does too, recompute and compile; the weights are then
+    multiplied as they are, in fp32. Parameter names are those of the plain model throughout.
     """
 
     def fresh() -> nn.Module:
@@ -84,7 +87,9 @@ def apply(
 
 
 def apply_to_blocks(model: nn.Module, cfg: Config) -> None:
-    """What one device does too: recompute, first, so that the compiler sees what is recomputed, and compile."""
+    """What one device does too: recompute, first, so that the compiler sees what is recomputed, and
+    compile.
+    """
     train = cfg.train
     recompute(
         model,
@@ -93,7 +98,8 @@ def apply_to_blocks(model: nn.Module, cfg: Config) -> None:
         layers=cfg.parallel.ep > 1,
     )
     if train.compile_model:
-        # What a fully recomputed block keeps for backward is its parameters, and the compiler cannot keep a DTensor (torch 2.13).
+        # What a fully recomputed block keeps for backward is its parameters, and the compiler
+        # cannot keep a DTensor (torch 2.13).
         # And it cannot know how many tokens come to the experts of a rank.
         layers = cfg.parallel.ep > 1 or (
             cfg.parallel.tp > 1 and train.activation_checkpointing == "full"

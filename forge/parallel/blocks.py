@@ -6,7 +6,9 @@ from torch import nn
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The transformer blocks, in order: the children of `model.blocks`. ValueError where a model has none."""
+    """The transformer blocks, in order: the children of `model.blocks`. ValueError where a model
+    has none.
+    """
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleDict | nn.ModuleList | nn.Sequential):
         raise ValueError(

@@ -1,9 +1,10 @@
 """Collectives that gradients flow through, on the plain local tensors of each rank.
 
-Each says what it does backward: which one is right follows from whether the ranks go on with the result in different ways, so that
-their gradients must be added up, or all in the same way, so that each has the whole gradient already.
-They are made of the operators under torch's functional collectives, whose names are the same since torch 2.3, and which torch.compile
-traces without a break. All ranks of a group call the same ones in the same order, with sizes that fit.
+Each says what it does backward: which one is right follows from whether the ranks go on with the
+result in different ways, so that their gradients must be added up, or all in the same way, so that
+each has the whole gradient already. They are made of the operators under torch's functional
+collectives, whose names are the same since torch 2.3, and which torch.compile traces without a
+break. All ranks of a group call the same ones in the same order, with sizes that fit.
 """
 
 from __future__ import annotations
@@ -12,37 +13,48 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives  # registers what the compiler needs to trace the operators
+
+# registers what the compiler needs to trace the operators
+import torch.distributed._functional_collectives
 from torch import Tensor
 
 ops = torch.ops._c10d_functional
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """All ranks' parts, one after another along `dim`, for ranks that use them differently; backward: reduce-scatter."""
+    """All ranks' parts, one after another along `dim`, for ranks that use them differently;
+    backward: reduce-scatter.
+    """
     return _Gather.apply(x, dim % x.dim(), group.group_name, group.size())
 
 
 def scatter_sum(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part along `dim` of the sum over ranks (reduce-scatter); backward: all-gather. `dim` is a multiple of their number."""
+    """This rank's part along `dim` of the sum over ranks (reduce-scatter); backward: all-gather.
+    `dim` is a multiple of their number.
+    """
     return _ScatterSum.apply(x, dim % x.dim(), group.group_name, group.size())
 
 
 def sum_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over ranks (all-reduce), for ranks that use it in the same way; backward: nothing to do."""
+    """The sum over ranks (all-reduce), for ranks that use it in the same way; backward: nothing to
+    do.
+    """
     return _SumOver.apply(x, group.group_name)
 
 
 def sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x, which is the same on all ranks, for ranks that use it differently; backward: the sum over ranks (all-reduce)."""
+    """x, which is the same on all ranks, for ranks that use it differently; backward: the sum over
+    ranks (all-reduce).
+    """
     return _SumGradient.apply(x, group.group_name)
 
 
 def gather_equal(x: Tensor, dim: int, group: dist.ProcessGroup, size: int | None = None) -> Tensor:
-    """All ranks' parts along `dim`, for ranks that use them in the same way; backward: this rank's part of the gradient.
+    """All ranks' parts along `dim`, for ranks that use them in the same way; backward: this rank's
+    part of the gradient.
 
-    size: the length of the whole, where the parts are those of torch.chunk, of which the last ones may be shorter or empty;
-    null = they are equal.
+    size: the length of the whole, where the parts are those of torch.chunk, of which the last ones
+    may be shorter or empty; null = they are equal.
     """
     dim, ranks, length = dim % x.dim(), group.size(), x.shape[dim % x.dim()]
     size = length * ranks if size is None else size
@@ -56,12 +68,16 @@ def gather_equal(x: Tensor, dim: int, group: dist.ProcessGroup, size: int | None
 
 
 def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
-    """Cut x along `split`, a part for each rank, and put what comes from them together along `join` (all-to-all); backward: the reverse."""
+    """Cut x along `split`, a part for each rank, and put what comes from them together along `join`
+    (all-to-all); backward: the reverse.
+    """
     return _Exchange.apply(x, split % x.dim(), join % x.dim(), group.group_name, group.size())
 
 
 def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """counts: [ranks * n], n for each rank -> [ranks * n], n from each (all-to-all); without gradient."""
+    """counts: [ranks * n], n for each rank -> [ranks * n], n from each (all-to-all); without
+    gradient.
+    """
     each = [len(counts) // group.size()] * group.size()
     return ops.wait_tensor(ops.all_to_all_single(counts.contiguous(), each, each, group.group_name))
 
@@ -69,7 +85,9 @@ def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
 def exchange_rows(
     x: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup
 ) -> Tensor:
-    """x: [sum(send), dim], so many rows for each rank, or none -> [sum(receive), dim] (all-to-all); backward: the reverse."""
+    """x: [sum(send), dim], so many rows for each rank, or none -> [sum(receive), dim] (all-to-all);
+    backward: the reverse.
+    """
     return _ExchangeRows.apply(x, send, receive, group.group_name)
 
 

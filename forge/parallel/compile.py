@@ -15,12 +15,13 @@ def compile_blocks(
 ) -> None:
     """Compile each block in place; parameter names stay.
 
-    Equal blocks share one compilation, so its time does not grow with depth. A graph break is an error (fullgraph),
-    and each shape is compiled for itself (dynamic=False): training has one, and evaluation few. Text generation, where every
-    step has a new one, runs the plain blocks (see `forge.models.sampling`).
+    Equal blocks share one compilation, so its time does not grow with depth. A graph break is an
+    error (fullgraph), and each shape is compiled for itself (dynamic=False): training has one, and
+    evaluation few. Text generation, where every step has a new one, runs the plain blocks (see
+    `forge.models.sampling`).
 
-    layers: compile the attention and feed-forward layers of a block apart, and not what is around them. mixtures: also those of
-    experts; else their shared experts alone.
+    layers: compile the attention and feed-forward layers of a block apart, and not what is around
+    them. mixtures: also those of experts; else their shared experts alone.
     """
     for block in blocks_of(model):
         for module in _layers(block, mixtures) if layers else [block]:

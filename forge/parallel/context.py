@@ -1,8 +1,10 @@
-"""Context parallelism: each cp rank has a part of every sequence, and attention is where the parts meet.
+"""Context parallelism: each cp rank has a part of every sequence, and attention is where the parts
+meet.
 
-all_gather (as for Llama 3, arXiv:2407.21783 section 3.3.2): a rank's queries read the keys and values of all, gathered.
-ulysses (arXiv:2309.14509): ranks exchange parts of the sequence for heads, each attends over whole sequences with its heads, and back.
-Positions are those in the whole sequence. Gradients of parameters need nothing: FSDP adds them up over cp ranks too.
+all_gather (as for Llama 3, arXiv:2407.21783 section 3.3.2): a rank's queries read the keys and
+values of all, gathered. ulysses (arXiv:2309.14509): ranks exchange parts of the sequence for heads,
+each attends over whole sequences with its heads, and back. Positions are those in the whole
+sequence. Gradients of parameters need nothing: FSDP adds them up over cp ranks too.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ if TYPE_CHECKING:
 class Part:
     """Which part of a sequence a rank has, of equal ones.
 
-    balanced: the sequence is cut into 2 * ranks chunks, and rank r has chunk r and the r-th from the end. Late queries read more keys
-    than early ones, so that contiguous parts would leave the first rank idle most of the time.
+    balanced: the sequence is cut into 2 * ranks chunks, and rank r has chunk r and the r-th from
+    the end. Late queries read more keys than early ones, so that contiguous parts would leave the
+    first rank idle most of the time.
     """
 
     rank: int
@@ -59,7 +62,9 @@ def part_of(mesh: Mesh) -> Part:
 
 
 def own_part(tensor: Tensor, mesh: Mesh) -> Tensor:
-    """[batch, seq] -> what this cp rank has of it, [batch, seq / cp], in the order that the model expects."""
+    """[batch, seq] -> what this cp rank has of it, [batch, seq / cp], in the order that the model
+    expects.
+    """
     return part_of(mesh).of(tensor, 1)
 
 
@@ -87,7 +92,9 @@ class OverGatheredKeys(nn.Module):
     backend: str
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, seq / cp, head_dim] over k, v: [batch, kv_heads, seq / cp, head_dim] -> as q."""
+        """q: [batch, heads, seq / cp, head_dim] over k, v: [batch, kv_heads, seq / cp, head_dim] ->
+        as q.
+        """
         of_ranks = gather(torch.stack((k, v)), 0, self.group).unflatten(0, (self.part.ranks, 2))
         if not self.part.balanced:
             return self._attend(q, of_ranks.permute(1, 2, 3, 0, 4, 5), self.part.rank + 1)
@@ -101,7 +108,9 @@ class OverGatheredKeys(nn.Module):
         )
 
     def _attend(self, q: Tensor, chunks: Tensor, end: int) -> Tensor:
-        """q, the queries of chunk end - 1, over the keys and values up to there; chunks: [2, batch, kv_heads, chunk, seq, head_dim]."""
+        """q, the queries of chunk end - 1, over the keys and values up to there; chunks: [2, batch,
+        kv_heads, chunk, seq, head_dim].
+        """
         k, v = chunks[:, :, :, :end].flatten(3, 4).unbind(0)
         return causal_attention(q, k, v, self.backend)
 
@@ -113,7 +122,9 @@ class OverExchangedHeads(nn.Module):
     group: dist.ProcessGroup
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, seq / cp, head_dim] over k, v: [batch, kv_heads, seq / cp, head_dim] -> as q."""
+        """q: [batch, heads, seq / cp, head_dim] over k, v: [batch, kv_heads, seq / cp, head_dim] ->
+        as q.
+        """
         q = exchange(q, 1, 2, self.group)
         k, v = exchange(torch.stack((k, v)), 2, 3, self.group).unbind(0)
         return exchange(super().attend(q, k, v), 2, 1, self.group)  # type: ignore[misc]
@@ -126,7 +137,9 @@ class RotationOfPart(nn.Module):
     sequences: Sequences
 
     def forward(self, start: int, seq: int) -> Rotation:
-        """Of `seq` positions from `start` on, or of this rank's, which are `seq`, of a sequence that is cut."""
+        """Of `seq` positions from `start` on, or of this rank's, which are `seq`, of a sequence
+        that is cut.
+        """
         if not self.sequences.cut:
             return super().forward(start, seq)
         cos, sin = super().forward(start, seq * self.part.ranks)

@@ -1,8 +1,10 @@
-"""Expert parallelism (GShard, arXiv:2006.16668): each ep rank has some of the experts, and tokens travel to theirs and back.
+"""Expert parallelism (GShard, arXiv:2006.16668): each ep rank has some of the experts, and tokens
+travel to theirs and back.
 
-Every ep rank draws data of its own. A token's assignments are sorted by expert, and so by rank; ranks tell each other how many come,
-send them (all-to-all), and the receiver sorts what came by expert. With a capacity all send as many, and nobody has to tell.
-Under tensor parallelism each rank has a part of the hidden width of its experts, too, and what an expert gives is a summand.
+Every ep rank draws data of its own. A token's assignments are sorted by expert, and so by rank;
+ranks tell each other how many come, send them (all-to-all), and the receiver sorts what came by
+expert. With a capacity all send as many, and nobody has to tell. Under tensor parallelism each rank
+has a part of the hidden width of its experts, too, and what an expert gives is a summand.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ HIDDEN = {"w_gate": 1, "w_up": 1, "w_down": 2}
 
 
 def spread_experts(model: nn.Module, mesh: Mesh) -> None:
-    """Cut the experts of a model, or of a part of one, over ep and tp, in place and before they have memory."""
+    """Cut the experts of a model, or of a part of one, over ep and tp, in place and before they
+    have memory.
+    """
     ep, tp = mesh.parallel.ep, mesh.parallel.tp
     for module in model.modules():
         if isinstance(module, Experts) and ep * tp > 1:
@@ -71,7 +75,9 @@ class OverRanks:
     ranks: int
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. On CUDA it waits for the device, once, to learn how many come."""
+        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. On CUDA it waits for the
+        device, once, to learn how many come.
+        """
         come = exchange_counts(counts, self.group).unflatten(
             0, (self.ranks, -1)
         )  # [rank, expert of this one]

@@ -1,4 +1,6 @@
-"""Fully sharded data parallelism (arXiv:2304.11277), by torch's fully_shard; with one shard it replicates, as DDP does."""
+"""Fully sharded data parallelism (arXiv:2304.11277), by torch's fully_shard; with one shard it
+replicates, as DDP does.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,15 @@ def shard(
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
 ) -> None:
-    """Shard each block, the embedding, the output head, and all else with the root, over the data ranks, in place.
+    """Shard each block, the embedding, the output head, and all else with the root, over the data
+    ranks, in place.
 
-    Gradients are reduced by SUM and divided by nothing: the loss carries 1 / (target tokens of the step), and that is all.
-    param_dtype: what weights are gathered in; nothing else is cast, and gradients are reduced in fp32.
+    Gradients are reduced by SUM and divided by nothing: the loss carries 1 / (target tokens of the
+    step), and that is all. param_dtype: what weights are gathered in; nothing else is cast, and
+    gradients are reduced in fp32.
     """
-    # What a module is given stays as it is: rotary tables are fp32, and hidden states what the config says.
+    # What a module is given stays as it is: rotary tables are fp32, and hidden states what the
+    # config says.
     policy = MixedPrecisionPolicy(
         param_dtype, torch.float32 if param_dtype is not None else None, cast_forward_inputs=False
     )
@@ -96,14 +101,17 @@ def shard(
 
 
 def _ends(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
-    """The embedding and the output head of a decoder, each gathered when it is needed; a table that is both stays with the root."""
+    """The embedding and the output head of a decoder, each gathered when it is needed; a table that
+    is both stays with the root.
+    """
     if not isinstance(model, Decoder) or model.section.tie_embeddings:
         return None, None
     return model.embedding, model.output
 
 
 def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
-    """Along which dimension a parameter is sharded; null = rows, as torch does. Packed experts: across, where there are fewer than ranks.
+    """Along which dimension a parameter is sharded; null = rows, as torch does. Packed experts:
+    across, where there are fewer than ranks.
 
     Else some ranks would have none, and all would gather as many zeros as ranks that have one.
     """
@@ -126,9 +134,11 @@ def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
 
 
 def _fetch_ahead(groups: list[list[nn.Module]]) -> None:
-    """While the modules of a group compute, gather the weights of the next one, in forward, and of the one before, in backward.
+    """While the modules of a group compute, gather the weights of the next one, in forward, and of
+    the one before, in backward.
 
-    FSDP does so by itself as long as the CPU runs ahead of the device, which it cannot where it must learn how many tokens come.
+    FSDP does so by itself as long as the CPU runs ahead of the device, which it cannot where it
+    must learn how many tokens come.
     """
     for group, following in pairwise(groups):
         group[0].set_modules_to_forward_prefetch(following)  # type: ignore[operator]
@@ -136,7 +146,8 @@ def _fetch_ahead(groups: list[list[nn.Module]]) -> None:
 
 
 class LetsGo(nn.Module):
-    """Mixin of a sharded model: it lets go of weights that it still holds gathered when reading begins and when it ends.
+    """Mixin of a sharded model: it lets go of weights that it still holds gathered when reading
+    begins and when it ends.
 
     So its parameters are those that are trained, whoever asks for them between updates.
     """
@@ -150,10 +161,11 @@ class LetsGo(nn.Module):
 
 
 def reduce_in_backward(model: nn.Module, *, last: bool, each: bool) -> None:
-    """Which gradients the next backward pass reduces: those of all micro-batches, in the last one; or `each` its own.
+    """Which gradients the next backward pass reduces: those of all micro-batches, in the last one;
+    or `each` its own.
 
-    Unreduced, gradients of whole weights add up on each rank. With replicas of shards those of each micro-batch are added up over the
-    shards only, and over replicas in the last.
+    Unreduced, gradients of whole weights add up on each rank. With replicas of shards those of each
+    micro-batch are added up over the shards only, and over replicas in the last.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last or each)

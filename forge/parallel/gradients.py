@@ -22,10 +22,11 @@ def clip(
 ) -> tuple[Tensor, Tensor]:
     """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place.
 
-    Returns the norm from before, and the sum over all ranks of `also`, a number that travels with it; neither is waited for.
-    spread: whether parameters are laid out over ranks; then all ranks call this, and all get the same norm, over all shards and
-    all stages of a pipeline: each adds the squares of what it alone has, or has as the first of its copies.
-    counted: whether a parameter, by name, counts here, and is not the copy of one that does elsewhere.
+    Returns the norm from before, and the sum over all ranks of `also`, a number that travels with
+    it; neither is waited for. spread: whether parameters are laid out over ranks; then all ranks
+    call this, and all get the same norm, over all shards and all stages of a pipeline: each adds
+    the squares of what it alone has, or has as the first of its copies. counted: whether a
+    parameter, by name, counts here, and is not the copy of one that does elsewhere.
     """
     found = [(name, p.grad) for name, p in named if p.grad is not None]
     own = [
@@ -35,7 +36,8 @@ def clip(
     ]
     like = local(found[0][1]) if found else torch.zeros(())
     sums = torch.full((2,), also, dtype=torch.float64, device=like.device)  # of squares, and `also`
-    # In fp64, or the norm of a large tensor depends on how it is cut: fp32 sums on a CPU are off by 1e-4 (torch 2.13).
+    # In fp64, or the norm of a large tensor depends on how it is cut: fp32 sums on a CPU are off by
+    # 1e-4 (torch 2.13).
     sums[0] = torch.stack(torch._foreach_norm(own, 2, torch.float64)).square().sum() if own else 0.0  # type: ignore[arg-type]
     if spread:
         dist.all_reduce(sums)

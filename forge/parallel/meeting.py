@@ -1,4 +1,6 @@
-"""Where the ranks of a run meet before there are groups: a store on the main rank's host, and the word that the main rank gives."""
+"""Where the ranks of a run meet before there are groups: a store on the main rank's host, and the
+word that the main rank gives.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ WORD, HEARD, ALL, ALIVE, TURN, LEFT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Word:
-    """What the others are to do: take part in the run of a directory, building what is trusted, or end with an exit code."""
+    """What the others are to do: take part in the run of a directory, building what is trusted, or
+    end with an exit code.
+    """
 
     run_dir: str = ""
     trust: list[str] = field(default_factory=list)
@@ -34,7 +38,8 @@ class Word:
 
 
 class Meeting:
-    """This rank among RANK and WORLD_SIZE at MASTER_ADDR and MASTER_PORT; torch is imported once it is needed.
+    """This rank among RANK and WORLD_SIZE at MASTER_ADDR and MASTER_PORT; torch is imported once it
+    is needed.
 
     Under torchrun the store is torchrun's own, otherwise the main rank has it.
     """
@@ -82,7 +87,9 @@ class Meeting:
             self.store.wait([f"{LEFT}/all"], timedelta(seconds=LEAVE_SECONDS))
 
     def missing(self, step: int, timeout: timedelta) -> list[int]:
-        """The ranks that have not asked this for the step within the timeout; all ask, for each step once."""
+        """The ranks that have not asked this for the step within the timeout; all ask, for each
+        step once.
+        """
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.store.set(f"{ALIVE}/of/{rank}", str(step))
         if self.store.add(f"{ALIVE}/at/{step}", 1) == size:
@@ -95,9 +102,11 @@ class Meeting:
 
     @contextmanager
     def main_first(self, patience: timedelta) -> Iterator[None]:
-        """The main rank goes through, then the others, and then each waits for all: as long as it takes, while who works is alive.
+        """The main rank goes through, then the others, and then each waits for all: as long as it
+        takes, while who works is alive.
 
-        Raises ConnectionError when no rank has shown a sign of life for `patience`, DistError when one has failed.
+        Raises ConnectionError when no rank has shown a sign of life for `patience`, DistError when
+        one has failed.
         """
         self._turns += 1
         turn, rank, size = (
@@ -141,7 +150,9 @@ class Meeting:
             thread.join()
 
     def _pass(self, turn: str, gate: str, patience: timedelta, expected: Iterable[int]) -> None:
-        """Wait until a gate opens. It is looked at again and again: the store warns on the terminal of each wait that is in vain."""
+        """Wait until a gate opens. It is looked at again and again: the store warns on the terminal
+        of each wait that is in vain.
+        """
         signs, heard, longest = (
             -1,
             time.monotonic(),

@@ -12,15 +12,18 @@ from forge.config.parallel import Parallel
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The views of one world, all over the same ranks in the same order, slowest axis first: pp, dp_replicate, dp_shard, cp, ep, tp.
+    """The views of one world, all over the same ranks in the same order, slowest axis first: pp,
+    dp_replicate, dp_shard, cp, ep, tp.
 
-    axes: all six. dense: (pp, dp_replicate, fsdp, tp), where fsdp = dp_shard * cp * ep, for parameters without experts.
-    sums: (tokens, tp), where tokens = pp * dp_replicate * fsdp: every rank that has a part of the step's tokens, and the stages, of
-    which one finds the loss and the others none. stages: (pp, tokens, tp), the same for each stage alone.
-    experts: (pp, dp_replicate, efsdp, ep, tp), where efsdp = dp_shard * cp, for parameters of experts, of which each ep rank has some;
-    where ep is 1 they lie as all others do.
+    axes: all six. dense: (pp, dp_replicate, fsdp, tp), where fsdp = dp_shard * cp * ep, for
+    parameters without experts. sums: (tokens, tp), where tokens = pp * dp_replicate * fsdp: every
+    rank that has a part of the step's tokens, and the stages, of which one finds the loss and the
+    others none. stages: (pp, tokens, tp), the same for each stage alone. experts: (pp,
+    dp_replicate, efsdp, ep, tp), where efsdp = dp_shard * cp, for parameters of experts, of which
+    each ep rank has some; where ep is 1 they lie as all others do.
 
-    The views are meshes of their own and not slices flattened from one, which no public call of torch does.
+    The views are meshes of their own and not slices flattened from one, which no public call of
+    torch does.
     """
 
     parallel: Parallel
@@ -73,7 +76,9 @@ class Mesh:
 
     @property
     def stage_group(self) -> dist.ProcessGroup:
-        """The ranks that have a part of a micro-batch's tokens, in a stage of the pipeline; in the order in which they draw the batch."""
+        """The ranks that have a part of a micro-batch's tokens, in a stage of the pipeline; in the
+        order in which they draw the batch.
+        """
         return self.stages.get_group("tokens")
 
     def groups(self) -> list[dist.ProcessGroup]:
@@ -85,7 +90,9 @@ class Mesh:
 
 
 def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
-    """The mesh of a layout; torch.distributed is initialised, and its world is the product of the degrees."""
+    """The mesh of a layout; torch.distributed is initialised, and its world is the product of the
+    degrees.
+    """
     p, tokens = parallel, parallel.dp_replicate * parallel.dp_shard * parallel.cp * parallel.ep
 
     def view(**axes: int) -> DeviceMesh:

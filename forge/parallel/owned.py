@@ -22,7 +22,9 @@ def copy_owned(values: Tensor, whole: Tensor) -> None:
 
 
 def owned(values: Tensor) -> list[Tensor]:
-    """The global indices along each dimension of what this rank holds of a tensor; of a plain one all."""
+    """The global indices along each dimension of what this rank holds of a tensor; of a plain one
+    all.
+    """
     indices = [torch.arange(size) for size in values.shape]
     if isinstance(values, DTensor):
         mesh, coordinate = values.device_mesh, values.device_mesh.get_coordinate()
@@ -37,7 +39,9 @@ def owned(values: Tensor) -> list[Tensor]:
 
 
 def _cut_order(placements: Sequence[Placement]) -> list[int]:
-    """Mesh axes in the order in which they cut: strided shards, FSDP's of what TP has cut, come last and in reverse."""
+    """Mesh axes in the order in which they cut: strided shards, FSDP's of what TP has cut, come
+    last and in reverse.
+    """
     strided = [
         axis
         for axis, placement in enumerate(placements)

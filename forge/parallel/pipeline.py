@@ -1,4 +1,6 @@
-"""Pipeline parallelism: the model is cut into stages, and the micro-batches of a step go through them one after another."""
+"""Pipeline parallelism: the model is cut into stages, and the micro-batches of a step go through
+them one after another.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ TABLE = "embedding.weight"
 
 
 def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[int, nn.Module]]:
-    """The stages of this rank by number: each a model from `make` that keeps the stage's blocks. Before anything has memory.
+    """The stages of this rank by number: each a model from `make` that keeps the stage's blocks.
+    Before anything has memory.
 
     Raises ValueError for a model that cannot be cut.
     """
@@ -56,8 +59,9 @@ def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[in
 class Pipeline(nn.Module):
     """This rank's stages of a model, under the names that the whole model gives them.
 
-    Trained by `step`; read, for evaluation and sampling, by `hidden` and `spread_head`, which all ranks of the pipeline call alike.
-    Of tied embeddings the first and the last stage each have a copy, which get equal gradients and so stay equal.
+    Trained by `step`; read, for evaluation and sampling, by `hidden` and `spread_head`, which all
+    ranks of the pipeline call alike. Of tied embeddings the first and the last stage each have a
+    copy, which get equal gradients and so stay equal.
     """
 
     def __init__(
@@ -95,7 +99,8 @@ class Pipeline(nn.Module):
         self._reported: tuple[torch.dtype, dict[str, torch.dtype]] | None = None
         for stage, part in parts:
             make_stage(part, self.line.gives(stage))
-        # The first use of an NCCL group is by all its ranks, or point-to-point messages between some of them are undefined.
+        # The first use of an NCCL group is by all its ranks, or point-to-point messages between
+        # some of them are undefined.
         dist.all_reduce(torch.zeros((), device=device), group=self.line.group)
 
     @property
@@ -124,7 +129,9 @@ class Pipeline(nn.Module):
         }
 
     def counted(self, name: str) -> bool:
-        """Whether a parameter of this rank counts in sums over all parameters of the model; the second copy of a tied table does not."""
+        """Whether a parameter of this rank counts in sums over all parameters of the model; the
+        second copy of a tied table does not.
+        """
         return not (self.section.tie_embeddings and name == TABLE and self.last and not self.first)
 
     def init_std(self, name: str) -> float:
@@ -142,7 +149,8 @@ class Pipeline(nn.Module):
         return self.spread_head().logits(hidden)
 
     def hidden(self, tokens: Tensor, *, cache: PartCaches | None = None) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim], on the rank of the last stage; zeros on the others.
+        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim], on the rank of the
+        last stage; zeros on the others.
 
         Without gradients. All ranks of the pipeline call it, with the same tokens, of any shape.
         """
@@ -165,7 +173,9 @@ class Pipeline(nn.Module):
         )  # type: ignore[operator]
 
     def own_head(self) -> Head | None:
-        """The head on the rank of the last stage, for sums that are then added up over the pipeline; after `hidden`."""
+        """The head on the rank of the last stage, for sums that are then added up over the
+        pipeline; after `hidden`.
+        """
         return head_of(self._by_stage()[self.line.last]) if self.last else None
 
     def spread_head(self) -> Head:
@@ -175,12 +185,14 @@ class Pipeline(nn.Module):
     def step(
         self, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Forward and backward of all that this rank reads in one step; gradients are then in `.grad`, added up over data ranks.
+        """Forward and backward of all that this rank reads in one step; gradients are then in
+        `.grad`, added up over data ranks.
 
-        batches: micro-batches, tuples of tensors [batch, ...] of which the first are tokens [batch, seq]. Their sequences are put
-        together and go through the stages in `parallel.pp_microbatches` equal parts. weight: 1 / target tokens of the step, over
-        all ranks.
-        Returns the sum of the weighted losses and the objective's sums, where the last stage is; zeros elsewhere.
+        batches: micro-batches, tuples of tensors [batch, ...] of which the first are tokens [batch,
+        seq]. Their sequences are put together and go through the stages in
+        `parallel.pp_microbatches` equal parts. weight: 1 / target tokens of the step, over all
+        ranks. Returns the sum of the weighted losses and the objective's sums, where the last stage
+        is; zeros elsewhere.
         """
         from forge.parallel.pipeline_schedule import Ending
 
@@ -209,7 +221,9 @@ class Pipeline(nn.Module):
         return dict(zip(self.stages, self.parts, strict=True))
 
     def _between(self, rows: int, seq: int, *, whole: bool = False) -> tuple[int, int, int]:
-        """Shape of hidden states between stages; sequence parallelism cuts them unless they are to be whole."""
+        """Shape of hidden states between stages; sequence parallelism cuts them unless they are to
+        be whole.
+        """
         return rows, seq if whole else seq // self.sequence_parts, self.section.dim
 
     def _make_schedule(self, rows: int, seq: int) -> Any:
@@ -227,7 +241,9 @@ class Pipeline(nn.Module):
         )
 
     def _add_tied_gradients(self) -> None:
-        """The gradient of a tied table is the sum of what its two copies found; each gets the other's."""
+        """The gradient of a tied table is the sum of what its two copies found; each gets the
+        other's.
+        """
         if not self.section.tie_embeddings or self.first == self.last:
             return
         part = self.parts[0] if self.first else self.parts[-1]
@@ -242,7 +258,9 @@ class Pipeline(nn.Module):
         own.add_(other)
 
     def _reports(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The step's loss and sums; the first time, ranks without the last stage ask which there are."""
+        """The step's loss and sums; the first time, ranks without the last stage ask which there
+        are.
+        """
         ending, self._ending = self._ending, None
         if self._reported is None:
             box = [

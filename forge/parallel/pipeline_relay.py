@@ -1,4 +1,6 @@
-"""Reading with a pipeline, without gradients: hidden states go from stage to stage, and logits back to all."""
+"""Reading with a pipeline, without gradients: hidden states go from stage to stage, and logits back
+to all.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from forge.parallel.stages import owner
 class Line:
     """The stages of a pipeline as one of its ranks sees them.
 
-    group: the ranks that hidden states pass between, those of one pipeline. between: type of hidden states on their way; after: of what
-    the last stage gives.
+    group: the ranks that hidden states pass between, those of one pipeline. between: type of hidden
+    states on their way; after: of what the last stage gives.
     """
 
     group: dist.ProcessGroup
@@ -49,7 +51,9 @@ class Line:
 
 
 class PartCaches:
-    """Keys and values of each part of the model that a rank has: a part tells from its own how far it has read."""
+    """Keys and values of each part of the model that a rank has: a part tells from its own how far
+    it has read.
+    """
 
     def __init__(self, caches: dict[int, KVCache]) -> None:
         self.caches = caches
@@ -69,7 +73,8 @@ def pass_through(
 ) -> Tensor | None:
     """Tokens through all stages; returns the last one's hidden states, on the rank that has it.
 
-    shape: of hidden states between stages. Every rank of the pipeline calls it, with the same tokens.
+    shape: of hidden states between stages. Every rank of the pipeline calls it, with the same
+    tokens.
     """
     x = tokens
     for stage, part in parts.items():
@@ -84,14 +89,18 @@ def pass_through(
 
 
 class SharedHead(Head):
-    """The head of the last stage, whose logits all ranks of the pipeline get: each then samples the same token."""
+    """The head of the last stage, whose logits all ranks of the pipeline get: each then samples the
+    same token.
+    """
 
     def __init__(self, line: Line, head: Head | None, vocab_size: int) -> None:
         """head: the last stage's, on the rank that has it."""
         self.line, self.head, self.vocab_size = line, head, vocab_size
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [..., dim], of which only the last stage's is read -> fp32 [..., vocab], the same on all ranks; without gradients."""
+        """hidden: [..., dim], of which only the last stage's is read -> fp32 [..., vocab], the same
+        on all ranks; without gradients.
+        """
         shape = (*hidden.shape[:-1], self.vocab_size)
         with torch.no_grad():
             if self.head is not None:

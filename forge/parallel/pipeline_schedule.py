@@ -1,4 +1,6 @@
-"""Training with a pipeline: the stages as torch.distributed.pipelining runs them, and the loss at their end."""
+"""Training with a pipeline: the stages as torch.distributed.pipelining runs them, and the loss at
+their end.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +33,31 @@ SCHEDULES = {
 
 
 class Stage:
-    """Mixin of a part of the model: called, it gives hidden states, as they go to the next stage. FSDP acts around the call."""
+    """Mixin of a part of the model: called, it gives hidden states, as they go to the next stage.
+    FSDP acts around the call.
+    """
 
     gives: torch.dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [batch, seq] or hidden states [batch, seq, dim] -> hidden states."""
-        # The class's own method: the instance's has been wrapped by FSDP, which would act a second time.
+        # The class's own method: the instance's has been wrapped by FSDP, which would act a second
+        # time.
         return super().hidden(x).to(self.gives)  # type: ignore[misc]
 
 
 def make_stage(part: nn.Module, gives: torch.dtype) -> None:
-    """Let a part be called as a stage, in place; after FSDP, which looks at what it wraps when it wraps it."""
+    """Let a part be called as a stage, in place; after FSDP, which looks at what it wraps when it
+    wraps it.
+    """
     mix_in(part, Stage)
     part.gives = gives  # type: ignore[assignment]
 
 
 class Ending:
-    """The loss of one step's micro-batches, as the last stage makes it; its sums are read when the step is over."""
+    """The loss of one step's micro-batches, as the last stage makes it; its sums are read when the
+    step is over.
+    """
 
     def __init__(
         self,
@@ -72,7 +81,9 @@ class Ending:
 
 
 class Read:
-    """The model as an objective sees it, with one micro-batch already read: any question for hidden states is answered with those."""
+    """The model as an objective sees it, with one micro-batch already read: any question for hidden
+    states is answered with those.
+    """
 
     def __init__(self, part: nn.Module, states: Tensor) -> None:
         self.part, self.states = part, states
@@ -101,8 +112,9 @@ def make_schedule(
 ) -> Any:
     """torch's schedule over this rank's stages.
 
-    tokens, between, after: shapes of one micro-batch as it comes in, between stages and behind the last one. They are given, because
-    torch would else find them by running every stage on memory that nothing was written to.
+    tokens, between, after: shapes of one micro-batch as it comes in, between stages and behind the
+    last one. They are given, because torch would else find them by running every stage on memory
+    that nothing was written to.
     """
 
     def shaped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

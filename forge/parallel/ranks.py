@@ -44,7 +44,9 @@ class Ranks:
         return (self.mesh.batch_rank, self.mesh.batch_ranks) if self.mesh is not None else (0, 1)
 
     def own_part(self, values: Tensor) -> Tensor:
-        """[batch, seq] -> what this rank reads of each sequence: its part under context parallelism, else all."""
+        """[batch, seq] -> what this rank reads of each sequence: its part under context
+        parallelism, else all.
+        """
         return (
             values
             if self.mesh is None or self.mesh.parallel.cp == 1
@@ -52,7 +54,9 @@ class Ranks:
         )
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all ranks that hold a part of the batch, in place; does not wait for the device."""
+        """The sum over all ranks that hold a part of the batch, in place; does not wait for the
+        device.
+        """
         if self.mesh is not None and self.size > 1:
             dist.all_reduce(values, group=self.mesh.loss_group)
         return values
@@ -98,12 +102,16 @@ class Ranks:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main rank goes through before the others, which find what it has made; it may take hours, beyond any timeout."""
+        """The main rank goes through before the others, which find what it has made; it may take
+        hours, beyond any timeout.
+        """
         with self.meeting.main_first(self.timeout) if self.meeting is not None else nullcontext():
             yield
 
     def check_alive(self, step: int) -> None:
-        """Raises ConnectionError naming the ranks that are not here within the timeout of a collective; waits for the device too."""
+        """Raises ConnectionError naming the ranks that are not here within the timeout of a
+        collective; waits for the device too.
+        """
         if self.meeting is None:
             return
         missing = self.meeting.missing(step, self.timeout)
@@ -120,17 +128,20 @@ class Ranks:
             )
 
     def close(self) -> None:
-        """Leave together, once the main rank has written all: who starts ranks takes the end of one for the end of all."""
+        """Leave together, once the main rank has written all: who starts ranks takes the end of one
+        for the end of all.
+        """
         if self.mesh is not None and dist.is_initialized():
             self.barrier()
             dist.destroy_process_group()
 
 
 def join(config: Config, device: torch.device, meeting: Meeting | None = None) -> Ranks:
-    """Meet the ranks that the launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; alone where there is one.
+    """Meet the ranks that the launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; alone
+    where there is one.
 
-    One rank that multiplies in 16 bits is a mesh too, so that FSDP holds its 16-bit weights as it does over many.
-    Raises ValueError when they do not come, or parallel.backend is none.
+    One rank that multiplies in 16 bits is a mesh too, so that FSDP holds its 16-bit weights as it
+    does over many. Raises ValueError when they do not come, or parallel.backend is none.
     """
     size, parallel = int(os.environ.get("WORLD_SIZE", 1)), config.parallel
     if size == 1 and config.precision.mixed_precision not in HALF:
@@ -149,7 +160,8 @@ def join(config: Config, device: torch.device, meeting: Meeting | None = None) -
     )
     backend = _backend(parallel.backend, device.type)
     try:
-        # Not bound to a device: NCCL then makes a communicator for those groups of the mesh alone that are used, at their first use.
+        # Not bound to a device: NCCL then makes a communicator for those groups of the mesh alone
+        # that are used, at their first use.
         dist.init_process_group(
             backend, store=meeting.store, rank=rank, world_size=size, timeout=timeout
         )
@@ -195,9 +207,11 @@ def _no_sign_of_life(missing: list[int], size: int, step: int, seconds: float) -
 
 
 def _backend(wanted: str, device_type: str) -> str:
-    """Of 'cpu:gloo,cuda:nccl' what a device needs: on a CPU a build without NCCL would refuse the rest.
+    """Of 'cpu:gloo,cuda:nccl' what a device needs: on a CPU a build without NCCL would refuse the
+    rest.
 
-    One is given by its name alone: torch 2.13 warns at the end of a group that was made with 'cpu:gloo'.
+    One is given by its name alone: torch 2.13 warns at the end of a group that was made with
+    'cpu:gloo'.
     """
     named = [part for part in wanted.split(",") if part.partition(":")[0] in ("cpu", device_type)]
     return (

@@ -1,4 +1,6 @@
-"""What a mixture of experts counts over more tokens than a rank has: sequences under context parallelism, and whole micro-batches."""
+"""What a mixture of experts counts over more tokens than a rank has: sequences under context
+parallelism, and whole micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from forge.parallel.mixin import mix_in
 class Spread:
     """Where the tokens of a micro-batch are.
 
-    part: which part of each sequence is here. sequences: the ranks with the other parts. batch: all ranks with tokens of the
-    micro-batch, dp * cp * ep of them, of which this one is number dp_rank, part.rank, ep_rank.
+    part: which part of each sequence is here. sequences: the ranks with the other parts. batch: all
+    ranks with tokens of the micro-batch, dp * cp * ep of them, of which this one is number dp_rank,
+    part.rank, ep_rank.
     """
 
     part: Part
@@ -38,7 +41,9 @@ class Spread:
 
 
 def spread_scopes(model: nn.Module, mesh: Mesh) -> None:
-    """Make the mixtures of experts of a model, or of a part of one, count over all ranks that share a scope, in place."""
+    """Make the mixtures of experts of a model, or of a part of one, count over all ranks that share
+    a scope, in place.
+    """
     parallel = mesh.parallel
     dp_rank = mesh.axes.get_local_rank(
         "dp_replicate"
@@ -91,7 +96,8 @@ class SpreadScopes:
         of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces)).permute(
             0, 2, 3, 4, 1, 5
         )
-        # [dp, ep, sequence, piece, cp, expert]: the first pieces are in the order of cp ranks, the second ones in the reverse.
+        # [dp, ep, sequence, piece, cp, expert]: the first pieces are in the order of cp ranks, the
+        # second ones in the reverse.
         ordered = of_ranks.flatten(3, 4) if not part.balanced else _there_and_back(of_ranks)
         before = ordered.cumsum(3) if apart else ordered.flatten(0, 3).cumsum(0).view_as(ordered)
         here = (
@@ -109,6 +115,8 @@ class SpreadScopes:
 
 
 def _there_and_back(of_ranks: Tensor) -> Tensor:
-    """[dp, ep, sequence, 2, cp, expert] -> [dp, ep, sequence, 2 * cp, expert], in the order of positions."""
+    """[dp, ep, sequence, 2, cp, expert] -> [dp, ep, sequence, 2 * cp, expert], in the order of
+    positions.
+    """
     early, late = of_ranks.unbind(3)
     return torch.cat((early, late.flip(3)), 3)

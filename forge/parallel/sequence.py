@@ -1,4 +1,6 @@
-"""Whether sequences are cut over ranks: they are when they are read whole, and are not when text is written token by token."""
+"""Whether sequences are cut over ranks: they are when they are read whole, and are not when text is
+written token by token.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from forge.parallel.mixin import mix_in
 
 
 class Sequences:
-    """What the modules of one model share; `cut` holds from one reading of the model to the next, its backward pass included."""
+    """What the modules of one model share; `cut` holds from one reading of the model to the next,
+    its backward pass included.
+    """
 
     def __init__(self) -> None:
         self.cut = True

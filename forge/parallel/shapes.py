@@ -1,4 +1,6 @@
-"""The parameters of a decoder as numbers alone: their sizes, and what of each a rank has under tensor parallelism."""
+"""The parameters of a decoder as numbers alone: their sizes, and what of each a rank has under
+tensor parallelism.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from forge.config.model import Decoder
 class Shape:
     """A parameter. cut: the dimension that tp cuts; null = each tp rank has all of it.
 
-    summed: the gradient of a parameter that is not cut is the sum of what tp ranks find: always; parts = where they see parts of a
-    sequence; never = all find the same. of_experts: packed, [experts, ...], of which each ep rank has some.
+    summed: the gradient of a parameter that is not cut is the sum of what tp ranks find: always;
+    parts = where they see parts of a sequence; never = all find the same. of_experts: packed,
+    [experts, ...], of which each ep rank has some.
     """
 
     name: str
@@ -31,7 +34,8 @@ class Shape:
         return (first // ep if self.of_experts else first, *others)
 
     def elements(self, *, tp: int = 1, ep: int = 1, shards: int = 1) -> int:
-        """Elements on the first rank, with the rows filled up to a multiple of the FSDP shards, as fully_shard sends them.
+        """Elements on the first rank, with the rows filled up to a multiple of the FSDP shards, as
+        fully_shard sends them.
 
         Fewer experts than shards are cut across, where that goes.
         """
@@ -65,7 +69,9 @@ def block_shapes(model: Decoder, tp: int, *, moe: bool = False) -> Iterator[Shap
 
 
 def other_shapes(model: Decoder, *, first: bool = True, last: bool = True) -> Iterator[Shape]:
-    """Those outside the blocks, of a part of the model that has what is before the first and after the last block."""
+    """Those outside the blocks, of a part of the model that has what is before the first and after
+    the last block.
+    """
     table = (model.vocab_size, model.dim)
     if first or (last and model.tie_embeddings):
         yield Shape(name="embedding.weight", size=table, cut=0)

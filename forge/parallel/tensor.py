@@ -1,8 +1,10 @@
-"""Tensor parallelism (arXiv:1909.08053): each rank has some heads, some of the feed-forward width and some rows of the vocabulary.
+"""Tensor parallelism (arXiv:1909.08053): each rank has some heads, some of the feed-forward width
+and some rows of the vocabulary.
 
-With sequence parallel (arXiv:2205.05198) the hidden states between layers are cut along the sequence, so that norms and residuals
-are not repeated; a layer then begins with an all-gather and ends with a reduce-scatter, where it would else end with an all-reduce.
-Parameters are DTensors, for FSDP, the optimizer and checkpoints; the layers compute with what is local of them.
+With sequence parallel (arXiv:2205.05198) the hidden states between layers are cut along the
+sequence, so that norms and residuals are not repeated; a layer then begins with an all-gather and
+ends with a reduce-scatter, where it would else end with an all-reduce. Parameters are DTensors, for
+FSDP, the optimizer and checkpoints; the layers compute with what is local of them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from forge.parallel.sequence import Sequences, cut_when_whole
 
 
 class Width:
-    """The ranks that share each matrix, and how hidden states pass between them and the layers they share."""
+    """The ranks that share each matrix, and how hidden states pass between them and the layers they
+    share.
+    """
 
     def __init__(self, mesh: DeviceMesh, sequences: Sequences, sequence_parallel: bool) -> None:
         self.mesh, self.sequences, self.sequence_parallel = mesh, sequences, sequence_parallel
@@ -43,11 +47,15 @@ class Width:
 
     @property
     def cut(self) -> bool:
-        """Whether hidden states between layers are this rank's part of the sequence, [batch, seq / size, dim]."""
+        """Whether hidden states between layers are this rank's part of the sequence, [batch, seq /
+        size, dim].
+        """
         return self.sequence_parallel and self.sequences.cut
 
     def enter(self, x: Tensor) -> Tensor:
-        """Hidden states as they are between layers -> [batch, seq, dim], which each rank uses in its own way."""
+        """Hidden states as they are between layers -> [batch, seq, dim], which each rank uses in
+        its own way.
+        """
         return gather(x, 1, self.group) if self.cut else sum_gradient(x, self.group)
 
     def leave(self, x: Tensor) -> Tensor:
@@ -115,7 +123,9 @@ def _spread_feed_forward(layer: FeedForward, width: Width, last: type) -> None:
 
 
 def _spread_mixture(layer: MoE, width: Width) -> None:
-    """All but the experts, of which `forge.parallel.expert` cuts the width too. Routed and shared ones are summed at once."""
+    """All but the experts, of which `forge.parallel.expert` cuts the width too. Routed and shared
+    ones are summed at once.
+    """
     _change(layer.router, SharedRouter, width, Replicate())
     if layer.shared is not None:
         _spread_feed_forward(layer.shared, width, Local)
@@ -143,7 +153,9 @@ def _change(
 
 
 class Local:
-    """Mixin of a linear layer that computes with what is local of its parameters; here each rank has rows of its own."""
+    """Mixin of a linear layer that computes with what is local of its parameters; here each rank
+    has rows of its own.
+    """
 
     width: Width
     _parameters: dict[str, nn.Parameter | None]
@@ -194,7 +206,9 @@ class OfHeads(Norm):
 
 
 class SharedHead(Local):
-    """Mixin of the key or value layer when there are fewer heads than ranks: a rank computes the one that its queries read."""
+    """Mixin of the key or value layer when there are fewer heads than ranks: a rank computes the
+    one that its queries read.
+    """
 
     rows: slice
 
@@ -208,7 +222,9 @@ class SharedHead(Local):
 
 
 class Summed(Local):
-    """Mixin of the layer that ends attention or feed-forward: a rank has some inputs, and the outputs are summed."""
+    """Mixin of the layer that ends attention or feed-forward: a rank has some inputs, and the
+    outputs are summed.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, seq, inputs of this rank] -> hidden states between layers."""
@@ -290,7 +306,9 @@ class Positions(Local):
 
 
 class Rotation:
-    """Mixin of the rotary table in a part of a model whose hidden states come in cut: attention reads whole sequences."""
+    """Mixin of the rotary table in a part of a model whose hidden states come in cut: attention
+    reads whole sequences.
+    """
 
     width: Width
 

@@ -1,10 +1,12 @@
-"""Bytes that one rank sends in one optimizer step, by technique and collective; from the config alone, without torch.
+"""Bytes that one rank sends in one optimizer step, by technique and collective; from the config
+alone, without torch.
 
-Counted as a ring sends them: of an all-gather or a reduce-scatter of S bytes over n ranks each rank sends S * (n - 1) / n, in an
-all-reduce, which is one of each, twice that, and in an all-to-all (n - 1) / n of what it has. Of a message between two ranks all of it.
-Other algorithms (trees, or switches that add up) send less, and none that is bound by bandwidth sends more.
-Experts are taken to get as many tokens as one another, which is what a balanced router comes to; a rank whose tokens all go to one
-other sends n / (n - 1) as much.
+Counted as a ring sends them: of an all-gather or a reduce-scatter of S bytes over n ranks each rank
+sends S * (n - 1) / n, in an all-reduce, which is one of each, twice that, and in an all-to-all (n -
+1) / n of what it has. Of a message between two ranks all of it. Other algorithms (trees, or
+switches that add up) send less, and none that is bound by bandwidth sends more. Experts are taken
+to get as many tokens as one another, which is what a balanced router comes to; a rank whose tokens
+all go to one other sends n / (n - 1) as much.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ REPORTED = 8
 
 
 def bytes_per_step(config: Config) -> dict[str, int]:
-    """What the rank that sends most sends in one update, by 'technique: collective'; of a resolved config. Empty for unknown models.
+    """What the rank that sends most sends in one update, by 'technique: collective'; of a resolved
+    config. Empty for unknown models.
 
-    Left out: the first step's set-up, evaluation, checkpoints, and the votes of a few bytes by which ranks agree to stop.
+    Left out: the first step's set-up, evaluation, checkpoints, and the votes of a few bytes by
+    which ranks agree to stop.
     """
     if not isinstance(config.model, Decoder):
         return {}
@@ -40,7 +44,9 @@ def bytes_per_step(config: Config) -> dict[str, int]:
 
 
 class _Rank:
-    """One rank of the pipeline, the first of its tp ranks; the ranks of every other axis send the same."""
+    """One rank of the pipeline, the first of its tp ranks; the ranks of every other axis send the
+    same.
+    """
 
     def __init__(self, config: Config, model: Decoder, rank: int) -> None:
         self.config, self.model, self.p = config, model, config.parallel
@@ -78,7 +84,8 @@ class _Rank:
         return Counter({name: count for name, count in self.total.items() if count})
 
     def of_data_parallel(self) -> None:
-        """FSDP gathers weights for each forward pass and, unless it keeps them, again for backward; a pipeline keeps them for the step.
+        """FSDP gathers weights for each forward pass and, unless it keeps them, again for backward;
+        a pipeline keeps them for the step.
 
         Those of experts, of which an ep rank has some, over fewer ranks.
         """
@@ -110,10 +117,12 @@ class _Rank:
                 )
 
     def of_width(self) -> None:
-        """TP passes hidden states into and out of attention and feed-forward, forward and backward, and in what is recomputed.
+        """TP passes hidden states into and out of attention and feed-forward, forward and backward,
+        and in what is recomputed.
 
-        Recomputation goes two ways in, but the second one not where it leaves out what is around experts. Of the two ways out it goes
-        the first, unless selective has kept what came of it, and never the last, whose result nothing in the block reads.
+        Recomputation goes two ways in, but the second one not where it leaves out what is around
+        experts. Of the two ways out it goes the first, unless selective has kept what came of it,
+        and never the last, whose result nothing in the block reads.
         """
         hidden, recomputed = self.tokens * self.model.dim * self.width, len(self.recomputed())
         in_again = 2 * recomputed - (self.mixtures(self.recomputed()) if self.layers_apart else 0)
@@ -157,7 +166,9 @@ class _Rank:
             self.of_loss()
 
     def of_loss(self) -> None:
-        """By rows of the vocabulary: of each token the largest logit, the partition and the target's logit. Else all logits."""
+        """By rows of the vocabulary: of each token the largest logit, the partition and the
+        target's logit. Else all logits.
+        """
         p, objective = self.p, self.config.objective
         chunked = isinstance(objective, Pretrain) and objective.loss_fn == "chunked_cross_entropy"
         if p.loss_parallel or chunked:
@@ -182,9 +193,11 @@ class _Rank:
             )
 
     def of_experts(self) -> None:
-        """EP sends tokens to their experts and back, forward and backward; with a capacity the room for them, filled or not.
+        """EP sends tokens to their experts and back, forward and backward; with a capacity the room
+        for them, filled or not.
 
-        Without one, ranks tell each other how many come. Full recomputation sends them there and back again.
+        Without one, ranks tell each other how many come. Full recomputation sends them there and
+        back again.
         """
         p, moe = self.p, self.model.moe
         forward = self.mixtures(block for blocks in self.layers.values() for block in blocks)
@@ -208,7 +221,8 @@ class _Rank:
         self.of_scopes(forward, again)
 
     def of_scopes(self, forward: int, again: int) -> None:
-        """Load is added up over the cp ranks of a sequence, or over all that have tokens of a micro-batch, unless selective has kept it.
+        """Load is added up over the cp ranks of a sequence, or over all that have tokens of a
+        micro-batch, unless selective has kept it.
 
         Where a capacity asks who comes first, the load of each run of tokens is gathered.
         """
@@ -231,7 +245,9 @@ class _Rank:
             self.ring("moe: all-gather of load", ranks * runs * (forward + again), ranks)
 
     def of_pipeline(self) -> None:
-        """Hidden states go to the next stage, their gradients to the one before, and that of a tied table to its other copy."""
+        """Hidden states go to the next stage, their gradients to the one before, and that of a tied
+        table to its other copy.
+        """
         p, hidden = (
             self.p,
             self.tokens * self.model.dim * self.residual // (self.p.tp if self.cut else 1),
@@ -250,7 +266,9 @@ class _Rank:
             )
 
     def of_numbers(self) -> None:
-        """The loss and what the objective reports beside it, the square of the gradient norm, and whether any rank wishes something."""
+        """The loss and what the objective reports beside it, the square of the gradient norm, and
+        whether any rank wishes something.
+        """
         p, objective = self.p, self.config.objective
         numbers = 3 if isinstance(objective, Pretrain) and objective.z_loss_weight > 0 else 2
         self.ring("all: loss and gradient norm", 2 * FP32 * numbers, p.pp * p.dp_replicate * p.fsdp)

@@ -1,4 +1,6 @@
-"""What all ranks do after the same step because any one of them wishes it: a signal, a limit of time, a stop."""
+"""What all ranks do after the same step because any one of them wishes it: a signal, a limit of
+time, a stop.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ class Wish(Protocol):
 class Agreement(Callback):
     """After each step: whether any rank wishes something, and only then, what.
 
-    The first question costs no message: it rides on the sum of the gradient's norm, in which all ranks take part anyway. On a GPU the
-    answer is read a step later, when it is there. A wish that comes while a step is computed is granted after it or after the next ones.
+    The first question costs no message: it rides on the sum of the gradient's norm, in which all
+    ranks take part anyway. On a GPU the answer is read a step later, when it is there. A wish that
+    comes while a step is computed is granted after it or after the next ones.
     """
 
     def __init__(self, wishes: Sequence[Wish], ranks: Ranks) -> None:
@@ -62,9 +65,11 @@ class Agreement(Callback):
 
 
 class StopVote(Callback):
-    """Behind the callbacks of the user, where there are several ranks: one that has called `loop.stop` ends the run on all of them.
+    """Behind the callbacks of the user, where there are several ranks: one that has called
+    `loop.stop` ends the run on all of them.
 
-    At the step boundary at which it would end it alone, so that a layout changes no number of steps; that takes a message each step.
+    At the step boundary at which it would end it alone, so that a layout changes no number of
+    steps; that takes a message each step.
     """
 
     def __init__(self, ranks: Ranks) -> None:

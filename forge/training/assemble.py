@@ -66,10 +66,12 @@ class Parts:
 def assemble(
     run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[str] | None = None
 ) -> Parts:
-    """Build all that the config of a run directory names. Raises ValueError for what the user can put right.
+    """Build all that the config of a run directory names. Raises ValueError for what the user can
+    put right.
 
-    meeting: where the ranks already met, if they did. trust: prefixes of what may be built besides forge's own; where none are given,
-    those of the directory, which is then one that this process made.
+    meeting: where the ranks already met, if they did. trust: prefixes of what may be built besides
+    forge's own; where none are given, those of the directory, which is then one that this process
+    made.
     """
     config = (
         serialize.load_own(run_dir)
@@ -286,7 +288,9 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
 
 
 def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list[dict[str, Any]]]:
-    """What follows from the text: steps from train.max_epochs, and a prompt; with all values that were ever worked out."""
+    """What follows from the text: steps from train.max_epochs, and a prompt; with all values that
+    were ever worked out.
+    """
     derived = {one["key"]: one for one in read_json(_derived(run_dir))}
     open_config = copy.deepcopy(config)
     open_config.thaw()

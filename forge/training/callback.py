@@ -19,9 +19,10 @@ class CallbackError(Exception):
 class Callback:
     """Does nothing at any moment; a callback overrides the moments it acts at.
 
-    One that has state says so by `state_dict` and `load_state_dict`; it goes into the checkpoint under `name_of(callback)`.
-    The moments of a step are, each for every callback in order: on_step_start, on_gradients, the update, on_step_end.
-    An instance of the user's knows its place in the config, `config_path`, such as callbacks.ema; forge's own have none.
+    One that has state says so by `state_dict` and `load_state_dict`; it goes into the checkpoint
+    under `name_of(callback)`. The moments of a step are, each for every callback in order:
+    on_step_start, on_gradients, the update, on_step_end. An instance of the user's knows its place
+    in the config, `config_path`, such as callbacks.ema; forge's own have none.
     """
 
     config_path = ""
@@ -33,7 +34,8 @@ class Callback:
         """Before an update; `loop.state.step` does not count it yet, and its data is loaded."""
 
     def on_gradients(self, loop: Loop) -> None:
-        """The gradient of the whole step is there and clipped, the optimizer has not used it; what is changed in place is used.
+        """The gradient of the whole step is there and clipped, the optimizer has not used it; what
+        is changed in place is used.
 
         Also at a step whose update is skipped because its gradient is not finite.
         """
@@ -45,7 +47,8 @@ class Callback:
         """After an evaluation, with its metrics by plain name."""
 
     def on_checkpoint(self, loop: Loop, path: Path) -> None:
-        """A checkpoint is complete on the disk; an asynchronous one may be of an earlier step. Called on the loop's own thread.
+        """A checkpoint is complete on the disk; an asynchronous one may be of an earlier step.
+        Called on the loop's own thread.
 
         On the main rank alone, which knows when all is written.
         """
@@ -57,7 +60,9 @@ class Callback:
         """Always, also after an exception: release what is held."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State to keep in a checkpoint: tensors, texts, numbers, booleans and None, nested in dicts, lists and tuples."""
+        """State to keep in a checkpoint: tensors, texts, numbers, booleans and None, nested in
+        dicts, lists and tuples.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -65,13 +70,17 @@ class Callback:
 
 
 def name_of(callback: Callback) -> str:
-    """What a callback is called, in a checkpoint too: its place in the config, or the class of one of forge's own."""
+    """What a callback is called, in a checkpoint too: its place in the config, or the class of one
+    of forge's own.
+    """
     return callback.config_path or type(callback).__name__
 
 
 @contextmanager
 def blaming(callback: Callback, moment: str, step: int | None = None) -> Iterator[None]:
-    """What a user's callback raises in here becomes a CallbackError that names it; forge's own raise what they raise."""
+    """What a user's callback raises in here becomes a CallbackError that names it; forge's own
+    raise what they raise.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -1,4 +1,6 @@
-"""The state of callbacks, taken apart for a checkpoint: plain values for its JSON, tensors for its tensor files."""
+"""The state of callbacks, taken apart for a checkpoint: plain values for its JSON, tensors for its
+tensor files.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ PLAIN = (str, int, float, bool, type(None))
 def take(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The state of all callbacks that have one: plain values by name, and tensors by `name/path`.
 
-    Raises CallbackError for a user's callback that fails or whose state holds what a checkpoint cannot keep.
+    Raises CallbackError for a user's callback that fails or whose state holds what a checkpoint
+    cannot keep.
     """
     plain: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
@@ -33,7 +36,9 @@ def take(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], dict
 def give(
     callbacks: Sequence[Callback], plain: dict[str, Any], tensors: dict[str, Tensor], step: int
 ) -> None:
-    """Give callbacks the state that `take` took; one that the checkpoint does not know keeps what it has."""
+    """Give callbacks the state that `take` took; one that the checkpoint does not know keeps what
+    it has.
+    """
     for callback in callbacks:
         name = name_of(callback)
         if name in plain:
@@ -48,7 +53,9 @@ def give(
 
 
 def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Values that JSON keeps exactly, and tensors by their path. Raises TypeError naming the key of anything else."""
+    """Values that JSON keeps exactly, and tensors by their path. Raises TypeError naming the key of
+    anything else.
+    """
     tensors: dict[str, Tensor] = {}
     if not isinstance(state, dict):
         raise TypeError(f"state_dict gives a dict, not {type(state).__name__}")

@@ -1,4 +1,6 @@
-"""Checkpoints: written under a temporary name by torch.distributed.checkpoint, committed by a rename when they are durable."""
+"""Checkpoints: written under a temporary name by torch.distributed.checkpoint, committed by a
+rename when they are durable.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,13 @@ PARTIAL, REMOVED, UNDONE = "partial", "removed", "undone"
 class Checkpointer:
     """Saves to and prunes the checkpoints of one run.
 
-    A checkpoint is `step_N/` with the resolved config, the tokenizer, the tensors and `meta.json`, which is written last and names
-    every file with its size. It is written as `.step_N.partial` and gets its name when all of it is on the disk. Names inside
-    are those of parameters, never of ranks.
+    A checkpoint is `step_N/` with the resolved config, the tokenizer, the tensors and `meta.json`,
+    which is written last and names every file with its size. It is written as `.step_N.partial` and
+    gets its name when all of it is on the disk. Names inside are those of parameters, never of
+    ranks.
 
-    before_commit: called with the temporary directory when all is written, in the thread that writes; for tests of what
-    a kill leaves behind.
+    before_commit: called with the temporary directory when all is written, in the thread that
+    writes; for tests of what a kill leaves behind.
     """
 
     def __init__(
@@ -81,10 +84,11 @@ class Checkpointer:
         extra: Tensors,
         weights_only: bool = False,
     ) -> None:
-        """Write step_N; asynchronously: copy the tensors while training goes on, and write them then. See `wait_to_write`.
+        """Write step_N; asynchronously: copy the tensors while training goes on, and write them
+        then. See `wait_to_write`.
 
-        extra: further tensors by name, the state of callbacks. weights_only: neither these nor the optimizer's state.
-        Raises OSError, with what to do, when it cannot be written.
+        extra: further tensors by name, the state of callbacks. weights_only: neither these nor the
+        optimizer's state. Raises OSError, with what to do, when it cannot be written.
         """
         self.wait()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
@@ -118,13 +122,17 @@ class Checkpointer:
         )
 
     def wait_to_write(self) -> None:
-        """Call before weights, optimizer state or state of callbacks change: an asynchronous save may still be copying them."""
+        """Call before weights, optimizer state or state of callbacks change: an asynchronous save
+        may still be copying them.
+        """
         if self._copies is not None:
             self._copies.wait_to_write()
             self._copies = None
 
     def wait(self) -> None:
-        """Until the save under way, if any, is committed, and what it replaces is removed. Raises what made it fail."""
+        """Until the save under way, if any, is committed, and what it replaces is removed. Raises
+        what made it fail.
+        """
         self._copies = None
         while self._pending:
             self._pending.pop(0).result()
@@ -137,7 +145,9 @@ class Checkpointer:
         return done
 
     def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
-        """Add the metrics of an evaluation to the checkpoint of the step it was made at, where that was saved before it."""
+        """Add the metrics of an evaluation to the checkpoint of the step it was made at, where that
+        was saved before it.
+        """
         path = self.folder / f"step_{step}"
         if self.ranks.main and self.has(step):
             write_json(path / META, Saved(path).meta | {"metrics": metrics})
@@ -160,7 +170,9 @@ class Checkpointer:
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, after: int) -> list[Path]:
-        """Rename the checkpoints of later steps than `after`, so that the run goes on from there; returns their new names."""
+        """Rename the checkpoints of later steps than `after`, so that the run goes on from there;
+        returns their new names.
+        """
         moved = []
         for one in saved.listed(self.folder):
             if one.step > after:
@@ -194,7 +206,9 @@ class Checkpointer:
         about: dict[str, Any],
         copies: Copies | None = None,
     ) -> None:
-        """Write what `_prepare` made room for, from copies where there are any; in the thread that saves, or in that of the loop."""
+        """Write what `_prepare` made room for, from copies where there are any; in the thread that
+        saves, or in that of the loop.
+        """
         from torch.distributed.checkpoint.state_dict_saver import save
 
         planner = tensor_files.planner(copies.result()) if copies is not None else None
@@ -262,7 +276,9 @@ class Checkpointer:
                 self._remove(one.path)
 
     def _remove(self, path: Path) -> None:
-        """Under another name at once: what a kill leaves of it is no checkpoint. Its files go while training goes on."""
+        """Under another name at once: what a kill leaves of it is no checkpoint. Its files go while
+        training goes on.
+        """
         scratch = path.with_name(f".{path.name}.{REMOVED}")
         shutil.rmtree(scratch, ignore_errors=True)
         path.rename(scratch)
@@ -298,7 +314,9 @@ def prefixed(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def one_process() -> None:
-    """torch.distributed.checkpoint works without a process group, and shall not warn each time, in any thread, that there is none."""
+    """torch.distributed.checkpoint works without a process group, and shall not warn each time, in
+    any thread, that there is none.
+    """
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
     )

@@ -41,7 +41,9 @@ def _own_gpu() -> int:
 
 
 def loss_scaler(section: Precision, device: torch.device) -> torch.amp.GradScaler:
-    """What scales losses in fp16, so that gradients do not underflow; it is not enabled in other formats."""
+    """What scales losses in fp16, so that gradients do not underflow; it is not enabled in other
+    formats.
+    """
     enabled = section.mixed_precision == "fp16"
     return torch.amp.GradScaler(device.type, init_scale=section.init_loss_scale, enabled=enabled)
 

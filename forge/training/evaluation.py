@@ -37,9 +37,10 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics over every target of the batches, each target counted once.
 
-    loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets that were
-    the likeliest token. bits_per_byte: nats of the tokens that have bytes / (ln 2 * their bytes), so that
-    tokenizers compare. token_bytes: [vocab], bytes of each token, 0 for special ones; on the model's device.
+    loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets
+    that were the likeliest token. bits_per_byte: nats of the tokens that have bytes / (ln 2 * their
+    bytes), so that tokenizers compare. token_bytes: [vocab], bytes of each token, 0 for special
+    ones; on the model's device.
     """
     device, ranks = token_bytes.device, ranks or Ranks()
     totals = torch.zeros(5, dtype=torch.float64, device=device)
@@ -99,8 +100,8 @@ class Interrupted(Exception):
 class Evaluation(Callback):
     """Evaluates every `interval` steps and after the last one, unless the run was interrupted.
 
-    A run that is told to stop does not wait for an evaluation: it breaks it off, and does it when it goes on.
-    metrics: those of the last evaluation, which was after update number `at`.
+    A run that is told to stop does not wait for an evaluation: it breaks it off, and does it when
+    it goes on. metrics: those of the last evaluation, which was after update number `at`.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class Evaluation(Callback):
         interval: int,
         interrupted: Callable[[Loop], bool] = lambda _: False,
     ) -> None:
-        """run: evaluates, asking between batches whether to break off by raising Interrupted. interrupted: whether to stop."""
+        """run: evaluates, asking between batches whether to break off by raising Interrupted.
+        interrupted: whether to stop.
+        """
         self.run, self.interval, self.interrupted = run, interval, interrupted
         self.metrics: dict[str, float] = {}
         self.at: int | None = None
@@ -151,7 +154,9 @@ T = TypeVar("T")
 
 
 def unless(interrupted: Callable[[], bool], batches: Iterable[T], *, every: int = 1) -> Iterator[T]:
-    """The batches; raises Interrupted in front of one when the run is to stop. every: of so many it asks before the first."""
+    """The batches; raises Interrupted in front of one when the run is to stop. every: of so many it
+    asks before the first.
+    """
     for number, batch in enumerate(batches):
         if number % every == 0 and interrupted():
             raise Interrupted

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-# Dense bf16 matrix FLOP/s with fp32 accumulation, by the name a driver reports. Data sheets that give
-# only the figure with 2:4 sparsity are halved. None: a variant whose figure is not that of its namesake.
+# Dense bf16 matrix FLOP/s with fp32 accumulation, by the name a driver reports. Data sheets that
+# give
+# only the figure with 2:4 sparsity are halved. None: a variant whose figure is not that of its
+# namesake.
 PEAK_BF16_FLOPS: dict[str, float | None] = {
     "A100": 312e12,  # NVIDIA A100 data sheet
     "H100": 989.4e12,  # NVIDIA H100 architecture white paper, SXM5
@@ -30,8 +32,8 @@ PEAK_BF16_FLOPS: dict[str, float | None] = {
 def peak_bf16_flops(device_name: str) -> float | None:
     """Peak dense bf16 FLOP/s of one device by its name, or None where it is not known.
 
-    The longest name in the table that occurs as whole words wins, so that "H100 PCIe" is not taken for
-    "H100" nor "RTX A1000" for an A100. A MIG slice has a share of its device's peak: not known.
+    The longest name in the table that occurs as whole words wins, so that "H100 PCIe" is not taken
+    for "H100" nor "RTX A1000" for an A100. A MIG slice has a share of its device's peak: not known.
     """
     if re.search(r"\bMIG\b", device_name):
         return None
@@ -53,7 +55,8 @@ def peak_flops(peak_tflops: float, device_name: str | None) -> float | None:
 def mfu(
     tokens_per_second: float, flops_per_token: float, peak: float | None, num_devices: int
 ) -> float | None:
-    """Share of the peak that the model's own arithmetic takes, 0 to 1; None where the peak is unknown.
+    """Share of the peak that the model's own arithmetic takes, 0 to 1; None where the peak is
+    unknown.
 
     tokens_per_second * flops_per_token / (num_devices * peak), tokens counted over all devices and
     recomputation not counted (PaLM, arXiv:2204.02311, appendix B).

@@ -1,4 +1,6 @@
-"""Steps whose loss or gradient is not finite: counted, told of, and after too many in a row the end of the run."""
+"""Steps whose loss or gradient is not finite: counted, told of, and after too many in a row the end
+of the run.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ log = logging.getLogger(__name__)
 
 
 class BadSteps(Callback):
-    """Counts the updates that were skipped, and stops the run once `train.max_bad_steps` of them are in a row; 0 = never.
+    """Counts the updates that were skipped, and stops the run once `train.max_bad_steps` of them
+    are in a row; 0 = never.
 
-    It stands before the callbacks that log and save. On a GPU it looks every `interval` steps and at the end alone, since a look
-    waits for the device. fault: what stopped the run, in one message; None otherwise.
+    It stands before the callbacks that log and save. On a GPU it looks every `interval` steps and
+    at the end alone, since a look waits for the device. fault: what stopped the run, in one
+    message; None otherwise.
     """
 
     def __init__(self, section: Train, *, interval: int, checkpoints: Path | None) -> None:
-        """checkpoints: the folder where the step is saved that the run ends at, for the message; None where it is not."""
+        """checkpoints: the folder where the step is saved that the run ends at, for the message;
+        None where it is not.
+        """
         self.limit, self.interval, self.checkpoints = section.max_bad_steps, interval, checkpoints
         self.warned = False
         self.fault: str | None = None

@@ -38,9 +38,10 @@ class Trained:
 def load_run(run: Path, *, trust: Sequence[str] = (), fp32: bool = False) -> Trained:
     """Load the newest usable checkpoint of a run directory, or the step_N directory that is given.
 
-    Its weights are in the format that they were multiplied in, or in the fp32 that is stored. A run that was trained on a GPU is read in
-    fp32 where there is none. trust: prefixes of modules outside of forge that the model may be built from.
-    Raises ValueError when there is no checkpoint, it does not fit, or it needs code that is not trusted.
+    Its weights are in the format that they were multiplied in, or in the fp32 that is stored. A run
+    that was trained on a GPU is read in fp32 where there is none. trust: prefixes of modules
+    outside of forge that the model may be built from. Raises ValueError when there is no
+    checkpoint, it does not fit, or it needs code that is not trusted.
     """
     found, skipped = saved.find(run)
     for one, fault in skipped:

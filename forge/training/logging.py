@@ -22,7 +22,8 @@ SUMS = ("sums", "of_steps")
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Steps since the last log as plain numbers, summed in the order of the steps; those whose update was skipped are not in the sums.
+    """Steps since the last log as plain numbers, summed in the order of the steps; those whose
+    update was skipped are not in the sums.
 
     sums: sums over target tokens. of_steps: sums over steps of what is one number a step.
     """
@@ -47,7 +48,9 @@ class Gathered:
         self.grad_norm, self.lr = output.grad_norm.item(), output.lr
 
     def means(self) -> dict[str, float]:
-        """Means over the target tokens of the updates that were made, or over those updates, by name in order; NaN where none was."""
+        """Means over the target tokens of the updates that were made, or over those updates, by
+        name in order; NaN where none was.
+        """
         parts = ((self.sums, self.targets), (self.of_steps, self.kept))
         return {
             name: sums[name] / max(count, 1) if self.kept else math.nan
@@ -59,11 +62,12 @@ class Gathered:
 class Logger(Callback):
     """Gathers the steps since the last log and hands their metrics to the trackers.
 
-    train/loss and the other train sums are means over all target tokens of those steps, and train/moe/... means over those steps,
-    skipped ones left out; train/grad_norm (before clipping) and lr are those of the last of them; tokens_per_second and step_seconds
-    are those of this process, without evaluation and checkpoints. The only waits for the device are at a log and at a checkpoint,
-    which keeps what is gathered, so that the next log of a run that goes on is that of one that never stopped. last: values of the
-    last log but those of the clock.
+    train/loss and the other train sums are means over all target tokens of those steps, and
+    train/moe/... means over those steps, skipped ones left out; train/grad_norm (before clipping)
+    and lr are those of the last of them; tokens_per_second and step_seconds are those of this
+    process, without evaluation and checkpoints. The only waits for the device are at a log and at a
+    checkpoint, which keeps what is gathered, so that the next log of a run that goes on is that of
+    one that never stopped. last: values of the last log but those of the clock.
     """
 
     def __init__(
@@ -76,7 +80,9 @@ class Logger(Callback):
         peak: float | None,
         size: int = 1,
     ) -> None:
-        """open_trackers is called when the run starts, so that nothing before it finds the terminal taken."""
+        """open_trackers is called when the run starts, so that nothing before it finds the terminal
+        taken.
+        """
         self.open_trackers, self.trackers = open_trackers, Trackers()
         self.size, self.interval, self.device, self.flops_per_token, self.peak = (
             size,
@@ -139,7 +145,9 @@ class Logger(Callback):
         self.since = loop.training_seconds()
 
     def mean_rate(self) -> float:
-        """Target tokens a second over all logs but the first, which holds the warm-up of caches and kernels."""
+        """Target tokens a second over all logs but the first, which holds the warm-up of caches and
+        kernels.
+        """
         counted = self.rates[1:] or self.rates
         return sum(t for t, _ in counted) / sum(s for _, s in counted) if counted else 0.0
 
@@ -149,7 +157,9 @@ class Logger(Callback):
         self.unread.clear()
 
     def _speed(self, loop: Loop) -> dict[str, float]:
-        """What depends on the clock and the machine; nothing where this process did none of the steps."""
+        """What depends on the clock and the machine; nothing where this process did none of the
+        steps.
+        """
         steps, targets = self.timed_steps, self.timed_targets
         self.timed_steps, self.timed_targets = 0, 0
         if not steps:

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 class Loop:
     """Updates until `end_step`, or until a callback calls `stop` or `interrupt`.
 
-    What callbacks may use: model, optimizer, config, run_dir, state, log, stop, interrupt, stop_reason, paused and ending.
+    What callbacks may use: model, optimizer, config, run_dir, state, log, stop, interrupt,
+    stop_reason, paused and ending.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class Loop:
         report: Callable[[int, dict[str, float]], None],
         votes: bool = False,
     ) -> None:
-        """report: takes a step and metrics for the trackers. votes: whether `stop` waits for a vote of all ranks."""
+        """report: takes a step and metrics for the trackers. votes: whether `stop` waits for a vote
+        of all ranks.
+        """
         self.update, self.loader, self.state, self.callbacks, self.end_step = (
             update,
             loader,
@@ -70,11 +73,14 @@ class Loop:
         return self.update.optimizer
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Give metrics by name to all trackers, at the current step; to read one that is a tensor waits for the device."""
+        """Give metrics by name to all trackers, at the current step; to read one that is a tensor
+        waits for the device.
+        """
         self.report(self.state.step, {name: float(value) for name, value in values.items()})
 
     def run(self) -> str:
-        """Train, close every callback whatever happens, the last one first, and return why it ended.
+        """Train, close every callback whatever happens, the last one first, and return why it
+        ended.
 
         The first error is the one raised; what fails after it is a warning.
         """
@@ -151,11 +157,15 @@ class Loop:
 
     @property
     def ending(self) -> bool:
-        """Whether no further update follows; settled for a step once every callback before the one that asks has seen its end."""
+        """Whether no further update follows; settled for a step once every callback before the one
+        that asks has seen its end.
+        """
         return self.stop_reason is not None or self.state.step >= self.end_step
 
     def stop(self, reason: str) -> None:
-        """End the run at this step boundary; of several ranks any one may call it, and all end together. The first reason counts."""
+        """End the run at this step boundary; of several ranks any one may call it, and all end
+        together. The first reason counts.
+        """
         self.wished = self.wished or reason
         if not self.votes:
             self.end(reason)
@@ -165,7 +175,9 @@ class Loop:
         self.stop_reason = self.stop_reason or reason
 
     def interrupt(self, reason: str) -> None:
-        """Stop in a hurry, on the signal that `reason` names: nothing at the end that a run which goes on later does not need."""
+        """Stop in a hurry, on the signal that `reason` names: nothing at the end that a run which
+        goes on later does not need.
+        """
         self.interrupted = True
         self.stop_reason = reason
 

@@ -1,4 +1,6 @@
-"""One side of a parity check: some updates of SGD through the path of training, and all that they computed, whole, on the main rank."""
+"""One side of a parity check: some updates of SGD through the path of training, and all that they
+computed, whole, on the main rank.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ LR = 0.1
 
 @dataclass(kw_only=True)
 class Record:
-    """What a side computed, on the CPU and by global name: of each step what it found, and the weights before the first and after the last.
+    """What a side computed, on the CPU and by global name: of each step what it found, and the
+    weights before the first and after the last.
 
-    A gradient that a rank did not have is None. state: the buffers that checkpoints hold, after the last step. replicas: tensors of
-    which ranks have different bits where they should be copies.
+    A gradient that a rank did not have is None. state: the buffers that checkpoints hold, after the
+    last step. replicas: tensors of which ranks have different bits where they should be copies.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -92,9 +95,11 @@ def measure(
     lr: float = LR,
     device: torch.device | None = None,
 ) -> Record:
-    """Lay the model out as the config says, make `steps` updates of plain SGD on the run's first batches, and record them.
+    """Lay the model out as the config says, make `steps` updates of plain SGD on the run's first
+    batches, and record them.
 
-    All ranks call it; the main rank gets the record, the others an empty one. dtype: of weights and of all that is computed.
+    All ranks call it; the main rank gets the record, the others an empty one. dtype: of weights and
+    of all that is computed.
     """
     device = device or torch.device("cpu")
     model = build_model(config, device, ranks, dtype)

@@ -1,4 +1,6 @@
-"""Two sides of a parity check compared: how far apart they are, step by step, and whether that is rounding."""
+"""Two sides of a parity check compared: how far apart they are, step by step, and whether that is
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from forge.training.whole import Found
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The largest relative difference of losses, of gradients (||a - b|| / ||a||, each parameter's) and of weights after the last step."""
+    """The largest relative difference of losses, of gradients (||a - b|| / ||a||, each parameter's)
+    and of weights after the last step.
+    """
 
     loss: float
     gradient: float
@@ -52,7 +56,9 @@ class Row:
 
 @dataclass(kw_only=True)
 class Verdict:
-    """The comparison; equal when nothing is at fault. worst, weights: the parameter that is furthest apart at the end, and how far."""
+    """The comparison; equal when nothing is at fault. worst, weights: the parameter that is
+    furthest apart at the end, and how far.
+    """
 
     rows: list[Row] = field(default_factory=list)
     parameters: int = 0
@@ -67,7 +73,9 @@ class Verdict:
         return not self.faults
 
     def largest(self) -> tuple[float, float, float]:
-        """The largest difference of a loss, of a gradient or the gradient norm, and of the weights at the end."""
+        """The largest difference of a loss, of a gradient or the gradient norm, and of the weights
+        at the end.
+        """
         losses, gradients = (
             [row.loss for row in self.rows],
             [max(row.gradient, row.grad_norm) for row in self.rows],
@@ -78,8 +86,8 @@ class Verdict:
 def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] = ()) -> Verdict:
     """Compare b with a. A gradient that is missing, zero or not finite on either side is a fault.
 
-    may_vanish: ends of names of parameters whose gradient is zero but for rounding, by mathematics; of those nothing is asked where
-    it is no more than that on both sides.
+    may_vanish: ends of names of parameters whose gradient is zero but for rounding, by mathematics;
+    of those nothing is asked where it is no more than that on both sides.
     """
     verdict = Verdict(
         parameters=len(a.before),
@@ -130,7 +138,8 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
 def may_vanish(config: Config) -> tuple[str, ...]:
     """Names of parameters that may have no gradient, by their ends.
 
-    A bias of keys adds the same to all scores of a query, which softmax does not see, unless positions rotate it or a norm scales it.
+    A bias of keys adds the same to all scores of a query, which softmax does not see, unless
+    positions rotate it or a norm scales it.
     """
     model = config.model
     return (

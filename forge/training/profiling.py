@@ -18,10 +18,11 @@ ALLOCATIONS = 100_000  # and frees that a snapshot of memory goes back
 
 
 class Profiler(Callback):
-    """Records steps start_step to end_step, both included, and writes the trace when the window or the run ends.
+    """Records steps start_step to end_step, both included, and writes the trace when the window or
+    the run ends.
 
-    With memory_snapshot the last allocations of the run are kept in memory: they are written at the end of the window,
-    and where memory runs out.
+    With memory_snapshot the last allocations of the run are kept in memory: they are written at the
+    end of the window, and where memory runs out.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class Profiler(Callback):
     def _after(
         self, told: Callable[[BaseException], object], loop: Loop
     ) -> Callable[[BaseException], None]:
-        """What to do once others have been told of an error, which is then raised: its tensors are still there."""
+        """What to do once others have been told of an error, which is then raised: its tensors are
+        still there.
+        """
 
         def on_failure(error: BaseException) -> None:
             told(error)

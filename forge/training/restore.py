@@ -27,7 +27,9 @@ ADVICE = "Choose the model it was trained with, or checkpoint.exclude_from_loadi
 
 
 def config_of(path: Path, *, trust: Sequence[str]) -> Config:
-    """The config inside a checkpoint. Raises CheckpointError when it cannot be read, or needs code that is not trusted."""
+    """The config inside a checkpoint. Raises CheckpointError when it cannot be read, or needs code
+    that is not trusted.
+    """
     try:
         return serialize.load(path / CONFIG, trust=trust)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
@@ -48,12 +50,14 @@ def load(
     with_optimizer_state: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> Tensors:
-    """Load weights, and the state of an optimizer where one is given, in place; returns the tensors of callbacks.
+    """Load weights, and the state of an optimizer where one is given, in place; returns the tensors
+    of callbacks.
 
-    Parameters whose names begin with a prefix of `exclude` keep what they have, and begin with fresh optimizer state; so do, when
-    the model was `changed` on purpose, those that do not fit, with a warning that names them. Raises CheckpointError
-    naming the parameters that only one side has or that differ in shape, and a prefix that fits no parameter.
-    group: of all ranks, of which each may have other parameters.
+    Parameters whose names begin with a prefix of `exclude` keep what they have, and begin with
+    fresh optimizer state; so do, when the model was `changed` on purpose, those that do not fit,
+    with a warning that names them. Raises CheckpointError naming the parameters that only one side
+    has or that differ in shape, and a prefix that fits no parameter. group: of all ranks, of which
+    each may have other parameters.
     """
     with _unreadable(path):
         stored = tensor_files.stored(path / WEIGHTS)
@@ -90,7 +94,9 @@ def load_weights(
     exclude: tuple[str, ...] = (),
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Load the weights of a checkpoint or of a .safetensors file. Raises CheckpointError as `load` does."""
+    """Load the weights of a checkpoint or of a .safetensors file. Raises CheckpointError as `load`
+    does.
+    """
     if path.is_dir():
         load(path, model=model, exclude=exclude, group=group)
         return

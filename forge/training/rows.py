@@ -1,4 +1,6 @@
-"""The files of JSON lines in a run directory, which a run that goes on continues where its checkpoint left them."""
+"""The files of JSON lines in a run directory, which a run that goes on continues where its
+checkpoint left them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ ROW_FILES = (METRICS, PERFORMANCE, SAMPLES)
 
 
 class Rows:
-    """Appends strict JSON objects, one a line, each handed to the operating system at once: a killed process loses none.
+    """Appends strict JSON objects, one a line, each handed to the operating system at once: a
+    killed process loses none.
 
-    A last line that was not finished is cut when the file is opened. Raises OSError with a message that says what to do.
+    A last line that was not finished is cut when the file is opened. Raises OSError with a message
+    that says what to do.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,9 +38,12 @@ class Rows:
             raise _unwritable(path, error) from error
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one object of numbers and strings. NaN and infinities, which JSON does not know, become null."""
+        """Add one object of numbers and strings. NaN and infinities, which JSON does not know,
+        become null.
+        """
         plain = {name: _plain(value) for name, value in row.items()}
-        # A lone surrogate, as an argument that is no UTF-8 brings, becomes the escape that JSON has for it.
+        # A lone surrogate, as an argument that is no UTF-8 brings, becomes the escape that JSON has
+        # for it.
         line = (
             json.dumps(plain, ensure_ascii=False, allow_nan=False).encode(
                 "utf-8", errors="backslashreplace"
@@ -56,7 +63,9 @@ class Rows:
 
 
 def lengths(run_dir: Path) -> dict[str, int]:
-    """Bytes of each file of rows that is there, all of them on the disk: what a checkpoint records of them."""
+    """Bytes of each file of rows that is there, all of them on the disk: what a checkpoint records
+    of them.
+    """
     found = {}
     for path in (run_dir / name for name in ROW_FILES):
         if path.exists():
@@ -67,9 +76,11 @@ def lengths(run_dir: Path) -> dict[str, int]:
 
 
 def cut(run_dir: Path, recorded: Mapping[str, int]) -> None:
-    """Cut each file of rows to its length at the checkpoint that a run goes on from, one that is not named there to nothing.
+    """Cut each file of rows to its length at the checkpoint that a run goes on from, one that is
+    not named there to nothing.
 
-    A file that is shorter has lost rows, as a power cut may do; it is left as it is, with a warning.
+    A file that is shorter has lost rows, as a power cut may do; it is left as it is, with a
+    warning.
     """
     for path in (run_dir / name for name in ROW_FILES):
         size, kept = path.stat().st_size if path.exists() else 0, recorded.get(path.name, 0)

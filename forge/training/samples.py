@@ -25,7 +25,9 @@ LONGEST = 40  # characters of a prompt that is found
 
 
 def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
-    """The first words of a split, as a prompt of at most `longest` tokens; empty, which begins a new document, where none fit."""
+    """The first words of a split, as a prompt of at most `longest` tokens; empty, which begins a
+    new document, where none fit.
+    """
     ids = store.read(0, min(len(store), 256)).tolist()
     lines = tokenizer.decode([token for token in ids if token != tokenizer.eos_id]).splitlines()
     words = WORDS.match(
@@ -40,7 +42,8 @@ def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
 class Samples(Callback):
     """Continues each prompt every sample_interval steps and at the end, unless interrupted.
 
-    The texts go to the terminal and into samples.jsonl. All ranks take the tokens that the main one draws.
+    The texts go to the terminal and into samples.jsonl. All ranks take the tokens that the main one
+    draws.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""The callback that saves: at its intervals, the best, and at the end; and what it keeps of every callback."""
+"""The callback that saves: at its intervals, the best, and at the end; and what it keeps of every
+callback.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ from forge.training.step import StepOutput
 
 
 class Saving(Callback):
-    """Saves every `interval` steps, every `interval_minutes`, when an evaluation is among the best, and after the last step.
+    """Saves every `interval` steps, every `interval_minutes`, when an evaluation is among the best,
+    and after the last step.
 
-    It stands last among the callbacks: what it keeps of them is from the end of the same step, and whether that step is the last
-    one is settled. So the last save comes before all that is done at the end of a run; the metrics of an evaluation there are added to it.
+    It stands last among the callbacks: what it keeps of them is from the end of the same step, and
+    whether that step is the last one is settled. So the last save comes before all that is done at
+    the end of a run; the metrics of an evaluation there are added to it.
     """
 
     def __init__(
@@ -38,7 +42,8 @@ class Saving(Callback):
         metric: str,
         ranks: Ranks | None = None,
     ) -> None:
-        """data: fingerprints of the tokenizer and of the tokens, so that a run that goes on knows whether they are the same.
+        """data: fingerprints of the tokenizer and of the tokens, so that a run that goes on knows
+        whether they are the same.
 
         metric: the one of an evaluation by which checkpoints are the best.
         """

@@ -9,10 +9,11 @@ from forge.training.step import StepOutput
 
 
 class SignOfLife(Callback):
-    """After every `interval`-th update each rank says that it is there: a rank that hangs is named, where a collective only times out.
+    """After every `interval`-th update each rank says that it is there: a rank that hangs is named,
+    where a collective only times out.
 
-    Stands behind the user's callbacks, in which a rank may hang too. Waits for the device, so an interval of hundreds of steps
-    costs nothing that can be measured.
+    Stands behind the user's callbacks, in which a rank may hang too. Waits for the device, so an
+    interval of hundreds of steps costs nothing that can be measured.
     """
 
     def __init__(self, interval: int, ranks: Ranks) -> None:

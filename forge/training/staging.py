@@ -1,4 +1,6 @@
-"""Copies of what is saved while training goes on: in one buffer on the host, made while the device computes the next step."""
+"""Copies of what is saved while training goes on: in one buffer on the host, made while the device
+computes the next step.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ ALIGNED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """What this rank holds of each tensor, by name, on the host. copied: by when a GPU has written it all, where one does by itself."""
+    """What this rank holds of each tensor, by name, on the host. copied: by when a GPU has written
+    it all, where one does by itself.
+    """
 
     done: Future[dict[str, Tensor]]
     copied: torch.cuda.Event | None = None
 
     def wait_to_write(self) -> None:
-        """Returns when what was copied may be changed: on a GPU by what is given to it from then on. Raises what failed."""
+        """Returns when what was copied may be changed: on a GPU by what is given to it from then
+        on. Raises what failed.
+        """
         if self.copied is not None:
             self.copied.wait()
         else:
@@ -35,10 +41,11 @@ class Copies:
 
 
 class Staging:
-    """Makes copies in a thread of its own. The buffer stays from save to save, so it is found, and pinned, once.
+    """Makes copies in a thread of its own. The buffer stays from save to save, so it is found, and
+    pinned, once.
 
-    pinned: page-locked, so that a GPU writes to it by itself. One tensor for all is pinned here, since torch's own allocator of pinned
-    memory rounds each one up to a power of two.
+    pinned: page-locked, so that a GPU writes to it by itself. One tensor for all is pinned here,
+    since torch's own allocator of pinned memory rounds each one up to a power of two.
     """
 
     def __init__(self, *, pinned: bool) -> None:

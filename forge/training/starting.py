@@ -29,7 +29,8 @@ ANEW = "put one back, or give another run.dir to begin anew"
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where the run goes on from; `own` when that is a checkpoint of this run. weights: what it takes the weights alone from.
+    """Where the run goes on from; `own` when that is a checkpoint of this run. weights: what it
+    takes the weights alone from.
 
     undo_after: own checkpoints of later steps are set aside.
     """
@@ -42,10 +43,12 @@ class Start:
 
 
 def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
-    """What the run starts from. Raises CheckpointError when what was asked for cannot be used, or nothing that is there can.
+    """What the run starts from. Raises CheckpointError when what was asked for cannot be used, or
+    nothing that is there can.
 
-    In this order: checkpoint.resume_from, when the last start did not take it; the newest usable checkpoint of the run;
-    checkpoint.resume_from; checkpoint.init_from; nothing. What cannot be used is passed over with a warning.
+    In this order: checkpoint.resume_from, when the last start did not take it; the newest usable
+    checkpoint of the run; checkpoint.resume_from; checkpoint.init_from; nothing. What cannot be
+    used is passed over with a warning.
     """
     folder = run_dir / config.checkpoint.dir
     wanted = config.checkpoint.resume_from
@@ -91,7 +94,9 @@ def begin(
     data: dict[str, str],
     ranks: Ranks,
 ) -> None:
-    """Load what the start names, put the data and the rows where it left them, and say so. data: fingerprints of what is read now."""
+    """Load what the start names, put the data and the rows where it left them, and say so. data:
+    fingerprints of what is read now.
+    """
     exclude = tuple(config.checkpoint.exclude_from_loading)
     source = "nothing"
     if start.weights is not None:

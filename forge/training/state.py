@@ -23,8 +23,9 @@ class BadStep(NamedTuple):
 class TrainState:
     """Counters of trained-on data, in updates, sequences and target tokens, over all ranks.
 
-    skipped: updates of the run that were skipped, which `step` counts too; bad_in_a_row: how many of them end at `step`. Both are
-    up to date after `settle`. bad: the skipped ones that nobody has reported yet.
+    skipped: updates of the run that were skipped, which `step` counts too; bad_in_a_row: how many
+    of them end at `step`. Both are up to date after `settle`. bad: the skipped ones that nobody has
+    reported yet.
     """
 
     step: int = 0
@@ -36,7 +37,9 @@ class TrainState:
     unread: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
 
     def record(self, output: StepOutput) -> None:
-        """Keep what says whether the update that `step` has just counted was skipped; does not wait for the device."""
+        """Keep what says whether the update that `step` has just counted was skipped; does not wait
+        for the device.
+        """
         self.unread.append((self.step, output))
 
     def settle(self) -> None:

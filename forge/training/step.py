@@ -22,9 +22,10 @@ from forge.parallel.ranks import Ranks
 class StepOutput:
     """What one update leaves behind, still on the device.
 
-    loss: what was minimised, over the step's target tokens. grad_norm: global L2 norm before clipping. skipped: bool, whether
-    weights and optimizer were left as they were because one of the two is not finite. sums: sums over target tokens, by name.
-    means: what else there is to say of the step, by name. wishes: number of ranks that wish something (`forge.training.agreement`).
+    loss: what was minimised, over the step's target tokens. grad_norm: global L2 norm before
+    clipping. skipped: bool, whether weights and optimizer were left as they were because one of the
+    two is not finite. sums: sums over target tokens, by name. means: what else there is to say of
+    the step, by name. wishes: number of ranks that wish something (`forge.training.agreement`).
     """
 
     n_targets: int
@@ -40,8 +41,9 @@ class StepOutput:
 class Update:
     """Forward, backward and update for one step.
 
-    On CUDA nothing in here waits for the device with an optimizer that can skip an update there by itself, as torch's fused ones
-    can; with any other, each step waits once, to see whether loss and gradient are finite.
+    On CUDA nothing in here waits for the device with an optimizer that can skip an update there by
+    itself, as torch's fused ones can; with any other, each step waits once, to see whether loss and
+    gradient are finite.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Update:
         max_steps: int = 1,
         reduce_each: bool = False,
     ) -> None:
-        """scaler: of losses, in fp16. max_steps: those of the run, over which the schedule of routers' biases extends. reduce_each: whether
-        each micro-batch's gradient is reduced by itself. before_write, set later: called in each update before weights and optimizer
-        state change. wish, set later: whether this rank has something to say to the others after the step.
+        """scaler: of losses, in fp16. max_steps: those of the run, over which the schedule of
+        routers' biases extends. reduce_each: whether each micro-batch's gradient is reduced by
+        itself. before_write, set later: called in each update before weights and optimizer state
+        change. wish, set later: whether this rank has something to say to the others after the
+        step.
         """
         self.model, self.objective, self.optimizer, self.schedule = (
             model,
@@ -91,8 +95,8 @@ class Update:
     def __call__(self, step: Step, number: int) -> StepOutput:
         """Update number `number`, counted from 0.
 
-        Every micro-batch counts by its target tokens: the loss is the sum over the step's targets divided by
-        their number, however they are spread over micro-batches.
+        Every micro-batch counts by its target tokens: the loss is the sum over the step's targets
+        divided by their number, however they are spread over micro-batches.
         """
         lr = self._set_lr(number)
         loss, sums = self._accumulate(step)
@@ -189,12 +193,15 @@ class Update:
         )
 
     def _step_unless(self, bad: Tensor) -> None:
-        """The optimizer's step where `bad` is false; where it is true, weights and state keep every bit."""
+        """The optimizer's step where `bad` is false; where it is true, weights and state keep every
+        bit.
+        """
         if not self.skips_on_device:
             if not bad.item():
                 self.optimizer.step()
             return
-        # The attributes by which torch.amp.GradScaler tells an optimizer the same; its kernel then returns at once.
+        # The attributes by which torch.amp.GradScaler tells an optimizer the same; its kernel then
+        # returns at once.
         self.optimizer.grad_scale, self.optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
         try:
             self.optimizer.step()

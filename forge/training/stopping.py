@@ -19,7 +19,9 @@ from forge.training.loop import Loop
 
 
 class TimeLimit:
-    """A wish to stop after `minutes` of training; evaluation and checkpoints do not count. What the run trained before it went on does."""
+    """A wish to stop after `minutes` of training; evaluation and checkpoints do not count. What the
+    run trained before it went on does.
+    """
 
     def __init__(self, minutes: float) -> None:
         self.limit = minutes * 60
@@ -34,9 +36,11 @@ class TimeLimit:
 
 
 class EarlyStopping(Callback):
-    """Stops once the metric reaches its target, or has not improved by min_delta for `patience` evaluations.
+    """Stops once the metric reaches its target, or has not improved by min_delta for `patience`
+    evaluations.
 
-    The evaluations of every interval count, that of the end does not: a run that goes on from there never had it.
+    The evaluations of every interval count, that of the end does not: a run that goes on from there
+    never had it.
     """
 
     def __init__(self, section: Eval) -> None:
@@ -68,11 +72,13 @@ class EarlyStopping(Callback):
 
 
 class Signals(Callback):
-    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2: finish the step, save, end. A later one, or a stop that takes too long, ends at once.
+    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2: finish the step, save, end. A later one, or a
+    stop that takes too long, ends at once.
 
-    The first second is one signal: what is sent to a process group reaches a rank directly and again through its launcher. All
-    ranks stop after the same step, whichever of them was told, and when. A rank that waits for one that is gone runs no Python;
-    so a thread of its own watches the clock, and hears of further signals by what Python writes to a file as each arrives.
+    The first second is one signal: what is sent to a process group reaches a rank directly and
+    again through its launcher. All ranks stop after the same step, whichever of them was told, and
+    when. A rank that waits for one that is gone runs no Python; so a thread of its own watches the
+    clock, and hears of further signals by what Python writes to a file as each arrives.
     """
 
     SAME_SECONDS = 1.0
@@ -129,13 +135,16 @@ class Signals(Callback):
             )  # ends the thread; closing it does not while a loader process has it too
             self.arrivals[1].close()
         if self.watching is not None:
-            self.watching.join()  # it refers to the ranks: one that frees their process groups while Python ends aborts
+            # it refers to the ranks: one that frees their process groups while Python ends aborts
+            self.watching.join()
 
     def _handle(self, number: int, frame: Any) -> None:
         self.received = self.received or number
 
     def _watch(self, arrivals: socket.socket) -> None:
-        """Say that the first signal has come; end the process at a later one, and when the time for a stop is over."""
+        """Say that the first signal has come; end the process at a later one, and when the time for
+        a stop is over.
+        """
         first, began = 0, 0.0
         with arrivals:
             while True:

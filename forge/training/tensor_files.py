@@ -1,4 +1,6 @@
-"""Tensors in a folder without a pickle: what to give torch.distributed.checkpoint, and what a folder holds."""
+"""Tensors in a folder without a pickle: what to give torch.distributed.checkpoint, and what a
+folder holds.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ if TYPE_CHECKING:
 
 
 def writer(folder: Path) -> TensorWriter:
-    """For dcp.save, once: saves tensors into a new folder; the index, tensors.json, is written last."""
+    """For dcp.save, once: saves tensors into a new folder; the index, tensors.json, is written
+    last.
+    """
     from forge.training.tensor_storage import TensorWriter
 
     return TensorWriter(folder)
 
 
 def planner(copies: dict[str, Tensor]) -> StagedPlanner:
-    """For dcp.save with `writer`: what is written of each tensor is its copy, by name, of what this rank holds."""
+    """For dcp.save with `writer`: what is written of each tensor is its copy, by name, of what this
+    rank holds.
+    """
     from forge.training.tensor_storage import StagedPlanner
 
     return StagedPlanner(copies)
@@ -42,14 +48,18 @@ def reader(folder: Path) -> TensorReader:
 
 
 def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Sizes and dtypes by name, without reading tensors. Raises OSError or ValueError, in one line, when it cannot say."""
+    """Sizes and dtypes by name, without reading tensors. Raises OSError or ValueError, in one line,
+    when it cannot say.
+    """
     from forge.training.tensor_storage import described
 
     return described(tensor_index.read(folder))
 
 
 def fault(folder: Path) -> str | None:
-    """Why a folder cannot be loaded, in one line, or None; damage inside of tensors shows only when they are read."""
+    """Why a folder cannot be loaded, in one line, or None; damage inside of tensors shows only when
+    they are read.
+    """
     try:
         lengths = tensor_index.needed(tensor_index.read(folder))
         for name, length in lengths.items():
@@ -68,7 +78,9 @@ def fault(folder: Path) -> str | None:
 
 
 def size(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes that a save of these tensors takes at most, over all ranks: theirs, and those of the index and of half-filled blocks."""
+    """Bytes that a save of these tensors takes at most, over all ranks: theirs, and those of the
+    index and of half-filled blocks.
+    """
     total = 2 * _BLOCK
     ranks = 1
     for name, tensor in tensors.items():
@@ -90,15 +102,19 @@ _CHUNK, _NUMBER, _SUM = (
     256,
     22,
     12,
-)  # bytes of JSON that a chunk takes besides its numbers, and that a number or a checksum takes at most
+    # bytes of JSON that a chunk takes besides its numbers, and that a number or a checksum takes at
+    # most
+)
 
 
 @contextmanager
 def causes() -> Iterator[None]:
-    """Raise what made a save or a load fail, in place of DCP's CheckpointException, which is no Exception and passes by all handlers.
+    """Raise what made a save or a load fail, in place of DCP's CheckpointException, which is no
+    Exception and passes by all handlers.
 
-    An OSError stays one, and so does what is no fault of the data: an interrupt, an exit, too little memory. Anything else
-    becomes a ValueError in one line. Of several ranks that failed, the first one speaks.
+    An OSError stays one, and so does what is no fault of the data: an interrupt, an exit, too
+    little memory. Anything else becomes a ValueError in one line. Of several ranks that failed, the
+    first one speaks.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 

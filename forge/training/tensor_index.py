@@ -16,11 +16,14 @@ import torch
 FORMAT = 2
 INDEX = "tensors.json"
 AT_ONCE = 4
-"""Threads of a rank that write files or read them; checksums, copies and files let other threads run meanwhile."""
+"""Threads of a rank that write files or read them; checksums, copies and files let other threads
+run meanwhile.
+"""
 LEAST = 1 << 26
 """Bytes that are worth a file and a thread of their own."""
 BLOCK = 1 << 24
-"""Bytes of a chunk that share a checksum: a part of a chunk is read and checked without the rest."""
+"""Bytes of a chunk that share a checksum: a part of a chunk is read and checked without the rest.
+"""
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
@@ -44,7 +47,8 @@ _FILE = re.compile(r"rank_[0-9]{1,9}(\.[0-9]{1,3})?\.bin")
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor, [offsets, offsets + sizes), whose elements lie in row-major order, little-endian, from byte `start` of `file`.
+    """A box of a tensor, [offsets, offsets + sizes), whose elements lie in row-major order,
+    little-endian, from byte `start` of `file`.
 
     crc32: of each BLOCK of its bytes, the last of which may be shorter.
     """
@@ -83,7 +87,9 @@ def blocks(length: int) -> list[slice]:
 
 
 def write(folder: Path, entries: Entries) -> None:
-    """Write the index, which makes the folder complete: under another name, on the disk, then renamed. Raises OSError."""
+    """Write the index, which makes the folder complete: under another name, on the disk, then
+    renamed. Raises OSError.
+    """
     lines = ",\n".join(
         f"{json.dumps(name)}: {json.dumps(_plain(entry))}" for name, entry in entries.items()
     )
@@ -101,7 +107,9 @@ def write(folder: Path, entries: Entries) -> None:
 
 
 def read(folder: Path) -> Entries:
-    """The index of a folder. Raises OSError, and ValueError in one line, when it is malformed or newer than this version."""
+    """The index of a folder. Raises OSError, and ValueError in one line, when it is malformed or
+    newer than this version.
+    """
     path = folder / INDEX
     try:
         content = json.loads(

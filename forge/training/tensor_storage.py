@@ -1,6 +1,8 @@
-"""Where torch.distributed.checkpoint writes tensors to and reads them from: raw bytes and an index in JSON, never a pickle.
+"""Where torch.distributed.checkpoint writes tensors to and reads them from: raw bytes and an index
+in JSON, never a pickle.
 
-Its own file system storage pickles the index, and loading a foreign checkpoint may then run any code.
+Its own file system storage pickles the index, and loading a foreign checkpoint may then run any
+code.
 """
 
 from __future__ import annotations
@@ -46,9 +48,11 @@ R = TypeVar("R")
 
 
 class TensorWriter(StorageWriter):
-    """Saves into a folder without an index: files of each rank, written at once, then, by the coordinator, the index.
+    """Saves into a folder without an index: files of each rank, written at once, then, by the
+    coordinator, the index.
 
-    Every file is on the disk when the save is done. Refuses what is no plain, dense tensor, by name.
+    Every file is on the disk when the save is done. Refuses what is no plain, dense tensor, by
+    name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,7 +114,9 @@ class TensorWriter(StorageWriter):
 
 
 class StagedPlanner(DefaultSavePlanner):
-    """Plans by the tensors of a run, and has copies of them written, which the run no longer changes."""
+    """Plans by the tensors of a run, and has copies of them written, which the run no longer
+    changes.
+    """
 
     def __init__(self, copies: dict[str, Tensor]) -> None:
         """copies: by name what this rank holds of each tensor."""
@@ -122,10 +128,12 @@ class StagedPlanner(DefaultSavePlanner):
 
 
 class TensorReader(StorageReader):
-    """Loads what TensorWriter saved, each chunk checked against its checksum, into tensors on any layout.
+    """Loads what TensorWriter saved, each chunk checked against its checksum, into tensors on any
+    layout.
 
-    An index that cannot be read is reported by set_up_storage_reader, so that DCP gathers it from all ranks with its type:
-    what read_metadata raises, it would log with a trace and turn into an AssertionError.
+    An index that cannot be read is reported by set_up_storage_reader, so that DCP gathers it from
+    all ranks with its type: what read_metadata raises, it would log with a trace and turn into an
+    AssertionError.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -212,7 +220,9 @@ def _check_storable(item: WriteItem) -> None:
 
 
 def _shared_out(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
-    """The items in as many parts as are worth a file each, of about equal size; none where there are none."""
+    """The items in as many parts as are worth a file each, of about equal size; none where there
+    are none.
+    """
     sizes = [
         prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
         for item in items
@@ -230,7 +240,9 @@ def _shared_out(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
 
 
 def _at_once(work: Callable[[T], R], pieces: Iterable[T]) -> list[R]:
-    """The work on each piece, in threads; raises what the first one to fail in order raised, when none goes on."""
+    """The work on each piece, in threads; raises what the first one to fail in order raised, when
+    none goes on.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(work, pieces))
 
@@ -247,7 +259,8 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
     part = item.tensor_data.chunk
     assert data.shape == part.sizes, item
     dense = data.resolve_conj().resolve_neg().contiguous()
-    # A single element counts as contiguous whatever its stride, and with another than 1 it has no view as bytes.
+    # A single element counts as contiguous whatever its stride, and with another than 1 it has no
+    # view as bytes.
     flat = dense.as_strided((dense.numel(),), (1,))
     content, start, sums = flat.view(torch.uint8).numpy().data, file.tell(), []
     for block in tensor_index.blocks(content.nbytes):
@@ -258,7 +271,9 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
 
 
 def _read(path: Path, name: str, entry: Entry, chunk: Chunk, item: ReadItem) -> Tensor:
-    """The box of a chunk that an item asks for, [*item.lengths], on the CPU; of the chunk only the blocks with its rows are read."""
+    """The box of a chunk that an item asks for, [*item.lengths], on the CPU; of the chunk only the
+    blocks with its rows are read.
+    """
     length = entry.length(chunk)
     if not chunk.sizes:
         return _bytes(path, name, chunk, length, slice(0, length)).view(entry.dtype).reshape(())

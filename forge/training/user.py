@@ -12,14 +12,18 @@ from forge.training.trackers import Tracker
 
 
 def user_callbacks(config: Config) -> list[Callback]:
-    """The entries of `callbacks`, in order. Raises ConfigError for one that cannot be built, CallbackError for one that raises."""
+    """The entries of `callbacks`, in order. Raises ConfigError for one that cannot be built,
+    CallbackError for one that raises.
+    """
     return [_callback(config, name) for name in config.callbacks]
 
 
 def user_trackers(config: Config, run_dir: Path) -> list[tuple[str, Callable[[], Tracker]]]:
-    """The entries of `trackers`: what a warning calls each, and what opens it with `run_dir` and its keywords.
+    """The entries of `trackers`: what a warning calls each, and what opens it with `run_dir` and
+    its keywords.
 
-    Raises ConfigError for one that cannot be built; what one raises when it is opened is its own affair.
+    Raises ConfigError for one that cannot be built; what one raises when it is opened is its own
+    affair.
     """
     names = {name: f"trackers.{name}" for name in config.trackers}
     return [

@@ -26,10 +26,11 @@ class Whole:
 
 
 def whole(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Whole:
-    """All that ranks have, one tensor after the other, from all shards and all stages of a pipeline.
+    """All that ranks have, one tensor after the other, from all shards and all stages of a
+    pipeline.
 
-    named: what this rank has, each tensor, or its part of one, by its name in the whole model. None where a rank that has the name
-    has no tensor.
+    named: what this rank has, each tensor, or its part of one, by its name in the whole model. None
+    where a rank that has the name has no tensor.
     """
     own: dict[str, list[Tensor | None]] = {}
     for name, value in named:
@@ -71,7 +72,9 @@ def whole(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Whole:
 def _holders(
     own: dict[str, list[Tensor | None]], ranks: Ranks
 ) -> dict[str, tuple[list[int], tuple[tuple[int, ...], torch.dtype] | None]]:
-    """By name: the ranks that have the parameter, and the shape and type of the tensor, or None where one of them has no tensor."""
+    """By name: the ranks that have the parameter, and the shape and type of the tensor, or None
+    where one of them has no tensor.
+    """
     described = ranks.of_all(
         {
             name: [None if v is None else (tuple(v.shape), v.dtype) for v in copies]

@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 
 
 def say(text: str) -> None:
-    """Print for whoever watches, on the main rank, and log; that nobody watches any more is no reason to fail."""
+    """Print for whoever watches, on the main rank, and log; that nobody watches any more is no
+    reason to fail.
+    """
     log.info("%s", text.strip())
     if int(os.environ.get("RANK", 0)):
         return
@@ -41,7 +43,9 @@ def continue_text(
     tokens: int,
     **sampling: Any,
 ) -> str:
-    """What the model writes after a prompt, at most `tokens` tokens; `sampling` are the options of forge.models.sampling.generate."""
+    """What the model writes after a prompt, at most `tokens` tokens; `sampling` are the options of
+    forge.models.sampling.generate.
+    """
     ids = encode_prompt(tokenizer, prompt)
     start, of = (
         torch.tensor([ids], device=device),

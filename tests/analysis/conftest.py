@@ -1,4 +1,6 @@
-"""A small sweep with one of everything: arms that are better and worse, and points that failed, stopped, run and wait."""
+"""A small sweep with one of everything: arms that are better and worse, and points that failed,
+stopped, run and wait.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The numbers of a report against numpy on the files of the runs, and how metric, baseline and target are chosen."""
+"""The numbers of a report against numpy on the files of the runs, and how metric, baseline and
+target are chosen.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def test_nothing_but_the_seed_varies(example: Example) -> None:
 
 
 def test_a_key_that_a_later_command_fixed(example: Example) -> None:
-    """`-m optimizer.lr=1e-3,2e-3 seed=1,2`, later `-m seed=3 optimizer.lr=2e-3`, where only the seed varies; and 0.002 typed as 2e-3."""
+    """`-m optimizer.lr=1e-3,2e-3 seed=1,2`, later `-m seed=3 optimizer.lr=2e-3`, where only the
+    seed varies; and 0.002 typed as 2e-3.
+    """
     example.done(["optimizer.lr=1e-3"], seed=1)
     example.done(["optimizer.lr=2e-3"], seed=1)
     example.common.append("optimizer.lr=0.002")
@@ -87,7 +89,9 @@ def test_names_of_an_ablation(example: Example) -> None:
 
 
 def test_one_number_has_one_form(example: Example) -> None:
-    """Of points that were never prepared too; a text stays as it was typed, and each arm knows how its values were spelled."""
+    """Of points that were never prepared too; a text stays as it was typed, and each arm knows how
+    its values were spelled.
+    """
     for rate in ("1e-3", "1.0E-05"):
         example.done([f"optimizer.lr={rate}", "scheduler=cosine"], seed=1)
     example.waiting(["optimizer.lr=2e-3", "scheduler=constant"], seed=1)
@@ -143,7 +147,9 @@ def test_a_flat_config() -> None:
 
 
 def test_what_differs_between_variants() -> None:
-    """An option that only muon has counts when two muons differ in it; places and the seed never do."""
+    """An option that only muon has counts when two muons differ in it; places and the seed never
+    do.
+    """
     adamw = {
         "seed": "1",
         "optimizer": "adamw",

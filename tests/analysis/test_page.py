@@ -1,4 +1,6 @@
-"""The HTML page: whole by itself, well formed, with the numbers of the tables and links that lead to the runs."""
+"""The HTML page: whole by itself, well formed, with the numbers of the tables and links that lead
+to the runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 @dataclass
 class Seen(HTMLParser):
-    """What a page holds: open elements, ids, links, what it would load, and the cells of each table."""
+    """What a page holds: open elements, ids, links, what it would load, and the cells of each
+    table.
+    """
 
     open: list[str] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
@@ -93,7 +97,9 @@ def text(report: Report, sweep: Path) -> str:
 
 
 def test_it_loads_nothing(text: str) -> None:
-    """No address but that of SVG's namespace, which is a name; and a policy that would keep the browser from loading any."""
+    """No address but that of SVG's namespace, which is a name; and a policy that would keep the
+    browser from loading any.
+    """
     found = seen(text)
     assert found.loaded == ["data:,"]
     assert set(re.findall(r"https?://[^\s\"'<)]+", text)) == {"http://www.w3.org/2000/svg"}
@@ -276,7 +282,9 @@ def test_what_is_said_of_compared_arms(text: str, report: Report, sweep: Path) -
 
 
 def test_a_curve_is_of_the_runs_that_count(tmp_path: Path) -> None:
-    """A run whose loss was not finite at the end has no value in the tables, and would end the curve of the others."""
+    """A run whose loss was not finite at the end has no value in the tables, and would end the
+    curve of the others.
+    """
     example = Example(tmp_path / "sweep", steps=200)
     example.done([], seed=1)
     lost = example.done([], seed=2)

@@ -1,4 +1,6 @@
-"""Pages in Chromium, where it is installed: no error, no horizontal scrolling, nothing overlaps, light and dark."""
+"""Pages in Chromium, where it is installed: no error, no horizontal scrolling, nothing overlaps,
+light and dark.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ def test_a_damaged_line_and_what_is_not_finite_are_left_out(tmp_path: Path, dama
 
 
 def test_an_evaluation_between_two_logs(run: Path) -> None:
-    """The last value of a step counts; its tokens and seconds lie straight between those of the logs around it."""
+    """The last value of a step counts; its tokens and seconds lie straight between those of the
+    logs around it.
+    """
     series = Logged(run).series("eval/loss")
     assert [
         column.tolist() for column in (series.steps, series.values, series.tokens, series.seconds)

@@ -1,4 +1,6 @@
-"""Means, intervals, differences and Holm's correction against closed forms, hand-computed and published examples."""
+"""Means, intervals, differences and Holm's correction against closed forms, hand-computed and
+published examples.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from forge.analysis.statistics import (
     summarize,
 )
 
-# Student (1908), The probable error of a mean, Biometrika 6: hours of sleep gained by ten patients from two drugs; data `sleep` of R.
+# Student (1908), The probable error of a mean, Biometrika 6: hours of sleep gained by ten patients
+# from two drugs; data `sleep` of R.
 FIRST = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
 SECOND = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 
@@ -27,7 +30,9 @@ def by_seed(values: list[float], first: int = 0) -> dict[int, list[float]]:
 
 
 def test_mean_deviation_and_interval_by_hand() -> None:
-    """1, 2, 3: variance 1, standard error 1/sqrt(3); t with two degrees of freedom is 4.3027 at 97.5 % (any table)."""
+    """1, 2, 3: variance 1, standard error 1/sqrt(3); t with two degrees of freedom is 4.3027 at
+    97.5 % (any table).
+    """
     found = summarize([1.0, 2.0, 3.0])
     assert (found.n, found.mean, found.deviation) == (3, 2.0, 1.0)
     assert found.low == pytest.approx(2 - 4.302652730 / math.sqrt(3), rel=1e-9)
@@ -51,7 +56,9 @@ def test_values_without_spread() -> None:
 
 
 def test_paired_difference_of_students_data() -> None:
-    """R: t.test(extra ~ group, sleep, paired = TRUE): -1.58, -2.4598858 to -0.7001142, p = 0.002833."""
+    """R: t.test(extra ~ group, sleep, paired = TRUE): -1.58, -2.4598858 to -0.7001142, p =
+    0.002833.
+    """
     found = difference(by_seed(FIRST), by_seed(SECOND))
     assert (found.method, found.n) == (PAIRED, 10)
     assert (found.mean, found.low, found.high) == pytest.approx(
@@ -71,7 +78,9 @@ def test_seeds_that_do_not_pair_are_compared_by_welch() -> None:
 
 
 def test_pairs_are_matched_by_seed_and_the_rest_left_out() -> None:
-    """Differences 1, 2, 3 over the common seeds: mean 2, p from t = 2 sqrt(3) with two degrees of freedom, 1 - t / sqrt(t^2 + 2)."""
+    """Differences 1, 2, 3 over the common seeds: mean 2, p from t = 2 sqrt(3) with two degrees of
+    freedom, 1 - t / sqrt(t^2 + 2).
+    """
     arm = {3: [13.0], 1: [11.0], 2: [22.0], 9: [99.0]}
     baseline = {1: [10.0], 2: [20.0], 3: [10.0], 8: [-50.0]}
     found = difference(arm, baseline)
@@ -119,7 +128,9 @@ def test_differences_without_spread_are_not_tested() -> None:
 
 
 def test_holm_published() -> None:
-    """Four hypotheses as in R: p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm") gives 0.03 0.06 0.06 0.02."""
+    """Four hypotheses as in R: p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm") gives 0.03 0.06 0.06
+    0.02.
+    """
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 

@@ -74,7 +74,8 @@ def test_small_form() -> None:
         "capacity 1.25": f"{dropped(1.25):.1%}",
         "capacity 1": f"{dropped(1.0):.1%}",
     }
-    # Forward there and back, backward there and back: of the rows that a capacity makes, 1.25 times as many, half goes to the other rank.
+    # Forward there and back, backward there and back: of the rows that a capacity makes, 1.25 times
+    # as many, half goes to the other rank.
     rows = 1.25 * CASE.tokens * CASE.top_k / 2
     assert float(ranks[1]["sent, MB"]) == pytest.approx(4 * rows * CASE.dim * 4 / 1e6, abs=0.005)
 

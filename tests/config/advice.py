@@ -16,7 +16,8 @@ OWN = re.compile(
 def alternatives(fix: str, told: Sequence[str] = (), option: str = "") -> list[list[str]]:
     """What was told, as each alternative of a fix has it: 'a=1 b=2, or c=3' adds two, or another.
 
-    'leave it out' takes away what was told of the option; 'did you mean a.b?', without a value, gives it to that option instead.
+    'leave it out' takes away what was told of the option; 'did you mean a.b?', without a value,
+    gives it to that option instead.
     """
     others = [text for text in told if text.lstrip("+").partition("=")[0] != option]
     found = []

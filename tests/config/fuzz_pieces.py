@@ -1,4 +1,5 @@
-"""Pieces of command lines with a known verdict, to be put together at random: right ones, and wrong ones at each stage.
+"""Pieces of command lines with a known verdict, to be put together at random: right ones, and wrong
+ones at each stage.
 
 A new kind of piece is one more entry of RIGHT or WRONG.
 """
@@ -31,7 +32,9 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """Words of a command line; `named` must appear in the refusal. `also`: keys that it touches without saying so."""
+    """Words of a command line; `named` must appear in the refusal. `also`: keys that it touches
+    without saying so.
+    """
 
     words: tuple[str, ...]
     stage: Stage = Stage.RIGHT
@@ -416,7 +419,9 @@ WRONG: list[Callable[[Desk], SearchStrategy[Piece]]] = [
 
 @functools.cache
 def lines(desk: Desk) -> SearchStrategy[list[Piece]]:
-    """Up to seven pieces that do not hide each other, two of three lines with one wrong piece or more."""
+    """Up to seven pieces that do not hide each other, two of three lines with one wrong piece or
+    more.
+    """
     good = st.one_of(*(make(desk) for make in RIGHT))
     bad = st.one_of(*(make(desk) for make in WRONG))
     mixed = st.tuples(st.lists(good, max_size=4), st.lists(bad, min_size=1, max_size=3)).map(

@@ -1,4 +1,6 @@
-"""What is wrong with overrides: the problems and warnings of one resolution, on a machine with no GPU unless told."""
+"""What is wrong with overrides: the problems and warnings of one resolution, on a machine with no
+GPU unless told.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,11 @@ def resolved(
     config_dirs: Sequence[str] = (),
     as_point: bool = False,
 ) -> Resolution:
-    """Compose and resolve as the verbs do, on a machine with so many GPUs, of so many bytes each, and that torch.
+    """Compose and resolve as the verbs do, on a machine with so many GPUs, of so many bytes each,
+    and that torch.
 
-    as_point: as a sweep does for its points, which is as good (test_compose_many.py) and takes a tenth of the time.
+    as_point: as a sweep does for its points, which is as good (test_compose_many.py) and takes a
+    tenth of the time.
     """
     devices = Devices(gpus=gpus, source="the test", memory=memory, torch=torch)
     with (

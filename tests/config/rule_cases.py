@@ -1,4 +1,6 @@
-"""The table of rules: overrides that break each, what it says then and what to do, and overrides that keep it."""
+"""The table of rules: overrides that break each, what it says then and what to do, and overrides
+that keep it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Cases of the rules on run directories and what a run starts from; `{tmp}/run` is a run of SMALL with checkpoints 2 and 10."""
+"""Cases of the rules on run directories and what a run starts from; `{tmp}/run` is a run of SMALL
+with checkpoints 2 and 10.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Command lines that once ended in a traceback, wrote where they were refused, or were taken though they were wrong."""
+"""Command lines that once ended in a traceback, wrote where they were refused, or were taken though
+they were wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever is typed for any option or group is composed or refused: nothing raises anything but a ConfigError."""
+"""Whatever is typed for any option or group is composed or refused: nothing raises anything but a
+ConfigError.
+"""
 
 from __future__ import annotations
 

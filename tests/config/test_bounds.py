@@ -1,4 +1,6 @@
-"""Local checks, generated from the schema: a value just outside what its option admits is refused, one just inside is not."""
+"""Local checks, generated from the schema: a value just outside what its option admits is refused,
+one just inside is not.
+"""
 
 from __future__ import annotations
 

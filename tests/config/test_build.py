@@ -206,7 +206,9 @@ TORCH = {
 
 
 def callables(*packages: types.ModuleType) -> Iterator[str]:
-    """The path of everything that can be called in the modules of these packages, whoever defined it."""
+    """The path of everything that can be called in the modules of these packages, whoever defined
+    it.
+    """
     names = [package.__name__ for package in packages]
     for package in packages:
         names += [

@@ -1,4 +1,6 @@
-"""What comes of one wrong degree of parallelism is one problem, and its advice is a degree that works."""
+"""What comes of one wrong degree of parallelism is one problem, and its advice is a degree that
+works.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What may change when a run goes on: every option of the schema decided, and what two configs differ in."""
+"""What may change when a run goes on: every option of the schema decided, and what two configs
+differ in.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,9 @@ def test_the_number_of_ranks(
     ],
 )
 def test_the_device(launch: dict, device: str, here: Devices, found: str, gpus: int) -> None:
-    """A machine without GPUs may submit a run that takes them; one whose torch is built for CPUs may not."""
+    """A machine without GPUs may submit a run that takes them; one whose torch is built for CPUs
+    may not.
+    """
     there = world(launch, {"dp_shard": -1}, {"device": device}, here)
     assert (there.device, there.devices.gpus) == (found, gpus)
 

@@ -209,7 +209,9 @@ def test_a_derived_value_and_its_reason(overrides: str, key: str, value: object,
 
 
 def test_time_is_saved_where_there_is_memory_for_it():
-    """Replicas keep their 16-bit weights, and gradients of several micro-batches add up unreduced, or not."""
+    """Replicas keep their 16-bit weights, and gradients of several micro-batches add up unreduced,
+    or not.
+    """
     llama, twice = (
         ["model=llama7b", "precision=bf16", "train.batch_size=1"],
         "train.grad_accum_steps=2",

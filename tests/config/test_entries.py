@@ -1,4 +1,6 @@
-"""Dicts inside a section, like sweeper.params: entries are set, added, removed and refused on the command line."""
+"""Dicts inside a section, like sweeper.params: entries are set, added, removed and refused on the
+command line.
+"""
 
 from __future__ import annotations
 

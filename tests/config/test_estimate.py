@@ -48,7 +48,9 @@ MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 24}
 
 
 class Live(TorchDispatchMode):
-    """Bytes of the storages that operations made in here and that are still there, and the most there were at once."""
+    """Bytes of the storages that operations made in here and that are still there, and the most
+    there were at once.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -136,7 +138,9 @@ def test_weights_gradients_and_optimizer_state_are_exact(
 def test_activations_are_what_forward_leaves_alive(
     config: Callable[..., Config], options: dict[str, Any], mode: str, format: str, residual: str
 ) -> None:
-    """Every storage made in forward that is alive when it has returned; within 1 %, or the weights of norms."""
+    """Every storage made in forward that is alive when it has returned; within 1 %, or the weights
+    of norms.
+    """
     chosen = config(
         f"train.activation_checkpointing={mode}",
         f"precision={format}",

@@ -90,7 +90,9 @@ def test_what_is_gathered_of_two_blocks_are_the_experts_of_an_ep_rank(ep: int, s
 
 
 def test_two_blocks_are_the_costliest_two_that_meet():
-    """With every second layer one of each kind; behind dense ones two of experts; in a stage of one block that one."""
+    """With every second layer one of each kind; behind dense ones two of experts; in a stage of one
+    block that one.
+    """
     sparse, dense = ATTENTION + NORMS + ROUTER + 8 * EXPERT, ATTENTION + NORMS + DENSE
     outside = TABLE + 64
     for options, two in [

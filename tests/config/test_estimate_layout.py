@@ -136,7 +136,9 @@ def test_a_pipeline_rank_has_its_blocks_and_one_table():
 
 
 def test_schedules_hold_different_numbers_of_micro_batches():
-    """Eight of one sequence each: gpipe holds all, 1F1B one a rank; one device holds them in one micro-batch of eight."""
+    """Eight of one sequence each: gpipe holds all, 1F1B one a rank; one device holds them in one
+    micro-batch of eight.
+    """
     step = (
         "train.batch_size=8",
         "parallel.pp=2",

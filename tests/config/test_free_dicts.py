@@ -1,4 +1,6 @@
-"""Free dicts, `callbacks` and `trackers`: entries added, changed and removed, from anywhere, and read-only at the end."""
+"""Free dicts, `callbacks` and `trackers`: entries added, changed and removed, from anywhere, and
+read-only at the end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Any command line is run or refused: never a traceback, never exit 0 for a wrong one, nothing written by a refused one."""
+"""Any command line is run or refused: never a traceback, never exit 0 for a wrong one, nothing
+written by a refused one.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def say(verb: str, words: Sequence[str]) -> Said:
 
 
 def judge(verb: str, pieces: Sequence[Piece], said: Said) -> None:
-    """Exit 0 for nothing wrong, else 2 with every piece named that is wrong at a stage the verb got to."""
+    """Exit 0 for nothing wrong, else 2 with every piece named that is wrong at a stage the verb got
+    to.
+    """
     stages = [p.stage if p.stage in JUDGES[verb] else Stage.RIGHT for p in pieces]
     first = min(stages, default=Stage.RIGHT)
     if first is Stage.RIGHT:

@@ -1,4 +1,6 @@
-"""What a layout demands of micro-batches and models, and what is said where it does not fit, each against something independent."""
+"""What a layout demands of micro-batches and models, and what is said where it does not fit, each
+against something independent.
+"""
 
 from __future__ import annotations
 

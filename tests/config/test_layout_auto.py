@@ -71,7 +71,9 @@ def needed(overrides: list[str], ranks: int) -> int:
 
 
 def test_the_first_that_fits_is_chosen_and_no_later_one():
-    """With just the memory that a layout needs at least it is chosen; with a little less the next one is, which needs less."""
+    """With just the memory that a layout needs at least it is chosen; with a little less the next
+    one is, which needs less.
+    """
     order = ["ddp", "fsdp", "tp2_fsdp", "tp4_fsdp", "tp8_fsdp"]
     presets = {
         name: [f"parallel={name}", "parallel.reshard_after_forward=always"] for name in order
@@ -165,7 +167,9 @@ MIXTRAL = [
 def test_what_is_chosen_for_experts(
     ranks: int, gib: int, overrides: list[str], chosen: dict[str, int]
 ):
-    """Sharded where that fits, and cut by expert where not: unreduced gradients, kept over micro-batches, are of all that are gathered."""
+    """Sharded where that fits, and cut by expert where not: unreduced gradients, kept over
+    micro-batches, are of all that are gathered.
+    """
     assert degrees(auto([*MIXTRAL, *overrides], ranks, gib * GIB, gpus=8)) == chosen
 
 

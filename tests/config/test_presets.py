@@ -114,7 +114,9 @@ def test_a_preset_of_a_layout_says_all_degrees():
 
 @pytest.mark.parametrize("file", [f for f in FILES if re.search("parallel/.*[0-9_]", f)])
 def test_the_name_of_a_layout_says_what_it_is(file: str):
-    """tp4_pp2 has these degrees and no other; fsdp and hsdp take the rest, and without them nothing is sharded."""
+    """tp4_pp2 has these degrees and no other; fsdp and hsdp take the rest, and without them nothing
+    is sharded.
+    """
     name, degrees = file.partition("/")[2], yaml.safe_load((CONF / f"{file}.yaml").read_text())
     words = name.split("_")
     named = {

@@ -1,4 +1,6 @@
-"""forge from Python: compose, validate, train; every refusal is a ConfigError, which is a ValueError."""
+"""forge from Python: compose, validate, train; every refusal is a ConfigError, which is a
+ValueError.
+"""
 
 from __future__ import annotations
 

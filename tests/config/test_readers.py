@@ -1,4 +1,6 @@
-"""Nothing is accepted and ignored: every option is read by some code, and a second legal value of it composes."""
+"""Nothing is accepted and ignored: every option is read by some code, and a second legal value of
+it composes.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,11 @@ SCHEMA_FILES = {f"{group}.py" for group in schemas.sections()} | {"root.py"}
 
 @cache
 def reads() -> dict[tuple[str, str], set[str]]:
-    """(owner, name) of every attribute that code loads, with the files; `config.train.seq_len` is (train, seq_len).
+    """(owner, name) of every attribute that code loads, with the files; `config.train.seq_len` is
+    (train, seq_len).
 
-    A section passed on as `section` or `schedule` counts for the groups whose config module the file imports, and one inside of
-    another, as model.moe is, for the files that take it out.
+    A section passed on as `section` or `schedule` counts for the groups whose config module the
+    file imports, and one inside of another, as model.moe is, for the files that take it out.
     """
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for file in [*ROOT.glob("forge/**/*.py"), *ROOT.glob("launch/*.py")]:

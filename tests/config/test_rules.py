@@ -37,7 +37,9 @@ OF_THE_USER = {
     "parallel.memory": "a smaller model, or more GPUs",
     "run.host_memory": "a smaller model, or a machine with GPUs",
 }
-"""Rules whose advice is, in some cases, nothing that could be typed as it stands: what it asks for instead."""
+"""Rules whose advice is, in some cases, nothing that could be typed as it stands: what it asks for
+instead.
+"""
 CASES = [
     *OTHER_CASES,
     *MOE_CASES,
@@ -117,14 +119,18 @@ def test_a_rule_is_silent_where_it_is_kept(case: Case, place: Path):
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_what_it_advises_helps(case: Case, place: Path):
-    """Each alternative that can be typed, by itself, and it brings no error that was not there before."""
+    """Each alternative that can be typed, by itself, and it brings no error that was not there
+    before.
+    """
     told = overrides(case.breaks, place)
     before = problems(told, **machine(case))
     (broken,) = [p for p in before if p.rule == case.rule]
     attempts = alternatives(broken.fix, told, broken.option)
     assert attempts or case.rule in OF_THE_USER, broken.fix
     if case.rule == "run.host_memory":
-        return  # another model has another size only where no option says it, as SMALL does: tests/test_cli_train.py
+        # another model has another size only where no option says it, as SMALL does:
+        # tests/test_cli_train.py
+        return
     for attempt in attempts:
         after = [
             p for p in problems(attempt, **machine(case)) if not (p.warning and p.rule != case.rule)
@@ -149,7 +155,9 @@ def test_a_text_that_may_not_be_read(place: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_rule_has_such_a_case():
-    """But for the one on models that are no Decoder, of which no preset is: tests/config/test_layout.py."""
+    """But for the one on models that are no Decoder, of which no preset is:
+    tests/config/test_layout.py.
+    """
     assert sorted({*(case.rule for case in CASES), "parallel.needs_decoder"}) == sorted(
         rule.id for rule in RULES
     )

@@ -1,4 +1,6 @@
-"""A config in a run directory: written as YAML, read back equal, and no class from outside the allow-list."""
+"""A config in a run directory: written as YAML, read back equal, and no class from outside the
+allow-list.
+"""
 
 from __future__ import annotations
 

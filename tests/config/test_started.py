@@ -1,4 +1,6 @@
-"""Who has started this process as one rank of many, from the variables that torchrun and Slurm 22.05 set."""
+"""Who has started this process as one rank of many, from the variables that torchrun and Slurm
+22.05 set.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""YAML files of the user's own: what works, and how each mistake in one is refused, with the file's name and no traceback."""
+"""YAML files of the user's own: what works, and how each mistake in one is refused, with the file's
+name and no traceback.
+"""
 
 from __future__ import annotations
 

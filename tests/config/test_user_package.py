@@ -1,4 +1,6 @@
-"""A package of the user's own on the search path: its schemas are ours' equals, and what is wrong with it is said."""
+"""A package of the user's own on the search path: its schemas are ours' equals, and what is wrong
+with it is said.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sections built by their targets, and small texts, for the data tests and the processes they start."""
+"""Sections built by their targets, and small texts, for the data tests and the processes they
+start.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ def test_seed_and_epoch_change_the_order() -> None:
 
 @pytest.mark.parametrize("n", [5, 16, 37])
 def test_each_place_is_equally_likely(n: int) -> None:
-    """Chi-square of (index, image) counts over keys, with (n - 1)^2 degrees of freedom, within six standard deviations."""
+    """Chi-square of (index, image) counts over keys, with (n - 1)^2 degrees of freedom, within six
+    standard deviations.
+    """
     keys = 2000
     counts = np.zeros((n, n))
     for key in range(keys):

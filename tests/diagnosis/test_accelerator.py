@@ -1,4 +1,6 @@
-"""torch, CUDA, NCCL and gloo: the probe on this machine, with broken torches in its place, and the judgement of what it may say."""
+"""torch, CUDA, NCCL and gloo: the probe on this machine, with broken torches in its place, and the
+judgement of what it may say.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Asking a program with a time limit: what it said comes back, also when it hangs, dies or is not there."""
+"""Asking a program with a time limit: what it said comes back, also when it hangs, dies or is not
+there.
+"""
 
 from __future__ import annotations
 

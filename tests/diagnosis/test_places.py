@@ -1,4 +1,6 @@
-"""Places that are written to: room, files in the way, locks, clocks, shared memory; nothing stays behind."""
+"""Places that are written to: room, files in the way, locks, clocks, shared memory; nothing stays
+behind.
+"""
 
 from __future__ import annotations
 

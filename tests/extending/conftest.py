@@ -1,4 +1,6 @@
-"""docs/example_package on the import path, and runs with it by the command line from another directory."""
+"""docs/example_package on the import path, and runs with it by the command line from another
+directory.
+"""
 
 from __future__ import annotations
 

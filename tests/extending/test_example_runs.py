@@ -1,4 +1,6 @@
-"""The example package through the command line: it trains, is killed, goes on, writes text and is exported."""
+"""The example package through the command line: it trains, is killed, goes on, writes text and is
+exported.
+"""
 
 from __future__ import annotations
 

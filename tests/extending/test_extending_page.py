@@ -1,4 +1,6 @@
-"""docs/extending.md says what is there: its commands run, and its tables name every moment and every part."""
+"""docs/extending.md says what is there: its commands run, and its tables name every moment and
+every part.
+"""
 
 from __future__ import annotations
 

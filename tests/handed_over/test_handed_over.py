@@ -1,4 +1,6 @@
-"""A run directory that somebody hands over: nothing in it runs, ends a verb with a traceback, or writes outside of it."""
+"""A run directory that somebody hands over: nothing in it runs, ends a verb with a traceback, or
+writes outside of it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ ELSEWHERE = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, for
 
 
 def links_of(folder: Path, tmp_path: Path) -> tuple[list[Path], str]:
-    """Links out of a directory, to a file, a folder and to nothing, and what is said of them; also harmless ones."""
+    """Links out of a directory, to a file, a folder and to nothing, and what is said of them; also
+    harmless ones.
+    """
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letters.txt").write_text("precious\n")
     (folder / "logs").mkdir(exist_ok=True)

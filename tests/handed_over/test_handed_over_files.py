@@ -1,4 +1,6 @@
-"""Files of a run directory that somebody hands over: damaged, endless or no files at all, they end no verb with a traceback."""
+"""Files of a run directory that somebody hands over: damaged, endless or no files at all, they end
+no verb with a traceback.
+"""
 
 from __future__ import annotations
 

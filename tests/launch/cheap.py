@@ -1,4 +1,6 @@
-"""Trials that cost nothing: an objective of two options, reached by a worker without torch, or by an executor within a test."""
+"""Trials that cost nothing: an objective of two options, reached by a worker without torch, or by
+an executor within a test.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def finish(run_dir: Path, value: float | None) -> None:
 
 
 class Here:
-    """An executor that runs in this process; learning rates in the order in which they were run. stop_at: the trial that a signal stops."""
+    """An executor that runs in this process; learning rates in the order in which they were run.
+    stop_at: the trial that a signal stops.
+    """
 
     def __init__(self, reached: Reached = valley, *, stop_at: int | None = None) -> None:
         self.reached, self.stop_at = reached, stop_at

@@ -1,4 +1,6 @@
-"""An interpreter in place of Python: a rank that takes milliseconds, and does what the seed of its run says."""
+"""An interpreter in place of Python: a rank that takes milliseconds, and does what the seed of its
+run says.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ leave("finished", 0, 3)
 
 
 def interpreter(folder: Path) -> str:
-    """The path of one that runs this code, whatever it is asked to run; the run directory is its last argument."""
+    """The path of one that runs this code, whatever it is asked to run; the run directory is its
+    last argument.
+    """
     script = folder / "python"
     script.write_text(f"#!{sys.executable} -S\n{CODE}")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)

@@ -21,7 +21,9 @@ Stub = Callable[[str], str]
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Stub:
-    """An interpreter that runs this code, whatever it is asked to run; RUN_DIR is its last argument."""
+    """An interpreter that runs this code, whatever it is asked to run; RUN_DIR is its last
+    argument.
+    """
 
     def make(code: str) -> str:
         script = tmp_path / "python"
@@ -142,7 +144,9 @@ time.sleep(20)
 
 
 def test_what_is_ignored_stays_so_but_for_interrupts(monkeypatch: pytest.MonkeyPatch):
-    """nohup ignores SIGHUP on purpose, a shell SIGINT for whatever a script starts in the background."""
+    """nohup ignores SIGHUP on purpose, a shell SIGINT for whatever a script starts in the
+    background.
+    """
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
     assert local.heard() == [signal.SIGINT]
 

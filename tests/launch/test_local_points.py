@@ -1,4 +1,6 @@
-"""Points of a sweep on this machine: so many at a time, devices of their own, one line each, stopped together, and gone on with."""
+"""Points of a sweep on this machine: so many at a time, devices of their own, one line each,
+stopped together, and gone on with.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +179,9 @@ def test_points_at_a_time_have_devices_of_their_own(monkeypatch: pytest.MonkeyPa
 
 
 def background(*overrides: str) -> subprocess.Popen[str]:
-    """The same in a process of its own, as a shell starts it: with this test's interpreter for the ranks."""
+    """The same in a process of its own, as a shell starts it: with this test's interpreter for the
+    ranks.
+    """
     code = f"import sys; from forge.launch import local, sweep; local.sys.executable = {str(Path('bin/python').resolve())!r}; "
     code += f"sys.exit(sweep.run({[*SMALL, *overrides]!r}))"
     real = Path(sys.prefix, "bin", "python")

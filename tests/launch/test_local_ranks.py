@@ -1,4 +1,6 @@
-"""The local launcher with several ranks: what each is told, who is heard, and that none outlives a run."""
+"""The local launcher with several ranks: what each is told, who is heard, and that none outlives a
+run.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_what_the_main_rank_has_said_is_not_said_again(
 def test_the_reason_that_was_there_first_stays(
     start: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A rank that fails and is then ended by a signal, as by an abort of NCCL, failed for its first reason."""
+    """A rank that fails and is then ended by a signal, as by an abort of NCCL, failed for its first
+    reason.
+    """
     assert (
         start("if rank == 0: time.sleep(60)\n" + FAIL.replace("sys.exit(1)", "os.abort()")) == 134
     )

@@ -1,4 +1,6 @@
-"""One process at a time on a run directory: who is refused, with which words, and when the lock is free again."""
+"""One process at a time on a run directory: who is refused, with which words, and when the lock is
+free again.
+"""
 
 from __future__ import annotations
 

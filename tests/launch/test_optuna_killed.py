@@ -1,4 +1,6 @@
-"""A search by Optuna whose process is killed, and the same command again; and one that really trains."""
+"""A search by Optuna whose process is killed, and the same command again; and one that really
+trains.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def trials(sweep: Path) -> list[optuna.trial.FrozenTrial]:
 def test_twelve_trials_of_which_one_fails_killed_in_the_middle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on to twelve, and they are those of a search that nobody has disturbed, which is the one in this process."""
+    """It goes on to twelve, and they are those of a search that nobody has disturbed, which is the
+    one in this process.
+    """
     command = [cheap.__file__, "-m", "sweep.name=killed", *OPTIONS]
     ledger = tmp_path / "sweeps" / "killed" / "ledger.jsonl"
     first = started(tmp_path, *command, seconds=0.3)

@@ -1,4 +1,6 @@
-"""The search space of sweeper=optuna: what is read from the command line and from sweeper.params, and every way to get it wrong."""
+"""The search space of sweeper=optuna: what is read from the command line and from sweeper.params,
+and every way to get it wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""sweeper=optuna on an objective that costs nothing: what is asked for, told and kept, and what is said of it."""
+"""sweeper=optuna on an objective that costs nothing: what is asked for, told and kept, and what is
+said of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Preflight: all points of a sweep are checked before anything starts, all that is wrong is told, and no run is there twice."""
+"""Preflight: all points of a sweep are checked before anything starts, all that is wrong is told,
+and no run is there twice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Overrides as a run keeps them: typed again anywhere, they mean the same; and what asks for consent."""
+"""Overrides as a run keeps them: typed again anywhere, they mean the same; and what asks for
+consent.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ AWKWARD = [
 def test_a_run_goes_on_from_anywhere(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With relative places of data, run directory, --config-dir and search path, whatever they are called."""
+    """With relative places of data, run directory, --config-dir and search path, whatever they are
+    called.
+    """
     text(f"{name}/my.txt")
     config_dir(f"{name}/conf")
     where = [

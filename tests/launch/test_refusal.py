@@ -1,4 +1,6 @@
-"""What is said of the points of a sweep: a problem once for all values that have it, and at the place that it comes from."""
+"""What is said of the points of a sweep: a problem once for all values that have it, and at the
+place that it comes from.
+"""
 
 from __future__ import annotations
 

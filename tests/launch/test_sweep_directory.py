@@ -1,4 +1,6 @@
-"""The directory of a sweep and its ledger: points by number, what happened to each, and that a crash loses nothing."""
+"""The directory of a sweep and its ledger: points by number, what happened to each, and that a
+crash loses nothing.
+"""
 
 from __future__ import annotations
 

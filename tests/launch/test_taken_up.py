@@ -1,4 +1,6 @@
-"""A run directory that exists: the same command goes on, changes are kept, a refusal writes nothing, and what is finished stays so."""
+"""A run directory that exists: the same command goes on, changes are kept, a refusal writes
+nothing, and what is finished stays so.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def test_a_directory_in_use_is_refused_and_left_alone() -> None:
 
 
 def test_of_two_commands_at_once_one_makes_the_run() -> None:
-    """The other is told to come again, and the id that names the run's checkpoints stays the first one's."""
+    """The other is told to come again, and the id that names the run's checkpoints stays the first
+    one's.
+    """
     Path("run").mkdir()
     said: list[str] = []
 
@@ -169,7 +173,9 @@ def test_of_two_commands_at_once_one_makes_the_run() -> None:
 def test_a_directory_that_a_kill_left_half_made_is_taken(
     killed_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed after so many files, each of them before config.yaml; in the next one a scratch file was left too."""
+    """Killed after so many files, each of them before config.yaml; in the next one a scratch file
+    was left too.
+    """
     left = killed_at
 
     def write(path: Path, content: object) -> None:
@@ -235,7 +241,9 @@ def test_every_run_has_an_id_of_its_own_that_goes_with_it() -> None:
 
 
 def test_a_stored_trust_that_nobody_typed_is_not_in_force() -> None:
-    """Whoever hands a run over may have written anything into it; what the worker reads is what was composed here."""
+    """Whoever hands a run over may have written anything into it; what the worker reads is what was
+    composed here.
+    """
     path, _ = take(*RUN)
     text = (path / "config.yaml").read_text()
     assert "trust: []" in text

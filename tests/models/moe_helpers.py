@@ -108,7 +108,9 @@ class Trained(NamedTuple):
 def train_step(
     model: Decoder, batches: list[Tensor], *, number: int = 0, balance: Balance | None = None
 ) -> Trained:
-    """Forward and backward of micro-batches, with one step of the balance around them; no optimizer."""
+    """Forward and backward of micro-batches, with one step of the balance around them; no
+    optimizer.
+    """
     balance = balance or Balance(model, max_steps=10)
     n_targets = sum(batch.numel() for batch in batches)
     model.zero_grad()
@@ -134,7 +136,9 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def furthest(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest distance of two gradients of one parameter, as a share of its norm; all must be there, and none be zero."""
+    """The largest distance of two gradients of one parameter, as a share of its norm; all must be
+    there, and none be zero.
+    """
     assert found.keys() == expected.keys()
     assert all(value.norm() > 0 for value in expected.values())
     return max(

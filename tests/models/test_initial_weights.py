@@ -15,7 +15,9 @@ SHAPES = [(1000, 3), (7, 2), (300, 1000), (5, 70_000), (130, 4, 257)]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_are_those_of_the_written_recipe(shape) -> None:
-    """Every block from a generator keyed by blake2b(seed/name/block), drawn whole and in order; of a stack of experts one a block."""
+    """Every block from a generator keyed by blake2b(seed/name/block), drawn whole and in order; of
+    a stack of experts one a block.
+    """
     row = torch.Size(shape[1:]).numel()
     size = 1 if len(shape) == 3 else max(1, 65536 // row)
     assert rows_per_block(shape) == size

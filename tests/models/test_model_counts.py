@@ -15,7 +15,9 @@ PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
 
 
 def part_of(name: str) -> str:
-    """The part of a parameter by its name: blocks.0.attention_norm.weight is a norm, blocks.0.attention.q_norm.weight attention."""
+    """The part of a parameter by its name: blocks.0.attention_norm.weight is a norm,
+    blocks.0.attention.q_norm.weight attention.
+    """
     module = name.split(".")[2] if name.startswith("blocks.") else name.split(".")[0]
     known = {
         "attention": "attention",
@@ -88,7 +90,9 @@ def test_llama_7b_has_its_published_size() -> None:
     ids=str,
 )
 def test_flops_per_token_are_those_counted(small_section, options) -> None:
-    """The counter sees every matrix product, of the math kernel too, which forms all seq^2 scores: equal, to the FLOP."""
+    """The counter sees every matrix product, of the math kernel too, which forms all seq^2 scores:
+    equal, to the FLOP.
+    """
     section = small_section(sdpa_backend="math", **options)
     assert measured_flops(section, batch=2, seq=16) == section.flops_per_token(16) * 2 * 16
 

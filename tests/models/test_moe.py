@@ -189,7 +189,9 @@ def test_with_experts_that_nobody_chooses() -> None:
 @pytest.mark.parametrize("scope", ["sequence", "micro_batch"])
 @pytest.mark.parametrize("factor", [0.25, 0.5, 1.0, 1.25])
 def test_capacity_keeps_the_first_of_a_scope_and_drops_the_rest(scope, factor) -> None:
-    """Counted by hand: an expert takes ceil(factor * tokens * top_k / experts), as first or second choice, in order."""
+    """Counted by hand: an expert takes ceil(factor * tokens * top_k / experts), as first or second
+    choice, in order.
+    """
     moe, x = (
         layer(capacity_factor=factor, balance_scope=scope, top_k=3, aux_loss_weight=0.0),
         states(),

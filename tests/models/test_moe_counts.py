@@ -31,7 +31,9 @@ def size(module: nn.Module | None) -> int:
 
 @pytest.mark.parametrize(("gated", "shared", "width"), list(product(GATES, SHARED, WIDTHS)))
 def test_parameters_by_part(gated: bool | None, shared: int, width: int | None) -> None:
-    """KempnerForge's defect 6: any number of shared experts built one, and all were counted; widths of experts were not."""
+    """KempnerForge's defect 6: any number of shared experts built one, and all were counted; widths
+    of experts were not.
+    """
     chosen = section(
         model={"gated_mlp": gated, "n_layers": 5},
         shared_experts=shared,
@@ -68,7 +70,9 @@ def test_mixtral_has_its_published_size() -> None:
     ids=str,
 )
 def test_flops_per_token_are_those_counted(options: dict) -> None:
-    """With as much room as the even load, experts compute just as many rows as tokens are routed, so every product is counted."""
+    """With as much room as the even load, experts compute just as many rows as tokens are routed,
+    so every product is counted.
+    """
     chosen = section(
         model={"sdpa_backend": "math", "max_seq_len": 16},
         capacity_factor=1.0,

@@ -1,4 +1,6 @@
-"""Auxiliary losses, counts and the selection bias: their values, their weight in the gradient, and when they move."""
+"""Auxiliary losses, counts and the selection bias: their values, their weight in the gradient, and
+when they move.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def mean_terms(moe: MoE, x: Tensor, scope: str) -> tuple[Tensor, Tensor]:
     ids=str,
 )
 def test_an_auxiliary_loss_enters_the_gradient_once_with_its_weight(router, options, scope) -> None:
-    """KempnerForge's defect 4: its sequence loss was weighted twice, and taken over the whole micro-batch."""
+    """KempnerForge's defect 4: its sequence loss was weighted twice, and taken over the whole
+    micro-batch.
+    """
     moe, x, scale = layer(router=router, **options), states(), 0.01
     plain, same = copy.deepcopy(moe), states()
     wanted = torch.randn_like(x)
@@ -160,7 +164,9 @@ HOW = [
 @pytest.mark.parametrize(("mode", "compiled"), HOW, ids=str)
 @pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0, "gradient_scale": True}], ids=str)
 def test_counts_and_gradients_under_recompute_and_compile(mode, compiled, options) -> None:
-    """KempnerForge's defect 3: its counts ran with each forward pass, so recomputed ones and each micro-batch counted again."""
+    """KempnerForge's defect 3: its counts ran with each forward pass, so recomputed ones and each
+    micro-batch counted again.
+    """
     options = {"bias_update_rate": 0.1, "z_loss_weight": 0.01, "shared_experts": 1, **options}
     texts = [tokens(), tokens().flip(1)]
     plain = train_step(decoder(**options), texts)
@@ -214,7 +220,9 @@ def test_the_bias_is_no_parameter_and_has_no_gradient() -> None:
 
 
 def test_counts_are_summed_over_all_ranks_before_the_bias_moves() -> None:
-    """KempnerForge's defect 3, the other half: each data rank moved its own bias. Here two of them, one after the other."""
+    """KempnerForge's defect 3, the other half: each data rank moved its own bias. Here two of them,
+    one after the other.
+    """
     halves, models = tokens(4).split(2), [decoder(bias_update_rate=0.1) for _ in range(3)]
     records: list[Tensor] = []
     balances = [Balance(model, max_steps=10) for model in models]
@@ -291,7 +299,9 @@ def test_bias_schedules(schedule, wanted) -> None:
 @pytest.mark.parametrize("scope", ["sequence", "micro_batch"])
 @pytest.mark.parametrize("capacity", [0.0, 1.0])
 def test_gradient_scale_scales_gradients_of_experts_and_nothing_else(scope, capacity) -> None:
-    """KempnerForge's defect 5: it multiplied outputs. Here each expert's gradient, of each scope, by the even load over its own."""
+    """KempnerForge's defect 5: it multiplied outputs. Here each expert's gradient, of each scope,
+    by the even load over its own.
+    """
     options = {"capacity_factor": capacity, "balance_scope": scope, **OFF}
     wanted = torch.randn(
         states().shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64

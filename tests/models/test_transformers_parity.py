@@ -30,7 +30,9 @@ Pick = Callable[[nn.Parameter], Tensor]
 
 
 def randomise(model: nn.Module) -> None:
-    """Values that tell every parameter from its neighbours: norms are near 1 but not 1, biases near 0 but not 0."""
+    """Values that tell every parameter from its neighbours: norms are near 1 but not 1, biases near
+    0 but not 0.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -104,7 +106,9 @@ def gpt2_tensors(peer: nn.Module, pick: Pick) -> dict[str, Tensor]:
 
 
 def moe_tensors(peer: nn.Module, pick: Pick, *, qk_norm: bool = False) -> dict[str, Tensor]:
-    """The same for decoders of which some layers have experts; the peer's gate and up projections are one."""
+    """The same for decoders of which some layers have experts; the peer's gate and up projections
+    are one.
+    """
     tensors = llama_tensors(peer, pick, qk_norm=qk_norm)
     for i, layer in enumerate(peer.model.layers):
         if hasattr(layer.mlp, "experts"):
@@ -221,7 +225,9 @@ def test_mixtral(kernel: str) -> None:
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_qwen3_moe(normalised: bool) -> None:
-    """Experts in every second layer, of another width than the dense layers; three a token, with or without their weights' sum being 1."""
+    """Experts in every second layer, of another width than the dense layers; three a token, with or
+    without their weights' sum being 1.
+    """
     moe = MoEConfig(
         num_experts=8, top_k=3, ffn_hidden_dim=24, frequency=2, norm_topk_prob=normalised
     )

@@ -104,7 +104,9 @@ def test_all_masked_batch_is_zero_with_zero_gradients(loss_fn):
 
 @pytest.mark.parametrize(("loss_fn", "calls"), [("cross_entropy", 1), ("chunked_cross_entropy", 0)])
 def test_chunked_never_asks_for_all_logits(monkeypatch, loss_fn, calls):
-    """And neither calls the model as a whole: fully_shard then frees weights behind `hidden`, and gathers them again for backward."""
+    """And neither calls the model as a whole: fully_shard then frees weights behind `hidden`, and
+    gathers them again for backward.
+    """
     asked = []
     logits = Head.logits
     monkeypatch.setattr(

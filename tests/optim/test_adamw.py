@@ -41,7 +41,9 @@ def numpy_adamw(
     section: AdamW,
     decay: float,
 ) -> np.ndarray:
-    """Algorithm 2 of arXiv:1711.05101, with the decay scaled by the learning rate as everyone has it."""
+    """Algorithm 2 of arXiv:1711.05101, with the decay scaled by the learning rate as everyone has
+    it.
+    """
     weight, first, second = start.copy(), np.zeros_like(start), np.zeros_like(start)
     beta1, beta2 = section.betas
     for count, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):

@@ -18,7 +18,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The shape of a decoder: token and position tables, blocks, a final norm, a head that may be tied."""
+    """The shape of a decoder: token and position tables, blocks, a final norm, a head that may be
+    tied.
+    """
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()

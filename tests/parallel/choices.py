@@ -1,4 +1,6 @@
-"""Which experts every token of some steps goes to, counted so that all layouts of the same steps give the same counts."""
+"""Which experts every token of some steps goes to, counted so that all layouts of the same steps
+give the same counts.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,11 @@ class Calls:
     of_layer: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def counts(self, config: Config, ranks: Ranks, store: Any, steps: int) -> Tensor:
-        """[layers with experts, vocab, experts] int64: how often an occurrence of a token went to an expert, on all ranks together.
+        """[layers with experts, vocab, experts] int64: how often an occurrence of a token went to
+        an expert, on all ranks together.
 
-        Of some hundred tokens drawn from as many, most occur once or never, so that two choices that are exchanged change it.
+        Of some hundred tokens drawn from as many, most occur once or never, so that two choices
+        that are exchanged change it.
         """
         section = config.model
         assert isinstance(section, Decoder)
@@ -62,7 +66,9 @@ class Calls:
 
 @contextmanager
 def recorded() -> Iterator[Calls]:
-    """Whatever routers choose meanwhile, but not when a block is run again in backward. Not of what is compiled."""
+    """Whatever routers choose meanwhile, but not when a block is run again in backward. Not of what
+    is compiled.
+    """
     calls, layer = Calls(), [0]
 
     def enter(module: nn.Module, args: Any) -> None:

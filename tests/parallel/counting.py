@@ -44,7 +44,8 @@ def _to_others(x: Tensor, splits: list[int], group: str) -> int:
     return _bytes(x) - own * (_bytes(x) // len(x) if len(x) else 0)
 
 
-# By operator: its kind, and the bytes that a rank sends of it. Arguments are (output, input, group, ...) with c10d's own operators, and
+# By operator: its kind, and the bytes that a rank sends of it. Arguments are (output, input, group,
+# ...) with c10d's own operators, and
 # (input, ..., group) with the functional ones.
 OPERATORS: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], int]]] = {
     "c10d._allgather_base_": ("all-gather", lambda a: _ring(_bytes(a[0]), a[2])),
@@ -71,7 +72,9 @@ NOTHING_SENT = {
 
 
 class Counting(TorchDispatchMode):
-    """Inside, adds up what this rank sends by kind of collective; an operator it does not know is an error."""
+    """Inside, adds up what this rank sends by kind of collective; an operator it does not know is
+    an error.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,13 @@
-"""The layouts that must equal one device, the models they are tried on, and those that a rule refuses."""
+"""The layouts that must equal one device, the models they are tried on, and those that a rule
+refuses.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Uneven where it can be: 301 rows of vocabulary, a width that is no power of two, three blocks, fewer heads of keys than of queries.
+# Uneven where it can be: 301 rows of vocabulary, a width that is no power of two, three blocks,
+# fewer heads of keys than of queries.
 SMALL = (
     "tokenizer.vocab_size=300",
     "model.vocab_size=301",
@@ -59,7 +62,9 @@ MIXTURES = {
     "moe, pairs": (*MOE, MICRO[0], "train.batch_size=2"),
     "moe, capacity, micro-batch": (*MOE, *CAPACITY, *MICRO),
 }
-"""Mixtures of experts, with what is counted in sequences or in micro-batches; six experts do not divide by four ranks."""
+"""Mixtures of experts, with what is counted in sequences or in micro-batches; six experts do not
+divide by four ranks.
+"""
 
 GPT2 = (
     "model.position=learned",
@@ -95,7 +100,9 @@ MODELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A layout, as overrides of one side, and the model it is tried on. slow: rarer, for `make test` alone."""
+    """A layout, as overrides of one side, and the model it is tried on. slow: rarer, for `make
+    test` alone.
+    """
 
     name: str
     layout: str
@@ -105,7 +112,9 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class InBf16:
-    """A layout in bf16, against one device in bf16: one is as far from fp32 as the other. both: overrides of both."""
+    """A layout in bf16, against one device in bf16: one is as far from fp32 as the other. both:
+    overrides of both.
+    """
 
     name: str
     layout: str

@@ -1,4 +1,6 @@
-"""How a layout of the parity matrix is measured: on forked ranks, in each number format, against one device."""
+"""How a layout of the parity matrix is measured: on forked ranks, in each number format, against
+one device.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def record_of(config: Config, ranks: Ranks, dtype: torch.dtype) -> tuple[Record,
 
 
 def skip_what_torch_cannot(error: ConfigError) -> None:
-    """Skip the test of a layout that is refused on the torch that is installed, and not on newer ones."""
+    """Skip the test of a layout that is refused on the torch that is installed, and not on newer
+    ones.
+    """
     said = [problem.what for problem in error.problems if problem.rule == pp_torch.id]
     if len(said) == len(error.problems):
         pytest.skip(said[0])
@@ -82,7 +86,9 @@ def world_of(config: Config) -> int:
 
 
 def this_rank(config: Config) -> Ranks:
-    """The ranks that `on_ranks` has joined, laid out; one in fp32 alone, and one in 16 bits as `forge.parallel.ranks.join` has it."""
+    """The ranks that `on_ranks` has joined, laid out; one in fp32 alone, and one in 16 bits as
+    `forge.parallel.ranks.join` has it.
+    """
     if dist.get_world_size() == 1:
         return (
             Ranks()
@@ -103,8 +109,8 @@ def this_rank(config: Config) -> Ranks:
 class Outcome:
     """How far a layout is from one device in one number format; no faults: within the bounds.
 
-    same_state: whether buffers, selection biases that is, are equal to the bit. same_choices: whether every token went to the same
-    experts; null where that is not seen.
+    same_state: whether buffers, selection biases that is, are equal to the bit. same_choices:
+    whether every token went to the same experts; null where that is not seen.
     """
 
     dtype: str
@@ -118,7 +124,9 @@ class Outcome:
 
 
 def outcomes(case: Case) -> list[Outcome]:
-    """Measure a layout in every number format, on the same forked ranks, and compare it with one device."""
+    """Measure a layout in every number format, on the same forked ranks, and compare it with one
+    device.
+    """
     references = {dtype: on_one_device(case.model, dtype) for dtype in STEPS}
     try:
         config = config_of(case.model, case.layout)
@@ -162,7 +170,9 @@ def outcomes(case: Case) -> list[Outcome]:
 
 
 class Distance(NamedTuple):
-    """How far training in bf16 is from fp32 on one device: losses, and all gradients and weights, ||a - b|| / ||b||, of all steps."""
+    """How far training in bf16 is from fp32 on one device: losses, and all gradients and weights,
+    ||a - b|| / ||b||, of all steps.
+    """
 
     loss: float
     gradient: float

@@ -28,7 +28,9 @@ SHAPES = {
 
 
 class Kept(TorchDispatchMode):
-    """How many bytes of what was computed under this mode are still alive; what the model holds anyway does not count."""
+    """How many bytes of what was computed under this mode are still alive; what the model holds
+    anyway does not count.
+    """
 
     def __init__(self, model) -> None:
         super().__init__()
@@ -87,7 +89,8 @@ def test_full_keeps_least_and_selective_less_than_nothing_recomputed(small_decod
     stream = tokens.numel() * 32 * 4
     assert size["full"] < 0.15 * size["none"]
     assert size["selective"] < 0.75 * size["none"]
-    # Beside the block's input: q, k, v, attention, its log-sum-exp, wo, gate, up, down; heads share half the keys and values.
+    # Beside the block's input: q, k, v, attention, its log-sum-exp, wo, gate, up, down; heads share
+    # half the keys and values.
     saved_a_layer = stream * (1 + 0.5 + 0.5 + 1 + 1 + 1.5 + 1.5 + 1) + tokens.numel() * 4 * 4
     assert size["selective"] - size["full"] == pytest.approx(6 * saved_a_layer, rel=0.02)
 
@@ -106,7 +109,8 @@ def test_selective_repeats_no_matrix_product_and_full_repeats_all(
     assert flops["selective"] == flops["none"]
     last_product_of_each_block = section.n_layers * section.computed_ffn_hidden_dim * section.dim
     again = flops["full"] - flops["none"]
-    # Recomputation stops as soon as backward has what it needs: w_down's own product is not among it.
+    # Recomputation stops as soon as backward has what it needs: w_down's own product is not among
+    # it.
     assert again == 2 * (weights - last_product_of_each_block) * tokens.numel()
 
 

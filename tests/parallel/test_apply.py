@@ -74,7 +74,9 @@ def test_every_shape_of_block_is_one_graph(small_decoder, gradients, options) ->
 
 
 def test_recomputation_is_inside_what_is_compiled(small_decoder, gradients) -> None:
-    """The compiler sees the checkpoint: its graph has the operator, and so its order is the one promised."""
+    """The compiler sees the checkpoint: its graph has the operator, and so its order is the one
+    promised.
+    """
     graphs = []
 
     def record(graph, inputs):

@@ -1,4 +1,6 @@
-"""Collectives on local tensors: values, gradients, types and torch.compile, against sums that are written out."""
+"""Collectives on local tensors: values, gradients, types and torch.compile, against sums that are
+written out.
+"""
 
 from __future__ import annotations
 

@@ -193,7 +193,9 @@ def test_parts_cover_a_sequence_with_equal_work() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_flash_after_a_past(compiled: bool) -> None:
-    """Queries of a late chunk over all keys before them, with the kernel that no mask fits, against one with a mask."""
+    """Queries of a late chunk over all keys before them, with the kernel that no mask fits, against
+    one with a mask.
+    """
     q, k, v = (
         torch.randn(2, heads, seq, 64, device="cuda", dtype=torch.bfloat16)
         for heads, seq in ((8, 128), (2, 512), (2, 512))

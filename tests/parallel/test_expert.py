@@ -1,4 +1,6 @@
-"""Expert parallelism: what travels, what a rank holds, and text sampled from spread experts. Its numbers are in test_parity_moe.py."""
+"""Expert parallelism: what travels, what a rank holds, and text sampled from spread experts. Its
+numbers are in test_parity_moe.py.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def spread(parallel: Parallel, model: DecoderConfig) -> tuple[Mesh, Decoder]:
 
 
 def test_rows_go_to_their_rank_and_gradients_back() -> None:
-    """Three ranks: of rank r's 2 * r rows none, r and r go to ranks 0, 1 and 2, so that one gets nothing and one has nothing to send."""
+    """Three ranks: of rank r's 2 * r rows none, r and r go to ranks 0, 1 and 2, so that one gets
+    nothing and one has nothing to send.
+    """
 
     def work(rank: int) -> None:
         mesh = make_mesh(Parallel(dp_shard=1, ep=3), "cpu")
@@ -80,7 +84,9 @@ def test_rows_go_to_their_rank_and_gradients_back() -> None:
 
 @pytest.mark.parametrize("favourite", [0, EXPERTS - 1])
 def test_a_rank_whose_experts_nobody_chooses(favourite: int) -> None:
-    """All tokens of both ranks go to two experts of one of them; the other still computes, and its experts have a gradient of 0."""
+    """All tokens of both ranks go to two experts of one of them; the other still computes, and its
+    experts have a gradient of 0.
+    """
     config = section(top_k=1, norm_topk_prob=False)
     whole = Decoder(config)
     init_weights(whole, 3)
@@ -119,7 +125,9 @@ def test_a_rank_whose_experts_nobody_chooses(favourite: int) -> None:
 
 @pytest.mark.parametrize("layout", [{"ep": 2}, {"ep": 2, "tp": 2}, {"ep": 4}], ids=str)
 def test_text_is_that_of_one_device(layout: dict[str, int]) -> None:
-    """Token by token, so that most ranks get nothing most of the time, and nobody drops in evaluation."""
+    """Token by token, so that most ranks get nothing most of the time, and nobody drops in
+    evaluation.
+    """
     config = section(capacity_factor=0.5, shared_experts=1)
     whole = Decoder(config)
     init_weights(whole, 3)
@@ -134,7 +142,9 @@ def test_text_is_that_of_one_device(layout: dict[str, int]) -> None:
 
 
 def test_a_rank_holds_its_part_and_draws_its_own_data() -> None:
-    """KempnerForge's defect 8: expert-parallel ranks had one batch, and their experts' gradients counted it as often."""
+    """KempnerForge's defect 8: expert-parallel ranks had one batch, and their experts' gradients
+    counted it as often.
+    """
     config = section(num_experts=6)
 
     def work(rank: int) -> None:
@@ -199,7 +209,9 @@ class Order(TorchDispatchMode):
 
 
 def test_what_travels_and_that_weights_are_fetched_ahead() -> None:
-    """Counts and tokens go to experts, tokens come back; the weights of the next block are on their way before tokens are."""
+    """Counts and tokens go to experts, tokens come back; the weights of the next block are on their
+    way before tokens are.
+    """
     text = torch.randint(VOCAB, (1, SEQ), generator=torch.Generator().manual_seed(0))
 
     def work(_: int) -> None:

@@ -32,7 +32,9 @@ def sharded() -> Model:
 
 
 def test_after_reading_the_parameters_are_those_that_are_trained() -> None:
-    """FSDP keeps what the root gathered, such as the output head, which losses read after the forward pass."""
+    """FSDP keeps what the root gathered, such as the output head, which losses read after the
+    forward pass.
+    """
 
     def work(_: int) -> None:
         model = sharded()

@@ -52,7 +52,9 @@ def test_no_rank_holds_the_whole_model(layout: str) -> None:
 
 @pytest.mark.skipif(not CLEAR.exists(), reason="the peak is asked of Linux")
 def test_no_rank_ever_holds_the_whole_model() -> None:
-    """The peak of a rank's memory while a model of 92 MB is built: its quarter, and the blocks that are being drawn."""
+    """The peak of a rank's memory while a model of 92 MB is built: its quarter, and the blocks that
+    are being drawn.
+    """
     small, large = (
         config_of("llama", f"parallel.dp_shard=4 train.batch_size=2 {sizes}")
         for sizes in ("", LARGE)

@@ -87,7 +87,9 @@ def state(model: nn.Module) -> dict[str, Tensor]:
     "layout", [{"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}], ids=["fsdp2", "hsdp 2x2"]
 )
 def test_training_equals_one_device(layout: dict[str, int], mode: str) -> None:
-    """KempnerForge's defect 1: the bias was written to what FSDP gathers, and lost. And 3: each rank moved its own."""
+    """KempnerForge's defect 1: the bias was written to what FSDP gathers, and lost. And 3: each
+    rank moved its own.
+    """
     whole = Decoder(SECTION)
     init_weights(whole, 0)
     whole = whole.double()

@@ -1,4 +1,6 @@
-"""Every layout computes what one device does: initial weights to the bit; losses, gradients and weights after updates up to rounding."""
+"""Every layout computes what one device does: initial weights to the bit; losses, gradients and
+weights after updates up to rounding.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""In 16 bits a layout is as far from fp32 as one device is: it rounds the same things, and no others."""
+"""In 16 bits a layout is as far from fp32 as one device is: it rounds the same things, and no
+others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Mixtures of experts on every layout: what one device computes, the same choices, and the same selection biases to the bit."""
+"""Mixtures of experts on every layout: what one device computes, the same choices, and the same
+selection biases to the bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A pipeline of any schedule has the loss, the gradients, the evaluation and the text of one device."""
+"""A pipeline of any schedule has the loss, the gradients, the evaluation and the text of one
+device.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,9 @@ def everyones_names(model: nn.Module) -> set[str]:
 
 
 def same(cfg: Config, dtype: torch.dtype, steps: int = 0) -> None:
-    """Weights, loss, sums and gradients of one step, then weights after some of SGD, equal those of one device."""
+    """Weights, loss, sums and gradients of one step, then weights after some of SGD, equal those of
+    one device.
+    """
     reference, objective = one_device(cfg, dtype), Pretrain(cfg.objective)  # type: ignore[arg-type]
     start = {name: parameter.detach().clone() for name, parameter in reference.named_parameters()}
 
@@ -414,7 +418,9 @@ def test_a_rank_holds_its_stages_only() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_stage_runs_on_what_it_is_sent_and_on_nothing_else(schedule: str) -> None:
-    """Left to itself, torch finds shapes in the first step by running every stage on memory that nothing was written to."""
+    """Left to itself, torch finds shapes in the first step by running every stage on memory that
+    nothing was written to.
+    """
     cfg = config(pp_schedule=schedule, **SCHEDULES[schedule])
 
     def work(_: int) -> None:

@@ -134,7 +134,9 @@ def test_ranks_that_are_not_there_are_named() -> None:
 
 
 def test_the_main_rank_may_take_longer_than_a_collective_and_so_may_another() -> None:
-    """As when it prepares data; a rank of another host may have to do so, too. Nobody goes on before all are through."""
+    """As when it prepares data; a rank of another host may have to do so, too. Nobody goes on
+    before all are through.
+    """
     port = free_port()
 
     def work(rank: int) -> None:

@@ -72,7 +72,9 @@ def test_the_text_is_the_main_ranks(
     small_decoder: Callable[..., Decoder],
     tmp_path: Path,
 ) -> None:
-    """One that drew for itself would end its text at another time, and leave the other waiting for its shards."""
+    """One that drew for itself would end its text at another time, and leave the other waiting for
+    its shards.
+    """
     expected = texts(small_decoder(), tmp_path / "alone", Ranks())
     assert len(expected) == 2
     assert max(map(len, expected)) < 20  # both end

@@ -47,7 +47,9 @@ def test_no_cut_has_a_cheaper_costliest_stage(stages: int, vocab: int, layers: i
 
 
 def test_a_large_vocabulary_takes_blocks_from_the_last_stage() -> None:
-    """32 blocks of Llama 3 8B on 4 stages: the head, with 128,256 rows, costs as much as 1.8 blocks at 8192 tokens."""
+    """32 blocks of Llama 3 8B on 4 stages: the head, with 128,256 rows, costs as much as 1.8 blocks
+    at 8192 tokens.
+    """
     section = Decoder(
         dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_hidden_dim=14336, vocab_size=128256
     )
@@ -63,7 +65,9 @@ def test_a_large_vocabulary_takes_blocks_from_the_last_stage() -> None:
 @pytest.mark.parametrize("moe", [{"first_num_dense_layers": 3}, {"frequency": 2}], ids=str)
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_blocks_with_experts_cost_what_they_cost(moe: dict[str, int], stages: int) -> None:
-    """Experts of a quarter of the width, of which a token goes to one: much cheaper than the dense layers."""
+    """Experts of a quarter of the width, of which a token goes to one: much cheaper than the dense
+    layers.
+    """
     section = Decoder(
         dim=64,
         n_layers=9,

@@ -1,4 +1,6 @@
-"""Tensor parallelism: what travels between the ranks, and text sampled from a spread model. Its numbers are in test_parity.py."""
+"""Tensor parallelism: what travels between the ranks, and text sampled from a spread model. Its
+numbers are in test_parity.py.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class Sent(TorchDispatchMode):
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 @pytest.mark.parametrize("loss_fn", ["cross_entropy", "chunked_cross_entropy"])
 def test_what_travels(sequence_parallel: bool, loss_fn: str) -> None:
-    """Two exchanges a layer and direction, as the papers count them; never logits; and norms only of what each rank has itself."""
+    """Two exchanges a layer and direction, as the papers count them; never logits; and norms only
+    of what each rank has itself.
+    """
     config = section("model.dim=16", "model.ffn_hidden_dim=20")
     tokens = torch.randint(0, VOCAB, (ROWS, SEQ), generator=torch.Generator().manual_seed(0))
 

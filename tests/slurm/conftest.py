@@ -14,7 +14,9 @@ import pytest
 
 @pytest.fixture(scope="session")
 def one_box_slurm() -> Iterator[one_box.OneBox]:
-    """The cluster, which every command of Slurm that is started meanwhile asks; skipped where there can be none."""
+    """The cluster, which every command of Slurm that is started meanwhile asks; skipped where there
+    can be none.
+    """
     why_not = one_box.missing()
     if why_not:
         pytest.skip(f"no Slurm: {why_not}")

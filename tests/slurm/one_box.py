@@ -1,4 +1,6 @@
-"""A real Slurm on this machine for the length of a test run: two nodes, started as root from a directory of its own."""
+"""A real Slurm on this machine for the length of a test run: two nodes, started as root from a
+directory of its own.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def missing() -> str | None:
 
 
 class OneBox:
-    """The daemons and their files, which are all below `folder`; a path of less than 80 characters, for a socket is there."""
+    """The daemons and their files, which are all below `folder`; a path of less than 80 characters,
+    for a socket is there.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +49,9 @@ class OneBox:
         self.daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Write the files, start the daemons, wait until both nodes are idle. Raises RuntimeError with the logs."""
+        """Write the files, start the daemons, wait until both nodes are idle. Raises RuntimeError
+        with the logs.
+        """
         for name in ("controller", *NODES):
             (self.folder / name).mkdir()
         controller, *nodes = free_ports(1 + len(NODES))

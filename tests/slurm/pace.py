@@ -1,4 +1,6 @@
-"""A callback that a job of Slurm cannot end with before it is told to stop: named on a command line as pace.Pace."""
+"""A callback that a job of Slurm cannot end with before it is told to stop: named on a command line
+as pace.Pace.
+"""
 
 from __future__ import annotations
 

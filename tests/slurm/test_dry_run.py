@@ -1,4 +1,6 @@
-"""Lines of launch.setup, and what sbatch says of a script that launch.dry_run shows. No Slurm is needed: sbatch is a script too."""
+"""Lines of launch.setup, and what sbatch says of a script that launch.dry_run shows. No Slurm is
+needed: sbatch is a script too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Runs on a real Slurm: two nodes on this machine. What must take its time, the time limit, is begun first and looked at last."""
+"""Runs on a real Slurm: two nodes on this machine. What must take its time, the time limit, is
+begun first and looked at last.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SLOWLY = [
     "+callbacks.pace._target_=pace.Pace",
     "+callbacks.pace.seconds=1",
 ]
-LONGER = (  # once the job has been told, when nothing new would come of it; and at once for the first element, which may have ended
+# once the job has been told, when nothing new would come of it; and at once for the first element,
+# which may have ended
+LONGER = (
     "test -z $SLURM_RESTART_COUNT || scontrol update JobId=$SLURM_JOB_ID TimeLimit=30 || true",
     "[[ $SLURM_ARRAY_TASK_ID != 0 ]] || scontrol update JobId=${SLURM_ARRAY_JOB_ID}_0 TimeLimit=30",
 )
@@ -291,7 +295,9 @@ def test_more_points_than_an_array_may_have_make_several(make: Make, tmp_path: P
 def test_a_run_makes_room_for_an_urgent_one_and_comes_back(
     partition: str, by: str, make: Make, tmp_path: Path
 ) -> None:
-    """Where preempted jobs are queued again Slurm does it; where they end after some grace, the run itself."""
+    """Where preempted jobs are queued again Slurm does it; where they end after some grace, the run
+    itself.
+    """
     run = make(f"preempted-{partition}", *SLOWLY, f"launch.partition={partition}")
     (job,) = slurm.submit(
         [run.point], run.section, name="preempted", folder=tmp_path, trust=TRUSTED

@@ -1,4 +1,6 @@
-"""States of jobs from what squeue and sacct say, and waiting for their end. No Slurm is needed: both commands are scripts."""
+"""States of jobs from what squeue and sacct say, and waiting for their end. No Slurm is needed:
+both commands are scripts.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ LIMIT, TERM = 128 + signal.SIGUSR2, 128 + signal.SIGTERM
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
-    """A scontrol that shows what it is told to; the file it returns has what it was asked. Nobody waits for the end."""
+    """A scontrol that shows what it is told to; the file it returns has what it was asked. Nobody
+    waits for the end.
+    """
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_JOB_ID", "31")
     monkeypatch.setattr(requeue, "STOPPED", 0.0)
@@ -57,7 +59,9 @@ def test_a_run_that_was_told_of_its_time_limit_is_queued_again(
 def test_an_element_of_an_array_is_called_by_its_place(
     scontrol: Scontrol, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last element has the number of the whole array: `scontrol requeue` of that queues all elements again."""
+    """Its last element has the number of the whole array: `scontrol requeue` of that queues all
+    elements again.
+    """
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "31")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
     asked = scontrol(RUNNING)

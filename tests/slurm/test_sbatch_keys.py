@@ -1,4 +1,6 @@
-"""What can be wrong with launch.sbatch and its like where no Slurm is asked: keys that are forge's own, typing errors, syntax."""
+"""What can be wrong with launch.sbatch and its like where no Slurm is asked: keys that are forge's
+own, typing errors, syntax.
+"""
 
 from __future__ import annotations
 

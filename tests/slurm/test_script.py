@@ -1,4 +1,6 @@
-"""What Slurm is given: machines by the ranks, arrays by the machines, the script; and what is refused before. No Slurm is needed."""
+"""What Slurm is given: machines by the ranks, arrays by the machines, the script; and what is
+refused before. No Slurm is needed.
+"""
 
 from __future__ import annotations
 
@@ -321,7 +323,9 @@ def test_what_sbatch_refuses_later_is_told_in_one_piece(
 def test_what_another_job_has_set_does_not_reach_the_new_one(
     tmp_path: Path, command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shell in an allocation, or a rank, may submit: only what says which Slurm to ask is handed on."""
+    """A shell in an allocation, or a rank, may submit: only what says which Slurm to ask is handed
+    on.
+    """
     others = {
         "SLURM_NTASKS": "9",
         "SLURM_JOB_ID": "7",

@@ -1,4 +1,6 @@
-"""Small runs in this process: a text, a tiny model, and the global settings of torch put back afterwards."""
+"""Small runs in this process: a text, a tiny model, and the global settings of torch put back
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def _three_saved(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> P
 
 @pytest.fixture
 def saved_run(_three_saved: Path, tmp_path: Path) -> Path:
-    """A run of SMALL, finished and moved here, with checkpoints of steps 2, 4 and 6; it is as if it had been killed then."""
+    """A run of SMALL, finished and moved here, with checkpoints of steps 2, 4 and 6; it is as if it
+    had been killed then.
+    """
     path = tmp_path / "saved_run"
     shutil.copytree(_three_saved, path)
     (path / "result.json").unlink()

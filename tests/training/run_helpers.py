@@ -37,7 +37,9 @@ def stored(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def meta(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, but for what depends on the clock and on the run's own name."""
+    """What a checkpoint says of itself, but for what depends on the clock and on the run's own
+    name.
+    """
     content = json.loads((checkpoint / "meta.json").read_text())
     return {
         key: value

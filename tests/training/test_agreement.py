@@ -1,4 +1,6 @@
-"""What one of several ranks wishes all do after the same step, and a step without a wish sends no message for it."""
+"""What one of several ranks wishes all do after the same step, and a step without a wish sends no
+message for it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def run_on_two(
     callbacks: Callable[[], list[Callback]],
     change: Callable[[Any], object] = lambda parts: None,
 ) -> list[dict[str, Any]]:
-    """Train a run on two forked ranks; of each why it ended, at which step, and how often it asked all ranks something."""
+    """Train a run on two forked ranks; of each why it ended, at which step, and how often it asked
+    all ranks something.
+    """
     port = free_port()
 
     def work(rank: int) -> None:

@@ -1,4 +1,6 @@
-"""The state of callbacks taken apart and put together: nothing is lost, and what cannot be kept is named."""
+"""The state of callbacks taken apart and put together: nothing is lost, and what cannot be kept is
+named.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The contract of callbacks: which moments there are, in which order, what a callback is given, and how a broken one is named."""
+"""The contract of callbacks: which moments there are, in which order, what a callback is given, and
+how a broken one is named.
+"""
 
 from __future__ import annotations
 

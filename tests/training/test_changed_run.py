@@ -1,4 +1,6 @@
-"""A run whose data, tokenizer, model or optimizer is not what it was: refused with nothing lost, or taken up as it was allowed."""
+"""A run whose data, tokenizer, model or optimizer is not what it was: refused with nothing lost, or
+taken up as it was allowed.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def test_another_tokenizer_is_refused(
 def test_another_model_begins_fresh_where_it_does_not_fit(
     saved_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One more block, allowed: it has initial weights and fresh optimizer state, and all else goes on."""
+    """One more block, allowed: it has initial weights and fresh optimizer state, and all else goes
+    on.
+    """
     alter(
         saved_run, model__n_layers=3, train__max_steps=8, run__allow_change=["model", "scheduler"]
     )
@@ -136,7 +140,9 @@ def test_another_model_begins_fresh_where_it_does_not_fit(
 
 
 def test_a_model_that_was_changed_and_killed_at_once_goes_on(saved_run: Path) -> None:
-    """The newest checkpoint is still of the old model, and nothing differs from the config in force any more."""
+    """The newest checkpoint is still of the old model, and nothing differs from the config in force
+    any more.
+    """
     alter(saved_run, model__n_layers=3, run__allow_change=["model"])
     assemble(saved_run)
     assert alter(saved_run, run__allow_change=[]) != []
@@ -148,7 +154,9 @@ def sgd(section: AdamWSection, *, model: torch.nn.Module) -> torch.optim.Optimiz
 
 
 def test_another_optimizer_begins_anew(saved_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the same section too, when another class is built from it: state of the one means nothing to the other."""
+    """Of the same section too, when another class is built from it: state of the one means nothing
+    to the other.
+    """
     trust = {"run__trust": ["test_changed_run."], "run__allow_change": ["optimizer", "scheduler"]}
     alter(saved_run, optimizer___target_="test_changed_run.sgd", train__max_steps=8, **trust)
     parts = assemble(saved_run)

@@ -1,4 +1,6 @@
-"""Checkpoints: what is in them, which are kept, which are taken, and what is refused with which words."""
+"""Checkpoints: what is in them, which are kept, which are taken, and what is refused with which
+words.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run that is stopped goes on in any other layout: the same checkpoint to the bit, the same batches, the same curve."""
+"""A run that is stopped goes on in any other layout: the same checkpoint to the bit, the same
+batches, the same curve.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ Train = Callable[..., Path]
 
 @pytest.fixture
 def train(tmp_path: Path, text_file: Path) -> Train:
-    """Let the run of a name go on in a layout, on forked ranks, up to a step; what its ranks read is left in its batches/."""
+    """Let the run of a name go on in a layout, on forked ranks, up to a step; what its ranks read
+    is left in its batches/.
+    """
 
     def run(name: str, layout: str, steps: int, *overrides: str) -> Path:
         where = tmp_path / name
@@ -141,7 +145,9 @@ def rank_of(path: Path, environ: dict[str, str]) -> None:
 
 
 def rows_of_step(path: Path, number: int) -> np.ndarray:
-    """The global batch of a step in its order: [sequences, tokens]; ranks that read the same rows have written the same file."""
+    """The global batch of a step in its order: [sequences, tokens]; ranks that read the same rows
+    have written the same file.
+    """
     files = sorted(
         (path / "batches").glob(f"{number}_*.npy"),
         key=lambda file: int(file.stem.partition("_")[2]),
@@ -191,7 +197,9 @@ def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batch
 def test_a_checkpoint_is_the_same_on_every_layout(
     train: Train, source: str, model: tuple[str, ...]
 ) -> None:
-    """Loaded on another layout and saved again at once, it has every name and bit of weights, optimizer and data state."""
+    """Loaded on another layout and saved again at once, it has every name and bit of weights,
+    optimizer and data state.
+    """
     first = train("first", source, 3, *model)
     original = first / "checkpoints" / "step_3"
     layouts = ["single", "hsdp 2x2", *OF_EXPERTS] if model else LAYOUTS

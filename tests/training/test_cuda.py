@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-# torch looks at this once, at the first matrix product of the process; a run of its own sets it in time.
+# torch looks at this once, at the first matrix product of the process; a run of its own sets it in
+# time.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 GPU = (
     "run.device=cuda",
@@ -123,9 +124,11 @@ def test_memory_snapshot(trained: Callable[..., Path]) -> None:
 def test_memory_that_runs_out_is_in_a_snapshot(new_run: Callable[..., Path]) -> None:
     path = new_run("run.device=cuda", "profiling=on", "profiling.memory_snapshot=true")
     parts = assemble(path)
-    too_much = lambda *_: (
-        torch.empty(1 << 50, device="cuda") if parts.loop.state.step == 2 else None
-    )  # noqa: E731
+
+    def too_much(*_: object) -> None:
+        if parts.loop.state.step == 2:
+            torch.empty(1 << 50, device="cuda")
+
     parts.model.norm.register_forward_pre_hook(too_much)
     with pytest.raises(torch.OutOfMemoryError):
         parts.loop.run()

@@ -1,4 +1,6 @@
-"""Steps whose loss or gradient is not finite leave no trace in the weights, are counted, and end the run when there are too many."""
+"""Steps whose loss or gradient is not finite leave no trace in the weights, are counted, and end
+the run when there are too many.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 def test_a_skipped_update_equals_a_plain_loop_that_leaves_it_out(
     on_device: bool, where: str, value: float
 ) -> None:
-    """Weight decay and moments too, when one of several micro-batches is bad; the learning rate goes on with the number of the step."""
+    """Weight decay and moments too, when one of several micro-batches is bad; the learning rate
+    goes on with the number of the step.
+    """
     data, section = global_batches(masked=False), AdamWConfig(lr=0.01, weight_decay=0.1, fused=True)
 
     def schedule(number: int) -> float:
@@ -141,7 +145,9 @@ def test_in_fp16_an_overflow_counts_only_when_no_smaller_scale_is_left(fused: bo
 
 
 def test_a_norm_that_overflows_is_no_gradient_to_step_with() -> None:
-    """All gradients are finite, but their norm is not: clipping by the norm would set them to 0, and weight decay would act."""
+    """All gradients are finite, but their norm is not: clipping by the norm would set them to 0,
+    and weight decay would act.
+    """
     model = decoder(torch.float32)
     update = make_update(
         model,
@@ -280,7 +286,8 @@ def test_skipped_steps_are_left_out_of_the_loss_and_data_and_schedule_go_on(
         "optimizer.lr=1e-30",
         "optimizer.weight_decay=0",
     )
-    # With no learning rate to speak of each step's loss is that of its data, whichever updates are made.
+    # With no learning rate to speak of each step's loss is that of its data, whichever updates are
+    # made.
     whole, holed = (
         assembled(*options, "metrics.log_interval=1"),
         poisoned(assembled(*options), loss=(1, 4, 5)),

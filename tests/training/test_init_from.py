@@ -112,7 +112,9 @@ def test_excluded_prefixes_keep_their_initial_values(
 
 
 def test_it_is_done_once(saved_run: Path, new_run: Callable[..., Path]) -> None:
-    """A run that has a checkpoint of its own goes on from that; one that was killed before begins with the weights again."""
+    """A run that has a checkpoint of its own goes on from that; one that was killed before begins
+    with the weights again.
+    """
     path = new_run(f"checkpoint.init_from={saved_run}")
     assert_fresh(assemble(path))
     assert_fresh(assemble(path))
@@ -198,7 +200,9 @@ def test_what_cannot_be_used_there_is_passed_over(
 def test_a_source_that_is_gone_does_not_keep_a_run_from_going_on(
     saved_run: Path, new_run: Callable[..., Path], option: str
 ) -> None:
-    """Once it has a checkpoint of its own; before, and with another source, it is refused before anything is written."""
+    """Once it has a checkpoint of its own; before, and with another source, it is refused before
+    anything is written.
+    """
     path = new_run(f"checkpoint.{option}={saved_run}", "train.max_steps=9")
     gone = saved_run.with_name("gone")
     saved_run.rename(gone)

@@ -1,4 +1,6 @@
-"""A signal anywhere: the run saves, says so, and what it left undone is done when it goes on, as if it had never stopped."""
+"""A signal anywhere: the run saves, says so, and what it left undone is done when it goes on, as if
+it had never stopped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every value in metrics.jsonl and performance.jsonl against a reference that is computed apart: the data order, a plain loop, numpy."""
+"""Every value in metrics.jsonl and performance.jsonl against a reference that is computed apart:
+the data order, a plain loop, numpy.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def run(new_run: Callable[..., Path]) -> tuple[Path, Parts]:
 
 
 def reference(parts: Parts) -> tuple[list[dict[str, float]], dict[int, Decoder]]:
-    """ce, z and gradient norm of every step from a plain loop in fp32; the model after steps 3 and 5."""
+    """ce, z and gradient norm of every step from a plain loop in fp32; the model after steps 3 and
+    5.
+    """
     config, tokens = (
         parts.config,
         parts.prepared.train.read(0, len(parts.prepared.train)).astype(np.int64),
@@ -128,7 +132,9 @@ def test_evaluation_values_are_those_of_full_logits_in_float64(run: tuple[Path, 
 
 
 def by_numpy(parts: Parts, model: Decoder) -> dict[str, float]:
-    """The metrics of a model over every target of the validation split, each once, by their definitions."""
+    """The metrics of a model over every target of the validation split, each once, by their
+    definitions.
+    """
     val, sizes = parts.prepared.val, parts.prepared.tokenizer.token_bytes()
     tokens = val.read(0, len(val)).astype(np.int64)
     assert (len(tokens) - 1) % SEQ, "the last sequence must be partial"

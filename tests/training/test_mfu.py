@@ -52,7 +52,9 @@ def test_option_overrides_the_table():
 
 
 def test_mfu_of_palm_540b():
-    """Table 3 and appendix B of arXiv:2204.02311: 238.3K tokens/s on 6144 TPU v4 of 275 TFLOP/s are 46.2 %."""
+    """Table 3 and appendix B of arXiv:2204.02311: 238.3K tokens/s on 6144 TPU v4 of 275 TFLOP/s are
+    46.2 %.
+    """
     layers, heads, head_dim, seq_len, parameters = 118, 48, 256, 2048, 540.35e9
     flops_per_token = 6 * parameters + 12 * layers * heads * head_dim * seq_len
     assert mfu(238.3e3, flops_per_token, 275e12, 6144) == pytest.approx(0.462, abs=5e-4)

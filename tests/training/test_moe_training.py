@@ -88,7 +88,9 @@ def gradients_of(update: Update, one: Step) -> dict[str, Tensor]:
 def test_the_gradient_is_that_of_the_loss_plus_its_auxiliary_losses(
     accumulation: int, masked: bool
 ) -> None:
-    """By hand: (sum of cross-entropy + 0.3 * sum over layers and tokens of the balance loss) / target tokens of the step."""
+    """By hand: (sum of cross-entropy + 0.3 * sum over layers and tokens of the balance loss) /
+    target tokens of the step.
+    """
     model, plain = (
         decoder(torch.float64, aux_loss_weight=0.3),
         decoder(torch.float64, aux_loss_weight=0.0),
@@ -117,7 +119,9 @@ def test_the_gradient_is_that_of_the_loss_plus_its_auxiliary_losses(
 
 
 def test_under_a_loss_scale_auxiliary_losses_are_scaled_too() -> None:
-    """The scaler's gradients, unscaled, are those without it: with auxiliary losses alone, which no main loss hides."""
+    """The scaler's gradients, unscaled, are those without it: with auxiliary losses alone, which no
+    main loss hides.
+    """
     found = {}
     for scale in (1.0, 256.0):
         model = decoder(z_loss_weight=0.5, aux_loss_weight=0.3)
@@ -153,7 +157,9 @@ def test_an_update_that_is_skipped_leaves_the_bias() -> None:
 
 
 class Reads(TorchDispatchMode):
-    """Counts what waits for a device: tensors read as Python numbers, and sizes that depend on values."""
+    """Counts what waits for a device: tensors read as Python numbers, and sizes that depend on
+    values.
+    """
 
     WAITS = (
         "_local_scalar_dense",
@@ -194,7 +200,9 @@ class Reads(TorchDispatchMode):
     ids=str,
 )
 def test_a_step_does_not_wait_for_the_device(options: dict[str, Any], waits: bool) -> None:
-    """KempnerForge's defect 7: a loop over experts and choices with a synchronisation each; here only where a loop is asked for."""
+    """KempnerForge's defect 7: a loop over experts and choices with a synchronisation each; here
+    only where a loop is asked for.
+    """
     model = decoder(**options)
     balance = Balance(model, max_steps=10)
     tokens = torch.zeros(2, SEQ, dtype=torch.int64)
@@ -232,7 +240,9 @@ def test_a_dense_run_logs_nothing_of_it(trained: Callable[..., Path]) -> None:
 def test_a_run_that_goes_on_equals_one_that_never_stopped(
     trained: Callable[..., Path], interval: int
 ) -> None:
-    """KempnerForge's defect 1 lost the bias; here it goes on, with a log that a checkpoint fell into."""
+    """KempnerForge's defect 1 lost the bias; here it goes on, with a log that a checkpoint fell
+    into.
+    """
     options = (
         *MOE,
         "model.moe.bias_schedule=cosine_decay",

@@ -1,4 +1,6 @@
-"""A checkpoint runs no code: what is no tensor in it is not opened, and what claims to be one is read as bytes."""
+"""A checkpoint runs no code: what is no tensor in it is not opened, and what claims to be one is
+read as bytes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def reached(*_: object, **__: object) -> None:
 
 @pytest.fixture
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is made when the pickle is opened, as is seen here; from now on nobody may as much as try."""
+    """A folder that is made when the pickle is opened, as is seen here; from now on nobody may as
+    much as try.
+    """
     path = tmp_path / "opened"
     pickle.loads(pickle.dumps(Hostile(path)))
     path.rmdir()
@@ -67,7 +71,9 @@ def test_planted_pickles_are_not_opened(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By none of the ways to load: resume, another run's resume_from and init_from, generate, export."""
+    """By none of the ways to load: resume, another run's resume_from and init_from, generate,
+    export.
+    """
     step = saved_run / "checkpoints" / "step_6"
     plant(step, mark)
     tensors = stored(step)

@@ -256,7 +256,9 @@ def test_python_is_continued_as_python_and_no_tokens_are_no_samples(
     ],
 )
 def test_the_opening_of_a_split(text: str, longest: int, prompt: str) -> None:
-    """At most five words and 40 characters of one line, and no more tokens than may be: here its bytes are the tokens."""
+    """At most five words and 40 characters of one line, and no more tokens than may be: here its
+    bytes are the tokens.
+    """
 
     class Bytes:
         eos_id = 256

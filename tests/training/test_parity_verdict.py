@@ -183,7 +183,9 @@ def test_a_gradient_that_vanishes_by_mathematics_may_be_rounding_and_no_more() -
 
 
 def test_stages_and_copies_are_put_together() -> None:
-    """Four ranks in two stages: each has its own parameter, and both a tied one, of which the last rank's copy has drifted."""
+    """Four ranks in two stages: each has its own parameter, and both a tied one, of which the last
+    rank's copy has drifted.
+    """
 
     def work(rank: int) -> None:
         host = dist.new_group()

@@ -73,7 +73,9 @@ def test_a_failure_inside_the_window_leaves_no_profiler_running(
 def test_where_the_memory_of_a_gpu_runs_out_its_last_allocations_are_written(
     assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """After the error has been told, for which other ranks wait. Also at the end of the window. Here without a GPU."""
+    """After the error has been told, for which other ranks wait. Also at the end of the window.
+    Here without a GPU.
+    """
     done: list[str] = []
     recorded = lambda enabled="all", **_: done.append(f"record {enabled}")  # noqa: E731
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", recorded)

@@ -105,7 +105,9 @@ def test_the_config_in_force_is_named(saved_run: Path) -> None:
 
 
 def test_every_start_and_every_end_is_a_line(new_run: Callable[..., Path]) -> None:
-    """A start without an end was killed, and a line that was cut off is left out without spoiling the next."""
+    """A start without an end was killed, and a line that was cut off is left out without spoiling
+    the next.
+    """
     path = new_run("checkpoint.interval=2")
     loop = assemble(path).loop
     loop.end_step = 2

@@ -102,7 +102,9 @@ def test_the_loss_scale_of_fp16_goes_on(trained: Callable[..., Path]) -> None:
 
 
 def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one(trained: Callable[..., Path]) -> None:
-    """With the same schedule; the final evaluation of the shorter run leaves no trace in the patience of the longer one."""
+    """With the same schedule; the final evaluation of the shorter run leaves no trace in the
+    patience of the longer one.
+    """
     fixed = (*EVALUATE, "scheduler.decay_steps=8", "checkpoint.interval=100")
     whole = trained(*fixed, "train.max_steps=8")
     short = trained(*fixed, "train.max_steps=5")

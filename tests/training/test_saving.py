@@ -1,4 +1,6 @@
-"""When a run saves, what it keeps, and what is left when a save fails: the last checkpoint whole, one message, nothing half done."""
+"""When a run saves, what it keeps, and what is left when a save fails: the last checkpoint whole,
+one message, nothing half done.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,9 @@ def test_on_checkpoint_hears_of_each_when_it_is_complete(assembled: Callable[...
 def test_copies_are_made_during_the_next_step_and_before_it_changes_anything(
     assembled: Callable[..., Parts], trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy of step 2 begins only once the forward pass of step 3 has begun, and takes a while; it is of step 2 all the same."""
+    """The copy of step 2 begins only once the forward pass of step 3 has begun, and takes a while;
+    it is of step 2 all the same.
+    """
     plain, parts = trained(*OFTEN), assembled(*OFTEN, "checkpoint.async_mode=async")
     update, forward, copy, late = parts.loop.update, threading.Event(), staging._copy, []
     objective = update.objective
@@ -308,7 +312,9 @@ def test_only_at_the_end(trained: Callable[..., Path]) -> None:
 def test_the_final_evaluation_belongs_to_the_last_checkpoint(
     trained: Callable[..., Path], mode: str
 ) -> None:
-    """Of six steps, evaluated every four; a better last one is the best, and stays when one is kept."""
+    """Of six steps, evaluated every four; a better last one is the best, and stays when one is
+    kept.
+    """
     options = (
         "checkpoint.interval=4",
         "eval.enabled=true",

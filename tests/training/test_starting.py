@@ -1,4 +1,6 @@
-"""What a run starts from: which checkpoint, in which order, why one is passed over, and what is refused with which words."""
+"""What a run starts from: which checkpoint, in which order, why one is passed over, and what is
+refused with which words.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_its_own_newest_checkpoint(saved_run: Path, capsys: pytest.CaptureFixtur
 def test_an_earlier_step_of_its_own_is_taken_once(
     saved_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Later ones are set aside; a kill right after that, or after the next save, does not begin it anew; and it ends the same."""
+    """Later ones are set aside; a kill right after that, or after the next save, does not begin it
+    anew; and it ends the same.
+    """
     alter(saved_run, checkpoint__resume_from="2")
     assert assemble(saved_run).loop.state.step == 2
     assert "set aside: step_4.undone, step_6.undone" in capsys.readouterr().out
@@ -88,7 +92,9 @@ def test_going_back_twice_keeps_what_was_set_aside(saved_run: Path) -> None:
 def test_the_checkpoint_of_another_run(
     saved_run: Path, new_run: Callable[..., Path], relative: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With all of its state; a kill before the first save of its own takes it once more, one after that does not."""
+    """With all of its state; a kill before the first save of its own takes it once more, one after
+    that does not.
+    """
     path = new_run(
         "train.max_steps=8",
         "checkpoint.interval=1",
@@ -211,7 +217,9 @@ def test_nothing_usable_is_refused_rather_than_lost(
 
 
 def test_checkpoints_that_are_gone_are_not_replaced_in_silence(saved_run: Path) -> None:
-    """A disk that is not mounted, or a folder that was removed: the run was further, and begins anew only elsewhere."""
+    """A disk that is not mounted, or a folder that was removed: the run was further, and begins
+    anew only elsewhere.
+    """
     rows = (saved_run / "metrics.jsonl").read_bytes()
     shutil.rmtree(saved_run / "checkpoints")
     with pytest.raises(CheckpointError) as raised:
@@ -225,7 +233,9 @@ def test_checkpoints_that_are_gone_are_not_replaced_in_silence(saved_run: Path) 
 def test_a_start_that_is_refused_changes_nothing(
     saved_run: Path, trained: Callable[..., Path]
 ) -> None:
-    """Neither the checkpoints, nor the rows, nor the result, nor the config that the next start is judged against."""
+    """Neither the checkpoints, nor the rows, nor the result, nor the config that the next start is
+    judged against.
+    """
     other = trained("model.dim=32")
     before = {
         name: (saved_run / name).read_bytes() for name in ("metrics.jsonl", "performance.jsonl")

@@ -1,4 +1,6 @@
-"""When a run ends: steps, epochs, time, a target, no improvement; and in which order its callbacks hear of it."""
+"""When a run ends: steps, epochs, time, a target, no improvement; and in which order its callbacks
+hear of it.
+"""
 
 from __future__ import annotations
 
@@ -276,7 +278,9 @@ def test_target_and_patience_end_a_real_run(trained: Callable[..., Path]) -> Non
 def test_the_thread_that_hears_signals_ends_with_the_run(
     assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it could free the process groups while Python ends, which aborts: "terminate called without an active exception"."""
+    """Else it could free the process groups while Python ends, which aborts: "terminate called
+    without an active exception".
+    """
     watch = Signals._watch
 
     def slowly(signals: Signals, arrivals: socket.socket) -> None:

@@ -1,4 +1,6 @@
-"""Tensors in a folder: every dtype bit for bit, nothing unpickled, and each kind of damage refused with which words."""
+"""Tensors in a folder: every dtype bit for bit, nothing unpickled, and each kind of damage refused
+with which words.
+"""
 
 from __future__ import annotations
 

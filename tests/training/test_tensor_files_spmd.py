@@ -1,4 +1,6 @@
-"""Tensors saved by four ranks come back on four, two and one, bit for bit; a rank that fails fails all of them."""
+"""Tensors saved by four ranks come back on four, two and one, bit for bit; a rank that fails fails
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def whole() -> dict[str, Tensor]:
-    """The same on every rank; sizes that four and two do not divide, fewer rows than ranks, none at all."""
+    """The same on every rank; sizes that four and two do not divide, fewer rows than ranks, none at
+    all.
+    """
     draw = torch.Generator().manual_seed(0)
     return {
         "rows": torch.randn(8, 6, generator=draw),
@@ -39,7 +43,9 @@ def whole() -> dict[str, Tensor]:
 
 
 def laid_out(tensors: dict[str, Tensor], world: int) -> dict[str, Tensor]:
-    """Each on its layout: by rows, by rows and columns, by columns, on all ranks, and no DTensor at all."""
+    """Each on its layout: by rows, by rows and columns, by columns, on all ranks, and no DTensor at
+    all.
+    """
     line = init_device_mesh("cpu", (world,))
     grid = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("a", "b"))
     layouts: dict[str, tuple[Any, list[Any]]] = {
@@ -134,7 +140,9 @@ def test_an_asynchronous_save_on_ranks_holds_the_values_at_its_call(tmp_path: Pa
 def test_of_a_slice_only_its_blocks_are_read_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 1,000 rows of 40 bytes, in blocks of 4,096, the second quarter lies in the third to the fifth block."""
+    """Of 1,000 rows of 40 bytes, in blocks of 4,096, the second quarter lies in the third to the
+    fifth block.
+    """
     monkeypatch.setattr(tensor_index, "BLOCK", 4096)
     matrix = torch.rand(1000, 10)
     dcp.save({"a": matrix}, storage_writer=writer(tmp_path / "weights"))

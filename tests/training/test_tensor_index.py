@@ -1,4 +1,6 @@
-"""The index of tensors is taken strictly: any other content is refused, in the same one line whoever asks."""
+"""The index of tensors is taken strictly: any other content is refused, in the same one line
+whoever asks.
+"""
 
 from __future__ import annotations
 

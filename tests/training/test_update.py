@@ -65,7 +65,9 @@ def make_update(
 
 
 def global_batches(*, masked: bool) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and targets [8, seq] of each step; masked: the first rows lose most targets, the last ones few, one all."""
+    """Tokens and targets [8, seq] of each step; masked: the first rows lose most targets, the last
+    ones few, one all.
+    """
     draw = torch.Generator().manual_seed(1)
     found = []
     for _ in range(STEPS):
@@ -88,7 +90,9 @@ def as_step(tokens: Tensor, targets: Tensor, accumulation: int) -> Step:
 def plain_sgd(
     model: Decoder, data: list[tuple[Tensor, Tensor]], lrs: dict[str, float], clip: float
 ) -> tuple[list[float], list[float]]:
-    """Gradient descent without an optimizer, whole batches at once; losses and gradient norms before clipping."""
+    """Gradient descent without an optimizer, whole batches at once; losses and gradient norms
+    before clipping.
+    """
     losses, norms = [], []
     for tokens, targets in data:
         model.zero_grad()

@@ -1,4 +1,6 @@
-"""Trackers of the user's own: opened with the run's directory, given all metrics, and never the end of a run."""
+"""Trackers of the user's own: opened with the run's directory, given all metrics, and never the end
+of a run.
+"""
 
 from __future__ import annotations
 

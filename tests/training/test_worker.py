@@ -192,7 +192,9 @@ def test_a_signal_within_this_process(
 def test_no_progress_bar_before_the_run_starts(
     new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A run that is refused while it is put together has not taken the terminal, nor opened a tracker."""
+    """A run that is refused while it is put together has not taken the terminal, nor opened a
+    tracker.
+    """
     opened: list[Any] = []
     monkeypatch.setattr(assembling, "build_trackers", lambda *a, **k: opened.append(a))
     empty = tmp_path / "empty"

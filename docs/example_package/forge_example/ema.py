@@ -14,7 +14,9 @@ from forge.training.step import StepOutput
 
 
 class EMA(Callback):
-    """mean <- decay * mean + (1 - decay) * weights after every update; begins at the first weights, ends as ema.safetensors."""
+    """mean <- decay * mean + (1 - decay) * weights after every update; begins at the first weights,
+    ends as ema.safetensors.
+    """
 
     def __init__(self, decay: float = 0.999, log_interval: int = 10) -> None:
         if not 0 <= decay < 1:

@@ -9,7 +9,9 @@ from forge_example.conf import GatedConv as GatedConvConfig
 
 
 class Block(nn.Module):
-    """A convolution over this token and those before it, half of whose outputs gate the other half, added to the stream."""
+    """A convolution over this token and those before it, half of whose outputs gate the other half,
+    added to the stream.
+    """
 
     def __init__(self, section: GatedConvConfig, dilation: int) -> None:
         super().__init__()

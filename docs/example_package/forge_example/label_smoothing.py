@@ -1,4 +1,6 @@
-"""Next-token prediction against smoothed targets (Szegedy et al. 2015, arXiv:1512.00567, section 7)."""
+"""Next-token prediction against smoothed targets (Szegedy et al. 2015, arXiv:1512.00567, section
+7).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class LabelSmoothing:
         self.section = section
 
     def __call__(self, model: LanguageModel, batch: TokenBatch) -> Losses:
-        """Losses of one micro-batch: `total`, and the sum `ce`, which is logged as train/loss and knows nothing of the smoothing."""
+        """Losses of one micro-batch: `total`, and the sum `ce`, which is logged as train/loss and
+        knows nothing of the smoothing.
+        """
         log_p = model(batch.tokens).float().log_softmax(-1)
         kept = batch.targets != IGNORE_INDEX
         nats = (

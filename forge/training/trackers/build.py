@@ -22,9 +22,10 @@ def build_trackers(
 ) -> Trackers:
     """Open the JSON lines and whatever else is enabled; what is not enabled is not imported.
 
-    total_steps: last step of the run, for the progress bar. config_dict: the run's whole config, for W&B. resumed_at: the step
-    that the run goes on from; rows of later ones that an earlier start left are hidden. more: further trackers, each as the name
-    that warnings call it and the function that opens it. Raises OSError when the JSON lines cannot be written.
+    total_steps: last step of the run, for the progress bar. config_dict: the run's whole config,
+    for W&B. resumed_at: the step that the run goes on from; rows of later ones that an earlier
+    start left are hidden. more: further trackers, each as the name that warnings call it and the
+    function that opens it. Raises OSError when the JSON lines cannot be written.
     """
     trackers = Trackers()
     trackers.add("JSON lines", lambda: JsonLines(run_dir), essential=True)

@@ -56,7 +56,9 @@ class PlainConsole:
 
 
 class FieldColumn(ProgressColumn):
-    """A text field of the task on one line; a column that may wrap is the first to be cut on a narrow terminal."""
+    """A text field of the task on one line; a column that may wrap is the first to be cut on a
+    narrow terminal.
+    """
 
     def __init__(self, field: str, table_column: Column | None = None) -> None:
         super().__init__(table_column)
@@ -67,7 +69,9 @@ class FieldColumn(ProgressColumn):
 
 
 class LiveConsole:
-    """A bar with the newest training metrics; evaluations, and whatever is printed meanwhile, scroll by above it."""
+    """A bar with the newest training metrics; evaluations, and whatever is printed meanwhile,
+    scroll by above it.
+    """
 
     def __init__(self, total_steps: int, console: Console, clock: Callable[[], float]) -> None:
         self._total_steps = total_steps

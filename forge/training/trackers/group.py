@@ -15,23 +15,28 @@ class Tracker(Protocol):
     """Takes metrics somewhere. It is made when the run starts, by rank 0, and used from one thread."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Take metrics by name: those of a log (`train/loss`, `lr`, ...), of an evaluation (`eval/loss`, ...), or what a callback logged.
+        """Take metrics by name: those of a log (`train/loss`, `lr`, ...), of an evaluation
+        (`eval/loss`, ...), or what a callback logged.
 
-        step counts optimizer updates and never falls; several calls may have the same. A value may be NaN or infinite. `values` is
-        shared with the other trackers: it must not be changed. The next update waits for the return.
+        step counts optimizer updates and never falls; several calls may have the same. A value may
+        be NaN or infinite. `values` is shared with the other trackers: it must not be changed. The
+        next update waits for the return.
         """
         ...
 
     def close(self) -> None:
-        """Write what is held back and release all. Called once, however the run ends short of a kill; no `log` follows."""
+        """Write what is held back and release all. Called once, however the run ends short of a
+        kill; no `log` follows.
+        """
         ...
 
 
 class Trackers:
-    """Several trackers as one; one that raises is closed and left out from then on, with one warning.
+    """Several trackers as one; one that raises is closed and left out from then on, with one
+    warning.
 
-    An error of an essential one ends the run. Use it as a context manager, so that a progress bar gives the terminal back
-    whatever happens.
+    An error of an essential one ends the run. Use it as a context manager, so that a progress bar
+    gives the terminal back whatever happens.
     """
 
     def __init__(self) -> None:
@@ -65,7 +70,9 @@ class Trackers:
                     tracker.close()
 
     def close(self) -> None:
-        """Close every tracker, the last one added first; an error here is a warning for each of them."""
+        """Close every tracker, the last one added first; an error here is a warning for each of
+        them.
+        """
         while self._active:
             name, tracker = self._active.popitem()
             try:

@@ -1,4 +1,6 @@
-"""Metrics as JSON lines: what the config determines in one file, what the machine and the hour do in another."""
+"""Metrics as JSON lines: what the config determines in one file, what the machine and the hour do
+in another.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "mfu", "memory_gib"
 
 
 class JsonLines:
-    """metrics.jsonl: {"step": ..., **values}; performance.jsonl: {"step": ..., "time": seconds since 1970, **WALL_CLOCK values}.
+    """metrics.jsonl: {"step": ..., **values}; performance.jsonl: {"step": ..., "time": seconds
+    since 1970, **WALL_CLOCK values}.
 
-    Appends to what is there. A log without a value for a file adds no row to it. NaN and infinities are null.
+    Appends to what is there. A log without a value for a file adds no row to it. NaN and infinities
+    are null.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 class TensorBoard:
     """One scalar a metric, in fp32 as the format has it; for `tensorboard --logdir DIRECTORY`.
 
-    What earlier starts of the run logged after step `resumed_at` is hidden from readers. Each log is flushed, so that a killed
-    process leaves all rows up to its last checkpoint.
+    What earlier starts of the run logged after step `resumed_at` is hidden from readers. Each log
+    is flushed, so that a killed process leaves all rows up to its last checkpoint.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int) -> None:

@@ -16,8 +16,8 @@ FINISH_SECONDS = 120.0  # what is not uploaded by then stays in the run director
 class WandB:
     """One W&B run, its files under `run_dir`/wandb; offline needs neither network nor account.
 
-    Its id is kept in `run_dir`/wandb_id, so that a run that goes on does so in the same W&B run. There, a step that was logged
-    before is not logged again: its values are the same.
+    Its id is kept in `run_dir`/wandb_id, so that a run that goes on does so in the same W&B run.
+    There, a step that was logged before is not logged again: its values are the same.
     """
 
     def __init__(self, section: Metrics, run_dir: Path, config: dict[str, Any]) -> None:
@@ -51,7 +51,9 @@ class WandB:
         self._run.log(values, step=step)
 
     def close(self) -> None:
-        """Raises what W&B raises where its own process is gone, as when Slurm tells all processes of a job to end."""
+        """Raises what W&B raises where its own process is gone, as when Slurm tells all processes
+        of a job to end.
+        """
         import wandb
 
         try:

@@ -1,4 +1,6 @@
-"""The schemas of this package. `hydra.searchpath=[pkg://forge_example.conf]` imports it, so it must not import torch."""
+"""The schemas of this package. `hydra.searchpath=[pkg://forge_example.conf]` imports it, so it must
+not import torch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from forge.config.objective import Objective
 
 @dataclass(kw_only=True)
 class GatedConv(Model):
-    """Gated causal convolutions (arXiv:1612.08083), each layer reaching twice as far back as the one before."""
+    """Gated causal convolutions (arXiv:1612.08083), each layer reaching twice as far back as the
+    one before.
+    """
 
     _target_: str = "forge_example.gated_conv.GatedConv"
     dim: int = opt(128, "width of the residual stream", gt=0)

@@ -40,7 +40,7 @@ lint: install
 	$(BIN)/lint-imports
 
 docs: install ## the pages that are made from the schema
-	$(BIN)/python -m forge.config.document --write docs
+	$(BIN)/python -m forge.compose.docs --write docs
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .ruff_cache

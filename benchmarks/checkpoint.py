@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 import forge
-from forge.launch import directory
+from forge.rundir import directory
 from forge.training import assemble
 from forge.training.callback import Callback
 from forge.training.loop import Loop

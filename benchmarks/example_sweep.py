@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from forge.config import cli, serialize
-from forge.config.resolve import Resolution
-from forge.launch import attempts, directory, failure, json_lines
-from forge.launch.sweep_directory import Point, SweepDirectory
+from forge import cli
+from forge.launch.sweep.directory import Point, SweepDirectory
+from forge.resolve.resolve import Resolution
+from forge.rundir import attempts, directory, failure, json_lines, serialize
 
 SMALL = [
     "model=tiny",

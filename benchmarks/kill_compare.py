@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from forge.launch.saved import META, WEIGHTS, listed
+from forge.rundir.checkpoints import META, WEIGHTS, listed
 from forge.training import tensor_files
 from forge.training.checkpoint import one_process
 from forge.training.rows import METRICS, SAMPLES

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import sys
 
-from forge.config import compose
-from forge.config.estimate import memory_by_part
-from forge.config.resolve import resolve
-from forge.config.world import Devices
+from forge.compose import composition
 from forge.parallel.traffic import bytes_per_step
+from forge.plan.memory import memory_by_part
+from forge.plan.world import Devices
+from forge.resolve.resolve import resolve
 
 MEMORY = 80 << 30
 """Bytes of a GPU. How often gradients are reduced and weights gathered follows from the memory that
@@ -27,7 +27,7 @@ TECHNIQUES = ("fsdp", "hsdp", "ep", "tp", "loss", "cp", "pp")
 def row(layout: str, shared: list[str]) -> str:
     """One layout as a line of a Markdown table."""
     preset, *values = layout.split("+")
-    config = compose.config(
+    config = composition.config(
         [
             f"parallel={preset}",
             *(f"parallel.{value}" for value in values),

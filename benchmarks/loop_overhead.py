@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import forge
-from forge.launch import directory
 from forge.models.decoder import Decoder
+from forge.rundir import directory
 from forge.training.assemble import assemble
 from forge.training.callback import Callback
 from forge.training.loop import Loop

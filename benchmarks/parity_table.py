@@ -35,8 +35,8 @@ from parity_run import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     outcomes,
 )
 
-from forge.config.errors import ConfigError  # noqa: E402
-from forge.training.parity_verdict import BOUNDS  # noqa: E402
+from forge.config.problems import ConfigError  # noqa: E402
+from forge.parity.verdict import BOUNDS  # noqa: E402
 
 
 def row(case: Case) -> tuple[str, bool]:

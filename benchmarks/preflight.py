@@ -18,8 +18,8 @@ from omegaconf import __version__ as omegaconf_version
 CODE = """
 import sys, time
 began = time.perf_counter()
-from forge.config.errors import ConfigError
-from forge.launch.points import Preflight
+from forge.config.problems import ConfigError
+from forge.launch.sweep.points import Preflight
 try:
     found = f"{len(Preflight(sys.argv[1:]).points()):,} points"
 except ConfigError as error:

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from example_sweep import Example
 
-from forge.config import cli
-from forge.launch.sweep_directory import Point
+from forge import cli
+from forge.launch.sweep.directory import Point
 
 SWEEPS = {"arms": (50, 20), "search": (1000, 1)}
 LOGS, EVERY, TIMES = 500, 10, 3

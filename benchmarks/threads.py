@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from forge.diagnosis.limits import cpu_quota, usable_cores
+from forge.doctor.limits import cpu_quota, usable_cores
 
 CORES = usable_cores(cpu_quota())
 OWN = ("OMP_NUM_THREADS",)

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 import forge
-from forge.config.build import build
+from forge.build import build
 from forge.config.model import Decoder
 from forge.data.corpus import Corpus
 from forge.data.split import split_corpus

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.config.errors import ConfigError
+    from forge.compose.composed import Composed
+    from forge.config.problems import ConfigError
     from forge.config.root import Config
-    from forge.launch.directory import Result
+    from forge.rundir.directory import Result
 
-    def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Config:
+    def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Composed:
         """The config that groups and values compose to. Raises ConfigError with every problem."""
         ...
 
@@ -36,16 +37,12 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `import forge` itself costs nothing."""
-    if name == "train":
+    if name in ("compose", "train"):
         import importlib
 
-        return importlib.import_module("forge.train")
+        return importlib.import_module(f"forge.{name}")
     if name == "ConfigError":
-        from forge.config.errors import ConfigError
+        from forge.config.problems import ConfigError
 
         return ConfigError
-    if name == "compose":
-        from forge.config.compose import config
-
-        return config
     raise AttributeError(f"module 'forge' has no attribute '{name}'")

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from forge.config import cli
-from forge.config.errors import ConfigError, Problem
-from forge.launch import links, told
-from forge.launch.lock import held_by, in_use
-from forge.launch.point_state import CANCELLED, DONE, FAILED, QUEUED, RUNNING, process_of
-from forge.launch.survey import Survey, job_of, survey
-from forge.launch.sweep_directory import LOCK, POINTS, Point, SweepDirectory
+from forge import cli
+from forge.config.problems import ConfigError, Problem
+from forge.launch.sweep import messages
+from forge.launch.sweep.directory import LOCK, POINTS, Point, SweepDirectory
+from forge.launch.sweep.state import CANCELLED, DONE, FAILED, QUEUED, RUNNING, process_of
+from forge.launch.sweep.survey import Survey, job_of, survey
+from forge.rundir import links
+from forge.rundir.lock import held_by, in_use
 from forge.status import named, parser, points_of
 
 
@@ -53,7 +54,7 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
     if not open_points:
         print(
             "there is nothing left to cancel: "
-            + told.counted([found.states[point.number] for point in points])
+            + messages.counted([found.states[point.number] for point in points])
         )
         return 0
     if sweep is not None:
@@ -65,7 +66,9 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
     for point in open_points:
         words, reached = _end(point, found)
         unreached += [] if reached else [words]
-        print(cli.printable(told.line(point, "cancelled", words) if sweep is not None else words))
+        print(
+            cli.printable(messages.line(point, "cancelled", words) if sweep is not None else words)
+        )
     if sweep is not None:
         print("the same command with sweep.retry=true takes them up again")
     return 1 if unreached else 0
@@ -87,7 +90,7 @@ def _end_starter(sweep: SweepDirectory) -> list[str]:
 
 def _end_jobs(points: Sequence[Point]) -> None:
     if points:
-        from forge.launch import slurm
+        from forge.launch.slurm import jobs as slurm
 
         slurm.cancel([job for point in points if (job := job_of(point)) is not None])
 

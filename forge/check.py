@@ -6,19 +6,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.config import cli, help
-from forge.config.allocation import Allocation, allocation
-from forge.config.compose import Composition
-from forge.config.estimate import memory_by_part
+from forge import cli
+from forge.compose import help
+from forge.compose.composition import Composition
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
-from forge.config.resolve import Resolution
 from forge.config.root import Config
-from forge.config.stored import is_run
 from forge.config.units import byte_size
-from forge.config.world import ranks_of
-from forge.launch import directory
-from forge.launch.saved import newest_usable
+from forge.plan.allocation import Allocation, allocation
+from forge.plan.memory import memory_by_part
+from forge.plan.world import ranks_of
+from forge.resolve.resolve import Resolution
+from forge.rundir import directory
+from forge.rundir.checkpoints import newest_usable
+from forge.rundir.stored import is_run
 
 OF_EVERY_RUN, OF_SWEEPS = [("launch", "local")], ("sweep", "sweeper")
 

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forge.config import stored
-from forge.config.cli import printable
+from forge.cli import printable
 from forge.config.units import byte_size
-from forge.launch import directory
-from forge.launch.saved import CheckpointError, Saved, best_of, listed, saved_folder
+from forge.rundir import directory, stored
+from forge.rundir.checkpoints import CheckpointError, Saved, best_of, listed, saved_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 from omegaconf import OmegaConf
 
-from forge.config import cli, help
+from forge import cli
+from forge.compose import help
+from forge.compose.composition import Composition, compose
+from forge.compose.origin import origin
+from forge.compose.unknown import unknown
 from forge.config.bounds import describe_bounds
-from forge.config.compose import Composition, compose
-from forge.config.errors import ConfigError, Problem
 from forge.config.field import Section
-from forge.config.origin import origin
-from forge.config.resolve import Resolution, get
-from forge.config.rules import RULES
+from forge.config.problems import ConfigError, Problem
 from forge.config.schemas import walk_options
-from forge.config.unknown import unknown
+from forge.resolve.resolve import Resolution, get
+from forge.resolve.rules.all import RULES
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.launch import saved
+from forge.rundir import checkpoints
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export(options: argparse.Namespace) -> str:
     if options.file.exists() and not options.overwrite:
         raise ValueError(f"{options.file} exists; give another name, or --overwrite")
-    path = options.run / saved.BEST if options.best else options.run
-    saved.find(path)  # refused before torch is imported, which takes seconds
+    path = options.run / checkpoints.BEST if options.best else options.run
+    checkpoints.find(path)  # refused before torch is imported, which takes seconds
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file

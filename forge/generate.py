@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.launch import saved
+from forge.rundir import checkpoints
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    path = options.run / saved.BEST if options.best else options.run
-    saved.find(path)  # refused before torch is imported, which takes seconds
+    path = options.run / checkpoints.BEST if options.best else options.run
+    checkpoints.find(path)  # refused before torch is imported, which takes seconds
     from forge.training.load_run import load_run
     from forge.training.writing import continue_text
 

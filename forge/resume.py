@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from forge.config import cli, stored
-from forge.config.errors import ConfigError, Problem
+from forge import cli
+from forge.compose.portable import unsaid
 from forge.config.literal import quoted
+from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
-from forge.config.serialize import to_plain
-from forge.launch import directory
-from forge.launch.consent import behind, consent, looking_up, reaching, unsaid, without_consent
+from forge.rundir import directory, stored
+from forge.rundir.consent import behind, consent, looking_up, reaching, without_consent
+from forge.rundir.serialize import to_plain
 
 if TYPE_CHECKING:
-    from forge.parallel.meeting import Meeting
+    from forge.parallel.rendezvous import Meeting
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,20 +14,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge.analysis.flat_config import short as shortest
-from forge.config import cli
-from forge.config.errors import ConfigError, Problem
-from forge.config.grammar import COMMAND_LINE
-from forge.config.stored import is_run
-from forge.launch import told
-from forge.launch.apart import columns
-from forge.launch.best import best
-from forge.launch.directory import short
-from forge.launch.local import log_file
-from forge.launch.point_state import DONE, FAILED, RUNNING
-from forge.launch.progress import last_lines, last_logged, progress
-from forge.launch.survey import Survey, job_of, survey
-from forge.launch.sweep_directory import Point, SweepDirectory, examples, find_sweep
+from forge import cli
+from forge.compose.grammar import COMMAND_LINE
+from forge.config.problems import ConfigError, Problem
+from forge.launch.local.processes import log_file
+from forge.launch.sweep import messages
+from forge.launch.sweep.best import best
+from forge.launch.sweep.directory import Point, SweepDirectory, examples, find_sweep
+from forge.launch.sweep.state import DONE, FAILED, RUNNING
+from forge.launch.sweep.survey import Survey, job_of, survey
+from forge.launch.sweep.varying import columns
+from forge.report.flat_config import short as shortest
+from forge.rundir.directory import short
+from forge.rundir.progress import last_lines, last_logged, progress
+from forge.rundir.stored import is_run
 
 EVERY = 5.0
 LINES = 20
@@ -128,7 +128,7 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
         "job": job_of(point),
         "job_state": found.jobs.get(point.number),
         "job_reason": found.reasons.get(point.number),
-        "why": told.cause(point.path, point.code) if state == FAILED else "",
+        "why": messages.cause(point.path, point.code) if state == FAILED else "",
         "path": str(point.path),
     }
 
@@ -153,7 +153,7 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
     ]
     cells = [_cells(one, [column[i] for column in apart.values()]) for i, one in enumerate(rows)]
     states = [found.states[point.number] for point in points]
-    lines = [f"{short(sweep.path)}   ({told.counted(states)})", "", *aligned([*heads, *cells])]
+    lines = [f"{short(sweep.path)}   ({messages.counted(states)})", "", *aligned([*heads, *cells])]
     last = [*_best(sweep, points, states, apart), *_next(sweep, states, over=_is_over(found))]
     lines += ["", *last] if last else []
     if found.silent:
@@ -167,7 +167,7 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
 def _cells(one: dict[str, Any], apart: Sequence[str]) -> list[str]:
     steps = "" if one["of"] is None else f"{one['step']:,}/{one['of']:,}"
     evaluation = next(iter(one["evaluation"].values()), None)
-    left = "" if one["seconds_left"] is None else told.span(one["seconds_left"])
+    left = "" if one["seconds_left"] is None else messages.span(one["seconds_left"])
     numbers = [_number(one["loss"]), _number(evaluation), left]
     return [
         f"{one['number']:03d}",
@@ -216,12 +216,16 @@ def details(point: Point, found: Survey) -> str:
     """One point: where it is, how far, why it failed, its last steps, and what it said last."""
     one = row(point, found)
     lines = [
-        told.line(point, one["state"]) if point.hash else f"{short(point.path)}   {one['state']}"
+        messages.line(point, one["state"])
+        if point.hash
+        else f"{short(point.path)}   {one['state']}"
     ]
     steps = "none" if one["of"] is None else f"{one['step']:,} of {one['of']:,}"
     rows = [("directory", short(point.path)), ("steps", steps), ("loss", _number(one["loss"]))]
     rows += [(name, _number(value)) for name, value in one["evaluation"].items()]
-    rows += [("left", told.span(one["seconds_left"]))] if one["seconds_left"] is not None else []
+    rows += (
+        [("left", messages.span(one["seconds_left"]))] if one["seconds_left"] is not None else []
+    )
     rows += [("job", _job(one))] if one["job"] else []
     rows += [("why it failed", one["why"])] if one["why"] else []
     logs = logs_of(point)
@@ -238,7 +242,7 @@ def _last_steps(point: Point, *, running: bool) -> list[str]:
     cells = [["step", "loss", "eval", "tokens/s", "left"]]
     for one in last_logged(point.path, STEPS):
         speed = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
-        left = told.span(one.left) if running and one.left is not None else ""
+        left = messages.span(one.left) if running and one.left is not None else ""
         cells.append(
             [
                 f"{one.step:,}",
@@ -255,9 +259,9 @@ def _last_steps(point: Point, *, running: bool) -> list[str]:
 
 def logs_of(point: Point) -> list[Path]:
     """The logs that are there: what the main rank printed, then the log of each rank."""
-    printed = [point.path / told.OUTPUT]
+    printed = [point.path / messages.OUTPUT]
     if job_of(point):
-        from forge.launch import slurm
+        from forge.launch.slurm import jobs as slurm
 
         printed += [file for file in [slurm.log_file(point.path)] if file is not None]
     ranks = sorted(

@@ -13,24 +13,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.config import cli, help
-from forge.config.compose import compose
-from forge.config.errors import ConfigError, Problem
+from forge import cli
+from forge.compose import help
+from forge.compose.composition import compose
+from forge.compose.paths import CONF
+from forge.compose.portable import portable
 from forge.config.launch import Submitit
 from forge.config.literal import shown
-from forge.config.paths import CONF
-from forge.config.resolve import Resolution, resolve
+from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
-from forge.config.rules_layout import HOST_MEMORY
-from forge.config.started import Started, ranks_said, started
-from forge.config.stored import newest
-from forge.launch import attempts, directory, failure, local
-from forge.launch.directory import Result
-from forge.launch.local import FAILED, REFUSED
-from forge.launch.saved import newest_usable
+from forge.launch.local import processes
+from forge.launch.local.processes import FAILED, REFUSED
+from forge.plan.launcher_environment import Started, ranks_said, started
+from forge.resolve.resolve import Resolution, resolve
+from forge.resolve.rules.layout import HOST_MEMORY
+from forge.rundir import attempts, directory, failure
+from forge.rundir.checkpoints import newest_usable
+from forge.rundir.directory import Result
+from forge.rundir.stored import newest
 
 if TYPE_CHECKING:
-    from forge.parallel.meeting import Meeting
+    from forge.parallel.rendezvous import Meeting
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +73,9 @@ def on_ranks(verb: Callable[[Meeting | None], int]) -> int:
     tells the others what came of it.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # see forge.launch.local.heard
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # see forge.launch.local.processes.heard
 
     def do() -> int:
         found = started()
@@ -162,7 +167,7 @@ def _sweep(options, meeting: Meeting | None) -> int:
         )
         fix = "type it without torchrun or srun; launch=slurm submits the points as jobs"
         raise ConfigError([Problem(key="-m", what=what, fix=fix, where=cli.COMMAND_LINE)])
-    from forge.launch import sweep
+    from forge.launch.sweep import sweep
 
     return sweep.run(options.overrides, options.config_dir)
 
@@ -201,12 +206,13 @@ def launch(
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
     job = meeting is None and is_job(resolution.config)
     if job:
-        from forge.launch import single_job
+        from forge.launch import single as single_job
 
         if (printed := single_job.scripts(resolution)) is not None:
             return Ended(run_dir=Path(), code=cli.show(printed))
     before = directory.before(resolution.config)
-    run_dir, changes = directory.prepare(resolution, overrides=overrides, config_dirs=config_dirs)
+    kept = portable(overrides, config_dirs, resolution.config)
+    run_dir, changes = directory.prepare(resolution, overrides=kept)
     # Of a fresh run of this machine it is said once it has begun.
     goes_on = (
         (job and resolution.config.checkpoint.enabled)
@@ -220,7 +226,7 @@ def launch(
         print(cli.printable(line))
     sys.stdout.flush()
     if job:
-        from forge.launch import single_job
+        from forge.launch import single as single_job
 
         return Ended(run_dir=run_dir, code=single_job.start(run_dir, resolution))
     if resolution.config.run.inline or meeting is not None:
@@ -228,7 +234,7 @@ def launch(
 
         code = worker.main([str(run_dir), *resolution.config.run.trust], meeting)
     else:
-        code = local.start(run_dir, resolution.world.size, trust=resolution.config.run.trust)
+        code = processes.start(run_dir, resolution.world.size, trust=resolution.config.run.trust)
     refused = failure.refused(run_dir) if code == REFUSED else None
     if refused is not None and meeting is not None:
         meeting.alone()
@@ -258,7 +264,7 @@ def _show(options) -> int:
     if not options.multirun:
         print(_yaml(options.overrides, options), end="")
         return 0
-    from forge.launch import sweep
+    from forge.launch.sweep import sweep
 
     for label, overrides in sweep.configs(options.overrides, options.config_dir):
         print(f"---\n# {label}\n{_yaml(overrides, options)}", end="")

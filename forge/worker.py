@@ -18,15 +18,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from forge.config.errors import ConfigError
-from forge.config.started import Started
-from forge.config.stored import CONFIG, is_run, newest
-from forge.launch import attempts, directory, failure, threads
-from forge.launch.directory import ERROR, RESULT, Result, write_json
-from forge.launch.local import FAILED, PARENT, REFUSED
-from forge.launch.lock import Held, Lock
-from forge.launch.saved import NoneLeft, newest_usable, saved_folder
-from forge.parallel.meeting import Meeting, Word
+from forge.config.problems import ConfigError
+from forge.launch.local import threads
+from forge.launch.local.processes import FAILED, PARENT, REFUSED
+from forge.parallel.rendezvous import Meeting, Word
+from forge.plan.launcher_environment import Started
+from forge.rundir import attempts, directory, failure
+from forge.rundir.checkpoints import NoneLeft, newest_usable, saved_folder
+from forge.rundir.directory import ERROR, RESULT, Result, write_json
+from forge.rundir.lock import Held, Lock
+from forge.rundir.stored import CONFIG, is_run, newest
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from forge.config import cli, serialize
+from forge import cli
+from forge.compose.portable import portable
 from forge.config.changes import Change
-from forge.config.resolve import put, resolve
-from forge.config.stored import newest
-from forge.launch import directory
+from forge.resolve.resolve import put, resolve
 from forge.resume import overrides_of
+from forge.rundir import directory, serialize
+from forge.rundir.stored import newest
 
 RUN = (
     "run.dir=run",
@@ -27,7 +28,9 @@ RUN = (
 def take(*overrides: str, config_dirs: tuple[str, ...] = ()) -> tuple[Path, list[Change]]:
     """What `forge.train` does with these overrides before it starts ranks."""
     composition, resolution = cli.resolved(overrides, config_dirs)
-    return directory.prepare(resolution, overrides=composition.overrides, config_dirs=config_dirs)
+    return directory.prepare(
+        resolution, overrides=portable(composition.overrides, config_dirs, resolution.config)
+    )
 
 
 def resume(run: Path | str, *typed: str) -> tuple[Path, list[Change]]:

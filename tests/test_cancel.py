@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from forge import cancel
-from forge.launch import slurm
-from forge.launch.sweep_directory import LOCK, SweepDirectory
+from forge.launch.slurm import jobs as slurm
+from forge.launch.sweep.directory import LOCK, SweepDirectory
 
 HOLDER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from forge.launch.lock import Lock
+from forge.rundir.lock import Lock
 place, name = Path(sys.argv[1]), sys.argv[2]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 with Lock(place, name):

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from forge import check
-from forge.config import cli
-from forge.config.paths import CONF
-from forge.launch import directory
+from forge import check, cli
+from forge.compose.paths import CONF
+from forge.rundir import directory
 
 Plan = Callable[..., str]
 PINNED = (

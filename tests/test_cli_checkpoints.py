@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from forge import checkpoints
-from forge.config import cli
-from forge.launch import directory
+from forge import checkpoints, cli
+from forge.rundir import directory
 
 TABLE = """\
 step  saved at                  because of        size     evaluation

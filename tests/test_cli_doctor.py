@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from forge import doctor
-from forge.config import compose
+from forge.compose import composition
 from forge.data.cache import cache_root
-from forge.diagnosis import accelerator
-from forge.diagnosis import examine as examining
-from forge.diagnosis.examine import Plan
-from forge.diagnosis.finding import Finding, lacking, missing, ok, report, warn
+from forge.doctor import __main__ as doctor
+from forge.doctor import accelerator
+from forge.doctor import examine as examining
+from forge.doctor.examine import Plan
+from forge.doctor.finding import Finding, lacking, missing, ok, report, warn
 
 CHECKS = [
     "Python", "torch", "CUDA", "NCCL", "gloo", "packages", "Slurm", "run.root", "cache", "temporary", "home", "locks",
@@ -146,7 +146,7 @@ def test_the_plan_of_a_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         "train.seq_len=128",
         "run.num_threads=2",
     ]
-    plan = doctor.plan(compose.config([*typed, 'data.cache_dir="~/c"']))
+    plan = doctor.plan(composition.config([*typed, 'data.cache_dir="~/c"']))
     assert plan.loader_bytes == 3 * 5 * (7 * 128 * 8 * 2)
     assert (plan.runs, plan.num_workers, plan.num_threads, plan.cache) == (
         tmp_path / "runs",
@@ -155,9 +155,9 @@ def test_the_plan_of_a_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         Path("~/c").expanduser(),
     )
     monkeypatch.setenv("FORGE_CACHE", "here")
-    assert doctor.plan(compose.config([])).cache == cache_root(None)
+    assert doctor.plan(composition.config([])).cache == cache_root(None)
     monkeypatch.delenv("FORGE_CACHE")
-    assert doctor.plan(compose.config([])).cache == cache_root(None)
+    assert doctor.plan(composition.config([])).cache == cache_root(None)
 
 
 def test_a_broken_torch_is_told_and_the_rest_is_still_looked_at(tmp_path: Path):

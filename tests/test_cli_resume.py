@@ -16,8 +16,8 @@ import pytest
 from going_on_helpers import RUN, content, end, read, take
 
 from forge import resume
-from forge.config import serialize
-from forge.launch import directory, local
+from forge.launch.local import processes
+from forge.rundir import directory, serialize
 
 TINY = (
     *(
@@ -50,7 +50,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The run directories that a worker would be started in."""
     paths: list[Path] = []
-    monkeypatch.setattr(local, "start", lambda path, ranks, **_: paths.append(path) or 0)
+    monkeypatch.setattr(processes, "start", lambda path, ranks, **_: paths.append(path) or 0)
     return paths
 
 
@@ -318,8 +318,8 @@ def test_a_command_that_somebody_wrote_into_a_run_is_not_run(
     """Not by resume, nor by a worker that is given the directory."""
     path, _ = take(*RUN)
     mark = tmp_path / "ran"
-    entry = f"{{_target_: forge.diagnosis.ask.ask, command: [touch, {mark}], seconds: 5}}"
-    said = "forge.diagnosis.ask.ask may not be built for callbacks.\n     -> callbacks takes your own, with run.trust=[mypkg.]"
+    entry = f"{{_target_: forge.doctor.ask.ask, command: [touch, {mark}], seconds: 5}}"
+    said = "forge.doctor.ask.ask may not be built for callbacks.\n     -> callbacks takes your own, with run.trust=[mypkg.]"
     (path / "overrides.json").write_text(json.dumps([*RUN[1:], f"+callbacks.e={entry}"]))
     assert resume.main(["run"]) == 2
     assert said in capsys.readouterr().err

@@ -17,8 +17,8 @@ RESULT = '{"status": "finished", "reason": "end", "step": 1, "metrics": {}, "con
 """
 SWEPT = """
 from pathlib import Path
-from forge.launch.points import Preflight
-from forge.launch.sweep_command import Command
+from forge.launch.sweep.points import Preflight
+from forge.launch.sweep.command import Command
 flight = Preflight(["seed=1,2"])
 with (command := Command(flight, flight.points())).open():
     for entry in command.entries:
@@ -56,7 +56,7 @@ COMMANDS = {
     "a text of no run": "from forge import generate; assert generate.main(['nope']) == 2",
     "weights of no run": "from forge import export; assert export.main(['nope', 'file']) == 2",
     "weights over a file": "open('x', 'w'); from forge import export; assert export.main(['nope', 'x']) == 2",
-    "the generated pages": "import forge.config.document",
+    "the generated pages": "import forge.compose.docs",
 }
 
 

@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 import forge.train
-from forge.config import compose, schemas
-from forge.config.library import Library
+from forge.compose import composition
+from forge.compose.engine import Library
+from forge.config import schemas
 
 SEVEN = "optimizer.lrr=1 model=lama7b train.seq_len=4096 scheduler.min_lr_ratio=2 train.max_steps=abc +optimizer.foo=1 modl.dim=3"
 SEVEN_SAID = """\
@@ -73,7 +74,7 @@ def test_seven_mistakes_in_one_screen():
     start = time.perf_counter()
     done = shell(*SEVEN.split())
     took = time.perf_counter() - start
-    assert done.stderr == SEVEN_SAID.format(longest=compose.config().model.max_seq_len)
+    assert done.stderr == SEVEN_SAID.format(longest=composition.config().model.max_seq_len)
     assert (done.returncode, done.stdout) == (2, "")
     assert took < 10  # it takes well under a second; this machine may be busy
     assert list(Path.cwd().iterdir()) == []

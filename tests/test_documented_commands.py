@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from forge.config import cli
-from forge.config.compose import chosen
-from forge.launch.optuna_grammar import read_space, without_intervals
-from forge.launch.optuna_refusal import first_that_runs
-from forge.launch.points import Preflight
+from forge import cli
+from forge.compose.composition import chosen
+from forge.launch.optuna.grammar import read_space, without_intervals
+from forge.launch.optuna.refusal import first_that_runs
+from forge.launch.sweep.points import Preflight
 
 ROOT = Path(__file__).parents[1]
 NAMES = (

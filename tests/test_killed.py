@@ -18,9 +18,8 @@ import kill_compare
 import pytest
 from kill_resume import HERE, TRUST, Kill, Outcome, marks, run_killed
 
-from forge import train
-from forge.config import cli
-from forge.launch.lock import Held, Lock
+from forge import cli, train
+from forge.rundir.lock import Held, Lock
 
 SMALL = [
     "tokenizer.vocab_size=300",

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tiny import TINY
 
-from forge.launch.local import free_port
+from forge.launch.local.processes import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 SMALL = [*TINY, "model.n_layers=1", "parallel=fsdp"]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from forge import parity, parity_worker
-from forge.config.errors import ConfigError
+from forge.config.problems import ConfigError
+from forge.parity import __main__ as parity
+from forge.parity import worker
 
 SMALL = [
     "model.dim=20",
@@ -105,7 +106,7 @@ def test_a_rank_behind_the_first_that_fails_is_heard() -> None:
 def in_process(text_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A side of one rank is measured in this process."""
     monkeypatch.setattr(
-        parity.local, "start", lambda place, ranks, module: parity_worker.main([str(place)])
+        parity.local, "start", lambda place, ranks, module: worker.main([str(place)])
     )
 
 
@@ -135,7 +136,7 @@ def test_what_a_rank_refuses_ends_the_comparison(capsys: pytest.CaptureFixture[s
 def test_a_rank_that_fails_shows_its_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forge.training.parity.measure", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("forge.parity.side.measure", lambda *_, **__: 1 / 0)
     assert parity.main(["a=", "b=", *SMALL]) == 1
     assert "ZeroDivisionError: division by zero" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from example_sweep import Example
 
-from forge import report
+from forge.report import __main__ as report
 
 WHOLE = {"index.html", "report.md", "arms.csv", "runs.csv"}
 

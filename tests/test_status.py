@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from forge import status
-from forge.launch import slurm, told
-from forge.launch.lock import Lock
-from forge.launch.optuna_study import FILE
-from forge.launch.progress import progress
-from forge.launch.sweep_directory import Point, SweepDirectory
+from forge.launch.optuna.study import FILE
+from forge.launch.slurm import jobs as slurm
+from forge.launch.sweep import messages
+from forge.launch.sweep.directory import Point, SweepDirectory
+from forge.rundir.lock import Lock
+from forge.rundir.progress import progress
 
 CONFIG = "seed: 1\ntrain:\n  max_steps: 10\n"
 RESULT = {"status": "finished", "reason": "end", "step": 10, "metrics": {}, "config": "config.yaml"}
@@ -235,8 +236,8 @@ def test_a_reason_is_shown_whole_but_where_the_terminal_ends(
     )
     assert table("sweeps/mine", capsys=capsys)[4].endswith(reason)
     assert f"  why it failed  {reason}" in table("sweeps/mine", "1", capsys=capsys)
-    assert told.why(point.path) == [reason]
-    assert told.failures([(point, told.cause(point.path))])[1] == f"       {reason}"
+    assert messages.why(point.path) == [reason]
+    assert messages.failures([(point, messages.cause(point.path))])[1] == f"       {reason}"
     monkeypatch.setattr(status.sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     line = table("sweeps/mine", capsys=capsys)[4]

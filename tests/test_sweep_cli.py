@@ -16,9 +16,10 @@ from tiny import TINY
 
 import forge
 import forge.train
-from forge.config.errors import ConfigError
-from forge.launch import local, slurm
-from forge.launch.sweep_directory import SweepDirectory
+from forge.config.problems import ConfigError
+from forge.launch.local import processes
+from forge.launch.slurm import jobs as slurm
+from forge.launch.sweep.directory import SweepDirectory
 
 SMALL = ["train.max_steps=5", "scheduler.warmup_steps=1", "run.device=cpu"]
 
@@ -57,7 +58,7 @@ def test_sixteen_points_with_twelve_bad_ones_write_and_start_nothing(
 
 
 def test_torch_stays_out_of_a_preflight() -> None:
-    code = "import sys; from forge.launch.points import Preflight; Preflight(['seed=1,2,3', 'model=tiny,small']).points(); "
+    code = "import sys; from forge.launch.sweep.points import Preflight; Preflight(['seed=1,2,3', 'model=tiny,small']).points(); "
     done = subprocess.run(
         [sys.executable, "-c", code + "print('torch' in sys.modules)"],
         capture_output=True,
@@ -329,7 +330,7 @@ def test_ranks_that_have_been_started_train_where_they_are(
 ) -> None:
     """launch=slurm in a file of the machine's own does not submit a job from within one."""
     begun = []
-    monkeypatch.setattr(local, "start", lambda run_dir, ranks, **_: begun.append(ranks) or 0)
+    monkeypatch.setattr(processes, "start", lambda run_dir, ranks, **_: begun.append(ranks) or 0)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert forge.train.main([*JOBS, "run.dir=mine"]) == 0
     assert (begun, fake.taken) == ([1], [])

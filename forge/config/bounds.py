@@ -11,8 +11,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from forge.config.errors import Problem, closest, did_you_mean
 from forge.config.field import Section, types_of
+from forge.config.problems import Problem, closest, did_you_mean
 
 COMPARE = {
     "gt": (operator.gt, "greater than"),

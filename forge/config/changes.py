@@ -7,13 +7,15 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forge.config import derive
 from forge.config.field import Section
 from forge.config.frozen import freeze_value
 from forge.config.literal import literal
-from forge.config.root import Config
+from forge.config.scheduler import SCHEDULE, open_steps
+
+if TYPE_CHECKING:
+    from forge.config.root import Config
 
 PLACES = ("run.dir", "run.root", "run.name", "sweep", "sweeper")
 """Where the run lies, and among which others, which is no part of what it is."""
@@ -98,12 +100,12 @@ def _follows_or_grows(change: Change, before: Config, after: Config) -> bool:
 
 def _follows(config: Config, name: str) -> bool:
     """Whether a value of the schedule is what would be worked out from train.max_steps."""
-    if f"scheduler.{name}" not in derive.SCHEDULE:
+    if f"scheduler.{name}" not in SCHEDULE:
         return False
-    probe = copy.deepcopy(config)
+    probe = copy.deepcopy(config.scheduler)
     probe.thaw()
-    setattr(probe.scheduler, name, None)
-    found = {step.key: step.value for step in derive.decay(probe)}
+    setattr(probe, name, None)
+    found = {key: value for key, value, _ in open_steps(probe, config.train.max_steps)}
     return found.get(f"scheduler.{name}") == getattr(config.scheduler, name)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from forge.config.errors import closest, did_you_mean
 from forge.config.frozen import freeze_value, thaw_value
+from forge.config.problems import closest, did_you_mean
 
 if TYPE_CHECKING:
     AutoInt = int

@@ -34,3 +34,15 @@ def shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(shown(v) for v in value)}]"
     return str(value)
+
+
+def typed(key: str, value: str) -> str:
+    """An override as it is typed: with quotes for the shell where the value has quotes or spaces."""
+    text = f"{key}={value}"
+    return (
+        text
+        if not re.search(r"[\s\"']", value)
+        else f'"{text}"'
+        if "'" in value and '"' not in value
+        else f"'{text}'"
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import MISSING
 
+from forge.config.changes import assignments
 from forge.config.checkpoint import Checkpoint
 from forge.config.data import Data
 from forge.config.eval import Eval
@@ -25,9 +26,6 @@ from forge.config.sweep import Sweep
 from forge.config.sweeper import Sweeper
 from forge.config.tokenizer import Tokenizer
 from forge.config.train import Train
-
-if TYPE_CHECKING:
-    from forge.config.resolve import Resolution
 
 
 @dataclass(kw_only=True)
@@ -64,8 +62,6 @@ class Config(Section):
         """The overrides that make this config: those it was composed from, and what was set in
         Python since; none for one made by hand.
         """
-        from forge.config.changes import assignments
-
         composed, typed = self.__dict__.get("_composed"), self.__dict__.get("_overrides", ())
         return typed if composed is None else (*typed, *assignments(composed, self))
 
@@ -73,11 +69,3 @@ class Config(Section):
     def preset(self) -> str:
         """The option of the model group it was composed from; 'run' for one made by hand."""
         return self.__dict__.get("_preset", "run")
-
-    def validate(self, *, world_size: int | None = None) -> Resolution:
-        """Resolve a copy: what would run, with warnings and derived values. Raises ConfigError with
-        every problem.
-        """
-        from forge.config.resolve import resolve
-
-        return resolve(self, world_size=world_size)

@@ -9,8 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from forge.config.errors import Problem
 from forge.config.launch import Slurm
+from forge.config.problems import Problem
 
 CPUS = "launch.cpus_per_task, since each rank has one GPU"
 GPUS = "launch.gpus_per_node, with launch.gpu_type for their type"

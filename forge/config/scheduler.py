@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omegaconf import MISSING
@@ -9,6 +10,9 @@ from omegaconf import MISSING
 from forge.config.field import Section, opt
 
 WARMUP_SHARE, WARMUP_MOST = 10, 40
+SCHEDULE = ("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps")
+DECAY_SHARE = 0.2
+"""arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine."""
 WARMUP = f"a tenth, at most {WARMUP_MOST},"
 
 
@@ -79,3 +83,48 @@ class Rex(Decay):
 
     _target_: str = "forge.optim.schedules.rex"
     rex_alpha: float = opt(1.0, "exponent of the published curve; 1 = as published", gt=0)
+
+
+def open_steps(schedule: Scheduler, horizon: int) -> Iterator[tuple[str, int, str]]:
+    """(key, value, why) of each option in steps that is open, for `horizon` updates."""
+    if not isinstance(schedule, Constant):
+        return
+    warmup = schedule.warmup_steps
+    if warmup is None:
+        warmup = min(horizon // WARMUP_SHARE, WARMUP_MOST)
+        yield "scheduler.warmup_steps", warmup, f"{WARMUP} of train.max_steps={horizon}"
+    if not isinstance(schedule, Decay):
+        return
+    if isinstance(schedule, WSD):
+        if schedule.decay_steps is None:
+            left = horizon - warmup - (schedule.stable_steps or 0)
+            fifth = round(DECAY_SHARE * horizon)
+            if schedule.stable_steps is None and fifth <= left:
+                value, why = fifth, f"a fifth of train.max_steps={horizon}"
+            else:
+                value, why = (
+                    left,
+                    f"what warm-up and stable steps leave of train.max_steps={horizon}",
+                )
+            yield "scheduler.decay_steps", max(value, 1), why
+        if schedule.stable_steps is None:
+            value = horizon - warmup - (schedule.decay_steps or 0)
+            why = (
+                f"train.max_steps={horizon} - {warmup} of warm-up - {schedule.decay_steps} of decay"
+            )
+            yield "scheduler.stable_steps", max(value, 0), why
+    elif schedule.decay_steps is None:
+        why = f"train.max_steps={horizon} - scheduler.warmup_steps={warmup}"
+        yield "scheduler.decay_steps", max(horizon - warmup, 1), why
+
+
+def horizon(schedule: Scheduler) -> int:
+    """Steps that the schedule spans: warm-up, stable and decay."""
+    if not isinstance(schedule, Constant):
+        return 0
+    steps = schedule.warmup_steps or 0
+    if isinstance(schedule, Decay):
+        steps += schedule.decay_steps or 0
+    if isinstance(schedule, WSD):
+        steps += schedule.stable_steps or 0
+    return steps

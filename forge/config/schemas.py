@@ -39,14 +39,17 @@ SCHEMAS: dict[str, dict[str, type[Section]]] = {
 }
 
 
-def register() -> None:
-    """Store every schema under `schema/<group>`, apart from the options a user chooses from."""
-    _register(_store())
+def register(root: type[Config] = Config) -> None:
+    """Store every schema under `schema/<group>`, apart from the options a user chooses from.
+
+    root: the class of the whole config.
+    """
+    _register(_store(), root)
 
 
 @functools.cache
-def _register(store: ConfigStore) -> None:
-    store.store(group="schema", name="config", node=Config)
+def _register(store: ConfigStore, root: type[Config]) -> None:
+    store.store(group="schema", name="config", node=root)
     for group, variants in SCHEMAS.items():
         for name, node in variants.items():
             store.store(group=f"schema/{group}", name=name, node=node)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forge.config.errors import closest, did_you_mean
+from forge.config.problems import closest, did_you_mean
 from forge.config.schemas import SCHEMAS
 
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")

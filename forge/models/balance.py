@@ -55,13 +55,11 @@ class Balance:
         a loss scale.
         """
         if self.layers:
-            torch._foreach_zero_(
-                [buffer for layer in self.layers for buffer in layer.record.buffers()]
-            )  # type: ignore[attr-defined]
+            buffers = [buffer for layer in self.layers for buffer in layer.record.buffers()]
+            torch._foreach_zero_(buffers)  # type: ignore[attr-defined]
             # All of a decoder's layers are spread in one way.
-            torch._foreach_add_(
-                [layer.record.scale for layer in self.layers], scale / self.layers[0].summands
-            )  # type: ignore[attr-defined]
+            scales = [layer.record.scale for layer in self.layers]
+            torch._foreach_add_(scales, scale / self.layers[0].summands)  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def end(

@@ -29,8 +29,11 @@ def materialize(
     """
     allocate(model, device, buffers=buffers)
     init_weights(
-        model, seed, held=lambda values: (local(values), owned(values)), num_threads=num_threads
-    )  # type: ignore[arg-type]
+        model,  # type: ignore[arg-type]
+        seed,
+        held=lambda values: (local(values), owned(values)),
+        num_threads=num_threads,
+    )
     check_buffers(model)
 
 

@@ -168,9 +168,8 @@ class Pipeline(nn.Module):
 
     def new_cache(self, max_len: int | None = None) -> PartCaches:
         """Empty caches for sequences of at most `max_len` tokens; null = max_seq_len."""
-        return PartCaches(
-            {stage: part.new_cache(max_len) for stage, part in self._by_stage().items()}
-        )  # type: ignore[operator]
+        parts = self._by_stage().items()
+        return PartCaches({stage: part.new_cache(max_len) for stage, part in parts})  # type: ignore[operator]
 
     def own_head(self) -> Head | None:
         """The head on the rank of the last stage, for sums that are then added up over the

@@ -16,8 +16,8 @@ from torch import Tensor
 from forge.config.root import Config
 from forge.parallel.context import own_part
 from forge.parallel.half import HALF
-from forge.parallel.meeting import Meeting
 from forge.parallel.mesh import Mesh, make_mesh
+from forge.parallel.rendezvous import Meeting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
 
-from forge.config.derive_layout import sequences_of_rank
-from forge.config.estimate_moe import rows_of_room, runs_of_sequence
 from forge.config.model import Decoder
 from forge.config.moe import is_moe_layer
 from forge.config.objective import Pretrain
 from forge.config.root import Config
 from forge.parallel.shapes import Shape, block_shapes, other_shapes
 from forge.parallel.stages import cut_by_cost, owner, stages_of
+from forge.plan.layout import sequences_of_rank
+from forge.plan.memory_moe import rows_of_room, runs_of_sequence
 
 FP32, FP64, INT64 = 4, 8, 8
 TABLE = "embedding.weight"

@@ -12,21 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from forge.config import serialize
-from forge.config.build import build
-from forge.config.derivation import Derived
-from forge.config.derive import fit_epochs
+from forge.build import build
 from forge.config.root import Config
-from forge.config.stored import newest, number, numbered, read_json
 from forge.data.loader import TrainLoader, count_windows, eval_batches
 from forge.data.prepare import Prepared, prepare
 from forge.data.shards import TokenStore
-from forge.launch import directory
-from forge.launch.saved import TOKENIZER
 from forge.models.contract import check_model
 from forge.parallel.apply import apply
-from forge.parallel.meeting import Meeting
 from forge.parallel.ranks import Ranks, join
+from forge.parallel.rendezvous import Meeting
+from forge.resolve.derivation import Derived
+from forge.resolve.derivations import fit_epochs
+from forge.rundir import directory, serialize
+from forge.rundir.checkpoints import TOKENIZER
+from forge.rundir.stored import newest, number, numbered, read_json
 from forge.training.agreement import Agreement, StopVote, Wish
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer

@@ -19,17 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge.config import serialize
 from forge.config.checkpoint import Checkpoint
 from forge.config.eval import better
 from forge.config.root import Config
 from forge.config.units import byte_size
 from forge.data.tokenizer import Tokenizer
-from forge.launch import saved
-from forge.launch.directory import write_json
-from forge.launch.provenance import now, versions
-from forge.launch.saved import CONFIG, FORMAT, META, TOKENIZER, WEIGHTS, Saved
 from forge.parallel.ranks import Ranks
+from forge.rundir import checkpoints, serialize
+from forge.rundir.checkpoints import CONFIG, FORMAT, META, TOKENIZER, WEIGHTS, Saved
+from forge.rundir.directory import write_json
+from forge.rundir.provenance import now, versions
 from forge.training import tensor_files
 from forge.training.staging import Copies, Staging
 
@@ -174,7 +173,7 @@ class Checkpointer:
         returns their new names.
         """
         moved = []
-        for one in saved.listed(self.folder):
+        for one in checkpoints.listed(self.folder):
             if one.step > after:
                 target = one.path.with_name(f"{one.path.name}.{UNDONE}")
                 while target.exists():
@@ -192,11 +191,13 @@ class Checkpointer:
         count, metric = self.section.keep_best, self.config.eval.metric
         if not count or not math.isfinite(value):
             return False
-        best = [one.meta["metrics"][metric] for one in saved.best(self._usable(), metric, count)]
+        best = [
+            one.meta["metrics"][metric] for one in checkpoints.best(self._usable(), metric, count)
+        ]
         return len(best) < count or any(better(metric, value, other) for other in best)
 
     def _usable(self) -> list[Saved]:
-        return [one for one in saved.listed(self.folder) if one.fault(self.run_id) is None]
+        return [one for one in checkpoints.listed(self.folder) if one.fault(self.run_id) is None]
 
     def _write(
         self,
@@ -252,7 +253,8 @@ class Checkpointer:
         for path in scratch.rglob("*"):
             _sync(path)
         (scratch / META).write_text(
-            json.dumps({**about, "files": saved.file_sizes(scratch)}, indent=1), encoding="utf-8"
+            json.dumps({**about, "files": checkpoints.file_sizes(scratch)}, indent=1),
+            encoding="utf-8",
         )
         _sync(scratch / META)
         _sync(scratch)
@@ -269,7 +271,7 @@ class Checkpointer:
         usable = self._usable()
         kept = [
             *usable[-self.section.keep_last_n :],
-            *saved.best(usable, self.config.eval.metric, self.section.keep_best),
+            *checkpoints.best(usable, self.config.eval.metric, self.section.keep_best),
         ]
         for one in usable:
             if one not in kept:
@@ -286,7 +288,7 @@ class Checkpointer:
 
     def _failed(self, target: Path, scratch: Path, error: OSError) -> OSError:
         shutil.rmtree(scratch, ignore_errors=True)
-        last, _ = saved.newest_usable(self.folder, self.run_id)
+        last, _ = checkpoints.newest_usable(self.folder, self.run_id)
         kept = (
             f"the checkpoint of step {last.step} is whole"
             if last

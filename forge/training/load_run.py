@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from forge.config.build import build
+from forge.build import build
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
-from forge.launch import saved
 from forge.models.decoder import Decoder
 from forge.parallel.half import FORMATS, HALF
 from forge.parallel.materialize import allocate, check_buffers
+from forge.rundir import checkpoints
 from forge.training import restore
 from forge.training.device import set_up
 
@@ -43,7 +43,7 @@ def load_run(run: Path, *, trust: Sequence[str] = (), fp32: bool = False) -> Tra
     outside of forge that the model may be built from. Raises ValueError when there is no
     checkpoint, it does not fit, or it needs code that is not trusted.
     """
-    found, skipped = saved.find(run)
+    found, skipped = checkpoints.find(run)
     for one, fault in skipped:
         log.warning("%s is passed over: %s", one.path, fault)
     config = _for_this_machine(restore.config_of(found.path, trust=trust))
@@ -59,7 +59,7 @@ def load_run(run: Path, *, trust: Sequence[str] = (), fp32: bool = False) -> Tra
     return Trained(
         config=config,
         model=model.eval(),
-        tokenizer=_tokenizer(found.path / saved.TOKENIZER),
+        tokenizer=_tokenizer(found.path / checkpoints.TOKENIZER),
         device=device,
         path=found.path,
         step=found.meta["step"],
@@ -81,7 +81,7 @@ def _tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.load(path)
     except Exception as error:  # the tokenizers library raises a bare Exception
         reason = next(iter(str(error).splitlines()), "no details")
-        raise saved.CheckpointError(
+        raise checkpoints.CheckpointError(
             f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint"
         ) from error
 

@@ -14,10 +14,10 @@ import yaml
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from forge.config import serialize
 from forge.config.root import Config
-from forge.launch.saved import CONFIG, WEIGHTS, CheckpointError
 from forge.parallel.owned import copy_owned
+from forge.rundir import serialize
+from forge.rundir.checkpoints import CONFIG, WEIGHTS, CheckpointError
 from forge.training import tensor_files
 from forge.training.checkpoint import Tensors, one_process, prefixed
 

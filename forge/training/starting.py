@@ -14,9 +14,9 @@ from torch import nn
 
 from forge.config.changes import changes, permitted
 from forge.config.root import Config
-from forge.launch import attempts, directory, saved
-from forge.launch.saved import TOKENIZER, CheckpointError, NoneLeft, Saved
 from forge.parallel.ranks import Ranks
+from forge.rundir import attempts, checkpoints, directory
+from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
 from forge.training import restore, rows
 from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
@@ -54,13 +54,13 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     wanted = config.checkpoint.resume_from
     if wanted is not None and attempts.resumed_from(run_dir) != wanted:
         return _wanted(folder, wanted, checkpointer)
-    newest, skipped = saved.newest_usable(folder, checkpointer.run_id, to_go_on=True)
+    newest, skipped = checkpoints.newest_usable(folder, checkpointer.run_id, to_go_on=True)
     _warn(skipped)
     if newest is not None:
         return Start(checkpoint=newest, own=True, meta=newest.meta)
     if skipped:
         what = "; ".join(f"{one.path.name}: {fault}" for one, fault in skipped)
-        weights, _ = saved.newest_usable(folder, checkpointer.run_id)
+        weights, _ = checkpoints.newest_usable(folder, checkpointer.run_id)
         fix = (
             f"begin a new run with its weights, checkpoint.init_from={directory.short(run_dir)}"
             if weights
@@ -156,7 +156,9 @@ def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
             raise CheckpointError(f"{key}: {found.path} cannot be used: {fault}")
         own = True
     else:
-        found, skipped = saved.find(Path(wanted), name="checkpoint.resume_from=", to_go_on=True)
+        found, skipped = checkpoints.find(
+            Path(wanted), name="checkpoint.resume_from=", to_go_on=True
+        )
         _warn(skipped)
         own = found.meta.get("run_id") == checkpointer.run_id and found.path.parent == folder
     return Start(checkpoint=found, own=own, meta=found.meta, undo_after=found.step if own else -1)
@@ -170,7 +172,7 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
     except CheckpointError as error:
         found = [
             one.step
-            for one in saved.listed(checkpointer.folder)
+            for one in checkpoints.listed(checkpointer.folder)
             if one.fault(checkpointer.run_id, to_go_on=True) is None
         ]
         steps = [
@@ -186,7 +188,7 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
 def _weights(path: Path) -> Path:
     if path.is_file():
         return path
-    found, skipped = saved.find(path, name="checkpoint.init_from=")
+    found, skipped = checkpoints.find(path, name="checkpoint.init_from=")
     _warn(skipped)
     return found.path
 

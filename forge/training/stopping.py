@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from forge.config.eval import HIGHER_IS_BETTER, Eval
-from forge.launch.local import heard
-from forge.launch.requeue import Noted
+from forge.launch.local.processes import heard
+from forge.launch.slurm.requeue import Noted
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.loop import Loop

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from forge.launch.directory import longer, resume_command, short
-from forge.launch.saved import newest_usable
+from forge.rundir.checkpoints import newest_usable
+from forge.rundir.directory import longer, resume_command, short
 from forge.training.assemble import Parts
 
 REASONS = {

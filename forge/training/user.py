@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from forge.config.build import bind
+from forge.build import bind
 from forge.config.root import Config
 from forge.training.callback import Callback, failure
 from forge.training.trackers import Tracker

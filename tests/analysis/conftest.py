@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from example_sweep import Example
 
-from forge.launch.lock import Lock
+from forge.rundir.lock import Lock
 
 WHY = "the loss was not finite in 10 steps in a row | see <logs>"
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from example_sweep import Example, finish
 
-from forge.analysis.comparison import Report, compare
-from forge.analysis.runs import read
-from forge.config.errors import ConfigError
-from forge.launch.best import is_higher_better
+from forge.config.problems import ConfigError
+from forge.launch.sweep.best import is_higher_better
+from forge.report.comparison import Report, compare
+from forge.report.runs import read
 
 T = {2: 4.302652729911275}  # Student's t at 97.5 %, by degrees of freedom
 

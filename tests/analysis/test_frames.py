@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import forge.analysis
+import forge.report
 
 
 def test_a_row_a_run(sweep: Path) -> None:
-    found = forge.analysis.frame(sweep)
+    found = forge.report.frame(sweep)
     assert list(found.columns[:9]) == [
         "number",
         "arm",
@@ -37,8 +37,8 @@ def test_a_row_a_run(sweep: Path) -> None:
 
 def test_a_row_an_arm(sweep: Path) -> None:
     runs, found = (
-        forge.analysis.frame(str(sweep)),
-        forge.analysis.arms(sweep, baseline="lr=0.002", reach=5.2).set_index("arm"),
+        forge.report.frame(str(sweep)),
+        forge.report.arms(sweep, baseline="lr=0.002", reach=5.2).set_index("arm"),
     )
     by_arm = runs[runs["state"] == "done"].groupby("arm")["eval/loss"]
     np.testing.assert_allclose(found["mean"], by_arm.mean()[found.index], rtol=1e-12)
@@ -51,19 +51,19 @@ def test_a_row_an_arm(sweep: Path) -> None:
 
 
 def test_a_row_a_log(sweep: Path) -> None:
-    found = forge.analysis.curves(sweep, "eval/loss")
+    found = forge.report.curves(sweep, "eval/loss")
     assert list(found.columns) == ["arm", "seed", "run", "step", "tokens", "seconds", "eval/loss"]
     assert found.groupby("run")["step"].max().tolist() == [200] * 7 + [50, 100]
-    assert len(forge.analysis.curves(sweep)) == 7 * 20 + 5 + 10
+    assert len(forge.report.curves(sweep)) == 7 * 20 + 5 + 10
 
 
 def test_runs_as_a_list(sweep: Path) -> None:
     places = sorted((sweep / "points").iterdir())[:2]
-    assert forge.analysis.frame(places)["arm"].tolist() == [path.name for path in places]
+    assert forge.report.frame(places)["arm"].tolist() == [path.name for path in places]
 
 
 def test_other_names() -> None:
     with pytest.raises(
         AttributeError, match=r"module 'forge\.analysis' has no attribute 'frames_of'"
     ):
-        _ = forge.analysis.frames_of  # type: ignore[attr-defined]
+        _ = forge.report.frames_of  # type: ignore[attr-defined]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from example_sweep import Example
 
-from forge.analysis import flat_config
-from forge.analysis.grouping import arms_of
-from forge.analysis.runs import read
+from forge.report import flat_config
+from forge.report.grouping import arms_of
+from forge.report.runs import read
 
 
 def named(path: Path) -> dict[str, list[int | None]]:

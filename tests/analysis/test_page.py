@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from example_sweep import Example, finish
 
-from forge.analysis.comparison import Report, compare
-from forge.analysis.grouping import Arm
-from forge.analysis.page import page
-from forge.analysis.page_data import POINTS, curve, page_data
-from forge.analysis.runs import read
-from forge.analysis.tables import headline, runs_table, tables
+from forge.report.comparison import Report, compare
+from forge.report.grouping import Arm
+from forge.report.page import page
+from forge.report.page_data import POINTS, curve, page_data
+from forge.report.runs import read
+from forge.report.tables import headline, runs_table, tables
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from example_sweep import Example, grid
 
-from forge.analysis.comparison import compare
-from forge.analysis.page import page
-from forge.analysis.runs import read
+from forge.report.comparison import compare
+from forge.report.page import page
+from forge.report.runs import read
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

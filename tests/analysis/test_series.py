@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forge.analysis.reach import Reached, reached
-from forge.analysis.series import Logged, Series
+from forge.report.series import Logged, Series
+from forge.report.time_to_target import Reached, reached
 
 
 @pytest.fixture

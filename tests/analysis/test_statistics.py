@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from forge.analysis.statistics import (
+from forge.report.statistics import (
     NONE,
     PAIRED,
     WELCH,

@@ -11,14 +11,14 @@ import pytest
 from example_sweep import Example, grid
 from rich.console import Console
 
-from forge.analysis.comparison import Report, compare
-from forge.analysis.markdown import markdown
-from forge.analysis.page_data import page_data
-from forge.analysis.rows import arm_rows, csv_text, run_rows
-from forge.analysis.runs import read
-from forge.analysis.tables import headline, runs_table, tables
-from forge.analysis.terminal import show
-from forge.analysis.text import Decimals, count, duration, p_value
+from forge.report.comparison import Report, compare
+from forge.report.markdown import markdown
+from forge.report.page_data import page_data
+from forge.report.rows import arm_rows, csv_text, run_rows
+from forge.report.runs import read
+from forge.report.tables import headline, runs_table, tables
+from forge.report.terminal import show
+from forge.report.text import Decimals, count, duration, p_value
 
 TERMINAL = """\
 rates

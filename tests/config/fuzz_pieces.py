@@ -16,8 +16,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from forge.compose.engine import Library
 from forge.config import schemas
-from forge.config.library import Library
 
 
 class Stage(IntEnum):

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
-from forge.config import cli, rules_layout
-from forge.config import resolve as resolving
-from forge.config.compose_many import Composer
-from forge.config.errors import ConfigError, Problem
-from forge.config.origin import origin
-from forge.config.resolve import Resolution
-from forge.config.world import Devices
+from forge import cli
+from forge.compose.many import Composer
+from forge.compose.origin import origin
+from forge.config.problems import ConfigError, Problem
+from forge.plan.world import Devices
+from forge.resolve import resolve as resolving
+from forge.resolve.resolve import Resolution
+from forge.resolve.rules import layout
 
 SMALL = [
     "model.dim=64",
@@ -55,7 +56,7 @@ def resolved(
     devices = Devices(gpus=gpus, source="the test", memory=memory, torch=torch)
     with (
         patch.object(resolving, "find_devices", lambda: devices),
-        patch.object(rules_layout, "device_memory", lambda _: 16 << 30),
+        patch.object(layout, "device_memory", lambda _: 16 << 30),
     ):
         if as_point:
             return _as_point(overrides, world_size)

@@ -14,9 +14,9 @@ from refusing import only, problems, resolved
 
 import forge.train
 from forge import check, checkpoints, explain, resume
-from forge.config import compose
-from forge.config.grammar import read
-from forge.launch import directory
+from forge.compose import composition
+from forge.compose.grammar import read
+from forge.rundir import directory
 
 BYTES = "\udcff"  # what Python makes of the byte 0xff in an argument
 
@@ -216,4 +216,4 @@ def test_explain_of_no_key(capsys: pytest.CaptureFixture[str]):
 def test_what_is_refused_as_text_is_refused_from_python_too():
     assert read(f"run.name={BYTES}") is not None
     with pytest.raises(ValueError, match="UTF-8"):
-        compose.config([f"run.name={BYTES}"])
+        composition.config([f"run.name={BYTES}"])

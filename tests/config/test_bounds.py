@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import pytest
 from refusing import problems
 
-from forge.config import compose
+from forge.compose import composition
 from forge.config.bounds import check_bounds
 from forge.config.field import Section, default_of, types_of
-from forge.config.resolve import get
 from forge.config.root import Config
 from forge.config.schemas import walk_options
+from forge.resolve.resolve import get
 
 OPTIONS = [
     (key, schema, field)
@@ -40,7 +40,7 @@ def limits() -> Iterator[tuple[str, type[Section], dataclasses.Field, str, float
 
 def with_value(schema: type[Section], field: dataclasses.Field, value: object) -> Section:
     """The section at its defaults, but for this value; a list gets it as its last element."""
-    section = compose.config() if schema is Config else schema()
+    section = composition.config() if schema is Config else schema()
     default = default_of(field)
     if isinstance(default, tuple | list):
         value = type(default)([*default[:-1], value])
@@ -145,7 +145,7 @@ def test_every_option_has_a_type_that_is_checked(
     ],
 )
 def test_a_value_of_another_type_set_in_python(key: str, value: object, what: str):
-    config = compose.config()
+    config = composition.config()
     section, _, name = key.rpartition(".")
     setattr(getattr(config, section) if section else config, name, value)
     with pytest.raises(ValueError, match="1 problem") as refused:
@@ -154,7 +154,7 @@ def test_a_value_of_another_type_set_in_python(key: str, value: object, what: st
 
 
 def test_no_rule_or_derivation_stumbles_over_any_broken_option():
-    composed = compose.config()
+    composed = composition.config()
     for key, schema, field in OPTIONS:
         config = copy.deepcopy(composed)
         group = key.rpartition(".")[0]
@@ -167,7 +167,7 @@ def test_no_rule_or_derivation_stumbles_over_any_broken_option():
 
 @pytest.mark.parametrize("layout", ["auto", "pp2_ep2"])
 def test_nor_over_any_value_out_of_bounds(layout: str):
-    composed = compose.config(["model=moe_tiny", f"parallel={layout}"])
+    composed = composition.config(["model=moe_tiny", f"parallel={layout}"])
     for key, schema, field, _, value, legal in limits():
         config = copy.deepcopy(composed)
         group = key.rpartition(".")[0]

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import forge
+from forge.build import build, locate, signature_fault, takes_section
 from forge.config import schemas
-from forge.config.build import build, locate, signature_fault, takes_section
-from forge.config.errors import ConfigError
 from forge.config.field import Section, opt
 from forge.config.frozen import freeze_value
 from forge.config.optimizer import AdamW
 from forge.config.packages import IMPORTABLE
+from forge.config.problems import ConfigError
 from forge.config.target import target_fault, trusted
 
 
@@ -115,8 +115,8 @@ def unfit(target: str) -> str:
         ("torch.load", unfit("torch.load")),
         ("torch.optimizer.X", unfit("torch.optimizer.X")),
         ("torch.nn.Linear", unfit("torch.nn.Linear")),
-        ("forge.diagnosis.ask.ask", unfit("forge.diagnosis.ask.ask")),
-        ("forge.config.build.build", unfit("forge.config.build.build")),
+        ("forge.doctor.ask.ask", unfit("forge.doctor.ask.ask")),
+        ("forge.build.build", unfit("forge.build.build")),
         ("forge.models.decoder.Decoder", unfit("forge.models.decoder.Decoder")),
         (
             "adamw",

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from refusing import SMALL, resolved
 
-from forge.config import schemas, serialize
+from forge.config import schemas
 from forge.config.changes import Change, changes, permitted
 from forge.config.launch import Slurm
 from forge.config.literal import shown
-from forge.config.resolve import put
 from forge.config.root import Config
 from forge.config.sweeper import Optuna
+from forge.resolve.resolve import put
+from forge.rundir import serialize
 
 FREE = {
     "": ("callbacks", "trackers"),

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from refusing import resolved
 
-from forge.config import cluster
-from forge.config.derive_auto import device_memory
 from forge.config.launch import Slurm
 from forge.config.parallel import Parallel
 from forge.config.root import Config
-from forge.config.rules_launch import unused_gpus
-from forge.config.rules_layout import host_memory
 from forge.config.run import Run
-from forge.config.world import CPU_BUILD, Devices, World
+from forge.plan import cluster
+from forge.plan.world import CPU_BUILD, Devices, World
+from forge.resolve.auto import device_memory
+from forge.resolve.rules.launch import unused_gpus
+from forge.resolve.rules.layout import host_memory
 
 GPU_BUILD = Devices(gpus=0, source="no NVIDIA driver", torch=(2, 11))
 

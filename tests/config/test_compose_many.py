@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from forge.config.compose import compose
-from forge.config.compose_many import Composer
-from forge.config.serialize import to_plain
+from forge.compose.composition import compose
+from forge.compose.many import Composer
+from forge.rundir.serialize import to_plain
 
 GROUPS = [
     ["model=tiny"],

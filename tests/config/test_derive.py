@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from refusing import SMALL, only, problems, resolved
 
-from forge.config import compose
-from forge.config.derive import DERIVATIONS, SCHEDULE, Derived, fit_epochs
-from forge.config.errors import ConfigError
-from forge.config.estimate import memory_by_part
-from forge.config.resolve import resolve
+from forge.compose import composition
+from forge.config.problems import ConfigError
 from forge.config.tokenizer import Tokenizer
+from forge.plan.memory import memory_by_part
+from forge.resolve.derivations import DERIVATIONS, SCHEDULE, Derived, fit_epochs
+from forge.resolve.resolve import resolve
 
 LOOPED = "parallel.pp=2 model.n_layers=4 train.compile_model=false model.tie_embeddings=false"
 
@@ -284,7 +284,7 @@ def test_fsdp_takes_what_the_other_degrees_leave():
 
 
 def test_the_arithmetic_of_a_layout_that_does_not_fit():
-    config = compose.config(
+    config = composition.config(
         [*SMALL, "parallel.dp_shard=-1", "parallel.tp=2", "parallel.cp=3", "train.seq_len=36"]
     )
     with pytest.raises(ConfigError) as refused:
@@ -380,7 +380,7 @@ def test_rows_of_a_tokenizer_that_says_nothing_of_itself():
     class Mine(Tokenizer):
         _target_: str = "forge.data.tokenizer.train_bpe"
 
-    config = compose.config([*SMALL, "model.vocab_size=auto"])
+    config = composition.config([*SMALL, "model.vocab_size=auto"])
     config.tokenizer = Mine()
     with pytest.raises(ConfigError) as refused:
         resolve(config)

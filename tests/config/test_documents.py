@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.document import PAGES
+from forge.compose.docs import PAGES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

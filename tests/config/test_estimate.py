@@ -14,10 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import forge
-from forge.config.estimate import memory_by_part
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.objective import Pretrain as PretrainConfig
-from forge.config.resolve import resolve
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.objectives.chunked_cross_entropy import auto_chunk_size
@@ -25,6 +23,8 @@ from forge.objectives.pretrain import Pretrain
 from forge.optim.adamw import adamw
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.half import FORMATS
+from forge.plan.memory import memory_by_part
+from forge.resolve.resolve import resolve
 
 BATCH, SEQ = 2, 32
 SIZES = {

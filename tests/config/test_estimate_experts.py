@@ -11,7 +11,6 @@ from refusing import resolved
 from test_estimate import Live
 from torch.distributed.tensor import DTensor
 
-from forge.config.estimate import memory_by_part
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.root import Config
 from forge.models.decoder import Decoder
@@ -21,6 +20,7 @@ from forge.parallel.expert import spread_experts
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.parallel.scopes import spread_scopes
+from forge.plan.memory import memory_by_part
 from forge.training.assemble import build_model
 
 SHAPE = {

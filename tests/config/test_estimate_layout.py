@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from refusing import resolved
 
-from forge.config.estimate import memory_by_part
+from forge.plan.memory import memory_by_part
 
 SHAPE = {
     "dim": 64,

@@ -14,10 +14,11 @@ import pytest
 from refusing import only, resolved
 
 from forge import check, explain
-from forge.config import compose, serialize
-from forge.config.document import options_page
+from forge.compose import composition
+from forge.compose.docs import options_page
 from forge.config.frozen import FrozenDict, freeze_value, thaw_value, unkeepable
-from forge.config.resolve import resolve
+from forge.resolve.resolve import resolve
+from forge.rundir import serialize
 
 TRUST = "run.trust=[mypkg.]"
 EMA = [TRUST, "+callbacks.ema._target_=mypkg.EMA", "+callbacks.ema.decay=0.9"]
@@ -214,7 +215,7 @@ def test_what_no_file_can_keep_is_named():
 
 
 def test_an_entry_set_in_python_is_checked():
-    config = compose.config()
+    config = composition.config()
     config.callbacks["mine"] = {"_target_": "mypkg.EMA", "of": object()}
     with pytest.raises(
         ValueError, match=r"callbacks\.mine\.of is a object, which no file can keep"

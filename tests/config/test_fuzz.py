@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 import forge.train
 import forge.worker
-from forge import check, explain
-from forge.config import cli, errors
-from forge.config import resolve as resolving
-from forge.config.errors import Problem
-from forge.config.world import Devices
-from forge.launch import local
+from forge import check, cli, explain
+from forge.config import problems as errors
+from forge.config.problems import Problem
+from forge.launch.local import processes
+from forge.plan.world import Devices
+from forge.resolve import resolve as resolving
 
 EXAMPLES = int(os.environ.get("FORGE_FUZZ_EXAMPLES", "100"))
 RANDOM = "FORGE_FUZZ_EXAMPLES" in os.environ  # a search by hand takes other lines each time
@@ -73,7 +73,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         found.lay()
         patch.chdir(found.path)
         patch.delenv("WORLD_SIZE", raising=False)
-        patch.setattr(local, "start", lambda *_, **__: 0)
+        patch.setattr(processes, "start", lambda *_, **__: 0)
         patch.setattr(forge.worker, "main", lambda *_, **__: 0)
         patch.setattr(resolving, "find_devices", lambda: Devices(gpus=0, source="the test"))
         yield found

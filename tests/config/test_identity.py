@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from refusing import SMALL, resolved
 
-from forge.config.identity import hash_of, identity, is_free
+from forge.rundir.identity import hash_of, identity, is_free
 
 FIRST = hash_of(resolved(SMALL).config)
 

@@ -11,10 +11,10 @@ from refusing import SMALL, problems, resolved
 from torch import nn
 from torch.distributed.pipelining import schedules
 
-from forge.config import compose
-from forge.config.derive_layout import best_microbatches, legal_microbatches
-from forge.config.errors import ConfigError
+from forge.compose import composition
 from forge.config.model import Model
+from forge.config.problems import ConfigError
+from forge.plan.layout import best_microbatches, legal_microbatches
 
 NAMES = {
     "gpipe": schedules.ScheduleGPipe,
@@ -79,7 +79,7 @@ def test_the_micro_batches_that_are_chosen(
 
 @pytest.mark.parametrize("axis", ["tp", "pp", "cp", "dp_shard", "dp_replicate"])
 def test_only_a_decoder_is_cut_and_any_model_is_sharded(axis: str):
-    config = compose.config([*SMALL, f"parallel.{axis}=2"])
+    config = composition.config([*SMALL, f"parallel.{axis}=2"])
     config.model = Model(_target_="torch.nn.Linear", vocab_size=300, max_seq_len=128)
     if axis.startswith("dp_"):
         assert config.validate().world.size == 2

@@ -11,10 +11,10 @@ from unittest.mock import patch
 import pytest
 from refusing import SMALL, problems, resolved
 
-from forge.config.derive_auto import USABLE, candidates, choose
-from forge.config.estimate import memory_by_part
-from forge.config.resolve import Resolution
-from forge.config.world import Devices, World
+from forge.plan.memory import memory_by_part
+from forge.plan.world import Devices, World
+from forge.resolve.auto import USABLE, candidates, choose
+from forge.resolve.resolve import Resolution
 
 GIB = 1 << 30
 LLAMA = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from refusing import only, problems
 
-from forge.config.aliases import ALIASES, COMPUTED
+from forge.compose.aliases import ALIASES, COMPUTED
 
 SAMPLE = {
     "optimizer": "adamw",

@@ -8,10 +8,10 @@ import pytest
 from advice import alternatives
 from refusing import only, problems, resolved
 
-from forge.config import compose
-from forge.config.errors import ConfigError
-from forge.config.grammar import read
+from forge.compose import composition as compose
+from forge.compose.grammar import read
 from forge.config.packages import IMPORTABLE
+from forge.config.problems import ConfigError
 
 KEYS = "group=option or key=value, such as model=small or optimizer.lr=1e-3"
 MODELS = "gpt2, llama13b, llama3_70b, llama3_8b, llama70b, llama7b, mixtral_8x7b, moe_small, moe_tiny, small, tiny"

@@ -11,13 +11,13 @@ import yaml
 from omegaconf import OmegaConf
 from refusing import resolved
 
+from forge.compose.engine import Library
+from forge.compose.many import ENTRIES
+from forge.compose.paths import CONF
 from forge.config import schemas
-from forge.config.compose_many import ENTRIES
 from forge.config.frozen import thaw_value
-from forge.config.library import Library
-from forge.config.paths import CONF
-from forge.config.resolve import Resolution
 from forge.optim import schedules
+from forge.resolve.resolve import Resolution
 
 FILES = sorted(
     path.relative_to(CONF).with_suffix("").as_posix()

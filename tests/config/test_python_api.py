@@ -16,9 +16,10 @@ from refusing import SMALL
 
 import forge
 from forge import resume
-from forge.config.errors import ConfigError, Problem, closest, did_you_mean, render
+from forge.config.problems import ConfigError, Problem, closest, did_you_mean, render
 from forge.config.root import Config
-from forge.launch import directory, local
+from forge.launch.local import processes
+from forge.rundir import directory
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         )
         return 0
 
-    monkeypatch.setattr(local, "start", start)
+    monkeypatch.setattr(processes, "start", start)
     monkeypatch.chdir(tmp_path)
     return seen
 
@@ -138,7 +139,7 @@ def test_train_refuses_before_anything_is_made(started: list[Path], tmp_path: Pa
 
 
 def test_a_run_that_fails(started: list[Path], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "start", lambda run_dir, ranks, **_: 1)
+    monkeypatch.setattr(processes, "start", lambda run_dir, ranks, **_: 1)
     with pytest.raises(
         RuntimeError, match=r"^the run in .*_tiny_\w+ failed: its worker ended with exit code 1$"
     ):
@@ -150,7 +151,7 @@ def test_a_run_that_is_interrupted_before_it_begins(
 ):
     """Also one that goes on, whose directory has the result of its last start still."""
     done = forge.train(forge.compose())
-    monkeypatch.setattr(local, "start", lambda run_dir, ranks, **_: 130)
+    monkeypatch.setattr(processes, "start", lambda run_dir, ranks, **_: 130)
     for overrides in ([], [f"run.dir={done.run_dir}", "train.max_steps=3200"]):
         with pytest.raises(KeyboardInterrupt):
             forge.train(forge.compose(overrides))
@@ -170,7 +171,7 @@ def test_train_is_callable_however_it_was_imported(imports: str, tmp_path: Path)
     code = f"""
 {imports}
 from forge.launch import local
-local.start = lambda run_dir, ranks, **_: 3
+processes.start = lambda run_dir, ranks, **_: 3
 try:
     forge.train(forge.compose())
 except RuntimeError as error:

@@ -17,8 +17,8 @@ from refusing import SMALL, resolved
 from forge.config import schemas
 from forge.config.field import default_of
 from forge.config.frozen import freeze_value
-from forge.config.resolve import get
 from forge.config.schemas import walk_options
+from forge.resolve.resolve import get
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = sorted({key for key, *_ in walk_options()})

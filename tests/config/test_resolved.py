@@ -12,11 +12,11 @@ import pytest
 from omegaconf import OmegaConf
 from refusing import SMALL, problems, resolved
 
-from forge.config import compose
+from forge.compose import composition
+from forge.compose.engine import Library
 from forge.config.field import Section
 from forge.config.frozen import FrozenDict
-from forge.config.library import Library
-from forge.config.resolve import resolve
+from forge.resolve.resolve import resolve
 
 VARIED = [
     [],
@@ -53,7 +53,7 @@ def test_every_section_is_read_only():
 
 
 def test_a_name_that_no_option_has_is_refused_in_python():
-    config = compose.config()
+    config = composition.config()
     with pytest.raises(
         AttributeError, match="Train has no option 'max_stepps'; did you mean max_steps"
     ):
@@ -117,7 +117,7 @@ def test_resolving_again_changes_nothing(overrides: list[str]):
 
 
 def test_a_resolved_config_can_be_checked_for_another_world():
-    once = resolve(compose.config([*SMALL, "parallel.dp_shard=-1"]))
+    once = resolve(composition.config([*SMALL, "parallel.dp_shard=-1"]))
     with pytest.raises(ValueError, match="there are 8 ranks"):
         once.config.validate(world_size=8)
     assert once.config.frozen
@@ -125,7 +125,7 @@ def test_a_resolved_config_can_be_checked_for_another_world():
 
 @pytest.mark.parametrize("overrides", VARIED, ids=str)
 def test_the_config_that_is_resolved_is_not_touched(overrides: list[str]):
-    config = compose.config(overrides)
+    config = composition.config(overrides)
     before = copy.deepcopy(config)
     config.validate()
     assert config == before

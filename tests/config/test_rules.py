@@ -23,8 +23,8 @@ from rule_cases_pipeline import PIPELINE_CASES
 from rule_cases_places import PLACE_CASES
 from rule_cases_tensor import TENSOR_CASES
 
-from forge.config import serialize
-from forge.config.rules import RULES
+from forge.resolve.rules.all import RULES
+from forge.rundir import serialize
 
 OF_THE_USER = {
     "data.path": "a path",
@@ -142,7 +142,7 @@ def test_what_it_advises_helps(case: Case, place: Path):
 
 def test_a_text_that_may_not_be_read(place: Path, monkeypatch: pytest.MonkeyPatch):
     """Not by a file, since whoever runs the tests may read all."""
-    monkeypatch.setattr("forge.config.rules_run.os.access", lambda path, mode: mode != os.R_OK)
+    monkeypatch.setattr("forge.resolve.rules.run.os.access", lambda path, mode: mode != os.R_OK)
     (found,) = [
         p
         for p in problems([*SMALL, "data=text", f"data.path={place / 'my.txt'}"])

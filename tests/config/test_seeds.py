@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from forge.config import schemas, seeds
+from forge.compose import seeds
+from forge.compose.paths import CONF
+from forge.config import schemas
 from forge.config.field import default_of
-from forge.config.paths import CONF
-from forge.config.rules import RULES
+from forge.resolve.rules.all import RULES
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -119,7 +120,7 @@ def test_defaults_are_compared_for_nearly_all_of_kempnerforge():
 def test_the_page_is_current():
     assert (REPOSITORY / "docs" / "seeds.md").read_text(
         encoding="utf-8"
-    ) == seeds.render_markdown(), "run python -m forge.config.seeds --write docs/seeds.md"
+    ) == seeds.render_markdown(), "run python -m forge.compose.seeds --write docs/seeds.md"
 
 
 def test_the_page_has_one_line_an_option():

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from refusing import resolved
 
-from forge.config import serialize
-from forge.config.library import Library
+from forge.compose.engine import Library
 from forge.config.root import Config
+from forge.rundir import serialize
 
 CHOICES = [
     [f"{group}={option}"] for group in Library().groups() for option in Library().options(group)
@@ -104,10 +104,10 @@ def test_a_class_outside_the_allow_list_is_refused(name: str):
     "name",
     [
         *(
-            "forge.config.cli.refuse",
+            "forge.cli.refuse",
             "forge.config.model.ACTIVATIONS",
             "torch.nn.Linear",
-            "forge.config.errors.Problem",
+            "forge.config.problems.Problem",
         ),
         *("forge.config.optimizer.AdamW", "forge.config.model.Section"),
     ],

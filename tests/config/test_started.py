@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from forge.config.errors import ConfigError
 from forge.config.parallel import Parallel
+from forge.config.problems import ConfigError
 from forge.config.run import Run
-from forge.config.started import Started, first_node, started
-from forge.config.world import Devices, find_world
+from forge.plan.launcher_environment import Started, first_node, started
+from forge.plan.world import Devices, find_world
 
 TORCHRUN = {
     "RANK": "3",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from refusing import only, problems, resolved
 
-from forge.config.compose_many import Composer
+from forge.compose.many import Composer
 
 Write = Callable[[str, str], str]
 CORRECT = "correct the file"

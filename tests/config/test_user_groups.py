@@ -9,7 +9,7 @@ import pytest
 from refusing import only, problems, resolved
 from test_user_files import GLOBAL
 
-from forge.config import cli
+from forge import cli
 
 Write = Callable[[str, str], str]
 

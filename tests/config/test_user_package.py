@@ -14,11 +14,12 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from refusing import only, problems, resolved
 
-from forge.config import register, schemas, serialize
+from forge.config import register, schemas
 from forge.config.field import opt
 from forge.config.model import Decoder, Model
 from forge.config.packages import IMPORTABLE
 from forge.config.train import Train
+from forge.rundir import serialize
 
 SEARCH = ["hydra.searchpath=[pkg://mine.conf]", "run.trust=[mine.]"]
 SCHEMA = """

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from forge.config import world
 from forge.config.parallel import Parallel
 from forge.config.run import Run
-from forge.config.world import Devices, World, find_devices, find_world, ranks_per_node
+from forge.plan import world
+from forge.plan.world import Devices, World, find_devices, find_world, ranks_per_node
 
 FOUR = Devices(gpus=4, source="NVML")
 NONE = Devices(gpus=0, source="no NVIDIA driver")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from forge.diagnosis import accelerator
-from forge.diagnosis.finding import MISSING, OK, WARN
+from forge.doctor import accelerator
+from forge.doctor.finding import MISSING, OK, WARN
 
 CUDA_BUILD = "install a CUDA build of torch, as pytorch.org/get-started has it for this driver; "
 ONLY = "only needed for run.device=cuda"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import time
 
-from forge.diagnosis.ask import Answer, ask
+from forge.doctor.ask import Answer, ask
 
 
 def python(code: str, seconds: float = 20) -> Answer | None:

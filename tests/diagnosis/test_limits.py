@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from forge.config.units import GIB
-from forge.diagnosis import limits
-from forge.diagnosis.finding import MISSING, OK, WARN
+from forge.doctor import limits
+from forge.doctor.finding import MISSING, OK, WARN
 
 
 @pytest.mark.parametrize(

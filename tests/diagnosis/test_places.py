@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from forge.config.units import GIB, MIB
-from forge.diagnosis import places
-from forge.diagnosis.finding import MISSING, OK, WARN
-from forge.diagnosis.places import Place, Trial
+from forge.doctor import places
+from forge.doctor.finding import MISSING, OK, WARN
+from forge.doctor.places import Place, Trial
 
 NEEDED = Place(name="run.root", path=Path("/p"), option="run.root=DIR", enough=10 * GIB)
 OTHER = Place(name="home", path=Path("/p"), option="HOME=DIR", enough=GIB, needed=False)

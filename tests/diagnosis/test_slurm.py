@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.diagnosis.finding import MISSING, OK, WARN
-from forge.diagnosis.slurm import COMMANDS, slurm
+from forge.doctor.finding import MISSING, OK, WARN
+from forge.doctor.slurm import COMMANDS, slurm
 
 ONLY = "only needed for launch=slurm"
 PARTITIONS = "echo 'gpu* up 4'; echo 'cpu up 9'; echo 'gpu* up 1'"

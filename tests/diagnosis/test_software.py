@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from forge.diagnosis import software
-from forge.diagnosis.ask import Answer
-from forge.diagnosis.finding import MISSING, OK, WARN
+from forge.doctor import software
+from forge.doctor.ask import Answer
+from forge.doctor.finding import MISSING, OK, WARN
 
 
 def program(folder: Path, name: str, text: str = "exit 0") -> Path:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from example_helpers import SMALL, USE
 
-from forge.config import compose
+from forge.compose import composition
 from forge.models.contract import check_model
 from forge.models.init import init_weights
 
@@ -174,7 +174,7 @@ def test_every_option_of_the_package_composes(
         "+tracker=csv",
         "+recipe=smooth",
     ):
-        assert compose.config([*USE, *SMALL, choice]).validate().config.frozen
+        assert composition.config([*USE, *SMALL, choice]).validate().config.frozen
     assert write_nothing() == [desk / "text.txt"]
 
 

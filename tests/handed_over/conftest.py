@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from going_on_helpers import RUN, take
 
-from forge.launch import local
+from forge.launch.local import processes
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The run directories that a worker would be started in."""
     paths: list[Path] = []
-    monkeypatch.setattr(local, "start", lambda path, ranks, **_: paths.append(path) or 0)
+    monkeypatch.setattr(processes, "start", lambda path, ranks, **_: paths.append(path) or 0)
     return paths
 
 

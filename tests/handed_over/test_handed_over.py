@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 from going_on_helpers import RUN, content, take
 
-from forge import cancel, report, resume, status, train, worker
-from forge.config.compose import compose
-from forge.config.errors import ConfigError
-from forge.launch import consent, local
-from forge.launch.directory import resume_command
-from forge.launch.sweep_directory import SweepDirectory
+from forge import cancel, resume, status, train, worker
+from forge.compose.composition import compose
+from forge.config.problems import ConfigError
+from forge.launch.local import processes
+from forge.launch.sweep.directory import SweepDirectory
+from forge.report import __main__ as report
+from forge.rundir import consent
+from forge.rundir.directory import resume_command
 
 ELSEWHERE = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, for this run with run.allow_change=[checkpoint.dir]"
 
@@ -333,5 +335,5 @@ def test_the_trust_of_a_worker_is_that_of_the_command(
     assert "theirs.C may not be built for callbacks: it is under no trusted prefix." in done.stderr
     assert not (tmp_path / "imported").exists()
     monkeypatch.syspath_prepend(tmp_path / "lib")
-    assert local.start(run, trust=["theirs."]) == 2
+    assert processes.start(run, trust=["theirs."]) == 2
     assert (tmp_path / "imported").exists()

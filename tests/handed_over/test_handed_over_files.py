@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from going_on_helpers import end, read
 
-from forge import cancel, checkpoints, export, generate, report, resume, status
-from forge.config.stored import DEEPEST, from_json, read_json
-from forge.launch import directory
-from forge.launch.saved import Saved
+from forge import cancel, checkpoints, export, generate, resume, status
+from forge.report import __main__ as report
+from forge.rundir import directory
+from forge.rundir.checkpoints import Saved
+from forge.rundir.stored import DEEPEST, from_json, read_json
 
 DEEP = "[" * 100_000 + "]" * 100_000
 TOO_DEEP = "it is nested more than 100 deep"

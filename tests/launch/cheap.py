@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from forge.launch.sweep_command import Command
+    from forge.launch.sweep.command import Command
 
 BAD = "the loss was not finite in 10 steps in a row"
 Reached = Callable[[dict[str, Any]], float | None]
@@ -93,7 +93,7 @@ def work(run_dir: Path) -> None:
 def sweep(argv: list[str]) -> int:
     """The verb `forge.train` with this module as the worker."""
     from forge import train
-    from forge.launch import local_points
+    from forge.launch.sweep import local as local_points
 
     local_points.Ranks = functools.partial(local_points.Ranks, module="cheap")  # type: ignore[misc,assignment]
     code = train.main(argv)

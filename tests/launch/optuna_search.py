@@ -9,10 +9,10 @@ from cheap import Here
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from forge.config.world import Devices
-from forge.launch import optuna_sweeper
-from forge.launch.optuna_grammar import without_intervals
-from forge.launch.points import Preflight
+from forge.launch.optuna import sweeper as optuna_sweeper
+from forge.launch.optuna.grammar import without_intervals
+from forge.launch.sweep.points import Preflight
+from forge.plan.world import Devices
 
 CPU = ["run.device=cpu", "eval.enabled=true"]
 RATE = "optimizer.lr=tag(log, interval(1e-4, 1e-2))"

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 import forge
-from forge.config import serialize
-from forge.config.errors import ConfigError
-from forge.config.resolve import Resolution
-from forge.launch import directory, provenance
+from forge.config.problems import ConfigError
+from forge.resolve.resolve import Resolution
+from forge.rundir import directory, provenance, serialize
 
 OVERRIDES = ["train.max_steps=7", "scheduler.warmup_steps=7"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from forge.config.errors import Problem
-from forge.config.library import Library
+from forge.compose.engine import Library
+from forge.config.problems import Problem
 from forge.config.sweep import Ablation
-from forge.launch.expand import AS_RANGE, Combination, contradictions, expand, grid
+from forge.launch.sweep.expand import AS_RANGE, Combination, contradictions, expand, grid
 
 
 def points(

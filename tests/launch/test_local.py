@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.launch import local
+from forge.launch.local import processes
 
 Stub = Callable[[str], str]
 
@@ -41,8 +41,8 @@ def start(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     """local.start, with this code in the worker's place."""
 
     def run(code: str) -> int:
-        monkeypatch.setattr(local.sys, "executable", stub(code))
-        return local.start(tmp_path)
+        monkeypatch.setattr(processes.sys, "executable", stub(code))
+        return processes.start(tmp_path)
 
     return run
 
@@ -148,13 +148,13 @@ def test_what_is_ignored_stays_so_but_for_interrupts(monkeypatch: pytest.MonkeyP
     background.
     """
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
-    assert local.heard() == [signal.SIGINT]
+    assert processes.heard() == [signal.SIGINT]
 
 
 def test_the_parents_own_handlers_come_back(start: Callable[[str], int]):
-    before = [signal.getsignal(number) for number in local.STOPPING]
+    before = [signal.getsignal(number) for number in processes.STOPPING]
     start("")
-    assert [signal.getsignal(number) for number in local.STOPPING] == before
+    assert [signal.getsignal(number) for number in processes.STOPPING] == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
@@ -179,7 +179,7 @@ import sys
 from pathlib import Path
 from forge.launch import local
 run_dir, sys.executable = Path(sys.argv[1]), sys.argv[2]
-local.start(run_dir)
+processes.start(run_dir)
 """
     process = subprocess.Popen([sys.executable, "-c", parent, str(tmp_path), stub(worker)])
     pid = read_pid(tmp_path / "pid")
@@ -202,7 +202,7 @@ def test_the_worker_imports_from_where_its_parent_does(
 
 
 def test_python_itself_is_not_on_the_workers_path() -> None:
-    inherited = [p for p in local.search_path().split(os.pathsep) if p]
+    inherited = [p for p in processes.search_path().split(os.pathsep) if p]
     assert not [
         p for p in inherited if (Path(p) / "encodings").exists() or (Path(p) / "torch").exists()
     ]

@@ -17,9 +17,11 @@ import fake_worker
 import pytest
 from test_local import alive, wait_for
 
-from forge.config.world import Devices
-from forge.launch import local, local_points, sweep, threads
-from forge.launch.sweep_directory import SweepDirectory
+from forge.launch.local import processes, threads
+from forge.launch.sweep import local as local_points
+from forge.launch.sweep import sweep
+from forge.launch.sweep.directory import SweepDirectory
+from forge.plan.world import Devices
 
 SMALL = [
     "train.max_steps=5",
@@ -36,7 +38,7 @@ def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     (tmp_path / "bin").mkdir()
-    monkeypatch.setattr(local.sys, "executable", fake_worker.interpreter(tmp_path / "bin"))
+    monkeypatch.setattr(processes.sys, "executable", fake_worker.interpreter(tmp_path / "bin"))
 
 
 def run(*overrides: str) -> int:
@@ -182,7 +184,7 @@ def background(*overrides: str) -> subprocess.Popen[str]:
     """The same in a process of its own, as a shell starts it: with this test's interpreter for the
     ranks.
     """
-    code = f"import sys; from forge.launch import local, sweep; local.sys.executable = {str(Path('bin/python').resolve())!r}; "
+    code = f"import sys; from forge.launch import local, sweep; processes.sys.executable = {str(Path('bin/python').resolve())!r}; "
     code += f"sys.exit(sweep.run({[*SMALL, *overrides]!r}))"
     real = Path(sys.prefix, "bin", "python")
     return subprocess.Popen(
@@ -297,7 +299,7 @@ def test_a_point_that_something_else_works_on_is_left(
 ) -> None:
     assert run("seed=1") == 0
     (points()[0] / "result.json").unlink()
-    from forge.launch.lock import Lock
+    from forge.rundir.lock import Lock
 
     monkeypatch.setattr(local_points, "BUSY", 0.3)
     with Lock(points()[0]):

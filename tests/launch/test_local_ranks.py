@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from test_local import Stub, alive, read_pid, stub, wait_for
 
-from forge.launch import local
+from forge.launch.local import processes
 
 __all__ = ["stub"]
 RANK = "rank = int(os.environ['RANK'])\n"
 PID = "(RUN_DIR / f'pid{rank}').write_text(str(os.getpid()))\n"
 FAIL = """
-from forge.launch.failure import record
+from forge.rundir.failure import record
 record(RUN_DIR, rank=rank, kind='KeyError', message='wk', trace='the trace', said='rank 1 of 2 failed: wk', code=1)
 sys.exit(1)
 """
@@ -31,8 +31,8 @@ def start(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     """local.start of that many ranks, with this code in the worker's place."""
 
     def run(code: str, ranks: int = 2) -> int:
-        monkeypatch.setattr(local.sys, "executable", stub(RANK + code))
-        return local.start(tmp_path, ranks)
+        monkeypatch.setattr(processes.sys, "executable", stub(RANK + code))
+        return processes.start(tmp_path, ranks)
 
     return run
 
@@ -68,7 +68,7 @@ def test_whichever_rank_dies_is_seen_at_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The others, which would wait for ever, are ended."""
-    monkeypatch.setattr(local, "GRACE", 0.3)
+    monkeypatch.setattr(processes, "GRACE", 0.3)
     began = time.monotonic()
     assert (
         start(
@@ -135,7 +135,7 @@ def test_a_signal_before_the_ranks_listen_ends_all(
         )
         == 143
     )
-    assert time.monotonic() - began < local.GRACE
+    assert time.monotonic() - began < processes.GRACE
     assert "was ended by SIGTERM" in capfd.readouterr().err
     assert not (tmp_path / "error.json").exists()
     wait_for(lambda: not any(alive(int((tmp_path / f"pid{rank}").read_text())) for rank in (0, 1)))

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from forge.launch.lock import Held, Lock, holder
+from forge.rundir.lock import Held, Lock, holder
 
-HOLD = "import sys, time; from pathlib import Path; from forge.launch.lock import Lock; "
+HOLD = "import sys, time; from pathlib import Path; from forge.rundir.lock import Lock; "
 HOLD += (
     "lock = Lock(Path(sys.argv[1])).acquire(); {more}; print('held', flush=True); time.sleep(60)"
 )

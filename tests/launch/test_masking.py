@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forge.launch.masking import MASK, masked
+from forge.rundir.masking import MASK, masked
 
 HEX = "0123456789abcdef0123456789abcdef01234567"
 SECRETS = [

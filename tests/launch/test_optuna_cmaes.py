@@ -9,9 +9,9 @@ import numpy as np
 import optuna
 import pytest
 
-from forge.config.errors import ConfigError
-from forge.launch.optuna_cmaes import restored
-from forge.launch.optuna_study import _sampler
+from forge.config.problems import ConfigError
+from forge.launch.optuna.cmaes import restored
+from forge.launch.optuna.study import _sampler
 
 
 class Command:

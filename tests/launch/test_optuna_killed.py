@@ -18,7 +18,7 @@ import pytest
 from optuna_search import flight, study
 from tiny import TINY
 
-from forge.launch import optuna_sweeper
+from forge.launch.optuna import sweeper as optuna_sweeper
 
 OPTIONS = [
     *(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from optuna_search import CPU, DECAY, RATE, search
 
-from forge.config.errors import ConfigError
-from forge.launch import sweep
+from forge.config.problems import ConfigError
+from forge.launch.sweep import sweep
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import random
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from forge.config.errors import ConfigError
-from forge.config.library import Library
-from forge.launch.optuna_grammar import read_space, without_intervals
-from forge.launch.optuna_space import Numbers, Space, combination, param_of
+from forge.compose.engine import Library
+from forge.config.problems import ConfigError
+from forge.launch.optuna.grammar import read_space, without_intervals
+from forge.launch.optuna.space import Numbers, Space, combination, param_of
 
 
 def space(*overrides: str, params: dict[str, str] | None = None) -> Space:

@@ -15,11 +15,12 @@ import pytest
 from cheap import BAD, Here, valley
 from optuna_search import CPU, DECAY, RATE, flight, search, study
 
-from forge.config.library import Library
-from forge.launch import optuna_sweeper, sweep
-from forge.launch.optuna_grammar import read_space
-from forge.launch.optuna_refusal import first_that_runs
-from forge.launch.sweep_directory import SweepDirectory
+from forge.compose.engine import Library
+from forge.launch.optuna import sweeper as optuna_sweeper
+from forge.launch.optuna.grammar import read_space
+from forge.launch.optuna.refusal import first_that_runs
+from forge.launch.sweep import sweep
+from forge.launch.sweep.directory import SweepDirectory
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from test_local import wait_for
 
-from forge.launch import slurm, survey
-from forge.launch.lock import Lock, in_use
-from forge.launch.point_state import at_work, process_of, state_of
-from forge.launch.survey import job_of
-from forge.launch.sweep_directory import Point
+from forge.launch.slurm import jobs as slurm
+from forge.launch.sweep import survey
+from forge.launch.sweep.directory import Point
+from forge.launch.sweep.state import at_work, process_of, state_of
+from forge.launch.sweep.survey import job_of
+from forge.rundir.lock import Lock, in_use
 
 RESULT = {
     "status": "finished",

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.compose import compose
-from forge.config.errors import ConfigError, Problem
-from forge.config.identity import hash_of
-from forge.config.origin import origin
-from forge.config.resolve import resolve
-from forge.config.world import Devices
-from forge.launch.expand import Combination
-from forge.launch.points import Planned, Preflight
-from forge.launch.refusal import PointsRefused, Wrong
+from forge.compose.composition import compose
+from forge.compose.origin import origin
+from forge.config.problems import ConfigError, Problem
+from forge.launch.sweep.expand import Combination
+from forge.launch.sweep.points import Planned, Preflight
+from forge.launch.sweep.refusal import PointsRefused, Wrong
+from forge.plan.world import Devices
+from forge.resolve.resolve import resolve
+from forge.rundir.identity import hash_of
 
 BAD = ["model.n_heads=3,4", "optimizer.lr=-1,1e-3", "train.seq_len=99999,64", "model=tiny,small"]
 BAD_SAID = """\

@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import forge
-from forge.config import compose
-from forge.config.grammar import read as parse
+from forge.compose import composition
+from forge.compose.grammar import read as parse
+from forge.compose.portable import portable
 from forge.config.literal import quoted
-from forge.config.stored import newest
-from forge.launch import directory
-from forge.launch.consent import consent, without_consent
-from forge.launch.portable import portable
+from forge.rundir import directory
+from forge.rundir.consent import consent, without_consent
+from forge.rundir.stored import newest
 
 PLAIN = [
     "train.max_steps=7",
@@ -53,7 +53,7 @@ def text(path: str) -> Path:
 
 
 def test_what_names_no_place_is_kept_as_it_was_typed() -> None:
-    config = compose.config()
+    config = composition.config()
     assert portable(PLAIN, (), config) == PLAIN
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.errors import ConfigError, Problem
-from forge.config.world import Devices
-from forge.launch.points import Planned, Preflight
-from forge.launch.refusal import merged
+from forge.config.problems import ConfigError, Problem
+from forge.launch.sweep.points import Planned, Preflight
+from forge.launch.sweep.refusal import merged
+from forge.plan.world import Devices
 
 GLOBAL = "# @package _global_\n"
 ARMS = "sweep:\n  ablation:\n    baseline: base\n    arms:\n      base: []\n      wide: {}\n"

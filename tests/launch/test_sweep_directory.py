@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.errors import ConfigError
-from forge.launch import json_lines
-from forge.launch.sweep_directory import (
+from forge.config.problems import ConfigError
+from forge.launch.sweep.directory import (
     LEDGER,
     SWEEP,
     Point,
@@ -20,6 +19,7 @@ from forge.launch.sweep_directory import (
     find_sweep,
     slug_of,
 )
+from forge.rundir import json_lines
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from going_on_helpers import alter, content, end, read, resume, take
 
-from forge.config import serialize, stored
-from forge.config.errors import ConfigError
-from forge.launch import directory
-from forge.launch.lock import Lock
+from forge.config.problems import ConfigError
 from forge.resume import overrides_of as resume_overrides
+from forge.rundir import directory, serialize, stored
+from forge.rundir.lock import Lock
 
 RUN = ("run.dir=run", "train.max_steps=40", "scheduler=cosine", "scheduler.warmup_steps=4")
 

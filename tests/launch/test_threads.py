@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.launch import threads
-from forge.launch.local import Ranks
+from forge.launch.local import threads
+from forge.launch.local.processes import Ranks
 
 
 @pytest.mark.parametrize(("processes", "each"), [(2, "4"), (3, "2"), (8, "1"), (9, "1")])

@@ -21,14 +21,14 @@ from parity_cases import Case, overrides_of
 from ranks import on_ranks
 from torch import Tensor
 
-from forge.config import compose
-from forge.config.errors import ConfigError
+from forge.compose import composition
+from forge.config.problems import ConfigError
 from forge.config.root import Config
-from forge.config.rules_pipeline import pp_torch
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
-from forge.training.parity import Record, measure
-from forge.training.parity_verdict import BOUNDS, compare, may_vanish, table
+from forge.parity.side import Record, measure
+from forge.parity.verdict import BOUNDS, compare, may_vanish, table
+from forge.resolve.rules.pipeline import pp_torch
 from forge.training.whole import Found
 
 LR = 0.1
@@ -51,7 +51,7 @@ class Tokens:
 
 def config_of(model: str, layout: str = "") -> Config:
     """The resolved config of one side."""
-    return compose.config(overrides_of(model, layout)).validate().config
+    return composition.config(overrides_of(model, layout)).validate().config
 
 
 @functools.cache

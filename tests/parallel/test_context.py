@@ -12,7 +12,7 @@ from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from forge.config import compose
+from forge.compose import composition
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.models.decoder import Decoder
@@ -53,7 +53,7 @@ def config(parallel: Parallel, *overrides: str) -> Config:
         "model.vocab_size=301",
     ]
     sizes = ["model.max_seq_len=32", f"train.seq_len={SEQ}", "tokenizer.vocab_size=300"]
-    whole = compose.config([*small, *sizes, *overrides]).validate(world_size=1).config
+    whole = composition.config([*small, *sizes, *overrides]).validate(world_size=1).config
     return dataclasses.replace(whole, parallel=parallel)
 
 

@@ -10,7 +10,7 @@ import pytest
 from parity_cases import CASES, MOE_CASES, REFUSED, Case, Refused
 from parity_run import config_of, outcomes
 
-from forge.config.errors import ConfigError
+from forge.config.problems import ConfigError
 
 
 def marked(case: Case):

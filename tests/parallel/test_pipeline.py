@@ -15,12 +15,11 @@ from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from forge.config import compose
-from forge.config.errors import ConfigError
+from forge.compose import composition
 from forge.config.model import Model
 from forge.config.parallel import Parallel
+from forge.config.problems import ConfigError
 from forge.config.root import Config
-from forge.config.rules_pipeline import pp_torch
 from forge.data import IGNORE_INDEX
 from forge.data.loader import Batch, EvalBatch
 from forge.models.decoder import Decoder
@@ -32,6 +31,7 @@ from forge.parallel.gradients import clip
 from forge.parallel.mesh import Mesh, make_mesh
 from forge.parallel.pipeline import Pipeline, cut
 from forge.parallel.ranks import Ranks
+from forge.resolve.rules.pipeline import pp_torch
 from forge.training.evaluation import evaluate
 
 ROWS, SEQ = 8, 16
@@ -56,7 +56,7 @@ BOUNDS = {torch.float64: (1e-12, 1e-10), torch.float32: (1e-6, 1e-5)}
 
 
 def config(*overrides: str, **layout: Any) -> Config:
-    resolution = compose.config(
+    resolution = composition.config(
         [*SMALL, *UNEVEN, "precision.mixed_precision=fp32", *overrides]
     ).validate(world_size=1)
     laid_out = dataclasses.replace(resolution.config, parallel=Parallel(**(PP2 | layout)))

@@ -20,9 +20,9 @@ from ranks import on_ranks
 from forge.config.parallel import Parallel
 from forge.config.precision import Precision
 from forge.config.root import Config
-from forge.launch.local import free_port
-from forge.parallel.meeting import Meeting, Word
+from forge.launch.local.processes import free_port
 from forge.parallel.ranks import Ranks, _backend, join
+from forge.parallel.rendezvous import Meeting, Word
 
 
 def laid_out(**layout: Any) -> Config:

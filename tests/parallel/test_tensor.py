@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.config import compose
+from forge.compose import composition
 from forge.config.objective import Pretrain as Section
 from forge.config.parallel import Parallel
 from forge.data.loader import Batch
@@ -42,7 +42,7 @@ SMALL = [
 
 def section(*overrides: str):
     data = ["train.seq_len=16", "tokenizer.vocab_size=300", f"model.vocab_size={VOCAB}"]
-    return compose.config([*SMALL, *data, *overrides]).validate(world_size=1).config.model
+    return composition.config([*SMALL, *data, *overrides]).validate(world_size=1).config.model
 
 
 def spread(config, parallel: Parallel) -> tuple[Mesh, Decoder]:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from counting import Counting
 from ranks import on_ranks
 
-from forge.config import compose
-from forge.config.build import build
+from forge.build import build
+from forge.compose import composition
 from forge.config.root import Config
 from forge.data.loader import Batch, Step
 from forge.models.decoder import Decoder
@@ -212,7 +212,7 @@ CASES += [
 
 def config(world: int, *overrides: str) -> Config:
     return (
-        compose.config([*SMALL, f"run.num_processes={world}", *overrides])
+        composition.config([*SMALL, f"run.num_processes={world}", *overrides])
         .validate(world_size=world)
         .config
     )

@@ -12,7 +12,7 @@ import accounting
 import one_box
 import pytest
 
-from forge.launch import slurm
+from forge.launch.slurm import jobs as slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

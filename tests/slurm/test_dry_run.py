@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.errors import ConfigError
 from forge.config.launch import Slurm
-from forge.launch import slurm
-from forge.launch.slurm_script import setup, unfinished
+from forge.config.problems import ConfigError
+from forge.launch.slurm import jobs as slurm
+from forge.launch.slurm.script import setup, unfinished
 
 
 @pytest.fixture

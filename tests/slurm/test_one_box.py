@@ -17,9 +17,12 @@ import pytest
 from one_box import OneBox
 from tiny import TINY
 
-from forge.config import cli
+from forge import cli
 from forge.config.launch import Slurm
-from forge.launch import directory, local, slurm, told
+from forge.launch.local import processes
+from forge.launch.slurm import jobs as slurm
+from forge.launch.sweep import messages
+from forge.rundir import directory
 
 pytestmark = pytest.mark.slurm
 TRUSTED = ["trouble.", "pace."]
@@ -171,7 +174,7 @@ def test_two_nodes_with_two_ranks_each_train_as_four_ranks_here(make: Make, tmp_
     (job,) = slurm.submit(
         [there.point], there.section, name="nodes", folder=tmp_path, trust=TRUSTED
     )
-    assert local.start(here.path, 4) == 0
+    assert processes.start(here.path, 4) == 0
     assert slurm.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(there)
     assert {name: shown(job)[name] for name in ("NumNodes", "NumTasks", "TresPerNode")} == {
         "NumNodes": "2",
@@ -207,7 +210,7 @@ def test_a_line_of_setup_that_fails_ends_the_job_before_the_run_begins(
     assert shown(job)["ExitCode"] == "1:0"
     said = "launch.setup failed with exit code 1: source missing/venv/bin/activate"
     assert printed(run).splitlines()[-1] == said
-    assert told.cause(run.path) == said
+    assert messages.cause(run.path) == said
     assert not (run.path / "attempts.jsonl").exists()
 
 

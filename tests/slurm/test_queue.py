@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forge.launch import slurm_queue
-from forge.launch.slurm_queue import NoAnswer, cancel, reasons, states, wait
+from forge.launch.slurm import queue as slurm_queue
+from forge.launch.slurm.queue import NoAnswer, cancel, reasons, states, wait
 
 Command = Callable[[str, str], None]
 GONE = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'

@@ -15,8 +15,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from forge.launch import requeue
-from forge.launch.slurm_task import Rank, placed
+from forge.launch.slurm import requeue
+from forge.launch.slurm.task import Rank, placed
 from forge.training.stopping import Signals
 
 Scontrol = Callable[..., Path]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from forge.config.allocation import faults
 from forge.config.launch import Slurm
 from forge.config.sbatch import KNOWN, LONG, OURS, given
-from forge.launch import slurm
+from forge.launch.slurm import jobs as slurm
+from forge.plan.allocation import faults
 
 ITSELF = "forge sets this key of sbatch itself."
 MEMORY = (

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from forge.config import cli
-from forge.config.allocation import Allocation, allocation, faults
-from forge.config.errors import ConfigError, Problem
+from forge import cli
 from forge.config.launch import Slurm
-from forge.launch import single_job, slurm
-from forge.launch.local import search_path
-from forge.launch.slurm_script import ENDS, grouped
+from forge.config.problems import ConfigError, Problem
+from forge.launch import single as single_job
+from forge.launch.local.processes import search_path
+from forge.launch.slurm import jobs as slurm
+from forge.launch.slurm.script import ENDS, grouped
+from forge.plan.allocation import Allocation, allocation, faults
 
 
 def needs(nodes: int, tasks: int, gpus: int) -> Allocation:

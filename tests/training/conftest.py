@@ -14,13 +14,12 @@ import torch
 import torch.distributed as dist
 from tiny import TINY
 
-from forge import worker
-from forge.config import cli
+from forge import cli, worker
 from forge.config.parallel import Parallel
-from forge.config.serialize import stored_trust
-from forge.config.stored import newest
-from forge.launch import directory
 from forge.parallel.mesh import Mesh, make_mesh
+from forge.rundir import directory
+from forge.rundir.serialize import stored_trust
+from forge.rundir.stored import newest
 from forge.training.assemble import Parts, assemble
 
 WORDS = [

@@ -10,7 +10,7 @@ import torch
 from tensor_folders import load
 from torch import Tensor
 
-from forge.launch.saved import WEIGHTS
+from forge.rundir.checkpoints import WEIGHTS
 
 
 def logged(run_dir: Path, key: str, *, file: str = "metrics.jsonl") -> dict[int, float]:

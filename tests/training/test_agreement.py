@@ -15,9 +15,9 @@ import pytest
 import torch.distributed as dist
 from ranks import on_ranks
 
-from forge.launch import saved
-from forge.launch.local import free_port
+from forge.launch.local.processes import free_port
 from forge.parallel.ranks import Ranks
+from forge.rundir import checkpoints
 from forge.training import assemble as assembling
 from forge.training.callback import Callback
 from forge.training.stopping import TimeLimit
@@ -80,7 +80,7 @@ def test_a_stop_of_any_rank_ends_all_at_its_step(new_run: Callable[..., Path], r
     path = new_run(*LAYOUT)
     ended = run_on_two(path, lambda: [Acting(rank, 3, lambda loop: loop.stop("mine"))])
     assert [(one["reason"], one["step"]) for one in ended] == [("mine", 3)] * 2
-    assert [one.step for one in saved.listed(path / "checkpoints")] == [3]
+    assert [one.step for one in checkpoints.listed(path / "checkpoints")] == [3]
 
 
 def test_a_signal_to_one_rank_ends_all_after_the_same_step(new_run: Callable[..., Path]) -> None:
@@ -122,7 +122,7 @@ def test_minutes_that_are_over_on_one_rank_save_on_all(new_run: Callable[..., Pa
             saving.wanted = lambda loop: int(loop.state.step in (6, 7))
 
     run_on_two(path, list, change)
-    assert {one.step: one.meta["reason"] for one in saved.listed(path / "checkpoints")} == {
+    assert {one.step: one.meta["reason"] for one in checkpoints.listed(path / "checkpoints")} == {
         7: "interval_minutes",
         12: "end",
     }

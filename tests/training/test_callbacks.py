@@ -18,7 +18,7 @@ import torch
 from run_helpers import assert_bit_equal, weights
 
 from forge import worker
-from forge.config.errors import ConfigError
+from forge.config.problems import ConfigError
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback as Base
 from forge.training.callback import CallbackError, blaming, name_of

@@ -17,9 +17,9 @@ import torch
 from run_helpers import assert_bit_equal, meta, stored, weights
 
 from forge import worker
-from forge.config.errors import ConfigError
-from forge.launch import saved
-from forge.launch.saved import CheckpointError
+from forge.config.problems import ConfigError
+from forge.rundir import checkpoints
+from forge.rundir.checkpoints import CheckpointError
 from forge.training import checkpoint
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback as LoopCallback
@@ -32,7 +32,7 @@ SAVE_OFTEN = ("train.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_las
 
 
 def find(path: Path) -> Path:
-    return saved.find(path)[0].path
+    return checkpoints.find(path)[0].path
 
 
 def steps(run_dir: Path) -> list[str]:
@@ -142,7 +142,7 @@ def test_saved_every_interval_and_at_the_end_each_step_once(
     monkeypatch.setattr(
         checkpoint.Checkpointer,
         "save",
-        lambda self, step, **parts: saved.append(step) or save(self, step, **parts),
+        lambda self, step, **parts: checkpoints.append(step) or save(self, step, **parts),
     )
     trained("train.max_steps=5", "checkpoint.interval=2")
     trained("train.max_steps=4", "checkpoint.interval=2")

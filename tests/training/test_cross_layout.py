@@ -15,9 +15,9 @@ from going_on_helpers import take
 from run_helpers import assert_bit_equal, logged, meta, stored
 
 from forge import worker
-from forge.config import serialize
 from forge.data.loader import Step, TrainLoader
-from forge.launch.local import free_port
+from forge.launch.local.processes import free_port
+from forge.rundir import serialize
 
 LAYOUTS = {
     "single": (),

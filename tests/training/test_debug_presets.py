@@ -11,9 +11,8 @@ import pytest
 import torch
 from run_helpers import logged
 
-from forge import worker
-from forge.config import cli
-from forge.launch import directory
+from forge import cli, worker
+from forge.rundir import directory
 
 TINY = [
     "tokenizer.vocab_size=300",

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import forge
-from forge.config.resolve import resolve
 from forge.config.root import Config
+from forge.resolve.resolve import resolve
 from forge.training.assemble import Parts
 from forge.training.device import check_dtypes, loss_scaler, set_up
 

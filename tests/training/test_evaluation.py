@@ -10,7 +10,7 @@ import pytest
 import torch
 from run_helpers import assert_bit_equal, logged, weights
 
-from forge.config import cli
+from forge import cli
 from forge.config.eval import Eval
 from forge.data import IGNORE_INDEX
 from forge.data.loader import eval_batches

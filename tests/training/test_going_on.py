@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forge.generate import main as generate
-from forge.launch.saved import CheckpointError
+from forge.rundir.checkpoints import CheckpointError
 from forge.training.assemble import Parts
 from forge.training.callback import Callback
 from forge.training.loop import Loop

@@ -13,9 +13,9 @@ from run_helpers import assert_bit_equal, logged, stored, weights
 from safetensors.torch import load_file, save_file
 
 from forge import export, worker
-from forge.config.errors import ConfigError
-from forge.launch import attempts
-from forge.launch.saved import CheckpointError
+from forge.config.problems import ConfigError
+from forge.rundir import attempts
+from forge.rundir.checkpoints import CheckpointError
 from forge.training.assemble import Parts, assemble
 
 

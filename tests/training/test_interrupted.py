@@ -15,7 +15,7 @@ import pytest
 from run_helpers import assert_bit_equal, logged, meta, stored
 
 from forge import worker
-from forge.launch import attempts, saved
+from forge.rundir import attempts, checkpoints
 from forge.training import assemble as assembling
 from forge.training import evaluation
 
@@ -90,7 +90,7 @@ def test_an_evaluation_is_broken_off_and_done_when_the_run_goes_on(
         sending(patch, number, evaluation_number=which, batch=2)
         assert worker.main([str(path)]) == 128 + number
     assert step not in logged(path, "eval/loss")
-    (one,) = saved.listed(path / "checkpoints")
+    (one,) = checkpoints.listed(path / "checkpoints")
     assert (one.step, one.meta["reason"], one.meta["callbacks"]["Evaluation"]["due"]) == (
         step,
         number.name,

@@ -13,8 +13,8 @@ from ranks import on_ranks
 from torch import nn
 
 from forge.parallel.ranks import Ranks
-from forge.training.parity import Record
-from forge.training.parity_verdict import BOUNDS, compare, table
+from forge.parity.side import Record
+from forge.parity.verdict import BOUNDS, compare, table
 from forge.training.whole import whole
 
 BOUND = BOUNDS[torch.float64]

@@ -16,9 +16,9 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, logged, stored
 
 from forge import worker
-from forge.launch import attempts, directory
-from forge.launch.lock import Lock
-from forge.launch.provenance import OURS, revision, versions
+from forge.rundir import attempts, directory
+from forge.rundir.lock import Lock
+from forge.rundir.provenance import OURS, revision, versions
 from forge.training import assemble as assembling
 from forge.training import step as stepping
 from forge.training.assemble import assemble

@@ -22,7 +22,7 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, folders, logged, meta, stored, weights
 
 from forge import checkpoints, worker
-from forge.launch import saved
+from forge.rundir import checkpoints as saved
 from forge.training import staging
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback as LoopCallback

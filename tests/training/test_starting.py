@@ -16,9 +16,9 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, folders, logged, stored
 
 from forge import worker
-from forge.config import stored as stored_configs
-from forge.launch import attempts
-from forge.launch.saved import CheckpointError
+from forge.rundir import attempts
+from forge.rundir import stored as stored_configs
+from forge.rundir.checkpoints import CheckpointError
 from forge.training.assemble import assemble
 
 

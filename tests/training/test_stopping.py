@@ -17,8 +17,8 @@ import pytest
 import torch
 from run_helpers import logged
 
-from forge.config import serialize
 from forge.config.eval import Eval
+from forge.rundir import serialize
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback
 from forge.training.stopping import EarlyStopping, Signals, TimeLimit

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.errors import ConfigError
+from forge.config.problems import ConfigError
 from forge.training.assemble import assemble
 
 RUN = ["run.trust=[mypkg.]", "+trackers.mine._target_=mypkg.Text", "train.max_steps=2"]

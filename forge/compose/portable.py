@@ -1,0 +1,66 @@
+"""Overrides as a run keeps them: with paths that mean the same wherever they are typed again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from forge.config.literal import quoted
+from forge.config.root import Config
+from forge.resolve.derivations import PATHS
+from forge.resolve.resolve import get
+from forge.rundir.consent import SEARCH, key_of
+
+
+def portable(overrides: Sequence[str], config_dirs: Sequence[str], config: Config) -> list[str]:
+    """The overrides with absolute paths, and --config-dir as the search path that it stands for;
+    without run.dir.
+    """
+    kept = [f"{SEARCH}=[{quoted(absolute(d))}]" for d in config_dirs]
+    for text in overrides:
+        key, _, value = text.partition("=")
+        name = key.lstrip("+")
+        if name == "run.dir":
+            continue
+        if name in PATHS and value not in ("", "null"):
+            text = f"{key}={quoted(str(get(config, name)))}"
+        elif name == SEARCH:
+            text = f"{key}=[{','.join(quoted(absolute(entry)) for entry in searched(text))}]"
+        kept.append(text)
+    return kept
+
+
+def unsaid(overrides: Sequence[str], typed: Sequence[str], config_dirs: Sequence[str]) -> list[str]:
+    """Those of the overrides that are not typed: any value of the same option counts, and each
+    directory of the search path.
+    """
+    known = {key_of(text) for text in typed}
+    folders = {
+        absolute(entry)
+        for entry in [*config_dirs, *(entry for text in typed for entry in searched(text))]
+    }
+    return [
+        text
+        for text in overrides
+        if not (
+            folders.issuperset(searched(text)) if key_of(text) == SEARCH else key_of(text) in known
+        )
+    ]
+
+
+def searched(text: str) -> list[str]:
+    """The entries of a search path as Hydra reads them, which takes `pkg\\://` for `pkg://`; none
+    of any other override.
+    """
+    from hydra.core.override_parser.types import Override
+
+    from forge.compose.grammar import read
+
+    override = read(text) if key_of(text) == SEARCH else None
+    value = override.value() if isinstance(override, Override) else None
+    return [str(entry) for entry in value] if isinstance(value, list) else []
+
+
+def absolute(source: str) -> str:
+    """A directory of the search path from anywhere; a package is as it was."""
+    return source if "://" in source else os.path.realpath(os.path.expanduser(source))

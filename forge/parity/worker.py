@@ -1,0 +1,91 @@
+"""`python -m forge.parity.worker FOLDER`: one rank of one side of forge.parity. The main rank
+leaves what was computed in the folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from forge.launch.local.processes import FAILED, REFUSED
+from forge.rundir import failure
+from forge.rundir.stored import read_json
+from forge.worker import die_with_parent, end_on_interrupt, is_lost_peer
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the folder's config says; the exit code is 0, 1 for a failure, 2 for the user's
+    mistake.
+    """
+    folder = Path((sys.argv[1:] if argv is None else argv)[0])
+    try:
+        _measure(folder)
+    except Exception as error:
+        return _fail(folder, error)
+    return 0
+
+
+def _fail(folder: Path, error: Exception) -> int:
+    """Say why, unless this rank has only lost another, which says it."""
+    code = REFUSED if isinstance(error, ValueError) else FAILED
+    others = failure.recorded(folder, failure.PATIENCE if is_lost_peer(error) else 0.0)
+    trace = "".join(traceback.format_exception(error))
+    said, rank = (
+        str(error) if isinstance(error, ValueError) else trace,
+        int(os.environ.get("RANK", 0)),
+    )
+    if others is None and failure.record(
+        folder,
+        rank=rank,
+        kind=type(error).__name__,
+        message=str(error),
+        said=said,
+        code=code,
+        trace=trace,
+    ):
+        print(said, file=sys.stderr)
+    return code if others is None else int(others.get("code", FAILED))
+
+
+def _measure(folder: Path) -> None:
+    import torch
+
+    from forge.build import build
+    from forge.data.prepare import prepare
+    from forge.parallel.ranks import join
+    from forge.parity.side import measure
+    from forge.rundir import serialize
+    from forge.training.assemble import check_vocabulary
+    from forge.training.device import set_up
+
+    # Tensors are put together here and nowhere else in this process: that it takes two collectives
+    # is nobody's concern.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    config, how = serialize.load_own(folder), read_json(folder / "parity.json")
+    device = set_up(config)
+    torch.set_float32_matmul_precision("highest")  # or fp32 on a GPU would be compared in TF32
+    torch.manual_seed(config.seed)
+    ranks = join(config, device)
+    with ranks.main_first():
+        prepared = prepare(
+            config.data, config.tokenizer, build=partial(build, trust=config.run.trust)
+        )
+    check_vocabulary(config, prepared)
+    dtype = getattr(torch, how["dtype"])
+    record = measure(
+        config, ranks, prepared.train, dtype=dtype, steps=how["steps"], lr=how["lr"], device=device
+    )
+    if ranks.main:
+        record.save(folder)
+    ranks.close()
+
+
+if __name__ == "__main__":
+    end_on_interrupt()
+    die_with_parent()
+    sys.exit(main())

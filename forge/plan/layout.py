@@ -1,0 +1,48 @@
+"""How a batch is divided over ranks, micro-batches and the parts that go through a pipeline."""
+
+from __future__ import annotations
+
+from forge.config.parallel import LOOPED_SCHEDULES
+from forge.config.root import Config
+
+
+def data_ranks(config: Config) -> int:
+    """Ranks that draw their own data: dp_replicate * dp_shard * ep."""
+    parallel = config.parallel
+    return max(parallel.dp_shard, 1) * parallel.dp_replicate * parallel.ep
+
+
+def sequences_of_rank(config: Config) -> int:
+    """Sequences that a rank reads in one step."""
+    return config.train.batch_size * config.train.grad_accum_steps
+
+
+def legal_microbatches(sequences: int, pp: int, schedule: str) -> list[int]:
+    """In how many equal parts that many sequences may go through a pipeline, the fewest first.
+
+    torch's 1F1B needs a micro-batch for each stage; its looping schedules go in rounds of about pp,
+    which must come out even.
+    """
+
+    def legal(parts: int) -> bool:
+        if sequences % parts:
+            return False
+        if schedule == "1f1b":
+            return parts >= pp
+        return schedule not in LOOPED_SCHEDULES or parts % max(1, parts // pp) == 0
+
+    small = [part for part in range(1, int(sequences**0.5) + 1) if sequences % part == 0]
+    return [
+        part for part in sorted({*small, *(sequences // part for part in small)}) if legal(part)
+    ]
+
+
+def best_microbatches(sequences: int, grad_accum_steps: int, pp: int, schedule: str) -> int:
+    """The fewest legal parts that keep a pipeline two thirds busy, 2 * pp, else the most there are;
+    no larger than a micro-batch.
+
+    With m parts 1F1B idles (pp - 1) / (m + pp - 1) of the time (arXiv:2104.04473, section 2.2).
+    """
+    legal = legal_microbatches(sequences, pp, schedule)
+    legal = [parts for parts in legal if parts % grad_accum_steps == 0] or legal or [sequences]
+    return next((parts for parts in legal if parts >= 2 * pp), legal[-1])

@@ -1,0 +1,246 @@
+"""Ranks on this machine: start them, pass signals on, wait for all, leave none behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import site
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from forge.launch.local import threads
+from forge.rundir import failure
+from forge.rundir.directory import ERROR
+
+Worker = subprocess.Popen[bytes]
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+FAILED, REFUSED = 1, 2  # exit codes of a worker: something went wrong, and the user's mistake
+GRACE = 5.0  # seconds that ranks have to end once one of them has failed
+PARENT = "FORGE_PARENT"  # tells a worker the process that started it
+
+
+def search_path() -> str:
+    """PYTHONPATH of a worker: where this process imports from, beyond Python's own folders, so that
+    a user's package is found there too.
+    """
+    library = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own = [
+        os.path.join(path, "")
+        for path in (*library, *site.getsitepackages(), site.getusersitepackages())
+    ]
+    added = [os.path.abspath(path) for path in sys.path if path and not path.endswith(".zip")]
+    return os.pathsep.join(
+        dict.fromkeys(path for path in added if not os.path.join(path, "").startswith(tuple(own)))
+    )
+
+
+def heard() -> list[int]:
+    """The signals that stop a run: none that is ignored, as nohup does with SIGHUP, but SIGINT
+    always.
+
+    A shell ignores SIGINT for what a script starts in the background; who sends it to such a
+    command still means it.
+    """
+    return [
+        number
+        for number in STOPPING
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT
+    ]
+
+
+class Ranks:
+    """The ranks of a run directory, as processes of their own.
+
+    When one ends badly the others have GRACE seconds to end too; then they are killed. What any but
+    the main rank says goes to its log, and what the main one says too when it is given a file for
+    it.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        ranks: int = 1,
+        *,
+        module: str = "forge.worker",
+        output: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        at_a_time: int = 1,
+        trust: Sequence[str] = (),
+        say: Callable[[str], None] = lambda said: print(said, file=sys.stderr, flush=True),
+    ) -> None:
+        """module: what a rank runs, with the run directory and `trust` as its arguments. environ:
+        variables beside those of this process.
+
+        at_a_time: runs like this one that share the cores of this machine. trust: prefixes of what
+        the ranks may build. say: takes why the run failed, where the main rank has not said it
+        itself.
+        """
+        self.run_dir, self.say = run_dir, say
+        self.passed_on: set[int] = set()
+        self._first, self._deadline = 0, float("inf")
+        self._workers: list[Worker] = []
+        (run_dir / ERROR).unlink(missing_ok=True)
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGINT}
+        )  # a rank takes it once Python has started
+        try:
+            for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
+                log = log_file(run_dir, rank) if rank else output
+                self._workers.append(_rank([module, str(run_dir), *trust], own, log))
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def pid(self) -> int:
+        """That of the main rank."""
+        return self._workers[0].pid
+
+    def poll(self) -> int | None:
+        """The exit code of the rank that failed first, or 0, once all have ended."""
+        workers = self._workers
+        running = [
+            worker.poll() is None for worker in workers
+        ]  # all are asked each time: a rank that died is seen whichever it is
+        for rank, worker in enumerate(workers):
+            if self._first == 0 and worker.returncode:
+                self._first = worker.returncode
+                said, grace = _report(self.run_dir, rank, len(workers), self._first, self.passed_on)
+                self._deadline = time.monotonic() + grace
+                if said:
+                    self.say(said)
+        if not any(running):
+            return 128 - self._first if self._first < 0 else self._first
+        if time.monotonic() > self._deadline:
+            for worker in workers:
+                worker.kill()
+        return None
+
+    def wait(self) -> int:
+        """Until all have ended."""
+        while (code := self.poll()) is None:
+            if len(self._workers) == 1:
+                self._workers[0].wait()
+            else:
+                time.sleep(0.02)
+        return code
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to all."""
+        self.passed_on.add(number)
+        for worker in self._workers:
+            worker.send_signal(number)
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+
+
+def start(
+    run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust: Sequence[str] = ()
+) -> int:
+    """Run the ranks of a run directory and return the exit code of the one that failed first, or 0.
+
+    The terminal is the main rank's: it shows progress and errors itself; what another says is shown
+    when that one is why the run fails. Signals are passed on, when this is called where Python can
+    take them: in the main thread. Those of a terminal, which reach the ranks directly too, count
+    there as one.
+    """
+    previous: dict[int, Any] = {}
+    running = Ranks(run_dir, ranks, module=module, trust=trust)
+    try:
+        if threading.current_thread() is threading.main_thread():
+            previous = {
+                number: signal.signal(number, lambda number, _: running.pass_on(number))
+                for number in heard()
+            }
+        return running.wait()
+    finally:
+        running.kill()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[dict[str, str]]:
+    """What each rank is told; nothing of another launcher that may have started this process."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")
+    } | dict(added)
+    inherited |= threads.shared(ranks * at_a_time, inherited)
+    common = {
+        **inherited,
+        "PYTHONPATH": search_path(),
+        PARENT: str(os.getpid()),
+        "WORLD_SIZE": str(ranks),
+    }
+    if ranks > 1:
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _rank(words: Sequence[str], environ: dict[str, str], file: Path | None) -> Worker:
+    """The process of a rank: a module with its arguments. file: what takes all that it says; None =
+    the terminal.
+    """
+    command = [sys.executable, "-m", *words]
+    if file is None:
+        return subprocess.Popen(command, env=environ)
+    with ExitStack() as opened:
+        try:
+            file.parent.mkdir(exist_ok=True)
+            log = opened.enter_context(file.open("ab"))
+        except OSError:
+            log = subprocess.DEVNULL  # the rank itself warns of it
+        return subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+
+
+def log_file(run_dir: Path, rank: int) -> Path:
+    """Where the log of a rank is."""
+    return run_dir / "logs" / f"rank_{rank}.log"
+
+
+def _report(
+    run_dir: Path, rank: int, ranks: int, code: int, passed_on: set[int]
+) -> tuple[str | None, float]:
+    """What ended the run, unless the main rank has said it, and the seconds that the others have to
+    end.
+    """
+    said = failure.ended_by(run_dir, -code, rank=rank, ranks=ranks) if code < 0 else None
+    asked = -code in passed_on
+    if said and ranks > 1 and not asked:
+        with suppress(OSError):
+            failure.record(
+                run_dir,
+                rank=rank,
+                kind=signal.Signals(-code).name,
+                message=said,
+                said=said,
+                code=128 - code,
+            )
+    reason = failure.recorded(run_dir)
+    if reason is not None:
+        own = reason.get("rank") == 0 and reason.get("type") not in signal.Signals.__members__
+        said = None if own else reason.get("said")
+    return said, 0.0 if asked else GRACE
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,84 @@
+"""Runs as jobs of submitit on this machine: what a cluster does, without one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from forge.launch.local import threads
+from forge.launch.local.processes import free_port, search_path
+from forge.plan.world import World
+
+MINUTES = 60 * 24 * 365  # submitit wants a limit
+POLL = 0.2
+Points = Sequence[tuple[Path, World]]
+"""Run directories, each with its ranks."""
+
+
+class Rank:
+    """One rank of the run in a directory. All that is pickled is this class, by its name, the path,
+    a port and the trusted prefixes.
+    """
+
+    def __init__(self, run_dir: Path, port: int, trust: Sequence[str] = ()) -> None:
+        self.run_dir, self.port, self.trust = str(run_dir), port, tuple(trust)
+
+    def __call__(self) -> None:
+        """Train; a process that fails ends with the exit code that says so."""
+        rank, ranks = os.environ["SUBMITIT_LOCAL_GLOBALID"], os.environ["SUBMITIT_LOCAL_NTASKS"]
+        os.environ.update(threads.shared(int(ranks)))
+        os.environ.update(
+            RANK=rank,
+            LOCAL_RANK=rank,
+            WORLD_SIZE=ranks,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(self.port),
+        )
+        worker = import_module(
+            "forge.worker"
+        )  # where training begins; what submits a job stands below it
+        code = worker.main([self.run_dir, *self.trust])
+        if code:
+            worker.leave(code)
+
+
+def submit(points: Points, *, name: str, folder: Path, trust: Sequence[str] = ()) -> list[Any]:
+    """Start the jobs, all at once, and return them as submitit has them; they outlive this process.
+
+    trust: prefixes of what their ranks may build.
+    """
+    import submitit
+
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = search_path()
+    try:
+        jobs = []
+        for run_dir, world in points:
+            executor = submitit.AutoExecutor(folder=folder.resolve(), cluster="local")
+            gpus = world.size if world.device == "cuda" else 0
+            executor.update_parameters(
+                name=name,
+                tasks_per_node=world.size,
+                gpus_per_node=gpus,
+                timeout_min=MINUTES,
+                stderr_to_stdout=True,
+            )
+            jobs.append(executor.submit(Rank(run_dir, free_port(), trust)))
+        return jobs
+    finally:
+        os.environ.pop("PYTHONPATH", None)
+        os.environ.update({"PYTHONPATH": before} if before is not None else {})
+
+
+def wait(jobs: Sequence[Any], told: Callable[[int], None]) -> None:
+    """Until all have ended. told: called with the place of each as it ends."""
+    left = set(range(len(jobs)))
+    while left:
+        for place in [place for place in left if jobs[place].done()]:
+            left.remove(place)
+            told(place)
+        time.sleep(POLL)

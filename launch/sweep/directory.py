@@ -1,0 +1,227 @@
+"""The directory of a sweep: its points, each an ordinary run directory, and a ledger of what was
+done with them.
+
+<sweep.root>/<sweep.name>/
+    sweep.json          its name, and every command that was typed for it
+    sweep.lock          held by the command that starts points now
+    ledger.jsonl        what happened to its points, a line each; nothing in it is ever changed
+    points/000_lr-0.001_seed-1_1f0a9c2e/
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from forge.compose.grammar import COMMAND_LINE
+from forge.config.problems import ConfigError, Problem
+from forge.config.sweep import Sweep
+from forge.rundir import json_lines
+from forge.rundir.consent import leads_out
+from forge.rundir.directory import write_json
+from forge.rundir.provenance import now
+from forge.rundir.stored import read_json
+
+SWEEP, LEDGER, POINTS, LOCK = "sweep.json", "ledger.jsonl", "points", "sweep.lock"
+VERSION = 1
+LONGEST_SLUG = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run of a sweep. hash: of its identity. varied: what tells it from its neighbours, by key.
+    arm: of an ablation.
+
+    event, code: the last thing that happened to it (submitted, started, ended or cancelled; '' for
+    nothing yet), and the exit code that it ended with. job, cluster: the last that was submitted
+    for it, and to what. pid, host: of the main rank that was last started without one.
+    """
+
+    number: int
+    hash: str
+    slug: str
+    path: Path
+    overrides: tuple[str, ...]
+    varied: dict[str, str] = field(default_factory=dict)
+    arm: str | None = None
+    job: str | None = None
+    cluster: str | None = None
+    event: str = ""
+    code: int | None = None
+    pid: int | None = None
+    host: str | None = None
+
+
+class SweepDirectory:
+    """Reads and adds to the directory of a sweep; whoever adds points holds its lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+
+    @property
+    def exists(self) -> bool:
+        """Whether a sweep is there."""
+        return (self.path / SWEEP).is_file()
+
+    @property
+    def name(self) -> str:
+        """What the sweep is called."""
+        return str(self._content().get("name") or self.path.name)
+
+    def commands(self) -> list[dict[str, Any]]:
+        """What was typed for it, oldest first: time, argv, overrides and config_dirs, where there
+        were any, of each.
+        """
+        return list(self._content().get("commands", []))
+
+    def begin(
+        self,
+        overrides: Sequence[str],
+        argv: Sequence[str] | None = None,
+        *,
+        config_dirs: Sequence[str] = (),
+    ) -> None:
+        """Make the directory where there is none, and keep the command that was typed."""
+        (self.path / POINTS).mkdir(parents=True, exist_ok=True)
+        command = {
+            "time": now(),
+            "argv": list(sys.argv if argv is None else argv),
+            "overrides": list(overrides),
+        }
+        if config_dirs:
+            command["config_dirs"] = [
+                path if "://" in path else os.path.abspath(path) for path in config_dirs
+            ]
+        content = {"version": VERSION, "name": self.name, "commands": [*self.commands(), command]}
+        write_json(self.path / SWEEP, content)
+
+    def add(
+        self,
+        *,
+        hash: str,
+        overrides: Sequence[str],
+        varied: Mapping[str, str],
+        arm: str | None = None,
+        number: int | None = None,
+    ) -> Point:
+        """A new point with this number, or the next; its run directory is made by whoever prepares
+        the run.
+        """
+        number = self.next_number() if number is None else number
+        slug = slug_of(varied, arm)
+        folder = f"{POINTS}/{number:03d}_{slug}_{hash[:8]}"
+        line = {
+            "hash": hash,
+            "slug": slug,
+            "dir": folder,
+            "overrides": list(overrides),
+            "varied": dict(varied),
+            "arm": arm,
+        }
+        self.note("point", number, **line)
+        return self._point({"number": number, **line})
+
+    def next_number(self) -> int:
+        """That of the next point to be added."""
+        return 1 + max((point.number for point in self.points()), default=-1)
+
+    def note(self, event: str, number: int, **more: Any) -> None:
+        """Add what happened to a point to the ledger."""
+        json_lines.append(
+            self.path / LEDGER, {"event": event, "time": now(), "number": number, **more}
+        )
+
+    def points(self) -> list[Point]:
+        """All points by number, each with the last thing that happened to it."""
+        found: dict[int, Point] = {}
+        for line in json_lines.read(self.path / LEDGER):
+            event, number = line.get("event"), line.get("number")
+            if event == "point":
+                found.setdefault(line["number"], self._point(line))
+            elif number in found:
+                before = found[number]
+                event = (
+                    before.event if (before.event, event) == ("cancelled", "ended") else str(event)
+                )
+                kept = {
+                    name: line.get(name, getattr(before, name))
+                    for name in ("job", "cluster", "pid", "host")
+                }
+                found[number] = replace(before, event=event, code=line.get("code"), **kept)
+        return [found[number] for number in sorted(found)]
+
+    def _point(self, line: Mapping[str, Any]) -> Point:
+        if leads_out(line["dir"]):
+            what = f"{self.path / LEDGER} has point {line['number']} in {line['dir']}, which is outside of the sweep."
+            raise ConfigError(
+                [Problem(key=str(self.path), what=what, fix="give another sweep.name")]
+            )
+        return Point(
+            number=line["number"],
+            hash=line["hash"],
+            slug=line["slug"],
+            path=self.path / line["dir"],
+            overrides=tuple(line["overrides"]),
+            varied=dict(line["varied"]),
+            arm=line.get("arm"),
+        )
+
+    def _content(self) -> dict[str, Any]:
+        if not self.exists:
+            return {}
+        try:
+            content = read_json(self.path / SWEEP)
+        except (OSError, ValueError):
+            content = None
+        if not isinstance(content, dict) or not isinstance(content.get("commands"), list):
+            what = f"{self.path / SWEEP} cannot be read."
+            raise ConfigError(
+                [Problem(key=str(self.path), what=what, fix="give another sweep.name")]
+            )
+        return content
+
+
+def slug_of(varied: Mapping[str, str], arm: str | None = None) -> str:
+    """A readable part of a directory's name: the arm and what varies, with short keys, without
+    signs that a shell or Hydra reads.
+    """
+    words = [arm] if arm else []
+    words += [f"{_short(key, varied)}-{value}" for key, value in varied.items()]
+    clean = re.sub(r"[^\w.+-]+", "-", "_".join(words), flags=re.ASCII).strip("-_.")
+    return clean[:LONGEST_SLUG].rstrip("-_.") or "point"
+
+
+def _short(key: str, varied: Mapping[str, str]) -> str:
+    """The last word of a key, unless another key ends in it."""
+    last = key.rpartition(".")[2]
+    return last if sum(other.rpartition(".")[2] == last for other in varied) == 1 else key
+
+
+def find_sweep(path: Path) -> SweepDirectory:
+    """The sweep in a directory. Raises ConfigError."""
+    sweep = SweepDirectory(path)
+    if not sweep.exists:
+        what = f"{path} is no sweep: " + (
+            f"it has no {SWEEP}." if path.exists() else "there is no such directory."
+        )
+        fix = f"give the directory of a sweep, like {examples(path)}"
+        raise ConfigError([Problem(key=str(path), what=what, fix=fix, where=COMMAND_LINE)])
+    return sweep
+
+
+def examples(path: Path | None = None, most: int = 3) -> str:
+    """Sweeps that may have been meant, the last one first: those in a directory, else in sweeps; a
+    pattern where there are none.
+    """
+    for folder in (*([path] if path is not None else []), Path(Sweep().root)):
+        found = sorted(
+            folder.glob(f"*/{SWEEP}"), key=lambda file: file.stat().st_mtime, reverse=True
+        )
+        if found:
+            return ", ".join(str(file.parent) for file in found[:most])
+    return f"{Sweep().root}/<name>"

@@ -63,7 +63,7 @@ class SeedRow:
 @functools.cache
 def rows() -> tuple[SeedRow, ...]:
     """The whole table, in the order of the seeds."""
-    text = resources.files("forge.config").joinpath("seeds.tsv").read_text(encoding="utf-8")
+    text = resources.files("forge.compose").joinpath("seeds.tsv").read_text(encoding="utf-8")
     return tuple(
         SeedRow(**row)
         for row in csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)

@@ -17,11 +17,11 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 train: install ## the first real run
 	$(BIN)/python -m forge.train
 
-test: install lint ## everything that CI runs
-	$(BIN)/python -m pytest $(AT_ONCE)
+test: install lint ## what CI runs
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'not nightly'
 
 fast: install ## the tests that take seconds
-	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow'
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow and not nightly'
 
 oldest: $(OLDEST)/.installed ## the same on the oldest torch that setup.cfg allows, in an environment of its own
 	$(OLDEST)/bin/python -m pytest $(AT_ONCE) -m 'not slow'
@@ -31,7 +31,8 @@ $(OLDEST)/.installed: setup.cfg pyproject.toml
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.11.*' --editable '.[dev]'
 	touch $@
 
-nightly: test oldest ## everything, on both ends of the range of torch
+nightly: install lint oldest ## everything, on both ends of the range of torch
+	$(BIN)/python -m pytest $(AT_ONCE)
 
 lint: install
 	$(BIN)/ruff check .

@@ -45,6 +45,11 @@ class ConfigError(ValueError):
         return render(self.problems)
 
 
+def refusal(key: str, what: str, fix: str = "", where: str = "") -> ConfigError:
+    """The error of a single problem."""
+    return ConfigError([Problem(key=key, what=what, fix=fix, where=where)])
+
+
 def render(problems: Sequence[Problem]) -> str:
     """All problems, numbered."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"

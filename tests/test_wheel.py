@@ -24,7 +24,7 @@ USE = [
 ]
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "local")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 KINDS = (".py", ".tsv", ".css", ".js")
 
 

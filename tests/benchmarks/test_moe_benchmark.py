@@ -50,7 +50,7 @@ def test_sizes_divide_over_sequences_and_ranks() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_small_form() -> None:
     command = [sys.executable, str(SCRIPT), "--small", "--rounds=3"]
     page = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -29,7 +29,7 @@ SHARED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_small_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

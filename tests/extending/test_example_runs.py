@@ -49,7 +49,7 @@ def rows(run: Path) -> list[list[str]]:
         ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_ends_with_the_average_and_the_rows_of_an_undisturbed_one(
     verb: Verb, desk: Path
 ) -> None:

@@ -43,7 +43,7 @@ def test_what_a_loop_offers_exists(tmp_path: Path) -> None:
     assert set(names) - {"name"} <= attributes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_commands_run(verb: Verb, desk: Path) -> None:
     lines = [line.strip() for line in PAGE.splitlines() if line.startswith("    python -m forge.")]
     assert len(lines) == 5

@@ -1,12 +1,15 @@
 """What every test shares: one thread, so that small tests are fast while others run, a cache of
-their own, and a user's YAML files.
+their own, a user's YAML files, a text, and one run that is trained once a session.
 """
 
 import os
+import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny import TWO_LAYERS
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -16,6 +19,42 @@ def forge_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Prepared data goes to a temporary place, shared by the tests of one session."""
     path = str(tmp_path_factory.mktemp("forge-cache"))
     os.environ["FORGE_CACHE"] = path
+    return path
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 20 KB of lines of words, all different."""
+    draw = random.Random(0)
+    words = "the a of sea ship whale white captain said and to in was his it man".split()
+    lines = (f"{i} {' '.join(draw.choices(words, k=8))} {draw.random()}\n" for i in range(300))
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture(scope="session")
+def _trained_once(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
+    from forge import cli, worker
+    from forge.rundir import directory
+
+    place = tmp_path_factory.mktemp("trained") / "run"
+    own = ["data=text", f"data.path={text_file}", f"run.dir={place}", "run.inline=true"]
+    saving = ["checkpoint.interval=2", "eval.enabled=true", "eval.interval=2", "eval.steps=1"]
+    composition, resolution = cli.resolved([*own, *TWO_LAYERS, *saving])
+    path, _ = directory.create(resolution, overrides=composition.overrides)
+    assert worker.main([str(path)]) == 0
+    return path
+
+
+@pytest.fixture
+def tiny_run(_trained_once: Path, tmp_path: Path) -> Path:
+    """A finished run of six steps, moved to tmp_path/tiny_run: metrics, a result, checkpoints of
+    steps 2, 4 and 6, an
+    evaluation at each of them. The session trains it once, in this process.
+    """
+    path = tmp_path / "tiny_run"
+    shutil.copytree(_trained_once, path)
     return path
 
 

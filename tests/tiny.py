@@ -18,3 +18,11 @@ TINY = [
     "run.device=cpu",
     "run.num_threads=1",
 ]
+# Two layers, and a schedule that ends: what tests of training run.
+TWO_LAYERS = [
+    *TINY,
+    "scheduler=cosine",
+    "model.qk_norm=false",
+    "optimizer.betas=[0.9,0.95]",
+    "model.n_layers=2",
+]

@@ -4,15 +4,13 @@ afterwards.
 
 from __future__ import annotations
 
-import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from tiny import TINY
+from tiny import TWO_LAYERS
 
 from forge import cli, worker
 from forge.config.parallel import Parallel
@@ -21,25 +19,6 @@ from forge.rundir import directory
 from forge.rundir.serialize import stored_trust
 from forge.rundir.stored import newest
 from forge.training.assemble import Parts, assemble
-
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "sea",
-    "ship",
-    "whale",
-    "white",
-    "captain",
-    "said",
-    "and",
-    "to",
-    "in",
-    "was",
-    "his",
-    "it",
-    "man",
-]
 
 
 @pytest.fixture
@@ -50,15 +29,7 @@ def mesh_of_one() -> Iterator[Mesh]:
     dist.destroy_process_group()
 
 
-# A step takes a few milliseconds; nothing is evaluated, shown or saved before the end.
-SMALL = [
-    *TINY,
-    "scheduler=cosine",
-    "model.qk_norm=false",
-    "optimizer.betas=[0.9,0.95]",
-    "model.n_layers=2",
-    "run.inline=true",
-]
+SMALL = [*TWO_LAYERS, "run.inline=true"]
 
 
 @pytest.fixture(autouse=True)
@@ -71,17 +42,6 @@ def torch_settings() -> Iterator[None]:
     torch.set_float32_matmul_precision(precision)
     torch.use_deterministic_algorithms(False)
     torch.autograd.set_detect_anomaly(False)
-
-
-@pytest.fixture(scope="session")
-def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 20 KB of lines of words, all different."""
-    draw = random.Random(0)
-    path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_text(
-        "".join(f"{i} {' '.join(draw.choices(WORDS, k=8))} {draw.random()}\n" for i in range(300))
-    )
-    return path
 
 
 @pytest.fixture
@@ -104,30 +64,11 @@ def new_run(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
     return make
 
 
-@pytest.fixture(scope="session")
-def _three_saved(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> Path:
-    options = [
-        "data=text",
-        f"data.path={text_file}",
-        *SMALL,
-        "checkpoint.interval=2",
-        f"run.dir={tmp_path_factory.mktemp('saved') / 'run'}",
-    ]
-    composition, resolution = cli.resolved(options)
-    path, _ = directory.create(resolution, overrides=composition.overrides)
-    assert worker.main([str(path)]) == 0
-    return path
-
-
 @pytest.fixture
-def saved_run(_three_saved: Path, tmp_path: Path) -> Path:
-    """A run of SMALL, finished and moved here, with checkpoints of steps 2, 4 and 6; it is as if it
-    had been killed then.
-    """
-    path = tmp_path / "saved_run"
-    shutil.copytree(_three_saved, path)
-    (path / "result.json").unlink()
-    return path
+def saved_run(tiny_run: Path) -> Path:
+    """A run of SMALL with checkpoints of steps 2, 4 and 6, as if it had been killed then."""
+    (tiny_run / "result.json").unlink()
+    return tiny_run
 
 
 @pytest.fixture

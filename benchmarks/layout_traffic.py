@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 
 from forge.compose import composition
-from forge.parallel.traffic import bytes_per_step
+from traffic import bytes_per_step
 from forge.plan.memory import memory_by_part
 from forge.plan.world import Devices
 from forge.resolve.resolve import resolve

@@ -19,7 +19,7 @@ from forge.config.model import Decoder
 from forge.config.moe import is_moe_layer
 from forge.config.objective import Pretrain
 from forge.config.root import Config
-from forge.parallel.shapes import Shape, block_shapes, other_shapes
+from shapes import Shape, block_shapes, other_shapes
 from forge.parallel.stages import cut_by_cost, owner, stages_of
 from forge.plan.layout import sequences_of_rank
 from forge.plan.memory_moe import rows_of_room, runs_of_sequence

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import sys
 
-from forge.compose import composition
 from traffic import bytes_per_step
+
+from forge.compose import composition
 from forge.plan.memory import memory_by_part
 from forge.plan.world import Devices
 from forge.resolve.resolve import resolve

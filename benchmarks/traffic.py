@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
 
+from shapes import Shape, block_shapes, other_shapes
+
 from forge.config.model import Decoder
 from forge.config.moe import is_moe_layer
 from forge.config.objective import Pretrain
 from forge.config.root import Config
-from shapes import Shape, block_shapes, other_shapes
 from forge.parallel.stages import cut_by_cost, owner, stages_of
 from forge.plan.layout import sequences_of_rank
 from forge.plan.memory_moe import rows_of_room, runs_of_sequence

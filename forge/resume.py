@@ -21,7 +21,7 @@ from forge.rundir.consent import behind, consent, looking_up, reaching, without_
 from forge.rundir.serialize import to_plain
 
 if TYPE_CHECKING:
-    from forge.parallel.rendezvous import Meeting
+    from forge.parallel.rendezvous import Rendezvous
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,16 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser("forge.resume", description, takes="RUN [OVERRIDE ...]")
     from forge.train import on_ranks
 
-    def answer(meeting: Meeting | None) -> int:
+    def answer(rendezvous: Rendezvous | None) -> int:
         options = cli.parse(arguments, argv)
         if options.help:
             return cli.show(arguments.format_help())
-        return cli.refuse(lambda: _main(options, meeting))
+        return cli.refuse(lambda: _main(options, rendezvous))
 
     return on_ranks(answer)
 
 
-def _main(options, meeting: Meeting | None) -> int:
+def _main(options, rendezvous: Rendezvous | None) -> int:
     from forge.train import launch
 
     if not options.overrides:
@@ -63,7 +63,7 @@ def _main(options, meeting: Meeting | None) -> int:
     overrides = overrides_of(Path(place), typed)
     composition, resolution = cli.resolved(overrides, options.config_dir)
     _check_reach(Path(place), typed, options.config_dir, composition.tree, resolution.config)
-    return launch(resolution, composition.overrides, options.config_dir, meeting=meeting).code
+    return launch(resolution, composition.overrides, options.config_dir, rendezvous=rendezvous).code
 
 
 def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:

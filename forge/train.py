@@ -33,7 +33,7 @@ from forge.rundir.directory import Result
 from forge.rundir.stored import newest
 
 if TYPE_CHECKING:
-    from forge.parallel.rendezvous import Meeting
+    from forge.parallel.rendezvous import Rendezvous
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,11 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments.add_argument("--version", action="store_true", help="the version of forge")
     return on_ranks(
-        lambda meeting: _answer(arguments, list(sys.argv[1:] if argv is None else argv), meeting)
+        lambda rendezvous: _answer(
+            arguments, list(sys.argv[1:] if argv is None else argv), rendezvous
+        )
     )
 
 
-def on_ranks(verb: Callable[[Meeting | None], int]) -> int:
+def on_ranks(verb: Callable[[Rendezvous | None], int]) -> int:
     """Do what was typed; of the ranks that torchrun or srun has started only the main one does, and
     tells the others what came of it.
     """
@@ -83,12 +85,14 @@ def on_ranks(verb: Callable[[Meeting | None], int]) -> int:
             return verb(None)
         from forge import worker
 
-        return worker.leave(worker.together(found, verb, worker.Meeting()))
+        return worker.leave(worker.together(found, verb, worker.Rendezvous()))
 
     return cli.refuse(do)
 
 
-def _answer(arguments: argparse.ArgumentParser, argv: list[str], meeting: Meeting | None) -> int:
+def _answer(
+    arguments: argparse.ArgumentParser, argv: list[str], rendezvous: Rendezvous | None
+) -> int:
     options = cli.parse(arguments, argv)
     if options.version:
         from importlib import metadata
@@ -100,7 +104,7 @@ def _answer(arguments: argparse.ArgumentParser, argv: list[str], meeting: Meetin
         return cli.refuse(lambda: _completion(options.overrides))
     if options.info:
         return _hydra(argv)
-    return cli.refuse(lambda: _main(options, meeting))
+    return cli.refuse(lambda: _main(options, rendezvous))
 
 
 def train(config: Config) -> Result:
@@ -139,29 +143,29 @@ def train(config: Config) -> Result:
 def _train_together(found: Started, config: Config) -> Ended:
     from forge import worker
 
-    meeting, own = worker.Meeting(), list[Ended]()
+    rendezvous, own = worker.Rendezvous(), list[Ended]()
 
-    def lead(meeting: Meeting) -> int:
-        own.append(launch(resolve(config), config.overrides, meeting=meeting))
+    def lead(rendezvous: Rendezvous) -> int:
+        own.append(launch(resolve(config), config.overrides, rendezvous=rendezvous))
         return own[0].code
 
-    code = worker.together(found, lead, meeting)
-    if not meeting.word.run_dir:
+    code = worker.together(found, lead, rendezvous)
+    if not rendezvous.command.run_dir:
         raise RuntimeError(f"rank 0 did not begin the run; it ended with exit code {code}")
-    return own[0] if own else Ended(run_dir=Path(meeting.word.run_dir), code=code)
+    return own[0] if own else Ended(run_dir=Path(rendezvous.command.run_dir), code=code)
 
 
-def _main(options, meeting: Meeting | None) -> int:
+def _main(options, rendezvous: Rendezvous | None) -> int:
     if options.cfg:
         return _show(options)
     if options.multirun:
-        return _sweep(options, meeting)
+        return _sweep(options, rendezvous)
     composition, resolution = cli.resolved(options.overrides, options.config_dir)
-    return launch(resolution, composition.overrides, options.config_dir, meeting=meeting).code
+    return launch(resolution, composition.overrides, options.config_dir, rendezvous=rendezvous).code
 
 
-def _sweep(options, meeting: Meeting | None) -> int:
-    if meeting is not None:
+def _sweep(options, rendezvous: Rendezvous | None) -> int:
+    if rendezvous is not None:
         what = (
             "another launcher has started the ranks, and a sweep starts those of each point itself."
         )
@@ -188,12 +192,12 @@ def launch(
     overrides: Sequence[str],
     config_dirs: Sequence[str] = (),
     *,
-    meeting: Meeting | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> Ended:
     """Make the run directory, or take up the one there is, and train in it.
 
     A fresh one is removed when the run is refused before its first step, as for data that cannot be
-    read. meeting: of the ranks that another launcher has started, of which this is the main one.
+    read. rendezvous: of the ranks that another launcher has started, of which this is the main one.
     """
     hopeless = [
         replace(warning, warning=False)
@@ -204,7 +208,7 @@ def launch(
         raise ConfigError(hopeless)
     for warning in resolution.warnings:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
-    job = meeting is None and is_job(resolution.config)
+    job = rendezvous is None and is_job(resolution.config)
     if job:
         from forge.launch import single as single_job
 
@@ -229,15 +233,15 @@ def launch(
         from forge.launch import single as single_job
 
         return Ended(run_dir=run_dir, code=single_job.start(run_dir, resolution))
-    if resolution.config.run.inline or meeting is not None:
+    if resolution.config.run.inline or rendezvous is not None:
         from forge import worker
 
-        code = worker.main([str(run_dir), *resolution.config.run.trust], meeting)
+        code = worker.main([str(run_dir), *resolution.config.run.trust], rendezvous)
     else:
         code = processes.start(run_dir, resolution.world.size, trust=resolution.config.run.trust)
     refused = failure.refused(run_dir) if code == REFUSED else None
-    if refused is not None and meeting is not None:
-        meeting.alone()
+    if refused is not None and rendezvous is not None:
+        rendezvous.wait_until_left()
     if refused is None or not before.fresh:
         return Ended(run_dir=run_dir, code=code)
     before.restore(run_dir)

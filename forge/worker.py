@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from forge.config.problems import ConfigError
 from forge.launch.local import threads
 from forge.launch.local.processes import FAILED, PARENT, REFUSED
-from forge.parallel.rendezvous import Meeting, Word
+from forge.parallel.rendezvous import Command, Rendezvous
 from forge.plan.launcher_environment import Started
 from forge.rundir import attempts, directory, failure
 from forge.rundir.checkpoints import NoneLeft, newest_usable, saved_folder
@@ -46,7 +46,7 @@ LOST = re.compile(r"gloo[/:]|NCCL|Connection closed by peer|Timed out waiting")
 NO_REASON = "another rank is gone, or does not answer, and has not said why; what started it may know, or its log"
 
 
-def main(argv: Sequence[str] | None = None, meeting: Meeting | None = None) -> int:
+def main(argv: Sequence[str] | None = None, rendezvous: Rendezvous | None = None) -> int:
     """Train what the run directory says; the exit code is 0, 1 for a failure, 2 for the user's
     mistake, 128+n for a signal.
 
@@ -59,11 +59,11 @@ def main(argv: Sequence[str] | None = None, meeting: Meeting | None = None) -> i
         print(f"{run_dir} is no run directory: it has no {CONFIG}", file=sys.stderr)
         return REFUSED
     if ranks() > 1:
-        meeting = meeting or Meeting()
-    return _lead(run_dir, trust, meeting) if is_main() else _follow(meeting)
+        rendezvous = rendezvous or Rendezvous()
+    return _lead(run_dir, trust, rendezvous) if is_main() else _follow(rendezvous)
 
 
-def together(found: Started, lead: Callable[[Meeting], int], meeting: Meeting) -> int:
+def together(found: Started, lead: Callable[[Rendezvous], int], rendezvous: Rendezvous) -> int:
     """One rank of those that torchrun or srun started: the main one does what `lead` says, which
     may end in `main`; the others follow.
     """
@@ -71,18 +71,18 @@ def together(found: Started, lead: Callable[[Meeting], int], meeting: Meeting) -
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()  # torchrun itself asks for no such thing
     if not is_main():
-        code = _follow(meeting)
-        if meeting.word.run_dir and failure.refused(Path(meeting.word.run_dir)):
-            meeting.leave()  # the main rank waits for it
+        code = _follow(rendezvous)
+        if rendezvous.command.run_dir and failure.refused(Path(rendezvous.command.run_dir)):
+            rendezvous.leave()  # the main rank waits for it
         return code
     code = REFUSED
     try:
-        code = lead(meeting)
+        code = lead(rendezvous)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else FAILED
     finally:
         with suppress(ValueError, RuntimeError):  # of others who did not come
-            meeting.tell(Word(code=code))
+            rendezvous.send(Command(code=code))
     return code
 
 
@@ -96,12 +96,12 @@ def ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _lead(run_dir: Path, trust: Sequence[str], meeting: Meeting | None) -> int:
+def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) -> int:
     """The main rank: it takes the directory, and tells the others what to do."""
 
     def end(code: int) -> int:
-        if meeting is not None:
-            meeting.tell(Word(code=code))
+        if rendezvous is not None:
+            rendezvous.send(Command(code=code))
         return code
 
     try:
@@ -116,20 +116,20 @@ def _lead(run_dir: Path, trust: Sequence[str], meeting: Meeting | None) -> int:
                 f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}"
             )
             return end(0)
-        return _guarded(run_dir, trust, meeting)
+        return _guarded(run_dir, trust, rendezvous)
 
 
-def _follow(meeting: Meeting | None) -> int:
+def _follow(rendezvous: Rendezvous | None) -> int:
     """Any other rank."""
-    assert meeting is not None
+    assert rendezvous is not None
     try:
-        word = meeting.hear()
+        command = rendezvous.receive()
     except (ValueError, RuntimeError) as error:
         print(f"the main rank could not be heard: {error}", file=sys.stderr)
         return FAILED
-    if word.code is not None:
-        return word.code
-    run_dir = Path(word.run_dir)
+    if command.code is not None:
+        return command.code
+    run_dir = Path(command.run_dir)
     if not is_run(run_dir):
         print(
             f"rank {os.environ['RANK']} on {platform.node()} does not see {run_dir}; all hosts need one file system",
@@ -137,10 +137,10 @@ def _follow(meeting: Meeting | None) -> int:
         )
         return FAILED
     with log_file(run_dir):
-        return _guarded(run_dir, word.trust, meeting)
+        return _guarded(run_dir, command.trust, rendezvous)
 
 
-def _guarded(run_dir: Path, trust: Sequence[str], meeting: Meeting | None) -> int:
+def _guarded(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) -> int:
     """Train, and turn whatever goes wrong into one message, error.json and an exit code."""
     report = Report(run_dir)
     try:
@@ -148,9 +148,9 @@ def _guarded(run_dir: Path, trust: Sequence[str], meeting: Meeting | None) -> in
             (run_dir / ERROR).unlink(
                 missing_ok=True
             )  # of an earlier start: who finds one from here on knows why this one fails
-        if is_main() and meeting is not None:
-            meeting.tell(Word(run_dir=str(run_dir), trust=list(trust)))
-        return _train(run_dir, trust, meeting, report)
+        if is_main() and rendezvous is not None:
+            rendezvous.send(Command(run_dir=str(run_dir), trust=list(trust)))
+        return _train(run_dir, trust, rendezvous, report)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -158,12 +158,14 @@ def _guarded(run_dir: Path, trust: Sequence[str], meeting: Meeting | None) -> in
         return report(error)
 
 
-def _train(run_dir: Path, trust: Sequence[str], meeting: Meeting | None, report: Report) -> int:
+def _train(
+    run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None, report: Report
+) -> int:
     from forge.training.assemble import assemble
     from forge.training.summary import summary
     from forge.training.writing import say
 
-    parts = assemble(run_dir, meeting, trust=trust)
+    parts = assemble(run_dir, rendezvous, trust=trust)
     if parts.ranks.main:
         (run_dir / RESULT).unlink(missing_ok=True)  # of an earlier start, now that this one goes on
     loop, config = parts.loop, parts.config

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from forge.models.attention import Attention
 from forge.models.experts import Experts
 from forge.models.feed_forward import FeedForward
-from forge.parallel.blocks import blocks_of
-from forge.parallel.mixin import mix_in
+from forge.parallel.modules import blocks_of, mix_in
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 

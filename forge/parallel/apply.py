@@ -11,13 +11,12 @@ from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.parallel.activation_checkpoint import recompute
-from forge.parallel.compile import compile_blocks
 from forge.parallel.context import spread_context
 from forge.parallel.expert import spread_experts
 from forge.parallel.fsdp import shard
-from forge.parallel.half import FORMATS, HALF
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh
+from forge.parallel.modules import FORMATS, HALF, compile_blocks
 from forge.parallel.pipeline import Pipeline, cut
 from forge.parallel.scopes import spread_scopes
 from forge.parallel.tensor import spread_width

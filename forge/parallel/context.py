@@ -20,8 +20,7 @@ from forge.models.attention import Attention
 from forge.models.sdpa import causal_attention
 from forge.parallel.collectives import exchange, gather
 from forge.parallel.mesh import Mesh
-from forge.parallel.mixin import mix_in
-from forge.parallel.sequence import Sequences, cut_when_whole
+from forge.parallel.modules import Sequences, cut_sequences, mix_in
 
 if TYPE_CHECKING:
     from forge.config.root import Config
@@ -70,7 +69,7 @@ def own_part(tensor: Tensor, mesh: Mesh) -> Tensor:
 
 def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
     """Make a decoder, or a part of one, read this rank's part of each sequence, in place."""
-    sequences, part, group = cut_when_whole(model), part_of(mesh), mesh.axes.get_group("cp")
+    sequences, part, group = cut_sequences(model), part_of(mesh), mesh.axes.get_group("cp")
     for module in model.modules():
         if isinstance(module, Attention):
             mix_in(

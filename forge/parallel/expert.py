@@ -20,7 +20,7 @@ from forge.models.experts import Experts
 from forge.models.moe import MoE
 from forge.parallel.collectives import exchange, exchange_counts, exchange_rows
 from forge.parallel.mesh import Mesh
-from forge.parallel.mixin import mix_in
+from forge.parallel.modules import mix_in
 from forge.parallel.owned import local
 
 EXPERT = 0

@@ -22,9 +22,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
-from forge.parallel.blocks import blocks_of
 from forge.parallel.mesh import Mesh
-from forge.parallel.mixin import mix_in
+from forge.parallel.modules import blocks_of, mix_in
 from forge.parallel.owned import local
 
 

@@ -16,8 +16,8 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.root import Config
 from forge.models.head import Head, head_of
 from forge.objectives.losses import Losses
-from forge.parallel.half import FORMATS, HALF
 from forge.parallel.mesh import Mesh
+from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.owned import local
 from forge.parallel.pipeline_relay import Line, PartCaches, SharedHead, pass_through
 from forge.parallel.stages import cut_by_cost, stages_of

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 
 from forge.config.parallel import ONE_STAGE_SCHEDULES
 from forge.objectives.losses import Losses
-from forge.parallel.mixin import mix_in
+from forge.parallel.modules import mix_in
 from forge.parallel.pipeline_relay import Line
 
 SCHEDULES = {

@@ -1,6 +1,4 @@
-"""Where the ranks of a run meet before there are groups: a store on the main rank's host, and the
-word that the main rank gives.
-"""
+"""Where the ranks of a run find each other: a store on the main rank's host, before any group."""
 
 from __future__ import annotations
 
@@ -17,19 +15,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-SECONDS = 600.0  # that ranks may start apart
-LAST_SECONDS = 60.0  # that a main rank which ends at once waits for the others to hear it
+SECONDS = 600.0  # between the start of the first rank and that of the last, at most
+END_SECONDS = 60.0  # that a main rank which ends at once waits for the others to receive that
 SIGN_SECONDS, POLL_SECONDS = 5.0, 1.0  # between signs of life, and at most between looks at them
 LEAVE_SECONDS = 10.0  # that a main rank waits for others to leave a run directory that it removes
-WORD, HEARD, ALL, ALIVE, TURN, LEFT = (
-    f"forge/{name}" for name in ("word", "heard", "all_have_heard", "alive", "turn", "left")
+COMMAND, RECEIVED, ALL, ALIVE, TURN, LEFT = (
+    f"forge/{name}" for name in ("command", "received", "all_received", "alive", "turn", "left")
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
-    """What the others are to do: take part in the run of a directory, building what is trusted, or
-    end with an exit code.
+class Command:
+    """What the other ranks do: work on the run of a directory, or end with an exit code.
+
+    trust: prefixes of what may be built.
     """
 
     run_dir: str = ""
@@ -37,17 +36,17 @@ class Word:
     code: int | None = None
 
 
-class Meeting:
-    """This rank among RANK and WORLD_SIZE at MASTER_ADDR and MASTER_PORT; torch is imported once it
-    is needed.
+class Rendezvous:
+    """This rank among the others, by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-    Under torchrun the store is torchrun's own, otherwise the main rank has it.
+    Under torchrun the store is torchrun's own, otherwise the main rank has it. Imports torch at the
+    first use of the store.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
-        self.word = Word()
-        self._told = False
+        self.command = Command()
+        self._sent = False
         self._turns = 0
         self._store: Store | None = None
 
@@ -55,65 +54,60 @@ class Meeting:
     def store(self) -> Store:
         """The store, once all ranks are there. Raises ValueError when they do not come."""
         if self._store is None:
-            self._store = _rendezvous(self.seconds)
+            self._store = _connect(self.seconds)
         return self._store
 
-    def tell(self, word: Word) -> None:
-        """The main rank's word, once; before an end it waits until the others have heard it."""
-        if self._told:
-            return
-        self.word, self._told = word, True
-        self.store.set(WORD, json.dumps(asdict(word)))
-        if word.code is not None:
-            with suppress(Exception):  # who has not come by now finds nobody
-                self.store.wait([ALL], timedelta(seconds=LAST_SECONDS))
+    def send(self, command: Command) -> None:
+        """From the main rank to all others; only the first command counts.
 
-    def hear(self) -> Word:
-        """What the main rank says, once it does."""
-        self.word = word = Word(**json.loads(self.store.get(WORD)))
-        if self.store.add(HEARD, 1) == int(os.environ["WORLD_SIZE"]) - 1:
+        One that ends them returns when all have received it.
+        """
+        if self._sent:
+            return
+        self.command, self._sent = command, True
+        self.store.set(COMMAND, json.dumps(asdict(command)))
+        if command.code is not None:
+            with suppress(Exception):  # a rank that has not come by now finds nobody
+                self.store.wait([ALL], timedelta(seconds=END_SECONDS))
+
+    def receive(self) -> Command:
+        """The main rank's command, once it has sent it."""
+        self.command = Command(**json.loads(self.store.get(COMMAND)))
+        if self.store.add(RECEIVED, 1) == _world_size() - 1:
             self.store.set(ALL, "")
-        return word
+        return self.command
 
     def leave(self) -> None:
-        """Another rank says that it is done with the run directory."""
+        """Another rank has done with the run directory."""
         with suppress(Exception):
-            if self.store.add(LEFT, 1) == int(os.environ["WORLD_SIZE"]) - 1:
+            if self.store.add(LEFT, 1) == _world_size() - 1:
                 self.store.set(f"{LEFT}/all", "")
 
-    def alone(self) -> None:
-        """The main rank waits until the others have left, some seconds at most."""
+    def wait_until_left(self) -> None:
+        """The main rank waits, LEAVE_SECONDS at most, until all others have called `leave`."""
         with suppress(Exception):
             self.store.wait([f"{LEFT}/all"], timedelta(seconds=LEAVE_SECONDS))
 
     def missing(self, step: int, timeout: timedelta) -> list[int]:
-        """The ranks that have not asked this for the step within the timeout; all ask, for each
-        step once.
-        """
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.store.set(f"{ALIVE}/of/{rank}", str(step))
-        if self.store.add(f"{ALIVE}/at/{step}", 1) == size:
+        """The ranks that do not call this for the step within the timeout. All call it, once a step."""
+        self.store.set(f"{ALIVE}/of/{_rank()}", str(step))
+        if self.store.add(f"{ALIVE}/at/{step}", 1) == _world_size():
             self.store.set(f"{ALIVE}/all_at/{step}", "")
         try:
             self.store.wait([f"{ALIVE}/all_at/{step}"], timeout)
             return []
         except RuntimeError:
-            return [other for other in range(size) if self._last(other) < step]
+            return [other for other in range(_world_size()) if self._last_step(other) < step]
 
     @contextmanager
     def main_first(self, patience: timedelta) -> Iterator[None]:
-        """The main rank goes through, then the others, and then each waits for all: as long as it
-        takes, while who works is alive.
+        """The main rank goes through, then the others; each then waits until all are through.
 
-        Raises ConnectionError when no rank has shown a sign of life for `patience`, DistError when
-        one has failed.
+        It may take any time while ranks that work are alive. Raises ConnectionError when none has
+        shown a sign of life for `patience`, DistError when one has failed.
         """
         self._turns += 1
-        turn, rank, size = (
-            f"{TURN}/{self._turns}",
-            int(os.environ["RANK"]),
-            int(os.environ["WORLD_SIZE"]),
-        )
+        turn, rank = f"{TURN}/{self._turns}", _rank()
         if rank:
             self._pass(turn, "main", patience, [0])
         try:
@@ -126,17 +120,17 @@ class Meeting:
         self.store.set(f"{turn}/through/{rank}", "")
         if rank == 0:
             self.store.set(f"{turn}/main", "")
-        if self.store.add(f"{turn}/through", 1) == size:
+        if self.store.add(f"{turn}/through", 1) == _world_size():
             self.store.set(f"{turn}/all", "")
-        self._pass(turn, "all", patience, range(size))
+        self._pass(turn, "all", patience, range(_world_size()))
 
     @contextmanager
     def _signs_of_life(self, turn: str, every: float) -> Iterator[None]:
-        """A thread counts up as long as this rank works."""
+        """Meanwhile a thread counts up, every so many seconds."""
         done = threading.Event()
 
         def show() -> None:
-            with suppress(Exception):  # of a store that is gone: whoever waits notices it, too
+            with suppress(Exception):  # the store is gone: the ranks that wait notice it too
                 self.store.add(f"{turn}/signs", 1)
                 while not done.wait(every):
                     self.store.add(f"{turn}/signs", 1)
@@ -150,23 +144,18 @@ class Meeting:
             thread.join()
 
     def _pass(self, turn: str, gate: str, patience: timedelta, expected: Iterable[int]) -> None:
-        """Wait until a gate opens. It is looked at again and again: the store warns on the terminal
-        of each wait that is in vain.
-        """
-        signs, heard, longest = (
-            -1,
-            time.monotonic(),
-            min(POLL_SECONDS, patience.total_seconds() / 4),
-        )
+        """Wait until a gate opens. It polls: store.wait would warn on the terminal at each timeout."""
+        seconds = patience.total_seconds()
+        signs, last_sign, longest = -1, time.monotonic(), min(POLL_SECONDS, seconds / 4)
         pause = longest / 64
         while not self.store.check([f"{turn}/{gate}"]):
             if (now := self.store.add(f"{turn}/signs", 0)) != signs:
-                signs, heard = now, time.monotonic()
-            elif time.monotonic() - heard > patience.total_seconds():
+                signs, last_sign = now, time.monotonic()
+            elif time.monotonic() - last_sign > seconds:
                 silent = [
                     rank for rank in expected if not self.store.check([f"{turn}/through/{rank}"])
                 ]
-                raise ConnectionError(_silent(silent, patience.total_seconds()))
+                raise ConnectionError(no_sign_of_life(silent, "before the first step", seconds))
             time.sleep(pause)
             pause = min(2 * pause, longest)
         if failed := self.store.get(f"{turn}/{gate}").decode():
@@ -174,19 +163,29 @@ class Meeting:
 
             raise DistError(f"rank {failed} has failed")
 
-    def _last(self, rank: int) -> int:
-        """The last step for which a rank has asked who is missing."""
+    def _last_step(self, rank: int) -> int:
+        """The last step for which a rank has called `missing`."""
         key = f"{ALIVE}/of/{rank}"
         return int(self.store.get(key)) if self.store.check([key]) else -1
 
 
-def _silent(ranks: list[int], seconds: float) -> str:
+def no_sign_of_life(ranks: list[int], when: str, seconds: float) -> str:
+    """The message for ranks that did not answer in time."""
     which = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-    where = ", ".join(f"logs/rank_{rank}.log" for rank in ranks[:8])
-    return f"no sign of life from {which} before the first step within parallel.nccl_timeout_sec={seconds:g}; see {where}"
+    logs = ", ".join(f"logs/rank_{rank}.log" for rank in ranks[:8])
+    within = f"within parallel.nccl_timeout_sec={seconds:g}"
+    return f"no sign of life from {which} {when} {within}; see {logs}"
 
 
-def _rendezvous(seconds: float) -> Store:
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def _world_size() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def _connect(seconds: float) -> Store:
     import torch.distributed as dist
 
     try:
@@ -196,9 +195,8 @@ def _rendezvous(seconds: float) -> Store:
         if "EADDRINUSE" in str(error):
             what = f"MASTER_PORT={port}: another process has this port on {address}"
             raise ValueError(f"{what}; give a free one: MASTER_PORT=<port>") from error
-        rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
-        what = f"rank {rank} of {size} did not meet the others at MASTER_ADDR={address} MASTER_PORT={port} within {seconds:g} s"
+        where = f"MASTER_ADDR={address} MASTER_PORT={port} within {seconds:g} s"
+        what = f"rank {_rank()} of {_world_size()} did not meet the others at {where}"
         reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{what}; see that all have started, and that that host can be reached: {reason}"
-        ) from error
+        hint = "see that all have started, and that that host can be reached"
+        raise ValueError(f"{what}; {hint}: {reason}") from error

@@ -14,7 +14,7 @@ from forge.models.moe import MoE
 from forge.parallel.collectives import gather, sum_over
 from forge.parallel.context import Part, part_of
 from forge.parallel.mesh import Mesh
-from forge.parallel.mixin import mix_in
+from forge.parallel.modules import mix_in
 
 
 @dataclass(frozen=True, kw_only=True)

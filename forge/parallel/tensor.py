@@ -32,8 +32,7 @@ from forge.models.head import Head
 from forge.models.moe import MoE
 from forge.parallel.collectives import gather, gather_equal, scatter_sum, sum_gradient, sum_over
 from forge.parallel.mesh import Mesh
-from forge.parallel.mixin import mix_in
-from forge.parallel.sequence import Sequences, cut_when_whole
+from forge.parallel.modules import Sequences, cut_sequences, mix_in
 
 
 class Width:
@@ -70,7 +69,7 @@ class Width:
 
 def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
     """Cut a decoder, or a part of one, over the tp ranks, in place and before it has memory."""
-    width = Width(mesh.tp, cut_when_whole(model), parallel.sequence_parallel)
+    width = Width(mesh.tp, cut_sequences(model), parallel.sequence_parallel)
     for module in model.modules():
         if isinstance(module, Attention):
             _spread_attention(module, width)

@@ -20,7 +20,7 @@ from forge.data.shards import TokenStore
 from forge.models.contract import check_model
 from forge.parallel.apply import apply
 from forge.parallel.ranks import Ranks, join
-from forge.parallel.rendezvous import Meeting
+from forge.parallel.rendezvous import Rendezvous
 from forge.resolve.derivation import Derived
 from forge.resolve.derivations import fit_epochs
 from forge.rundir import directory, serialize
@@ -63,12 +63,12 @@ class Parts:
 
 
 def assemble(
-    run_dir: Path, meeting: Meeting | None = None, *, trust: Sequence[str] | None = None
+    run_dir: Path, rendezvous: Rendezvous | None = None, *, trust: Sequence[str] | None = None
 ) -> Parts:
     """Build all that the config of a run directory names. Raises ValueError for what the user can
     put right.
 
-    meeting: where the ranks already met, if they did. trust: prefixes of what may be built besides
+    rendezvous: where the ranks already met, if they did. trust: prefixes of what may be built besides
     forge's own; where none are given, those of the directory, which is then one that this process
     made.
     """
@@ -81,7 +81,7 @@ def assemble(
     device = set_up(config)
     torch.manual_seed(config.seed)
     users = user_callbacks(config)
-    ranks = join(config, device, meeting)
+    ranks = join(config, device, rendezvous)
     with ranks.main_first():
         prepared = prepare(
             config.data, config.tokenizer, build=partial(build, trust=trusted), progress=_announce()

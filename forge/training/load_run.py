@@ -14,8 +14,8 @@ from forge.build import build
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.models.decoder import Decoder
-from forge.parallel.half import FORMATS, HALF
 from forge.parallel.materialize import allocate, check_buffers
+from forge.parallel.modules import FORMATS, HALF
 from forge.rundir import checkpoints
 from forge.training import restore
 from forge.training.device import set_up

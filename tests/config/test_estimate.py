@@ -22,7 +22,7 @@ from forge.objectives.chunked_cross_entropy import auto_chunk_size
 from forge.objectives.pretrain import Pretrain
 from forge.optim.adamw import adamw
 from forge.parallel.activation_checkpoint import recompute
-from forge.parallel.half import FORMATS
+from forge.parallel.modules import FORMATS
 from forge.plan.memory import memory_by_part
 from forge.resolve.resolve import resolve
 

@@ -29,7 +29,7 @@ from forge.models.moe import MoE
 from forge.models.routing_losses import balance_loss, router_z_loss
 from forge.models.routing_record import SUMS
 from forge.parallel.activation_checkpoint import recompute
-from forge.parallel.compile import compile_blocks
+from forge.parallel.modules import compile_blocks
 
 OFF = {"aux_loss_weight": 0.0}
 

@@ -13,7 +13,7 @@ from forge.config.parallel import Parallel
 from forge.config.train import Train
 from forge.models.sampling import generate
 from forge.parallel.apply import apply_to_blocks
-from forge.parallel.compile import compile_blocks
+from forge.parallel.modules import compile_blocks
 
 
 def config(**options) -> SimpleNamespace:

@@ -20,11 +20,11 @@ from forge.models.init import init_weights
 from forge.models.sampling import generate
 from forge.models.sdpa import causal_attention
 from forge.parallel.activation_checkpoint import recompute
-from forge.parallel.compile import compile_blocks
 from forge.parallel.context import Part, own_part, spread_context
 from forge.parallel.fsdp import reduce_in_backward, shard
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh, make_mesh
+from forge.parallel.modules import compile_blocks
 
 ROWS, SEQ = 4, 16
 LAYOUTS = {

@@ -22,7 +22,7 @@ from forge.config.precision import Precision
 from forge.config.root import Config
 from forge.launch.local.processes import free_port
 from forge.parallel.ranks import Ranks, _backend, join
-from forge.parallel.rendezvous import Meeting, Word
+from forge.parallel.rendezvous import Command, Rendezvous
 
 
 def laid_out(**layout: Any) -> Config:
@@ -86,7 +86,7 @@ def test_every_group_has_the_timeout_of_the_config() -> None:
         meet(rank, 4, port)
         ranks = join(laid_out(dp_replicate=2, dp_shard=2, nccl_timeout_sec=1), torch.device("cpu"))
         assert ranks.mesh is not None
-        assert ranks.meeting is not None
+        assert ranks.rendezvous is not None
         groups = {id(group): group for group in (ranks.host, ranks.saver, *ranks.mesh.groups())}
         if rank == 0:
             shared = [group for group in groups.values() if dist.get_world_size(group) > 1]
@@ -95,8 +95,8 @@ def test_every_group_has_the_timeout_of_the_config() -> None:
                 work_under_way = dist.all_reduce(torch.ones(1), group=group, async_op=True)
                 with pytest.raises(RuntimeError, match="Timed out waiting 1000ms"):
                     _within(10, work_under_way.wait)  # type: ignore[union-attr]
-            ranks.meeting.store.set("tried", "")
-        ranks.meeting.store.wait(["tried"], timedelta(seconds=60))
+            ranks.rendezvous.store.set("tried", "")
+        ranks.rendezvous.store.wait(["tried"], timedelta(seconds=60))
         time.sleep(0 if rank else 1)
         os._exit(0)  # what is left of the groups is of no use
 
@@ -120,11 +120,11 @@ def test_ranks_that_are_not_there_are_named() -> None:
         os.environ.update(
             RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
-        meeting = Meeting()
-        assert meeting.missing(1, timedelta(seconds=20)) == []
+        rendezvous = Rendezvous()
+        assert rendezvous.missing(1, timedelta(seconds=20)) == []
         if rank == 1:
-            assert meeting.missing(2, timedelta(seconds=1)) == [0, 2]
-            ranks = Ranks(rank=1, size=3, meeting=meeting, timeout=timedelta(seconds=1))
+            assert rendezvous.missing(2, timedelta(seconds=1)) == [0, 2]
+            ranks = Ranks(rank=1, size=3, rendezvous=rendezvous, timeout=timedelta(seconds=1))
             said = r"^no sign of life from ranks 0, 2 of 3 at step 3 within parallel.nccl_timeout_sec=1; see logs/rank_0.log, logs/rank_2.lo"
             with pytest.raises(ConnectionError, match=said):
                 ranks.check_alive(3)
@@ -143,7 +143,7 @@ def test_the_main_rank_may_take_longer_than_a_collective_and_so_may_another() ->
         os.environ.update(
             RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
-        ranks = Ranks(rank=rank, size=3, meeting=Meeting(), timeout=timedelta(seconds=2))
+        ranks = Ranks(rank=rank, size=3, rendezvous=Rendezvous(), timeout=timedelta(seconds=2))
         for slow in (0, 2):
             dist.barrier()
             began = time.monotonic()
@@ -165,10 +165,10 @@ def test_who_waits_for_a_rank_that_fails_or_hangs_hears_of_it(
         os.environ.update(
             RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
-        meeting = Meeting()
+        rendezvous = Rendezvous()
 
         def take_turn(act: Callable[[], object], patience: float) -> None:
-            with meeting.main_first(timedelta(seconds=patience)):
+            with rendezvous.main_first(timedelta(seconds=patience)):
                 act() if rank == guilty else None
 
         with pytest.raises(
@@ -178,7 +178,7 @@ def test_who_waits_for_a_rank_that_fails_or_hangs_hears_of_it(
             take_turn(lambda: 1 / 0, 60)
         dist.barrier()
         if rank == guilty:
-            monkeypatch.setattr(meeting, "_signs_of_life", lambda *_: nullcontext())
+            monkeypatch.setattr(rendezvous, "_signs_of_life", lambda *_: nullcontext())
             with suppress(ConnectionError):
                 take_turn(lambda: time.sleep(3), 1)
         else:
@@ -193,9 +193,9 @@ def test_who_waits_for_a_rank_that_fails_or_hangs_hears_of_it(
 def test_a_sum_of_ones_that_is_wrong_is_a_faulty_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Meeting, "missing", lambda *_: [])
+    monkeypatch.setattr(Rendezvous, "missing", lambda *_: [])
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(3))
-    ranks = Ranks(size=4, meeting=Meeting(), timeout=timedelta(seconds=1))
+    ranks = Ranks(size=4, rendezvous=Rendezvous(), timeout=timedelta(seconds=1))
     with pytest.raises(
         ConnectionError,
         match=r"^an all-reduce of ones over 4 ranks is 3 at step 5: their connection is faulty$",
@@ -211,14 +211,14 @@ def test_the_main_ranks_word_reaches_all(code: int | None) -> None:
         os.environ.update(
             RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
-        meeting, word = Meeting(), Word(run_dir="/a/run", trust=["mypkg."], code=code)
+        rendezvous, command = Rendezvous(), Command(run_dir="/a/run", trust=["mypkg."], code=code)
         if rank == 0:
-            meeting.tell(word)
-            meeting.tell(Word(code=1))  # the first counts
+            rendezvous.send(command)
+            rendezvous.send(Command(code=1))  # the first counts
         else:
             time.sleep(0.5)
-            assert meeting.hear() == word
-        assert meeting.word == word
+            assert rendezvous.receive() == command
+        assert rendezvous.command == command
         dist.barrier()
 
     on_ranks(2, work)
@@ -237,15 +237,15 @@ def test_those_who_do_not_come_and_a_port_that_is_taken_are_named(
         monkeypatch.setenv(name, value)
     what = f"^rank 1 of 2 did not meet the others at MASTER_ADDR=127.0.0.1 MASTER_PORT={port} within 1 s; see that all have started"
     with pytest.raises(ValueError, match=what):
-        _ = Meeting(1).store
+        _ = Rendezvous(1).store
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ValueError, match=r"^rank 0 of 2 did not meet the others"):
-        _ = Meeting(1).store
+        _ = Rendezvous(1).store
     taken = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_PORT", str(taken.port))
     what = f"^MASTER_PORT={taken.port}: another process has this port on 127.0.0.1; give a free one: MASTER_PORT=<port>$"
     with pytest.raises(ValueError, match=what):
-        _ = Meeting(1).store
+        _ = Rendezvous(1).store
 
 
 def test_a_backend_that_there_is_not_is_named() -> None:

@@ -24,8 +24,8 @@ from forge.objectives.pretrain import Pretrain
 from forge.optim.adamw import adamw
 from forge.optim.schedules import cosine
 from forge.parallel.fsdp import shard
-from forge.parallel.half import HALF
 from forge.parallel.mesh import Mesh
+from forge.parallel.modules import HALF
 from forge.parallel.owned import local
 from forge.training.device import loss_scaler, set_up
 from forge.training.step import Update

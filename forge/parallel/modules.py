@@ -1,0 +1,89 @@
+"""What techniques do to the modules of a model: mix classes in, find its blocks, compile them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forge.models.moe import MoE
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+FORMATS = HALF | {"fp32": torch.float32}
+"""Number formats by their names in `precision`."""
+
+
+def mix_in(module: nn.Module, mixin: type) -> None:
+    """Put the class `mixin` before the class of a module, in place.
+
+    Names of parameters and modules stay, and a copy of the model runs its own weights.
+    """
+    module.__class__ = _mixed(mixin, type(module))
+
+
+@functools.cache
+def _mixed(mixin: type, original: type) -> type:
+    return type(f"{mixin.__name__}{original.__name__}", (mixin, original), {})
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The children of `model.blocks`, in order. Raises ValueError where a model has none."""
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.ModuleDict | nn.ModuleList | nn.Sequential):
+        what = f"model._target_: {type(model).__name__} keeps no transformer blocks"
+        raise ValueError(f"{what} in a ModuleDict or ModuleList named `blocks`")
+    return list(blocks.children())
+
+
+def compile_blocks(
+    model: nn.Module, backend: str, *, layers: bool = False, mixtures: bool = True
+) -> None:
+    """Compile each block in place with torch.compile.
+
+    Equal blocks share one compilation, so its time does not grow with depth. A graph break is an
+    error (fullgraph), and each shape is compiled for itself (dynamic=False): training has one, and
+    evaluation few. Text generation runs the plain blocks (`forge.models.sampling`).
+
+    layers: compile the attention and feed-forward layers of a block, not what is around them.
+    mixtures: also those of experts; else only their shared experts.
+    """
+    for block in blocks_of(model):
+        for module in _layers(block, mixtures) if layers else [block]:
+            module.compile(backend=backend, fullgraph=True, dynamic=False)
+
+
+def _layers(block: nn.Module, mixtures: bool) -> Iterator[nn.Module]:
+    for child in block.children():
+        if isinstance(child, MoE) and not mixtures:
+            yield from [child.shared] if child.shared is not None else []
+        elif next(child.children(), None) is not None:
+            yield child
+
+
+class Sequences:
+    """Shared by the modules of a model: whether the sequences it reads are cut over ranks."""
+
+    def __init__(self) -> None:
+        self.cut = True
+
+
+class CutSequences:
+    """Mixin of a decoder: sequences are cut when it reads them whole, not when a cache is used."""
+
+    sequences: Sequences
+
+    def hidden(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
+        """As the decoder's own."""
+        self.sequences.cut = cache is None
+        return super().hidden(tokens, cache=cache)  # type: ignore[misc]
+
+
+def cut_sequences(model: Any) -> Sequences:
+    """Make the decoder note at each reading whether sequences are cut; returns where it does."""
+    if not isinstance(model, CutSequences):
+        mix_in(model, CutSequences)
+        model.sequences = Sequences()
+    return model.sequences

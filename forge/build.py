@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from forge.config import packages
-from forge.config.field import Section
-from forge.config.frozen import thaw_value
+from forge.config.field import Section, thaw_value
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean
 from forge.config.target import (
     OF_TORCH,

@@ -11,8 +11,8 @@ from forge.compose import help
 from forge.compose.composition import Composition
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
+from forge.config.numbers import byte_size
 from forge.config.root import Config
-from forge.config.units import byte_size
 from forge.plan.allocation import Allocation, allocation
 from forge.plan.memory import memory_by_part
 from forge.plan.world import ranks_of

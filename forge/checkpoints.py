@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.cli import printable
-from forge.config.units import byte_size
+from forge.config.numbers import byte_size
 from forge.rundir import directory, stored
 from forge.rundir.checkpoints import CheckpointError, Saved, best_of, listed, saved_folder
 

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from forge.compose.composition import Composition, compose
-from forge.compose.grammar import COMMAND_LINE
 from forge.compose.origin import origin
-from forge.config.problems import ConfigError, Problem, closest, did_you_mean
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean
 from forge.resolve.resolve import Resolution, resolve
 
 __all__ = [

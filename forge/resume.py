@@ -13,8 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge import cli
 from forge.compose.portable import unsaid
-from forge.config.literal import quoted
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import ConfigError, Problem, quoted
 from forge.config.root import Config
 from forge.rundir import directory, stored
 from forge.rundir.consent import behind, consent, looking_up, reaching, without_consent

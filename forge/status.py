@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from forge import cli
-from forge.compose.grammar import COMMAND_LINE
-from forge.config.problems import ConfigError, Problem
+from forge.config.numbers import time_span
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem
 from forge.launch.local.processes import log_file
 from forge.launch.sweep import messages
 from forge.launch.sweep.best import best
@@ -167,7 +167,7 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
 def _cells(one: dict[str, Any], apart: Sequence[str]) -> list[str]:
     steps = "" if one["of"] is None else f"{one['step']:,}/{one['of']:,}"
     evaluation = next(iter(one["evaluation"].values()), None)
-    left = "" if one["seconds_left"] is None else messages.span(one["seconds_left"])
+    left = "" if one["seconds_left"] is None else time_span(one["seconds_left"])
     numbers = [_number(one["loss"]), _number(evaluation), left]
     return [
         f"{one['number']:03d}",
@@ -223,9 +223,7 @@ def details(point: Point, found: Survey) -> str:
     steps = "none" if one["of"] is None else f"{one['step']:,} of {one['of']:,}"
     rows = [("directory", short(point.path)), ("steps", steps), ("loss", _number(one["loss"]))]
     rows += [(name, _number(value)) for name, value in one["evaluation"].items()]
-    rows += (
-        [("left", messages.span(one["seconds_left"]))] if one["seconds_left"] is not None else []
-    )
+    rows += [("left", time_span(one["seconds_left"]))] if one["seconds_left"] is not None else []
     rows += [("job", _job(one))] if one["job"] else []
     rows += [("why it failed", one["why"])] if one["why"] else []
     logs = logs_of(point)
@@ -242,7 +240,7 @@ def _last_steps(point: Point, *, running: bool) -> list[str]:
     cells = [["step", "loss", "eval", "tokens/s", "left"]]
     for one in last_logged(point.path, STEPS):
         speed = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
-        left = messages.span(one.left) if running and one.left is not None else ""
+        left = time_span(one.left) if running and one.left is not None else ""
         cells.append(
             [
                 f"{one.step:,}",

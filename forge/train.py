@@ -19,12 +19,15 @@ from forge.compose.composition import compose
 from forge.compose.paths import CONF
 from forge.compose.portable import portable
 from forge.config.launch import Submitit
-from forge.config.literal import shown
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import ConfigError, Problem, shown
 from forge.config.root import Config
 from forge.launch.local import processes
 from forge.launch.local.processes import FAILED, REFUSED
-from forge.plan.launcher_environment import Started, ranks_said, started
+from forge.plan.launcher_environment import (
+    LauncherEnvironment,
+    launcher_environment,
+    launcher_ranks,
+)
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.layout import HOST_MEMORY
 from forge.rundir import attempts, directory, failure
@@ -80,7 +83,7 @@ def on_ranks(verb: Callable[[Rendezvous | None], int]) -> int:
         )  # see forge.launch.local.processes.heard
 
     def do() -> int:
-        found = started()
+        found = launcher_environment()
         if found is None or found.size == 1:
             return verb(None)
         from forge import worker
@@ -119,7 +122,7 @@ def train(config: Config) -> Result:
         raise TypeError(
             f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}"
         )
-    found = started()
+    found = launcher_environment()
     if found is not None and found.size > 1:
         ended = _train_together(found, config)
     else:
@@ -140,7 +143,7 @@ def train(config: Config) -> Result:
     return result
 
 
-def _train_together(found: Started, config: Config) -> Ended:
+def _train_together(found: LauncherEnvironment, config: Config) -> Ended:
     from forge import worker
 
     rendezvous, own = worker.Rendezvous(), list[Ended]()
@@ -258,7 +261,7 @@ def _can_go_on(run_dir: Path, config: Config) -> bool:
 
 def is_job(config: Config) -> bool:
     """Whether the run becomes a job, unless its ranks have been started already."""
-    return isinstance(config.launch, Submitit) and ranks_said() is None
+    return isinstance(config.launch, Submitit) and launcher_ranks() is None
 
 
 def _show(options) -> int:

@@ -22,7 +22,7 @@ from forge.config.problems import ConfigError
 from forge.launch.local import threads
 from forge.launch.local.processes import FAILED, PARENT, REFUSED
 from forge.parallel.rendezvous import Command, Rendezvous
-from forge.plan.launcher_environment import Started
+from forge.plan.launcher_environment import LauncherEnvironment
 from forge.rundir import attempts, directory, failure
 from forge.rundir.checkpoints import NoneLeft, newest_usable, saved_folder
 from forge.rundir.directory import ERROR, RESULT, Result, write_json
@@ -63,11 +63,13 @@ def main(argv: Sequence[str] | None = None, rendezvous: Rendezvous | None = None
     return _lead(run_dir, trust, rendezvous) if is_main() else _follow(rendezvous)
 
 
-def together(found: Started, lead: Callable[[Rendezvous], int], rendezvous: Rendezvous) -> int:
+def together(
+    found: LauncherEnvironment, lead: Callable[[Rendezvous], int], rendezvous: Rendezvous
+) -> int:
     """One rank of those that torchrun or srun started: the main one does what `lead` says, which
     may end in `main`; the others follow.
     """
-    os.environ.update({**threads.of_task(os.environ), **found.environment()})
+    os.environ.update({**threads.of_task(os.environ), **found.variables()})
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()  # torchrun itself asks for no such thing
     if not is_main():

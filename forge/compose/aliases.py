@@ -7,7 +7,7 @@ from collections.abc import Callable
 from omegaconf import DictConfig
 
 from forge.compose.tree import in_force
-from forge.config.literal import shown
+from forge.config.problems import shown
 
 ALIASES = {
     word: ours

@@ -11,10 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.engine import Library, Misfit, parse
 from forge.compose.files import absent_fault, file_fault, section_fault, value_fault
-from forge.compose.grammar import COMMAND_LINE
 from forge.config import schemas
-from forge.config.literal import shown
-from forge.config.problems import ConfigError, Problem, closest, did_you_mean
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, shown
 
 OPTIONAL = ("experiment", "debug", "local")
 DEGREE = re.compile("(tp|pp|cp|ep)([0-9]+)")

@@ -16,13 +16,12 @@ from forge.compose import overrides as values
 from forge.compose import several
 from forge.compose.composed import Composed
 from forge.compose.engine import Library
-from forge.compose.grammar import COMMAND_LINE, read
+from forge.compose.grammar import read
 from forge.compose.lines import written
 from forge.compose.misread import misread
 from forge.compose.unknown import dashed
 from forge.config import packages, spelling
-from forge.config.literal import quoted
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, quoted
 
 READ = "hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, hydra/sweeper and hydra.sweeper.*"
 

@@ -12,12 +12,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from forge.compose import expected
-from forge.compose.grammar import COMMAND_LINE
 from forge.compose.several import PARAMS, text_of
 from forge.compose.unreadable import with_quotes
 from forge.config import schemas
-from forge.config.literal import literal, typed
-from forge.config.problems import Problem
+from forge.config.problems import COMMAND_LINE, Problem, literal, typed
 
 
 def find(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:

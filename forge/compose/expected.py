@@ -10,7 +10,7 @@ import yaml
 
 from forge.config import schemas
 from forge.config.bounds import KINDS, fits, kind
-from forge.config.literal import shown
+from forge.config.problems import shown
 
 ARMS = "sweep.ablation.arms"
 SLURMS = re.compile(

@@ -25,8 +25,7 @@ from forge.compose.several import PARAMS
 from forge.compose.tree import in_force
 from forge.compose.unknown import unknown
 from forge.config import schemas, spelling
-from forge.config.literal import literal
-from forge.config.problems import Problem, closest, did_you_mean
+from forge.config.problems import Problem, closest, did_you_mean, literal
 
 NO_GROUP = re.compile(r"Could not override '([\w/]+)'. No match in the defaults list")
 TWICE = re.compile(r"(?:schema/)?(\w+)@\w+ appears more than once|Multiple values for (\w+)\.")

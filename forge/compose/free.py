@@ -10,8 +10,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from forge.compose.grammar import COMMAND_LINE
-from forge.config.problems import Problem, closest, did_you_mean
+from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean
 
 
 def apply(tree: DictConfig, override: Override) -> Problem | None:

@@ -9,9 +9,8 @@ from hydra.errors import HydraException
 
 from forge.compose.engine import parse
 from forge.compose.unreadable import call_fault, fault, is_endless
-from forge.config.problems import Problem
+from forge.config.problems import COMMAND_LINE, Problem
 
-COMMAND_LINE = "command line"
 KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w./-]+)?", re.ASCII)
 ELEMENT = re.compile(r"([A-Za-z_][\w.]*)\[\d+\]", re.ASCII)
 

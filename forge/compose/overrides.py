@@ -24,15 +24,13 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from forge.compose import entries, expected, free
 from forge.compose.engine import Library
 from forge.compose.entries import meant
-from forge.compose.grammar import COMMAND_LINE
 from forge.compose.tree import declared, in_force, section_at, values_of
 from forge.compose.unknown import unknown
 from forge.compose.unreadable import as_text, with_quotes
 from forge.config import schemas
 from forge.config.bounds import fits
 from forge.config.field import default_of
-from forge.config.literal import typed
-from forge.config.problems import Problem
+from forge.config.problems import COMMAND_LINE, Problem, typed
 
 KINDS = {
     IntegerNode: "an integer",

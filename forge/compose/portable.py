@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from forge.config.literal import quoted
+from forge.config.problems import quoted
 from forge.config.root import Config
 from forge.resolve.derivations import PATHS
 from forge.resolve.resolve import get

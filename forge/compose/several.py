@@ -9,8 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from forge.config.literal import literal
-from forge.config.problems import Problem
+from forge.config.problems import Problem, literal
 
 PARAMS = "sweeper.params"
 

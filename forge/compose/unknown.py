@@ -11,12 +11,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from forge.compose import expected, seeds
 from forge.compose.aliases import ALIASES, HINTS, computed
 from forge.compose.engine import Library
-from forge.compose.grammar import COMMAND_LINE, read
+from forge.compose.grammar import read
 from forge.compose.tree import declared, in_force, option_keys
 from forge.config import schemas
 from forge.config.bounds import element_faults, fits
-from forge.config.literal import literal
-from forge.config.problems import Problem, closest, did_you_mean
+from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean, literal
 
 MOST = 3
 HELP = "python -m forge.train --help lists them"

@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from forge.compose.engine import parse
 from forge.config import schemas
 from forge.config.bounds import fits, kind
-from forge.config.literal import typed
+from forge.config.problems import typed
 
 EXAMPLES = {
     "choice": "choice(a, b)",

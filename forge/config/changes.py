@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.config.field import Section
-from forge.config.frozen import freeze_value
-from forge.config.literal import literal
+from forge.config.field import Section, freeze_value
+from forge.config.problems import literal
 from forge.config.scheduler import SCHEDULE, open_steps
 
 if TYPE_CHECKING:

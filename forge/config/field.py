@@ -8,9 +8,8 @@ import functools
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-from forge.config.frozen import freeze_value, thaw_value
 from forge.config.problems import closest, did_you_mean
 
 if TYPE_CHECKING:
@@ -58,6 +57,34 @@ def opt(
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+class FrozenDict(dict):
+    """A dict that is read and not changed; it compares, copies and pickles as one."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise dataclasses.FrozenInstanceError("a resolved config is read-only")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+
+def freeze_value(value: Any) -> Any:
+    """Dicts become FrozenDict and lists tuples, all the way down."""
+    if isinstance(value, dict):
+        return FrozenDict({key: freeze_value(inner) for key, inner in value.items()})
+    return (
+        tuple(freeze_value(inner) for inner in value) if isinstance(value, list | tuple) else value
+    )
+
+
+def thaw_value(value: Any) -> Any:
+    """A copy in plain dicts and lists, all the way down."""
+    if isinstance(value, dict):
+        return {key: thaw_value(inner) for key, inner in value.items()}
+    return [thaw_value(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(kw_only=True)

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+COMMAND_LINE, ENVIRONMENT = "command line", "environment"  # where a value was given
+SYNONYMS = {
+    "gpu": "cuda",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, or a warning: where, what, why and what to do."""
+    """An error or a warning: the key with its value, what is wrong, what to do, and where it was
+    given.
+    """
 
     key: str
     what: str
     fix: str = ""
+    _: KW_ONLY
     where: str = ""
     rule: str = ""
     warning: bool = False
@@ -35,10 +50,10 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot run, with all its problems."""
+    """A configuration that cannot run, with its problem, or all of them."""
 
-    def __init__(self, problems: Sequence[Problem]):
-        self.problems = tuple(problems)
+    def __init__(self, problems: Problem | Sequence[Problem]):
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__(self.problems)
 
     def __str__(self) -> str:
@@ -53,22 +68,8 @@ def refusal(key: str, what: str, fix: str = "", where: str = "") -> ConfigError:
 def render(problems: Sequence[Problem]) -> str:
     """All problems, numbered."""
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return "\n".join(
-        [
-            f"{count}; nothing was started or written.",
-            *(p.render(i) for i, p in enumerate(problems, 1)),
-        ]
-    )
-
-
-SYNONYMS = {
-    "gpu": "cuda",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-}
+    numbered = [problem.render(i) for i, problem in enumerate(problems, 1)]
+    return "\n".join([f"{count}; nothing was started or written.", *numbered])
 
 
 def closest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
@@ -87,3 +88,41 @@ def did_you_mean(meant: Sequence[str]) -> str:
         return ""
     listed = meant[0] if len(meant) == 1 else f"{', '.join(meant[:-1])} or {meant[-1]}"
     return f"did you mean {listed}?"
+
+
+def shown(value: object) -> str:
+    """A value for a message."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(shown, value))}]"
+    return str(value)
+
+
+def literal(value: Any) -> str:
+    """A value in Hydra's grammar, which reads it back as it was."""
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}: {literal(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(literal, value))}]"
+    return shown(value)
+
+
+def quoted(value: str) -> str:
+    """A text in Hydra's grammar: in quotes unless it is a plain path, with backslashes doubled in
+    front of a quote only.
+    """
+    if re.fullmatch(r"[A-Za-z/.][\w.:@%-]*[/:][\w./:@%-]*", value, re.ASCII):
+        return value
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"'{escaped}'"
+
+
+def typed(key: str, value: str) -> str:
+    """An override as it is typed in a shell: in quotes where the value has quotes or spaces."""
+    text = f"{key}={value}"
+    if not re.search(r"[\s\"']", value):
+        return text
+    return f'"{text}"' if "'" in value and '"' not in value else f"'{text}'"

@@ -12,7 +12,7 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt
-from forge.config.literal import quoted
+from forge.config.problems import quoted
 
 FILE_NAME = "tokenizer.json"
 LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge.config.units import GIB
+from forge.config.numbers import GIB
 from forge.doctor import accelerator, limits, places, software
 from forge.doctor.finding import Finding
 from forge.doctor.places import Place

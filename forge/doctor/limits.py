@@ -10,7 +10,7 @@ import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from forge.config.units import GIB, byte_size
+from forge.config.numbers import GIB, byte_size
 from forge.doctor.finding import Finding, missing, ok, warn
 
 ENOUGH_MEMORY, LEAST_MEMORY = 2 * GIB, GIB // 2

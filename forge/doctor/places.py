@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge.config.units import GIB, byte_size
+from forge.config.numbers import GIB, byte_size
 from forge.doctor.finding import Finding, missing, ok, warn
 
 NETWORK = (

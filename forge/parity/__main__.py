@@ -16,10 +16,9 @@ from pathlib import Path
 
 from forge import cli
 from forge.config.changes import changes
-from forge.config.literal import shown
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import ENVIRONMENT, ConfigError, Problem, shown
 from forge.launch.local import processes
-from forge.plan.launcher_environment import ENVIRONMENT, started
+from forge.plan.launcher_environment import launcher_environment
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory, serialize
 from forge.rundir.stored import CONFIG
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(options: argparse.Namespace) -> int:
-    found = started()
+    found = launcher_environment()
     if found is not None and found.size > 1:
         if found.rank > 0:
             return cli.REFUSED  # once is enough

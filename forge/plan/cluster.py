@@ -9,7 +9,7 @@ from math import prod
 
 from forge.config.launch import Slurm
 from forge.config.root import Config
-from forge.plan.launcher_environment import ranks_said
+from forge.plan.launcher_environment import launcher_ranks
 from forge.plan.world import CPU_BUILD, Devices, World, find_world
 
 
@@ -17,7 +17,7 @@ def world_of(config: Config, devices: Devices, environ: Mapping[str, str] = os.e
     """The ranks of a run; with launch=slurm those of its job, unless something has started them
     already. devices: of this machine.
     """
-    if isinstance(config.launch, Slurm) and ranks_said(environ) is None:
+    if isinstance(config.launch, Slurm) and launcher_ranks(environ) is None:
         return _of_job(config, config.launch, devices)
     return find_world(config.run, config.parallel, devices, environ)
 

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from forge.config.parallel import Parallel
 from forge.config.run import Run
-from forge.plan.launcher_environment import ranks_said
+from forge.plan.launcher_environment import launcher_ranks
 
 CPU_BUILD = "torch is a CPU build"
 
@@ -87,7 +87,7 @@ def find_world(
     """
     device = run.device if run.device != "auto" else ("cuda" if devices.gpus else "cpu")
     layout = prod(parallel.degrees().values())
-    said = ranks_said(environ)
+    said = launcher_ranks(environ)
     if said is not None:
         size, source = said
     elif run.num_processes is not None:

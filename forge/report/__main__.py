@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge import cli
-from forge.compose.grammar import COMMAND_LINE
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem
 from forge.launch.sweep.directory import POINTS
 from forge.rundir import links
 

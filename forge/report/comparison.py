@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from forge.compose.grammar import COMMAND_LINE
-from forge.config.problems import ConfigError, Problem, closest, did_you_mean
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean
 from forge.launch.sweep.best import is_higher_better
 from forge.launch.sweep.state import DONE, FAILED
 from forge.report import flat_config

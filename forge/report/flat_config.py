@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from forge.config import schemas
-from forge.config.literal import shown
+from forge.config.problems import shown
 from forge.rundir.stored import newest, read_yaml
 
 SEED = "seed"

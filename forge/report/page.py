@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from forge.config.numbers import counted
 from forge.report.comparison import Report
 from forge.report.page_data import page_data
 from forge.report.tables import Table, headline, runs_table, tables
-from forge.report.text import counted
 
 MOST, RUNS = 50, 1000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

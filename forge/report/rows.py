@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from forge.config.literal import shown
+from forge.config.problems import shown
 from forge.report import flat_config
 from forge.report.comparison import Report, Row
 from forge.report.runs import Run

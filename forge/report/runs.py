@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forge.compose.grammar import COMMAND_LINE
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, examples, find_sweep
 from forge.launch.sweep.state import DONE, FAILED

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from forge.config.numbers import NOTHING, Decimals, compact, counted, duration, p_value
 from forge.launch.sweep.state import DONE, FAILED, RUNNING
 from forge.report.comparison import Report, Row
 from forge.report.runs import Run
 from forge.report.statistics import NONE, PAIRED, WELCH
-from forge.report.text import NOTHING, Decimals, count, counted, duration, p_value
 
 ALPHA = 0.05
 SEE_ALL = "all of them: --top {n}, or {file} (--{flag} FILE)."
@@ -168,7 +168,7 @@ def how_soon(report: Report, most: int | None = None) -> Table:
     for row in report.shown(most):
         found = row.reached
         if found is not None:
-            cells = (count(found.step), count(found.tokens), duration(found.seconds))
+            cells = (compact(found.step), compact(found.tokens), duration(found.seconds))
             lines.append((_named(row, report), f"{found.n} of {found.of}", *cells))
     way, target = "at least" if report.higher else "at most", decimals(report).number(report.target)
     notes = [

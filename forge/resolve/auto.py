@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from forge.config.model import Decoder
+from forge.config.numbers import byte_size
 from forge.config.parallel import AXES, Parallel
 from forge.config.root import Config
-from forge.config.units import byte_size
 from forge.plan.memory import memory_by_part
 from forge.plan.world import World, ranks_of, ranks_per_node
 from forge.resolve.derivation import Derived, derivation

@@ -8,8 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from forge.config.field import Section, types_of
-from forge.config.frozen import thaw_value
+from forge.config.field import Section, thaw_value, types_of
 from forge.config.root import Config
 
 LENGTH = 16  # bytes of a hash

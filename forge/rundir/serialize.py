@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from forge.config import packages
-from forge.config.field import Section, types_of
-from forge.config.frozen import thaw_value
+from forge.config.field import Section, thaw_value, types_of
 from forge.config.root import Config
 from forge.config.target import trusted
 from forge.rundir.stored import newest, read_yaml

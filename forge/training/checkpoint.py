@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from forge.config.checkpoint import Checkpoint
 from forge.config.eval import better
+from forge.config.numbers import byte_size
 from forge.config.root import Config
-from forge.config.units import byte_size
 from forge.data.tokenizer import Tokenizer
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints, serialize

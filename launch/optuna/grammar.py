@@ -12,8 +12,8 @@ from decimal import Decimal
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from forge.compose.engine import Library
-from forge.compose.grammar import COMMAND_LINE, read
-from forge.config.problems import ConfigError, Problem
+from forge.compose.grammar import read
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem
 from forge.config.spelling import ours
 from forge.launch.optuna.space import Choices, Numbers, Space
 from forge.launch.sweep.expand import grid, key_of

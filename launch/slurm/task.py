@@ -10,7 +10,7 @@ from pathlib import Path
 from forge.config.launch import Slurm
 from forge.launch.local import threads
 from forge.launch.slurm import requeue
-from forge.plan.launcher_environment import started
+from forge.plan.launcher_environment import launcher_environment
 from forge.rundir import serialize
 from forge.rundir.stored import newest
 
@@ -48,7 +48,7 @@ def placed(environ: dict[str, str]) -> dict[str, str]:
     Where the ranks meet launch.setup may say, on a network of its own: what the shell had set that
     submitted the job has not come along.
     """
-    found = started(
+    found = launcher_environment(
         {
             name: value
             for name, value in environ.items()
@@ -56,7 +56,7 @@ def placed(environ: dict[str, str]) -> dict[str, str]:
         }
     )
     return (
-        found.environment()
+        found.variables()
         if found is not None
         else {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     )

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forge.compose.grammar import COMMAND_LINE
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem
 from forge.config.sweep import Sweep
 from forge.rundir import json_lines
 from forge.rundir.consent import leads_out

@@ -14,10 +14,10 @@ from hydra.core.override_parser.types import Glob, Override, RangeSweep
 
 from forge.compose.engine import Library
 from forge.compose.expected import ARMS
-from forge.compose.grammar import COMMAND_LINE, read
+from forge.compose.grammar import read
 from forge.compose.several import PARAMS
 from forge.config import schemas
-from forge.config.problems import Problem
+from forge.config.problems import COMMAND_LINE, Problem
 from forge.config.spelling import ours
 from forge.config.sweep import Ablation
 

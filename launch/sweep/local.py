@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from forge.config.numbers import time_span
 from forge.config.problems import ConfigError
 from forge.launch.local.processes import Ranks, heard
 from forge.launch.sweep import messages
@@ -161,7 +162,7 @@ class LocalPoints:
                 point,
                 reason,
                 said or messages.why(point.path, code),
-                f"after {messages.span(took)}",
+                f"after {time_span(took)}",
             )
 
     def _tell_failure(

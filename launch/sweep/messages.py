@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from forge.config.numbers import time_span
 from forge.launch.sweep.directory import Point
 from forge.rundir import directory, failure
 from forge.rundir.directory import short
@@ -55,7 +56,7 @@ def reached(point: Point, seconds: float | None = None) -> str:
         name = read_json(point.path / directory.RESULT)["objective"].get("name")
         words += [f"{name} {result.objective:.4g}"] if result.objective is not None else []
         words += [f"{result.step} steps"]
-    return ", ".join([*words, *([span(seconds)] if seconds is not None else [])])
+    return ", ".join([*words, *([time_span(seconds)] if seconds is not None else [])])
 
 
 def why(path: Path, code: int | None = None) -> list[str]:
@@ -126,19 +127,6 @@ def counted(states: Sequence[str]) -> str:
     return (
         f"{count}: {', '.join(f'{n} {state}' for state, n in counts.items())}" if counts else count
     )
-
-
-def span(seconds: float) -> str:
-    """A time in its two largest units: '41 s', '3 min 5 s', '2 h 10 min'."""
-    whole = round(seconds)
-    parts = [
-        (whole // 86400, "d"),
-        (whole // 3600 % 24, "h"),
-        (whole // 60 % 60, "min"),
-        (whole % 60, "s"),
-    ]
-    first = next((index for index, (count, _) in enumerate(parts) if count), 3)
-    return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count) or "0 s"
 
 
 def since(began: float) -> float:

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from forge.cli import as_typed
 from forge.compose.composition import chosen
-from forge.compose.grammar import COMMAND_LINE
 from forge.compose.many import Composer
 from forge.compose.origin import origin
 from forge.config.launch import Launch, Local
-from forge.config.literal import shown
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, shown
 from forge.config.root import Config
 from forge.config.spelling import ours
 from forge.config.sweep import Sweep

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hydra.core.override_parser.types import Override
 
 from forge.compose.grammar import read
-from forge.config.literal import shown
+from forge.config.problems import shown
 from forge.config.spelling import ours
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.expand import OF_ALL

@@ -11,6 +11,7 @@ import pytest
 from example_sweep import Example, grid
 from rich.console import Console
 
+from forge.config.numbers import Decimals, compact, duration, p_value
 from forge.report.comparison import Report, compare
 from forge.report.markdown import markdown
 from forge.report.page_data import page_data
@@ -18,7 +19,6 @@ from forge.report.rows import arm_rows, csv_text, run_rows
 from forge.report.runs import read
 from forge.report.tables import headline, runs_table, tables
 from forge.report.terminal import show
-from forge.report.text import Decimals, count, duration, p_value
 
 TERMINAL = """\
 rates
@@ -378,7 +378,7 @@ def test_decimals_follow_the_spread(
 
 
 def test_counts_durations_and_p_values() -> None:
-    assert [count(n) for n in (0, 950, 1234, 1_638_400, 2.5e9, None)] == [
+    assert [compact(n) for n in (0, 950, 1234, 1_638_400, 2.5e9, None)] == [
         "0",
         "950",
         "1.23k",

@@ -18,8 +18,7 @@ import torch
 import forge
 from forge.build import build, locate, signature_fault, takes_section
 from forge.config import schemas
-from forge.config.field import Section, opt
-from forge.config.frozen import freeze_value
+from forge.config.field import Section, freeze_value, opt
 from forge.config.optimizer import AdamW
 from forge.config.packages import IMPORTABLE
 from forge.config.problems import ConfigError

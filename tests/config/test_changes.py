@@ -14,7 +14,7 @@ from refusing import SMALL, resolved
 from forge.config import schemas
 from forge.config.changes import Change, changes, permitted
 from forge.config.launch import Slurm
-from forge.config.literal import shown
+from forge.config.problems import shown
 from forge.config.root import Config
 from forge.config.sweeper import Optuna
 from forge.resolve.resolve import put

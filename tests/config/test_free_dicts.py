@@ -16,8 +16,9 @@ from refusing import only, resolved
 from forge import check, explain
 from forge.compose import composition
 from forge.compose.docs import options_page
-from forge.config.frozen import FrozenDict, freeze_value, thaw_value, unkeepable
+from forge.config.field import FrozenDict, freeze_value, thaw_value
 from forge.resolve.resolve import resolve
+from forge.resolve.rules.run import unkeepable
 from forge.rundir import serialize
 
 TRUST = "run.trust=[mypkg.]"

@@ -15,7 +15,7 @@ from forge.compose.engine import Library
 from forge.compose.many import ENTRIES
 from forge.compose.paths import CONF
 from forge.config import schemas
-from forge.config.frozen import thaw_value
+from forge.config.field import thaw_value
 from forge.optim import schedules
 from forge.resolve.resolve import Resolution
 

@@ -15,8 +15,7 @@ import yaml
 from refusing import SMALL, resolved
 
 from forge.config import schemas
-from forge.config.field import default_of
-from forge.config.frozen import freeze_value
+from forge.config.field import default_of, freeze_value
 from forge.config.schemas import walk_options
 from forge.resolve.resolve import get
 

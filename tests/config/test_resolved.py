@@ -14,8 +14,7 @@ from refusing import SMALL, problems, resolved
 
 from forge.compose import composition
 from forge.compose.engine import Library
-from forge.config.field import Section
-from forge.config.frozen import FrozenDict
+from forge.config.field import FrozenDict, Section
 from forge.resolve.resolve import resolve
 
 VARIED = [

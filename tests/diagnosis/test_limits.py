@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.units import GIB
+from forge.config.numbers import GIB
 from forge.doctor import limits
 from forge.doctor.finding import MISSING, OK, WARN
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.units import GIB, MIB
+from forge.config.numbers import GIB, MIB
 from forge.doctor import places
 from forge.doctor.finding import MISSING, OK, WARN
 from forge.doctor.places import Place, Trial

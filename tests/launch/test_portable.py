@@ -16,7 +16,7 @@ import forge
 from forge.compose import composition
 from forge.compose.grammar import read as parse
 from forge.compose.portable import portable
-from forge.config.literal import quoted
+from forge.config.problems import quoted
 from forge.rundir import directory
 from forge.rundir.consent import consent, without_consent
 from forge.rundir.stored import newest

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from forge.config.metrics import Metrics
+from forge.config.numbers import clock, percent
 from forge.training.trackers import build_trackers
 from forge.training.trackers.console import LiveConsole, PlainConsole, console_tracker
-from forge.training.trackers.metric_text import duration, percent
 
 TRAINING = {
     "train/loss": 3.14159,
@@ -161,4 +161,4 @@ def test_no_frame_is_written_into_a_file(variable, monkeypatch, tmp_path):
 
 def test_percent_and_duration():
     assert [percent(0.4567), percent(math.nan), percent(math.inf)] == ["45.7%", "nan", "inf"]
-    assert [duration(83.4), duration(90_000)] == ["0:01:23", "1 day, 1:00:00"]
+    assert [clock(83.4), clock(90_000)] == ["0:01:23", "1 day, 1:00:00"]

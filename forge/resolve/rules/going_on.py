@@ -12,8 +12,7 @@ import yaml
 from forge.config import changes
 from forge.config.eval import METRICS
 from forge.config.field import Section
-from forge.config.literal import shown
-from forge.config.problems import closest, did_you_mean
+from forge.config.problems import closest, did_you_mean, shown
 from forge.config.root import Config
 from forge.plan.world import World
 from forge.resolve.rule import Finding, rule

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 from forge.config.launch import Local, Slurm, Submitit
-from forge.config.literal import shown
-from forge.config.problems import Problem, closest
+from forge.config.problems import Problem, closest, shown
 from forge.config.root import Config
 from forge.config.sweeper import Optuna
 from forge.plan.allocation import allocation, faults

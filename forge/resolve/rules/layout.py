@@ -11,11 +11,11 @@ from math import prod
 from typing import Any
 
 from forge.config.field import default_of
-from forge.config.literal import literal, shown, typed
 from forge.config.model import Decoder
+from forge.config.numbers import byte_size
 from forge.config.parallel import AXES, Parallel
+from forge.config.problems import literal, shown, typed
 from forge.config.root import Config
-from forge.config.units import byte_size
 from forge.plan.memory import STATE, memory_by_part
 from forge.plan.world import World, ranks_of, ranks_per_node
 from forge.resolve.auto import choose, device_memory, laid_out

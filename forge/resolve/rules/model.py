@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from forge.config.literal import shown
 from forge.config.model import Decoder
 from forge.config.objective import Pretrain
+from forge.config.problems import shown
 from forge.config.root import Config
 from forge.config.tokenizer import BPE, FILE_NAME, Facts, TokenizerFile
 from forge.plan.world import World

@@ -11,7 +11,6 @@ from typing import Any
 from forge.config import schemas
 from forge.config.data import Text
 from forge.config.field import Section
-from forge.config.frozen import unkeepable
 from forge.config.launch import Slurm
 from forge.config.root import Config
 from forge.config.target import inner_faults, place_of, target_fault
@@ -155,3 +154,21 @@ def _entries(config: Config) -> Iterator[tuple[str, Any]]:
     for group in schemas.free_dicts():
         for name, entry in getattr(config, group).items():
             yield f"{group}.{name}", entry
+
+
+def unkeepable(value: Any, key: str) -> str | None:
+    """What a config file cannot keep, in words, or None: it keeps texts, numbers, booleans, null,
+    lists and dicts.
+    """
+    if value is None or isinstance(value, str | int | float):
+        return None
+    inner = (
+        {f"{key}.{name}": entry for name, entry in value.items()}
+        if isinstance(value, dict)
+        else {f"{key}[{index}]": entry for index, entry in enumerate(value)}
+        if isinstance(value, list | tuple)
+        else None
+    )
+    if inner is None:
+        return f"{key} is a {type(value).__name__}"
+    return next(filter(None, (unkeepable(entry, name) for name, entry in inner.items())), None)

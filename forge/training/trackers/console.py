@@ -10,8 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
+from forge.config.numbers import clock
 from forge.training.trackers.group import Tracker
-from forge.training.trackers.metric_text import EVALUATION, TRAINING, RemainingTime, duration, texts
+from forge.training.trackers.metric_text import EVALUATION, TRAINING, RemainingTime, texts
 
 SEPARATOR = " | "
 REFRESH_PER_SECOND = 2
@@ -46,7 +47,7 @@ class PlainConsole:
     def log(self, step: int, values: dict[str, float]) -> None:
         training, evaluation = texts(values, TRAINING), texts(values, EVALUATION)
         if training and (seconds := self._remaining.seconds(step)) is not None:
-            training.append(f"ETA {duration(seconds)}")
+            training.append(f"ETA {clock(seconds)}")
         if training or evaluation:
             line = SEPARATOR.join([step_text(step, self._total_steps), *training, *evaluation])
             print(line, file=self._console.file, flush=True)
@@ -93,7 +94,7 @@ class LiveConsole:
         training, evaluation = texts(values, TRAINING), texts(values, EVALUATION)
         if training:
             seconds = self._remaining.seconds(step)
-            eta = "" if seconds is None else f"ETA {duration(seconds)}"
+            eta = "" if seconds is None else f"ETA {clock(seconds)}"
             self._progress.update(self._task, completed=step, metrics="  ".join(training), eta=eta)
         if evaluation:
             line = SEPARATOR.join([step_text(step, self._total_steps), *evaluation])

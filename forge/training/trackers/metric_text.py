@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from datetime import timedelta
 
-from forge.config.units import compact
+from forge.config.numbers import compact, percent
 
 Formatter = Callable[[float], str]
-
-
-def percent(value: float) -> str:
-    """A share of 1 in percent."""
-    return f"{value:.1%}" if math.isfinite(value) else f"{value}"
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds: 0:01:23."""
-    return str(timedelta(seconds=round(seconds)))
 
 
 # What a training log shows, in this order; other keys are for the other trackers.

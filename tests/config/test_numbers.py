@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from forge.config.units import byte_size, compact
+from forge.config.numbers import byte_size, compact
 
 
 @pytest.mark.parametrize(

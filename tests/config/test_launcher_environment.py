@@ -9,7 +9,7 @@ import pytest
 from forge.config.parallel import Parallel
 from forge.config.problems import ConfigError
 from forge.config.run import Run
-from forge.plan.launcher_environment import Started, first_node, started
+from forge.plan.launcher_environment import LauncherEnvironment, first_node, launcher_environment
 from forge.plan.world import Devices, find_world
 
 TORCHRUN = {
@@ -43,19 +43,19 @@ def srun(**changed: str | None) -> dict[str, str]:
 
 
 def test_torchrun() -> None:
-    found = started(TORCHRUN)
-    assert found == Started(
+    found = launcher_environment(TORCHRUN)
+    assert found == LauncherEnvironment(
         rank=3, size=4, local_rank=1, source="WORLD_SIZE", address="host7", port=29500
     )
-    assert found.environment() == TORCHRUN
+    assert found.variables() == TORCHRUN
 
 
 def test_srun_gives_what_torch_reads() -> None:
-    found = started(SRUN)
+    found = launcher_environment(SRUN)
     assert found is not None
     assert found.source == "SLURM_STEP_NUM_TASKS"
     port = str(15000 + 37 * 12 + 2)
-    assert found.environment() == {
+    assert found.variables() == {
         "RANK": "1",
         "WORLD_SIZE": "2",
         "LOCAL_RANK": "0",
@@ -65,17 +65,17 @@ def test_srun_gives_what_torch_reads() -> None:
 
 
 def test_torchrun_within_srun_is_torchrun() -> None:
-    assert started({**SRUN, **TORCHRUN}) == started(TORCHRUN)
+    assert launcher_environment({**SRUN, **TORCHRUN}) == launcher_environment(TORCHRUN)
 
 
 def test_an_address_that_the_user_gives_is_taken() -> None:
-    found = started(srun(MASTER_ADDR="10.0.0.1", MASTER_PORT="7"))
+    found = launcher_environment(srun(MASTER_ADDR="10.0.0.1", MASTER_PORT="7"))
     assert found is not None
     assert (found.address, found.port) == ("10.0.0.1", 7)
 
 
 def test_an_older_slurm_without_the_tasks_of_a_step() -> None:
-    found = started(srun(SLURM_STEP_NUM_TASKS=None, SLURM_STEP_NODELIST=None))
+    found = launcher_environment(srun(SLURM_STEP_NUM_TASKS=None, SLURM_STEP_NODELIST=None))
     assert found is not None
     assert (found.size, found.source, found.address) == (2, "SLURM_NTASKS", "node1")
 
@@ -108,12 +108,12 @@ def test_an_older_slurm_without_the_tasks_of_a_step() -> None:
     ],
 )
 def test_an_ordinary_run(environ: dict[str, str]) -> None:
-    assert started(environ) is None
+    assert launcher_environment(environ) is None
 
 
 def test_steps_side_by_side_and_jobs_one_after_another_have_ports_of_their_own() -> None:
     found = [
-        started(srun(SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step)))
+        launcher_environment(srun(SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step)))
         for job in (999999, 1000000)
         for step in range(30)
     ]
@@ -155,7 +155,7 @@ def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
 )
 def test_a_number_that_is_none_is_named(environ: dict[str, str], shown: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        started(environ)
+        launcher_environment(environ)
     lines = str(caught.value).splitlines()
     assert lines[1].startswith(f"  1. {shown.strip()}   [environment]")
     assert lines[2].strip().startswith(f"{shown.partition('=')[0]} must be a number from ")
@@ -170,9 +170,9 @@ def test_what_is_missing_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"MASTER_PORT must be a number from 1 to 65535; it is not set"
     ):
-        started({**TORCHRUN, "MASTER_PORT": ""})
+        launcher_environment({**TORCHRUN, "MASTER_PORT": ""})
     with pytest.raises(ConfigError) as caught:
-        started({**TORCHRUN, "MASTER_ADDR": ""})
+        launcher_environment({**TORCHRUN, "MASTER_ADDR": ""})
     assert str(caught.value).splitlines()[1:] == [
         "  1. MASTER_ADDR=   [environment]",
         "     the ranks need the host of rank 0 to meet; it is not set.",

@@ -175,7 +175,7 @@ def test_what_is_missing_is_named() -> None:
         launcher_environment({**TORCHRUN, "MASTER_ADDR": ""})
     assert str(caught.value).splitlines()[1:] == [
         "  1. MASTER_ADDR=   [environment]",
-        "     the ranks need the host of rank 0 to meet; it is not set.",
+        "     the host of rank 0 is not set.",
         "     -> MASTER_ADDR=<host>, or unset RANK WORLD_SIZE",
     ]
 

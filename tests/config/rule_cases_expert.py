@@ -16,10 +16,10 @@ EXPERT_CASES = [
     ),
     Case(
         "parallel.ep_needs_moe",
-        "parallel=ep2_fsdp",
+        "parallel=fsdp", "parallel.ep=2",
         "parallel.ep > 1 needs a mixture-of-experts model; this one is dense.",
         "parallel.ep=1 or a model with experts",
-        f"parallel=ep2_fsdp {EIGHT}",
+        f"parallel=fsdp parallel.ep=2 {EIGHT}",
         world_size=8,
         world_size_kept=8,
     ),

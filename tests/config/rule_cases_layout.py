@@ -28,11 +28,11 @@ LAYOUT_CASES = [
     ),
     Case(
         "parallel.world_size",
-        "parallel=tp4_fsdp run.device=cuda",
+        "parallel=fsdp parallel.tp=4 run.device=cuda",
         "dp_replicate=1 * dp_shard=1 * tp=4 * pp=1 * cp=1 * ep=1 = 4, and there are 2 ranks (from the test).",
-        "without other degrees one of parallel=auto, parallel=cp2, parallel=cp2_fsdp, parallel=ddp, parallel=fsdp, parallel=hsdp, "
-        "parallel=pp2, parallel=pp2_fsdp, parallel=tp2, parallel=tp2_fsdp",
-        "parallel=tp2_fsdp run.device=cuda",
+        "without other degrees one of parallel=auto, parallel=cp2, parallel=fsdp parallel.cp=2, parallel=ddp, parallel=fsdp, parallel=hsdp, "
+        "parallel=pp2, parallel=fsdp parallel.pp=2, parallel=tp2, parallel=fsdp parallel.tp=2",
+        "parallel=fsdp parallel.tp=2 run.device=cuda",
         gpus=2,
     ),
     Case(

@@ -165,7 +165,7 @@ def test_no_rule_or_derivation_stumbles_over_any_broken_option():
                 config.validate()
 
 
-@pytest.mark.parametrize("layout", ["auto", "pp2_ep2"])
+@pytest.mark.parametrize("layout", ["auto", "ep2"])
 def test_nor_over_any_value_out_of_bounds(layout: str):
     composed = composition.config(["model=moe_tiny", f"parallel={layout}"])
     for key, schema, field, _, value, legal in limits():

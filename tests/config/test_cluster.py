@@ -97,7 +97,7 @@ def test_ranks_that_have_been_started_already_count() -> None:
 
 def test_the_mesh_of_a_run_on_the_gpus_of_nodes() -> None:
     config = resolved(
-        ["launch=slurm", "launch.nodes=2", "launch.gpus_per_node=4", "parallel=tp2_fsdp"], gpus=0
+        ["launch=slurm", "launch.nodes=2", "launch.gpus_per_node=4", "parallel=fsdp", "parallel.tp=2"], gpus=0
     ).config
     assert (config.parallel.tp, config.parallel.dp_shard, config.run.device) == (2, 4, "cuda")
     assert (config.launch.gpus_per_node, config.launch.nodes) == (4, 2)

@@ -104,7 +104,7 @@ def test_one_gpu_and_a_layout_of_four():
 
 
 def test_the_presets_that_are_named_are_accepted():
-    (found,) = problems(["model=llama7b", "train.batch_size=8", "parallel=tp8_fsdp"], gpus=4)[:1]
+    (found,) = problems(["model=llama7b", "train.batch_size=8", "parallel=fsdp", "parallel.tp=8"], gpus=4)[:1]
     named = [word for word in found.fix.split(", ") if word.startswith("parallel=")]
     assert len(named) > 10
     for preset in named:
@@ -112,16 +112,16 @@ def test_the_presets_that_are_named_are_accepted():
 
 
 def test_layouts_of_experts_are_for_models_that_have_some():
-    for model, named in (("moe_tiny", {"parallel=ep2", "parallel=ep2_fsdp"}), ("tiny", set())):
+    for model, named in (("moe_tiny", {"parallel=ep2", "parallel=fsdp", "parallel.ep=2"}), ("tiny", set())):
         (found,) = [
             p
-            for p in problems([f"model={model}", "parallel=tp4_fsdp"], gpus=2)
+            for p in problems([f"model={model}", "parallel=fsdp", "parallel.tp=4"], gpus=2)
             if p.rule == "parallel.world_size"
         ]
         assert {word for word in found.fix.split(", ") if "ep" in word.partition("=")[2]} == named
 
 
 def test_on_a_cpu_a_layout_has_as_many_ranks_as_it_asks_for():
-    assert resolved(["parallel=tp4_pp2"]).world.size == 8
-    assert resolved(["parallel=tp2_hsdp"]).config.parallel.dp_shard == 1
-    assert resolved(["parallel=tp2_hsdp", "run.num_processes=8"]).config.parallel.dp_shard == 2
+    assert resolved(["parallel=tp4", "parallel.pp=2"]).world.size == 8
+    assert resolved(["parallel=hsdp", "parallel.tp=2"]).config.parallel.dp_shard == 1
+    assert resolved(["parallel=hsdp", "parallel.tp=2", "run.num_processes=8"]).config.parallel.dp_shard == 2

@@ -75,10 +75,13 @@ def test_the_first_that_fits_is_chosen_and_no_later_one():
     one is, which needs less.
     """
     order = ["ddp", "fsdp", "tp2_fsdp", "tp4_fsdp", "tp8_fsdp"]
+    always = ["parallel.reshard_after_forward=always"]
     presets = {
-        name: [f"parallel={name}", "parallel.reshard_after_forward=always"] for name in order
+        "ddp": ["parallel=ddp", "parallel.dp_replicate=8", *always],
+        "fsdp": ["parallel=fsdp", *always],
     }
-    presets["ddp"].append("parallel.dp_replicate=8")
+    for tp in (2, 4, 8):
+        presets[f"tp{tp}_fsdp"] = ["parallel=fsdp", f"parallel.tp={tp}", *always]
     sizes = {name: needed(presets[name], 8) for name in order}
     assert sorted(sizes.values(), reverse=True) == list(sizes.values())
     for name, size in sizes.items():

@@ -47,7 +47,7 @@ def needs(tmp_path: Path) -> dict[str, list[str]]:
         "train/long": ["model.max_seq_len=2048"],
         **{
             f"parallel/{name}": ["model=llama7b"]
-            for name in ("pp4", "pp4_fsdp", "tp8", "tp8_fsdp", "tp8_pp2", "tp8_pp4_fsdp")
+            for name in ("pp4", "tp8")
         },
         **{
             f"parallel/{name}": ["model=moe_tiny"]

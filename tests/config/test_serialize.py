@@ -25,7 +25,7 @@ NEEDS = {
 }
 NEEDS |= {
     f"parallel={name}": ["model=llama7b"]
-    for name in ("pp4", "pp4_fsdp", "tp8", "tp8_fsdp", "tp8_pp2", "tp8_pp4_fsdp")
+    for name in ("pp4", "tp8")
 }
 NEEDS |= {
     f"parallel={name}": ["model=moe_tiny"] for name in Library().options("parallel") if "ep" in name

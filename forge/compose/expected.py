@@ -30,7 +30,7 @@ def meant(key: str, value: Any, hint: Any) -> Any:
     an example; None where there is none.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if key == "launch.time":
+    if schemas.said(key, "time"):
         return minutes(str(value))
     if key == ARMS:
         named = (

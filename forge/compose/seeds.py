@@ -41,7 +41,8 @@ of nanochat's `base_train` and of MaxText. Every one of them has a line here:
 * **not taken**: left out, with the reason.
 
 Whoever types a seed's key is answered from this table. KempnerForge's computed properties keep their names: `model.is_moe`,
-`model.head_dim`, `model.computed_ffn_hidden_dim`, `model.num_params_estimate`, `precision.param_dtype`, `precision.is_fp8`.
+`model.head_dim`, `model.computed_ffn_hidden_dim`, `model.num_params_estimate`. Its `param_dtype` and
+`is_fp8` have no counterpart: weights are fp32, and fp8 comes later.
 """
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge.config.field import Section, opt
+from forge.config.field import Condition, Section, opt
+
+LOADED = Condition(
+    lambda config, ranks: bool(config.checkpoint.init_from or config.checkpoint.resume_from),
+    "without checkpoint.init_from",
+)
 
 
 @dataclass(kw_only=True)
@@ -39,13 +44,18 @@ class Checkpoint(Section):
         free=True,
     )
     resume_from: str | None = opt(
-        None, "go on from this step of the run, or from this checkpoint or run elsewhere", free=True
+        None,
+        "go on from this step of the run, or from this checkpoint or run elsewhere",
+        free=True,
+        path=True,
     )
     init_from: str | None = opt(
-        None, "begin with the weights alone of this checkpoint, run or .safetensors file"
+        None, "begin with the weights alone of this checkpoint, run or .safetensors file", path=True
     )
     exclude_from_loading: list[str] = opt(
-        [], "parameter name prefixes that keep their initial values in init_from and resume_from"
+        [],
+        "parameter name prefixes that keep their initial values in init_from and resume_from",
+        acts_when=LOADED,
     )
     export_dtype: str = opt(
         "bfloat16",

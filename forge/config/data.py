@@ -26,6 +26,7 @@ class Data(Section):
         None,
         "where tokenizers and shards are kept; null = $FORGE_CACHE, else ~/.cache/forge",
         free=True,
+        path=True,
     )
     num_workers: int = opt(4, "loader processes; 0 = load in the training process", ge=0, free=True)
     pin_memory: bool = opt(
@@ -53,6 +54,7 @@ class Text(Data):
     path: str = opt(
         "",
         "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ... files",
+        path=True,
         several="for one run over several files a directory that holds them, or a glob such as 'data.path=texts/*.txt'",
     )
     text_field: str = opt(

@@ -1,4 +1,4 @@
-"""`opt(...)`: one option in one line, with its default, help text and local bounds."""
+"""`opt(...)`: one option in one line, with all that is known of it; `Section`: a group of options."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import copy
 import dataclasses
 import functools
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 from forge.config.problems import closest, did_you_mean
 
 if TYPE_CHECKING:
     AutoInt = int
 else:
-    # A number, or "auto", which resolve() replaces by one: all other code sees the number. For
-    # OmegaConf it is anything, since
-    # Hydra cannot compose unions (AssertionError in OmegaConf 2.3: the root of a UnionNode without
-    # a parent); `check_bounds` checks it.
+    # A number, or "auto", which resolve() replaces by one, so that all other code sees a number.
+    # OmegaConf 2.3 cannot compose unions: to it this is Any, and `check_bounds` checks it.
     AutoInt = Annotated[Any, int | str]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A test of the config and its number of ranks, and in words where it fails."""
+
+    holds: Callable[[Any, int], bool]
+    otherwise: str
 
 
 def opt(
@@ -30,30 +36,40 @@ def opt(
     ge: float | None = None,
     lt: float | None = None,
     le: float | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Sequence[str] = (),
     free: bool = False,
+    path: bool = False,
+    time: bool = False,
     verbatim: bool = False,
     several: str = "",
+    acts_when: Condition | None = None,
+    idle: Any = None,
 ) -> Any:
     """A dataclass field that knows its help text and the values it admits.
 
-    Bounds apply to a number, to each element of a list, and to nothing when the value is null.
-    `choices` names the legal strings (OmegaConf 2.3 has no Literal). `free`: the value may be
-    another one when a run goes on. `verbatim`: brackets around a text belong to it. `several`: what
-    to give instead of several values.
+    gt, ge, lt, le: bounds of a number, or of each element of a list; null has none.
+    choices: the legal strings (OmegaConf 2.3 has no Literal).
+    free: another value may be given when a run goes on.
+    path: a file or directory; it becomes absolute.
+    time: minutes, which may be meant by Slurm's D-HH:MM:SS.
+    verbatim: brackets around a text belong to it.
+    several: what to give instead of several values.
+    acts_when: where the option has an effect; None = everywhere. idle: the value it is worked out
+    to where it has none.
     """
-    bounds = {
-        name: limit
-        for name, limit in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le))
-        if limit is not None
-    }
+    limits = {"gt": gt, "ge": ge, "lt": lt, "le": le}
     metadata = {
         "help": help,
-        "bounds": bounds,
-        "choices": tuple(choices) if choices else None,
+        "bounds": {name: limit for name, limit in limits.items() if limit is not None},
+        "choices": tuple(choices),
         "free": free,
+        "path": path,
+        "time": time,
+        "verbatim": verbatim,
+        "several": several,
+        "acts_when": acts_when,
+        "idle": idle,
     }
-    metadata |= {"verbatim": verbatim, "several": several}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -75,9 +91,7 @@ def freeze_value(value: Any) -> Any:
     """Dicts become FrozenDict and lists tuples, all the way down."""
     if isinstance(value, dict):
         return FrozenDict({key: freeze_value(inner) for key, inner in value.items()})
-    return (
-        tuple(freeze_value(inner) for inner in value) if isinstance(value, list | tuple) else value
-    )
+    return tuple(map(freeze_value, value)) if isinstance(value, list | tuple) else value
 
 
 def thaw_value(value: Any) -> Any:
@@ -92,6 +106,7 @@ class Section:
     """Base of every schema class: ordinary while it is being composed, read-only once resolved."""
 
     all_free = False  # whether every option of the section may change when a run goes on
+    acts_when: ClassVar[Condition | None] = None  # as of `opt`, for all options of the section
 
     def freeze(self) -> None:
         """Make this section and all sections below it read-only; lists become tuples."""
@@ -126,15 +141,12 @@ class Section:
         return self.__dict__.get("_frozen", False)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        label, fields = type(self).__name__, type(self).__dataclass_fields__
         if self.frozen:
-            raise dataclasses.FrozenInstanceError(
-                f"{type(self).__name__}.{name}: a resolved config is read-only"
-            )
-        if name not in type(self).__dataclass_fields__:
-            hint = did_you_mean(closest(name, type(self).__dataclass_fields__))
-            raise AttributeError(
-                f"{type(self).__name__} has no option '{name}'; {hint}".removesuffix("; ")
-            )
+            raise dataclasses.FrozenInstanceError(f"{label}.{name}: a resolved config is read-only")
+        if name not in fields:
+            hint = did_you_mean(closest(name, fields))
+            raise AttributeError(f"{label} has no option '{name}'; {hint}".removesuffix("; "))
         object.__setattr__(self, name, value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge.config.field import Section, opt
+from forge.config.field import Condition, Section, opt
 
 
 @dataclass(kw_only=True)
@@ -23,6 +23,7 @@ class Local(Launch):
         None,
         "GPUs that each point of a sweep is given; null = those of this machine shared out",
         gt=0,
+        acts_when=Condition(lambda config, ranks: config.run.device == "cuda", "on a CPU"),
     )
 
 
@@ -44,7 +45,7 @@ class Slurm(Submitit):
     account: str | None = opt(None, "what the job is charged to")
     qos: str | None = opt(None, "quality of service")
     constraint: str | None = opt(None, "features that nodes must have, like h200")
-    time: int = opt(60, "limit of a job in minutes", gt=0)
+    time: int = opt(60, "limit of a job in minutes", gt=0, time=True)
     signal_before: int = opt(
         120, "seconds before the time limit at which a run is told to save and stop", ge=0
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge.config.field import Section, opt
+from forge.config.field import Condition, Section, opt
 
 ROUTERS = ("softmax_topk", "sigmoid_topk")
 SCHEDULES = ("constant", "cosine_decay", "linear_warmup")
@@ -17,6 +17,10 @@ class MoE(Section):
     """Experts, the router that chooses among them, and what keeps their load even; all defaults
     make a dense model.
     """
+
+    acts_when = Condition(
+        lambda config, ranks: config.model.moe.num_experts > 0, "with model.moe.num_experts=0"
+    )
 
     num_experts: int = opt(0, "experts of a layer; 0 = a dense model", ge=0)
     top_k: int = opt(2, "experts that each token goes to", gt=0)

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from forge.config.field import Section, opt
+from forge.config.field import Condition, Section, opt
+
+CHUNKED = Condition(
+    lambda config, ranks: config.objective.loss_fn == "chunked_cross_entropy",
+    "with objective.loss_fn=cross_entropy",
+)
 
 
 @dataclass(kw_only=True)
@@ -33,4 +38,5 @@ class Pretrain(Objective):
         0,
         "tokens a chunk in chunked_cross_entropy; 0 = 4096 tokens or less, by the vocabulary",
         ge=0,
+        acts_when=CHUNKED,
     )

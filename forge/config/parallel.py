@@ -5,13 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from forge.config.field import Section, opt
+from forge.config.field import Condition, Section, opt
 
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
 LOOPED_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
 V_SCHEDULE = "zbv_zero_bubble"
+PP_SCHEDULES = (*ONE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, V_SCHEDULE)
 ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", V_SCHEDULE)
+
+SEVERAL_RANKS = Condition(lambda config, ranks: ranks > 1, "on one rank")
+SHARDED = Condition(
+    lambda config, ranks: ranks > 1 or config.precision.mixed_precision != "fp32",
+    "on one rank in fp32",
+)
+ADDED_UP = Condition(
+    lambda config, ranks: (
+        SHARDED.holds(config, ranks)
+        and (config.train.grad_accum_steps > 1 or config.parallel.pp > 1)
+    ),
+    "with one micro-batch a step, or on one rank in fp32",
+)
+AUTO = Condition(
+    lambda config, ranks: config.parallel.layout != "auto", "where parallel.dp_shard is given"
+)
+TP = Condition(lambda config, ranks: config.parallel.tp > 1, "with parallel.tp=1")
+PP = Condition(lambda config, ranks: config.parallel.pp > 1, "with parallel.pp=1")
+CP = Condition(lambda config, ranks: config.parallel.cp > 1, "with parallel.cp=1")
+CP_ALL_GATHER = Condition(
+    lambda config, ranks: config.parallel.cp > 1 and config.parallel.cp_method == "all_gather",
+    "with parallel.cp=1, or parallel.cp_method=ulysses",
+)
 
 
 @dataclass(kw_only=True)
@@ -24,6 +48,7 @@ class Parallel(Section):
         "given",
         "given = the degrees below; auto = where dp_shard is -1, degrees of 1 are chosen from ranks, memory and model",
         choices=("given", "auto"),
+        acts_when=AUTO,
     )
     dp_shard: int = opt(-1, "FSDP shards; -1 = all devices that the other degrees leave", ge=-1)
     dp_replicate: int = opt(1, "replicas of the FSDP groups", ge=1)
@@ -31,48 +56,70 @@ class Parallel(Section):
         "auto",
         "free gathered weights between forward and backward: auto = unless pp > 1, or nothing is sharded and memory allows",
         choices=("auto", "always", "never"),
+        acts_when=SHARDED,
+        idle="never",
     )
     reduce_gradients: str = opt(
         "auto",
         "reduce gradients once a step, or after each micro-batch, which needs memory for those of a block alone; auto = by memory",
         choices=("auto", "step", "micro_batch"),
+        acts_when=ADDED_UP,
+        idle="step",
     )
     cpu_offload: bool = opt(
-        False, "keep weights, gradients and optimizer state in the host's memory"
+        False, "keep weights, gradients and optimizer state in the host's memory", acts_when=SHARDED
     )
     tp: int = opt(1, "tensor parallel degree", ge=1)
     sequence_parallel: bool = opt(
-        True, "with tp: cut sequences between attention and feed-forward layers"
+        True, "with tp: cut sequences between attention and feed-forward layers", acts_when=TP
     )
     loss_parallel: bool = opt(
-        True, "with tp: make the loss of each rank's part of the logits, instead of gathering them"
+        True,
+        "with tp: make the loss of each rank's part of the logits, instead of gathering them",
+        acts_when=TP,
     )
     pp: int = opt(1, "pipeline parallel degree", ge=1)
-    pp_schedule: str = opt(
-        "1f1b", "pipeline schedule", choices=(*ONE_STAGE_SCHEDULES, *LOOPED_SCHEDULES, V_SCHEDULE)
-    )
+    pp_schedule: str = opt("1f1b", "pipeline schedule", choices=PP_SCHEDULES, acts_when=PP)
     pp_microbatches: int | None = opt(
-        None, "parts that a step's sequences go through the pipeline in; null = worked out", gt=0
+        None,
+        "parts that a step's sequences go through the pipeline in; null = worked out",
+        gt=0,
+        acts_when=PP,
+        idle=1,
     )
     pp_stages_per_rank: int | None = opt(
-        None, "stages of each rank; null = 2 for schedules that loop, else 1", gt=0
+        None,
+        "stages of each rank; null = 2 for schedules that loop, else 1",
+        gt=0,
+        acts_when=PP,
+        idle=1,
     )
     pp_layers: list[int] = opt(
-        [], "blocks of each stage, the first to the last; [] = stages of equal cost", gt=0
+        [],
+        "blocks of each stage, the first to the last; [] = stages of equal cost",
+        gt=0,
+        acts_when=PP,
     )
     cp: int = opt(1, "context parallel degree", ge=1)
     cp_method: str = opt(
         "all_gather",
         "all_gather: of keys and values; ulysses: heads for sequence",
         choices=("all_gather", "ulysses"),
+        acts_when=CP,
     )
     cp_load_balance: bool = opt(
-        True, "with all_gather: pair an early with a late part of a sequence, for equal work"
+        True,
+        "with all_gather: pair an early with a late part of a sequence, for equal work",
+        acts_when=CP_ALL_GATHER,
     )
     ep: int = opt(1, "expert parallel degree", ge=1)
-    nccl_timeout_sec: int = opt(1800, "seconds a collective may take", gt=0)
+    nccl_timeout_sec: int = opt(
+        1800, "seconds a collective may take", gt=0, acts_when=SEVERAL_RANKS
+    )
     backend: str = opt(
-        "cpu:gloo,cuda:nccl", "torch.distributed backend of each device type, or one for all"
+        "cpu:gloo,cuda:nccl",
+        "torch.distributed backend of each device type, or one for all",
+        acts_when=SEVERAL_RANKS,
     )
 
     def degrees(self) -> dict[str, int]:

@@ -33,13 +33,3 @@ class Precision(Section):
         "first loss scale of fp16; halved at an overflow, doubled after 2000 good steps",
         gt=0,
     )
-
-    @property
-    def param_dtype(self) -> str:
-        """Number format of the weights that the optimizer updates."""
-        return "float32"
-
-    @property
-    def is_fp8(self) -> bool:
-        """Whether matrices are multiplied in 8 bits."""
-        return self.mixed_precision == "fp8"

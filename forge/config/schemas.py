@@ -171,9 +171,14 @@ def declared(key: str) -> Any:
 
 
 def said(key: str, what: str) -> Any:
-    """What the declaration of an option says of it beyond its type (see `opt`); None where it says
-    nothing.
+    """What the declaration of an option says of it beyond its type (see `opt`); None where there is
+    no such option.
     """
     return next(
         (field.metadata.get(what) for name, _, _, field in walk_options() if name == key), None
     )
+
+
+def marked(what: str) -> list[str]:
+    """The keys of all options that `opt` marks so: `path`, `time`, ..."""
+    return [key for key, _, _, field in walk_options() if field.metadata.get(what)]

@@ -61,7 +61,7 @@ class TokenizerFile(Tokenizer):
     """Any tokenizer.json of the Hugging Face `tokenizers` library."""
 
     _target_: str = "forge.data.tokenizer.load_file"
-    path: str = opt("", "path of the tokenizer.json, or of a directory that has one")
+    path: str = opt("", "path of the tokenizer.json, or of a directory that has one", path=True)
     eos_token: str | None = opt(
         None, "token that ends a document; null = the usual names are tried", verbatim=True
     )

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge.config.field import Section, opt
+from forge.config.field import Condition, Section, opt
+from forge.config.parallel import SEVERAL_RANKS
 
+RECOMPUTED = Condition(
+    lambda config, ranks: config.train.activation_checkpointing != "none",
+    "with train.activation_checkpointing=none",
+)
 FEW, AT_ONCE = 4, 2
 """Sequences that train.batch_size=-1 takes in a step, over all ranks, and in a micro-batch.
 
@@ -64,11 +69,19 @@ class Train(Section):
         free=True,
     )
     recompute_every: int = opt(
-        1, "with activation_checkpointing: only in every n-th block", gt=0, free=True
+        1,
+        "with activation_checkpointing: only in every n-th block",
+        gt=0,
+        free=True,
+        acts_when=RECOMPUTED,
     )
     shutdown_timeout_sec: float = opt(
         600.0, "seconds a stop may take, from the signal to the end of the save", gt=0, free=True
     )
     nccl_health_check_interval: int = opt(
-        0, "all-reduce as a sign of life every N steps; 0 = off", ge=0, free=True
+        0,
+        "all-reduce as a sign of life every N steps; 0 = off",
+        ge=0,
+        free=True,
+        acts_when=SEVERAL_RANKS,
     )

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Collection, Iterator
 
+from forge.config import schemas
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
 from forge.config.problems import Problem
@@ -19,13 +20,7 @@ from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.derivation import Derived, derivation
 from forge.resolve.layout import batch, layout, pipeline
 
-PATHS = (
-    "data.path",
-    "data.cache_dir",
-    "tokenizer.path",
-    "checkpoint.init_from",
-    "checkpoint.resume_from",
-)
+PATHS = tuple(dict.fromkeys(schemas.marked("path")))
 UNKNOWN_ROWS = (
     32000  # of a table for a tokenizer that cannot be read, so that the rest can be checked
 )

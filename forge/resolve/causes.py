@@ -1,5 +1,5 @@
-"""Problems that come of one degree of parallelism, told as one, with the largest smaller degree
-that none of them is left with.
+"""Problems of the layout that have one cause, a degree of parallelism, become one problem: with the
+largest smaller degree that none of them is left with.
 """
 
 from __future__ import annotations
@@ -9,47 +9,39 @@ from dataclasses import replace
 
 from forge.config.parallel import Parallel
 from forge.config.problems import Problem
-from forge.resolve.auto import SHAPE_RULES
+from forge.resolve.auto import DEGREE_RULES
 
 CUTS = ("tp", "pp", "ep", "cp")
-SHAPES = {rule.id for rule in SHAPE_RULES if not rule.warning}
-LAYOUT = SHAPES | {"parallel.world_size", "run.gpus"}
+OF_DEGREES = {rule.id for rule in DEGREE_RULES}
+OF_LAYOUT = OF_DEGREES | {"parallel.world_size", "run.gpus"}
 DIVISIBLE = " must be divisible by "
-MOST = 64  # the largest degree that is tried
+LARGEST = 64
+"""The largest degree that is tried."""
 
-Again = Callable[[Mapping[str, int]], Sequence[Problem]]
+Check = Callable[[Mapping[str, int]], Sequence[Problem]]
 
 
-def of_one_cause(problems: Sequence[Problem], parallel: Parallel, again: Again) -> list[Problem]:
-    """The same problems, but for those of the layout that one smaller degree mends, which become
-    one.
+def merge(problems: Sequence[Problem], parallel: Parallel, check: Check) -> list[Problem]:
+    """The problems, of which those that one smaller degree solves are one.
 
-    parallel: as it was given. again: the errors that are left with other degrees, by key.
+    parallel: as it was given. check: the errors that are left with other degrees, by key.
     """
-    layout = [problem for problem in problems if problem.rule in LAYOUT]
-    if SHAPES.isdisjoint(problem.rule for problem in layout):
-        return list(problems)
-    known, result = {_kind(problem) for problem in problems}, list(problems)
-    own = {
-        axis: [problem for problem in layout if problem.option == f"parallel.{axis}"]
-        for axis in CUTS
-        if getattr(parallel, axis) > 1
-    }
-    axes = sorted(own, key=lambda axis: not own[axis])
-    attempts = [(axis, layout) for axis in axes if len(layout) > 1 or own[axis]] + [
-        (axis, own[axis]) for axis in axes
-    ]
+    result, known = list(problems), set(map(_kind, problems))
+    layout = [problem for problem in problems if problem.rule in OF_LAYOUT]
+    if not any(problem.rule in OF_DEGREES for problem in layout):
+        return result
+    own = {axis: [p for p in layout if p.option == f"parallel.{axis}"] for axis in CUTS}
+    axes = [axis for axis in CUTS if getattr(parallel, axis) > 1]
+    axes.sort(key=lambda axis: not own[axis])
+    attempts = [(axis, layout) for axis in axes if len(layout) > 1 or own[axis]]
+    attempts += [(axis, own[axis]) for axis in axes]
     for axis, group in attempts:
         if not group or group[0] not in result:
             continue
         for degrees in _smaller(parallel, axis):
-            left = {_kind(problem) for problem in again(degrees)}
+            left = set(map(_kind, check(degrees)))
             if left <= known and left.isdisjoint(map(_kind, group)):
-                gone = [
-                    problem
-                    for problem in result
-                    if problem.rule in LAYOUT and _kind(problem) not in left
-                ]
+                gone = [p for p in result if p.rule in OF_LAYOUT and _kind(p) not in left]
                 result[result.index(group[0])] = _merged(gone, parallel, axis, degrees)
                 result = [problem for problem in result if problem not in gone]
                 break
@@ -64,7 +56,7 @@ def _smaller(parallel: Parallel, axis: str) -> Iterator[dict[str, int]]:
     """Smaller degrees, the largest first; where the number of shards was given, also with as many
     as the ranks leave.
     """
-    for size in range(min(getattr(parallel, axis) - 1, MOST), 0, -1):
+    for size in range(min(getattr(parallel, axis) - 1, LARGEST), 0, -1):
         yield {f"parallel.{axis}": size}
         if parallel.dp_shard != -1:
             yield {f"parallel.{axis}": size, "parallel.dp_shard": -1}
@@ -73,30 +65,19 @@ def _smaller(parallel: Parallel, axis: str) -> Iterator[dict[str, int]]:
 def _merged(
     group: Sequence[Problem], parallel: Parallel, axis: str, degrees: Mapping[str, int]
 ) -> Problem:
-    of_shape = [problem for problem in group if problem.rule in SHAPES]
+    """One problem: what must be divisible by the same is listed, other sentences follow."""
+    of_degrees = [problem for problem in group if problem.rule in OF_DEGREES]
+    starts_by_end: dict[str, list[str]] = {}
+    for problem in of_degrees:
+        start, sign, end = problem.what.removesuffix(".").partition(DIVISIBLE)
+        starts_by_end.setdefault(sign + end, []).append(start)
+    parts = []
+    for end, starts in starts_by_end.items():
+        *most, last = starts
+        listed = f"{', '.join(most)} and {last}" if most and end else "; ".join(starts)
+        parts.append(listed + end)
     fix = " ".join(f"{key}={size}" for key, size in degrees.items())
     if len(group) == 1 and group[0].fix:
         fix += f" or {group[0].fix}"
-    return replace(
-        of_shape[0],
-        key=f"parallel.{axis}={getattr(parallel, axis)}",
-        what=_together([p.what for p in of_shape]),
-        fix=fix,
-    )
-
-
-def _together(sentences: Sequence[str]) -> str:
-    """Several sentences as one; what must be divisible by the same is listed."""
-    by_end: dict[str, list[str]] = {}
-    for sentence in sentences:
-        start, sign, end = sentence.removesuffix(".").rpartition(DIVISIBLE)
-        by_end.setdefault(f"{sign}{end}" if sign else "", []).append(start or end)
-    parts = []
-    for end, starts in by_end.items():
-        listed = (
-            ", ".join(starts[:-1]) + " and " + starts[-1]
-            if end and len(starts) > 1
-            else "; ".join(starts)
-        )
-        parts.append(listed + end)
-    return "; ".join(parts) + "."
+    key = f"parallel.{axis}={getattr(parallel, axis)}"
+    return replace(of_degrees[0], key=key, what="; ".join(parts) + ".", fix=fix)

@@ -1,6 +1,4 @@
-"""Derivations: every value that means "work it out", worked out, in this order, each with its
-reason.
-"""
+"""Every value that means "work it out" is worked out here, in this order, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,173 +7,143 @@ import os
 from collections.abc import Collection, Iterator
 
 from forge.config import schemas
+from forge.config.eval import Eval
 from forge.config.launch import Slurm
-from forge.config.model import Decoder
+from forge.config.model import Decoder, Model
+from forge.config.precision import Precision
 from forge.config.problems import Problem
 from forge.config.root import Config
-from forge.config.scheduler import SCHEDULE, open_steps
-from forge.config.tokenizer import BPE, FILE_NAME, TokenizerFile
+from forge.config.run import Run
+from forge.config.scheduler import SCHEDULE, Scheduler, open_steps
+from forge.config.tokenizer import BPE, FILE_NAME, Tokenizer, TokenizerFile
+from forge.config.train import Train
 from forge.plan.world import World
 from forge.resolve.auto import auto, memory_for_time
-from forge.resolve.derivation import Derived, derivation
 from forge.resolve.layout import batch, layout, pipeline
+from forge.resolve.rule import Derived, derivation
 
 PATHS = tuple(dict.fromkeys(schemas.marked("path")))
-UNKNOWN_ROWS = (
-    32000  # of a table for a tokenizer that cannot be read, so that the rest can be checked
-)
+UNKNOWN_ROWS = 32000
+"""Rows for a tokenizer that cannot be read, so that the rest can be checked."""
+
+MOE_WIDTH = "model.moe.ffn_hidden_dim"
 
 
 @derivation(
-    reads=("model.n_heads", "model.activation", "model.dim", "model.ffn_dim_multiplier"),
-    writes=(
-        "model.n_kv_heads",
-        "model.gated_mlp",
-        "model.ffn_hidden_dim",
-        "model.moe.ffn_hidden_dim",
-    ),
+    "model.n_heads",
+    "model.activation",
+    "model.dim",
+    "model.ffn_dim_multiplier",
+    writes=("model.n_kv_heads", "model.gated_mlp", "model.ffn_hidden_dim", MOE_WIDTH),
 )
-def model_shape(config: Config, world: World) -> Iterator[Derived]:
+def model_shape(model: Decoder) -> Iterator[Derived]:
     """Key/value heads, gate, feed-forward width and width of an expert of a decoder."""
-    model = config.model
-    if not isinstance(model, Decoder):
-        return
+    width = model.computed_ffn_hidden_dim
     if model.n_kv_heads is None:
-        yield Derived(key="model.n_kv_heads", value=model.n_heads, why="as many as model.n_heads")
+        yield Derived("model.n_kv_heads", model.n_heads, "as many as model.n_heads")
     if model.gated_mlp is None:
-        yield Derived(
-            key="model.gated_mlp", value=model.is_gated, why=f"model.activation={model.activation}"
-        )
+        yield Derived("model.gated_mlp", model.is_gated, f"model.activation={model.activation}")
     if model.ffn_hidden_dim is None:
         why = f"256 * ceil(int(4 * {model.dim} * 2/3 * {model.ffn_dim_multiplier:g}) / 256)"
-        yield Derived(key="model.ffn_hidden_dim", value=model.computed_ffn_hidden_dim, why=why)
+        yield Derived("model.ffn_hidden_dim", width, why)
     if model.moe.num_experts and model.moe.ffn_hidden_dim is None:
-        yield Derived(
-            key="model.moe.ffn_hidden_dim",
-            value=model.computed_ffn_hidden_dim,
-            why="that of model.ffn_hidden_dim",
-        )
+        yield Derived(MOE_WIDTH, width, "that of model.ffn_hidden_dim")
 
 
-@derivation(
-    reads=("run.device", "precision.mixed_precision", "precision.residual_dtype"),
-    writes=("run.device", "precision.mixed_precision", "precision.residual_dtype"),
-)
-def device(config: Config, world: World) -> Iterator[Derived]:
+FORMATS = ("run.device", "precision.mixed_precision", "precision.residual_dtype")
+
+
+@derivation(*FORMATS, writes=FORMATS)
+def device(run: Run, precision: Precision, world: World) -> Iterator[Derived]:
     """The device, and the number formats that follow from it."""
-    if config.run.device == "auto":
-        yield Derived(
-            key="run.device",
-            value=world.device,
-            why=f"{world.devices.gpus} GPUs: {world.devices.source}",
-        )
-    if config.precision.mixed_precision == "auto":
-        chosen = "bf16" if world.device == "cuda" else "fp32"
-        yield Derived(
-            key="precision.mixed_precision", value=chosen, why=f"run.device={world.device}"
-        )
-    if config.precision.residual_dtype == "auto":
-        mixed = config.precision.mixed_precision
-        yield Derived(
-            key="precision.residual_dtype",
-            value="fp32" if mixed == "fp16" else mixed,
-            why=f"precision.mixed_precision={mixed}",
-        )
+    mixed = precision.mixed_precision
+    if run.device == "auto":
+        why = f"{world.devices.gpus} GPUs: {world.devices.source}"
+        yield Derived("run.device", world.device, why)
+    if mixed == "auto":
+        mixed = "bf16" if world.device == "cuda" else "fp32"
+        yield Derived("precision.mixed_precision", mixed, f"run.device={world.device}")
+    if precision.residual_dtype == "auto":
+        residual = "fp32" if mixed == "fp16" else mixed
+        yield Derived("precision.residual_dtype", residual, f"precision.mixed_precision={mixed}")
 
 
-@derivation(reads=("run.device", "launch.gpus_per_node"), writes=("launch.gpus_per_node",))
-def job(config: Config, world: World) -> Iterator[Derived]:
+@derivation("run.device", "launch.gpus_per_node", writes=("launch.gpus_per_node",))
+def job(launch: Slurm, world: World) -> Iterator[Derived]:
     """With launch=slurm, no GPUs for ranks on CPUs."""
-    if (
-        isinstance(config.launch, Slurm)
-        and world.remote
-        and world.device == "cpu"
-        and config.launch.gpus_per_node is None
-    ):
-        yield Derived(key="launch.gpus_per_node", value=0, why=f"run.device={world.device}")
+    if world.remote and world.device == "cpu" and launch.gpus_per_node is None:
+        yield Derived("launch.gpus_per_node", 0, "run.device=cpu")
 
 
-@derivation(reads=("eval.enabled", "eval.metric"), writes=("run.objective",))
-def objective(config: Config, world: World) -> Iterator[Derived]:
+@derivation("eval.enabled", "eval.metric", writes=("run.objective",))
+def objective(run: Run, eval: Eval) -> Iterator[Derived]:
     """The metric that a run is judged by."""
-    if config.run.objective is None:
-        evaluated = config.eval.enabled
-        value, why = (
-            (f"eval/{config.eval.metric}", f"eval.metric={config.eval.metric}")
-            if evaluated
-            else ("train/loss", "eval.enabled=false")
-        )
-        yield Derived(key="run.objective", value=value, why=why)
+    if run.objective is None and eval.enabled:
+        yield Derived("run.objective", f"eval/{eval.metric}", f"eval.metric={eval.metric}")
+    elif run.objective is None:
+        yield Derived("run.objective", "train/loss", "eval.enabled=false")
 
 
-@derivation(reads=PATHS, writes=PATHS)
-def paths(config: Config, world: World) -> Iterator[Derived]:
+@derivation(*PATHS, writes=PATHS)
+def paths(config: Config) -> Iterator[Derived]:
     """Paths become absolute: a run may start, or go on, elsewhere."""
     for key in PATHS:
         group, name = key.split(".")
         path = getattr(getattr(config, group), name, None)
-        if path and not (key == "checkpoint.resume_from" and path.isdecimal()):
-            absolute, why = (
-                os.path.abspath(os.path.expanduser(path)),
-                "from where the command was typed",
-            )
-            if key == "tokenizer.path" and os.path.isfile(
-                inside := os.path.join(absolute, FILE_NAME)
-            ):
-                absolute, why = inside, "the file of that name in the directory"
-            if absolute != path:
-                yield Derived(key=key, value=absolute, why=why)
+        if not path or (key == "checkpoint.resume_from" and path.isdecimal()):
+            continue
+        absolute = os.path.abspath(os.path.expanduser(path))
+        why = "from where the command was typed"
+        file = os.path.join(absolute, FILE_NAME)
+        if key == "tokenizer.path" and os.path.isfile(file):
+            absolute, why = file, "the file of that name in the directory"
+        if absolute != path:
+            yield Derived(key, absolute, why)
 
 
 @derivation(
-    reads=("model.vocab_size", "model.pad_vocab_to", "tokenizer.vocab_size", "tokenizer.path"),
+    "model.vocab_size",
+    "model.pad_vocab_to",
+    "tokenizer.vocab_size",
+    "tokenizer.path",
     writes=("model.vocab_size",),
 )
-def vocabulary(config: Config, world: World) -> Iterator[Derived | Problem]:
-    """Rows of the embedding table: the ids of the tokenizer with auto, and in any case a multiple
-    of model.pad_vocab_to.
+def vocabulary(model: Model, tokenizer: Tokenizer) -> Iterator[Derived | Problem]:
+    """Rows of the embedding table: with auto as many as the tokenizer has ids, and always a
+    multiple of model.pad_vocab_to.
     """
-    model, tokenizer = config.model, config.tokenizer
     rows, why = model.vocab_size, f"{model.vocab_size} rounded up"
     if rows == "auto":
-        if tokenizer.n_ids is None and not isinstance(
-            tokenizer, TokenizerFile
-        ):  # of a file a rule says why
-            what = f"how many ids the tokenizer has is not known before it is built: {type(tokenizer).__name__} has no n_ids."
-            yield Problem(
-                key="model.vocab_size=auto",
-                what=what,
-                fix="model.vocab_size=32000, or n_ids in its section",
-                rule="model.vocab_size",
-            )
+        # of a tokenizer file that cannot be read, the rule tokenizer.path says why
+        if tokenizer.n_ids is None and not isinstance(tokenizer, TokenizerFile):
+            what = f"the number of ids is not known before {type(tokenizer).__name__} is built."
+            fix = "model.vocab_size=32000, or a property n_ids of its section"
+            key = "model.vocab_size"
+            yield Problem(key=f"{key}=auto", what=what, fix=fix, rule=key)
         rows = tokenizer.n_ids or UNKNOWN_ROWS
-        why = (
-            f"tokenizer.vocab_size={rows}"
-            if isinstance(tokenizer, BPE)
-            else f"the tokenizer has {rows} ids"
-        )
+        why = f"the tokenizer has {rows} ids"
+        if isinstance(tokenizer, BPE):
+            why = f"tokenizer.vocab_size={rows}"
     padded = -(-rows // model.pad_vocab_to) * model.pad_vocab_to
+    if padded != rows:
+        why += f", a multiple of model.pad_vocab_to={model.pad_vocab_to}"
     if padded != model.vocab_size:
-        multiple = (
-            f", a multiple of model.pad_vocab_to={model.pad_vocab_to}" if padded != rows else ""
-        )
-        yield Derived(key="model.vocab_size", value=padded, why=f"{why}{multiple}")
+        yield Derived("model.vocab_size", padded, why)
 
 
-@derivation(reads=("run.dir", "run.root"), writes=("run.dir", "run.root"))
-def home(config: Config, world: World) -> Iterator[Derived]:
+@derivation("run.dir", "run.root", writes=("run.dir", "run.root"))
+def home(run: Run) -> Iterator[Derived]:
     """A run directory under ~ is in the home directory."""
-    for name in ("dir", "root"):
-        path = getattr(config.run, name)
+    for key, path in (("run.dir", run.dir), ("run.root", run.root)):
         if path and (expanded := os.path.expanduser(path)) != path:
-            yield Derived(key=f"run.{name}", value=expanded, why="~ is the home directory")
+            yield Derived(key, expanded, "~ is the home directory")
 
 
-@derivation(reads=("train.max_steps", "scheduler.warmup_steps"), writes=SCHEDULE)
-def schedule(config: Config, world: World) -> Iterator[Derived]:
+@derivation("train.max_steps", "scheduler.warmup_steps", writes=SCHEDULE)
+def schedule(scheduler: Scheduler, train: Train) -> Iterator[Derived]:
     """Warm-up, decay and stable steps from the horizon, train.max_steps."""
-    for key, value, why in open_steps(config.scheduler, config.train.max_steps):
-        yield Derived(key=key, value=value, why=why)
+    for key, value, why in open_steps(scheduler, train.max_steps):
+        yield Derived(key, value, why)
 
 
 DERIVATIONS = (
@@ -203,17 +171,17 @@ def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[D
     Schedule steps that were worked out before (`derived`) are worked out again. Changes the config
     in place.
     """
-    train = config.train
+    train, scheduler = config.train, config.scheduler
     steps = train.max_epochs * samples / (train.global_batch_size or 1)
     if not train.max_epochs or steps > train.max_steps - 1:
         return []
     train.max_steps = max(math.ceil(steps), 1)
     why = f"{train.max_epochs:g} epochs * {samples} sequences / {train.global_batch_size} a step"
-    found = [Derived(key="train.max_steps", value=train.max_steps, why=why)]
+    found = [Derived("train.max_steps", train.max_steps, why)]
     for key in SCHEDULE:
         if key in derived:
-            setattr(config.scheduler, key.rpartition(".")[2], None)
-    for key, value, why in open_steps(config.scheduler, train.max_steps):
-        setattr(config.scheduler, key.rpartition(".")[2], value)
-        found.append(Derived(key=key, value=value, why=why))
+            setattr(scheduler, key.rpartition(".")[2], None)
+    for key, value, why in open_steps(scheduler, train.max_steps):
+        setattr(scheduler, key.rpartition(".")[2], value)
+        found.append(Derived(key, value, why))
     return found

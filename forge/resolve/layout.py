@@ -4,103 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forge.config.parallel import AXES, ONE_STAGE_SCHEDULES
+from forge.config.parallel import AXES, ONE_STAGE_SCHEDULES, Parallel
 from forge.config.root import Config
+from forge.config.run import Run
 from forge.config.train import AT_ONCE, FEW
 from forge.plan.layout import best_microbatches, data_ranks, sequences_of_rank
 from forge.plan.world import World
-from forge.resolve.derivation import Derived, derivation
+from forge.resolve.rule import Derived, derivation
+
+DEGREES = tuple(f"parallel.{axis}" for axis in AXES)
+SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
+MICRO, ACCUMULATION = "train.batch_size", "train.grad_accum_steps"
+STAGES, PARTS = "parallel.pp_stages_per_rank", "parallel.pp_microbatches"
 
 
-@derivation(
-    reads=tuple(f"parallel.{axis}" for axis in AXES),
-    writes=("run.num_processes", "parallel.dp_shard"),
-)
-def layout(config: Config, world: World) -> Iterator[Derived]:
+@derivation(*DEGREES, writes=("run.num_processes", "parallel.dp_shard"))
+def layout(run: Run, parallel: Parallel, world: World) -> Iterator[Derived]:
     """The number of ranks, and FSDP over what the other degrees leave of it."""
-    parallel = config.parallel
-    if config.run.num_processes is None:
-        yield Derived(key="run.num_processes", value=world.size, why=f"from {world.source}")
+    if run.num_processes is None:
+        yield Derived("run.num_processes", world.size, f"from {world.source}")
     if parallel.dp_shard == -1:
         others = parallel.product_without_dp_shard
         why = f"{world.size} ranks / {others} of the other degrees"
-        yield Derived(key="parallel.dp_shard", value=max(world.size // others, 1), why=why)
+        yield Derived("parallel.dp_shard", max(world.size // others, 1), why)
 
 
 @derivation(
-    reads=("train.batch_size", "train.seq_len", "train.grad_accum_steps", "parallel.dp_shard"),
-    writes=(
-        "train.global_batch_size",
-        "train.global_batch_tokens",
-        "train.batch_size",
-        "train.grad_accum_steps",
-    ),
+    MICRO,
+    "train.seq_len",
+    ACCUMULATION,
+    "parallel.dp_shard",
+    writes=(SIZE, TOKENS, MICRO, ACCUMULATION),
 )
-def batch(config: Config, world: World) -> Iterator[Derived]:
+def batch(config: Config) -> Iterator[Derived]:
     """Global batch and accumulation, each from the other."""
     train, ranks = config.train, data_ranks(config)
-    if train.global_batch_tokens is not None and train.global_batch_size is None:
-        size = max(train.global_batch_tokens // train.seq_len, 1)
-        yield Derived(
-            key="train.global_batch_size",
-            value=size,
-            why=f"{train.global_batch_tokens} tokens / {train.seq_len} a sequence",
-        )
-    if train.batch_size == -1 and train.global_batch_size is None and train.grad_accum_steps == 1:
+    size, tokens, micro = train.global_batch_size, train.global_batch_tokens, train.batch_size
+    accumulation = train.grad_accum_steps
+    if size is None and tokens is not None:
+        size = max(tokens // train.seq_len, 1)
+        yield Derived(SIZE, size, f"{tokens} tokens / {train.seq_len} a sequence")
+    if size is None and micro == -1 and accumulation == 1:
         size = -(-FEW // ranks) * ranks
-        yield Derived(
-            key="train.global_batch_size",
-            value=size,
-            why=f"{FEW} sequences, or one for each of {ranks} ranks",
-        )
-    if train.batch_size == -1:
-        each = (train.global_batch_size or FEW * ranks) // ranks
-        size = AT_ONCE if each % AT_ONCE == 0 else 1
-        yield Derived(
-            key="train.batch_size",
-            value=size,
-            why=f"at most {AT_ONCE}, of {each} sequences a rank and step",
-        )
-    if train.global_batch_size is not None:
-        accumulation = max(train.global_batch_size // (max(train.batch_size, 1) * ranks), 1)
-        if accumulation != train.grad_accum_steps:
-            why = f"{train.global_batch_size} sequences / ({train.batch_size} a micro-batch * {ranks} ranks)"
-            yield Derived(key="train.grad_accum_steps", value=accumulation, why=why)
-    else:
-        size = train.batch_size * train.grad_accum_steps * ranks
-        why = f"{train.batch_size} a micro-batch * {train.grad_accum_steps} micro-batches * {ranks} ranks"
-        yield Derived(key="train.global_batch_size", value=size, why=why)
-    if train.global_batch_tokens is None:
-        size = config.train.global_batch_size or 0
-        yield Derived(
-            key="train.global_batch_tokens",
-            value=size * train.seq_len,
-            why=f"{size} sequences * {train.seq_len} tokens",
-        )
+        yield Derived(SIZE, size, f"{FEW} sequences, or one for each of {ranks} ranks")
+    if micro == -1:
+        each = (size or FEW * ranks) // ranks
+        micro = AT_ONCE if each % AT_ONCE == 0 else 1
+        yield Derived(MICRO, micro, f"at most {AT_ONCE}, of {each} sequences a rank and step")
+    if size is None:
+        size = micro * accumulation * ranks
+        why = f"{micro} a micro-batch * {accumulation} micro-batches * {ranks} ranks"
+        yield Derived(SIZE, size, why)
+    elif accumulation != max(size // (max(micro, 1) * ranks), 1):
+        why = f"{size} sequences / ({micro} a micro-batch * {ranks} ranks)"
+        yield Derived(ACCUMULATION, max(size // (max(micro, 1) * ranks), 1), why)
+    if tokens is None:
+        why = f"{size} sequences * {train.seq_len} tokens"
+        yield Derived(TOKENS, size * train.seq_len, why)
 
 
 @derivation(
-    reads=(
-        "parallel.pp",
-        "parallel.pp_schedule",
-        "parallel.pp_microbatches",
-        "train.batch_size",
-        "train.grad_accum_steps",
-    ),
-    writes=("parallel.pp_stages_per_rank", "parallel.pp_microbatches"),
+    "parallel.pp", "parallel.pp_schedule", PARTS, MICRO, ACCUMULATION, writes=(STAGES, PARTS)
 )
-def pipeline(config: Config, world: World) -> Iterator[Derived]:
+def pipeline(config: Config, parallel: Parallel) -> Iterator[Derived]:
     """The stages and micro-batches of a pipeline; without one there is one of each."""
-    parallel, train = config.parallel, config.train
     pp, schedule = parallel.pp, parallel.pp_schedule
+    sequences, accumulation = sequences_of_rank(config), config.train.grad_accum_steps
     if parallel.pp_stages_per_rank is None:
-        stages = 2 if pp > 1 and schedule not in ONE_STAGE_SCHEDULES else 1
+        looped = pp > 1 and schedule not in ONE_STAGE_SCHEDULES
         why = f"parallel.pp_schedule={schedule}" if pp > 1 else "parallel.pp=1"
-        yield Derived(key="parallel.pp_stages_per_rank", value=stages, why=why)
-    if parallel.pp_microbatches is None:
-        sequences = sequences_of_rank(config)
-        why = f"{sequences} sequences a rank and step, parallel.pp={pp}"
-        chosen = best_microbatches(sequences, train.grad_accum_steps, pp, schedule) if pp > 1 else 1
-        yield Derived(
-            key="parallel.pp_microbatches", value=chosen, why=why if pp > 1 else "parallel.pp=1"
-        )
+        yield Derived(STAGES, 2 if looped else 1, why)
+    if parallel.pp_microbatches is None and pp == 1:
+        yield Derived(PARTS, 1, "parallel.pp=1")
+    elif parallel.pp_microbatches is None:
+        parts = best_microbatches(sequences, accumulation, pp, schedule)
+        yield Derived(PARTS, parts, f"{sequences} sequences a rank and step, parallel.pp={pp}")

@@ -1,21 +1,22 @@
-"""The resolver hook: bounds, derivations in order, every rule, then freeze."""
+"""Turns a composed config into one that can run: bounds, derivations in order, every rule, freeze."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from forge.config.bounds import check_bounds
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
 from forge.plan.cluster import world_of
 from forge.plan.world import Devices, World, find_devices
-from forge.resolve.causes import of_one_cause
-from forge.resolve.derivation import Derived
+from forge.resolve import causes
 from forge.resolve.derivations import DERIVATIONS
+from forge.resolve.rule import Derived, put
 from forge.resolve.rules.all import RULES
+
+GIVEN: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,29 +49,33 @@ def resolve(
     """
     broken = frozenset(problem.option for problem in known)
 
-    def check(degrees: Mapping[str, int] = MappingProxyType({})) -> Checked:
-        """The config, with other degrees of parallelism by key where they are given."""
+    def check(degrees: Mapping[str, int] = GIVEN) -> Checked:
         return _checked(config, degrees, broken, world_size, devices or find_devices())
 
+    def errors_with(degrees: Mapping[str, int]) -> list[Problem]:
+        return [problem for problem in check(degrees).problems if not problem.warning]
+
     found = check()
-    problems = of_one_cause(
-        found.problems,
-        config.parallel,
-        lambda degrees: [p for p in check(degrees).problems if not p.warning],
-    )
-    problems = _placed(problems, origin, found.derived)
-    errors = [*known, *(p for p in problems if not p.warning)]
+    problems = causes.merge(found.problems, config.parallel, errors_with)
+    reasons = {step.key: f"worked out: {step.why}" for step in found.derived}
+    for index, problem in enumerate(problems):
+        key = problem.option
+        places = (origin(key) if origin else "", reasons.get(key, ""))
+        problems[index] = replace(problem, where="; ".join(filter(None, places)))
+    errors = [*known, *(problem for problem in problems if not problem.warning)]
     if errors:
         raise ConfigError(errors)
-    found.config.freeze()
     assert found.world is not None
-    warnings = tuple(p for p in problems if p.warning)
+    found.config.freeze()
     return Resolution(
-        config=found.config, derived=tuple(found.derived), warnings=warnings, world=found.world
+        config=found.config,
+        derived=tuple(found.derived),
+        warnings=tuple(problems),
+        world=found.world,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Checked:
     """A config with what is open in it worked out, and its problems; no world where a value has
     another type than its option.
@@ -79,7 +84,7 @@ class Checked:
     config: Config
     derived: list[Derived]
     problems: list[Problem]
-    world: World | None
+    world: World | None = None
 
 
 def _checked(
@@ -92,62 +97,32 @@ def _checked(
     """A copy of the config with these degrees, worked out and checked. broken: keys whose values
     are known to be wrong.
     """
-    overrides = config.overrides
+    source = config.source
     config = config.clone()
-    config.__dict__.update(
-        _overrides=overrides, _composed=None
-    )  # what is worked out below was not set by anyone
+    config.made_from(source)  # what is worked out below was not set by anyone
     config.thaw()
     for key, degree in degrees.items():
         put(config, key, degree)
-    problems = list(check_bounds(config))
-    derived: list[Derived] = []
+    checked = Checked(config=config, derived=[], problems=list(check_bounds(config)))
+    problems = checked.problems
     if any(problem.rule == "type" for problem in problems):
-        return Checked(config=config, derived=derived, problems=problems, world=None)
+        return checked
     broken = {*broken, *(problem.option for problem in problems)}
-    world = world_of(config, devices)
+    world = checked.world = world_of(config, devices)
     if world_size is not None:
-        world = replace(world, size=world_size, source="the caller")
+        world = checked.world = replace(world, size=world_size, source="the caller")
     for derivation in DERIVATIONS:
         if not broken.isdisjoint(derivation.reads):
             broken |= set(derivation.writes)
             continue
-        for step in derivation.function(config, world):
+        for step in derivation.call(config, world):
             if isinstance(step, Problem):
                 problems.append(step)
                 broken |= set(derivation.writes)
-                continue
-            put(config, step.key, step.value)
-            derived.append(step)
+            else:
+                put(config, step.key, step.value)
+                checked.derived.append(step)
     for rule in RULES:
         if broken.isdisjoint(rule.reads):
             problems += rule.check(config, world)
-    return Checked(config=config, derived=derived, problems=problems, world=world)
-
-
-def get(config: Config, key: str) -> Any:
-    """The value at a dotted key."""
-    value: Any = config
-    for part in key.split("."):
-        value = value[part] if isinstance(value, dict) else getattr(value, part)
-    return value
-
-
-def put(config: Config, key: str, value: Any) -> None:
-    """Set the value at a dotted key of a config that is not frozen."""
-    parent, _, name = key.rpartition(".")
-    setattr(get(config, parent) if parent else config, name, value)
-
-
-def _placed(
-    problems: list[Problem], origin: Callable[[str], str] | None, derived: list[Derived]
-) -> list[Problem]:
-    """The problems, each with where its value comes from: what wrote it, and why it became what it
-    is.
-    """
-    reasons = {step.key: f"worked out: {step.why}" for step in derived}
-    placed = []
-    for problem in problems:
-        places = (origin(problem.option) if origin else "", reasons.get(problem.option, ""))
-        placed.append(replace(problem, where="; ".join(place for place in places if place)))
-    return placed
+    return checked

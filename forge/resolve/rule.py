@@ -1,41 +1,110 @@
-"""What a rule is, and how one is declared."""
+"""What rules and derivations are, and how they are declared.
+
+Both are functions of sections of the config, which they name as parameters: `heads(model: Decoder)`
+gets config.model, and is not called where that is no Decoder. `config` is all of it, `world` the
+ranks it would run on.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
 
-from forge.config.problems import Problem
+from forge.config.field import Section
+from forge.config.problems import Problem, shown
 from forge.config.root import Config
 from forge.plan.world import World
 
-Finding = tuple[str, str, str]
-Body = Callable[[Config, World], Iterator[Finding]]
+Findings = Iterator[tuple[str, str, str]]
+"""(key, what is wrong, what to do) of each problem that a rule finds."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A value that was worked out: its key, the value and why."""
+
+    key: str
+    value: Any
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """A named rule: the keys it reads, what it demands in one sentence, and its body.
+class _Declared:
+    """A function with the keys it reads; its docstring says what it demands or works out."""
 
-    The body yields (key, what is wrong, what to do) for every problem it sees.
-    """
-
-    id: str
+    body: Callable[..., Iterator[Any]]
     reads: tuple[str, ...]
-    warning: bool
-    body: Body
 
     @property
     def sentence(self) -> str:
-        """What the rule demands: the first paragraph of its body's docstring."""
+        """The first paragraph of the docstring."""
         return " ".join((self.body.__doc__ or "").partition("\n\n")[0].split())
 
+    @cached_property
+    def _parameters(self) -> dict[str, type]:
+        found = inspect.get_annotations(self.body, eval_str=True)
+        return {name: kind for name, kind in found.items() if name != "return"}
+
+    def call(self, config: Config, world: World) -> Iterator[Any]:
+        """What the function yields for its sections of this config."""
+        given = {"config": config, "world": world}
+        values = {n: given.get(n) or getattr(config, n) for n in self._parameters}
+        if all(isinstance(values[name], kind) for name, kind in self._parameters.items()):
+            yield from self.body(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(_Declared):
+    """A demand on values that pass their own bounds; a broken warning lets the run start."""
+
+    id: str
+    warning: bool
+
     def check(self, config: Config, world: World) -> Iterator[Problem]:
-        """The problems of a config; `world` is what it would run on."""
-        for key, what, fix in self.body(config, world):
-            yield Problem(key=key, what=what, fix=fix, rule=self.id, warning=self.warning)
+        """The problems of a config."""
+        for key, what, fix in self.call(config, world):
+            value = "" if "=" in key else get(config, key)
+            if not isinstance(value, Section | dict) and value != "":
+                key = f"{key}={shown(value)}"
+            yield Problem(key, what, fix, rule=self.id, warning=self.warning)
 
 
-def rule(id: str, *, reads: tuple[str, ...], warning: bool = False) -> Callable[[Body], Rule]:
-    """Turn a function over the typed config into a rule."""
+@dataclass(frozen=True, kw_only=True)
+class Derivation(_Declared):
+    """Works out values that mean "work it out": yields Derived, or a Problem where it cannot."""
+
+    writes: tuple[str, ...]
+
+
+def rule(id: str, *reads: str, warning: bool = False) -> Callable[..., Rule]:
+    """Make a rule of a function that yields `Findings`; keys get their values when shown."""
     return lambda body: Rule(id=id, reads=reads, warning=warning, body=body)
+
+
+def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
+    """The rules that modules declare, in their order."""
+    found = [value for module in modules for value in vars(module).values()]
+    return tuple(value for value in found if isinstance(value, Rule))
+
+
+def derivation(*reads: str, writes: tuple[str, ...]) -> Callable[..., Derivation]:
+    """Make a derivation of a function that yields `Derived`."""
+    return lambda body: Derivation(body=body, reads=reads, writes=writes)
+
+
+def get(config: Config, key: str) -> Any:
+    """The value at a dotted key."""
+    value: Any = config
+    for part in key.split("."):
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
+    return value
+
+
+def put(config: Config, key: str, value: Any) -> None:
+    """Set the value at a dotted key of a config that is not frozen."""
+    parent, _, name = key.rpartition(".")
+    setattr(get(config, parent) if parent else config, name, value)

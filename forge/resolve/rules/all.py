@@ -1,39 +1,17 @@
-"""All cross-section rules. They run after the derivations, each only when the keys it reads passed
-their own bounds.
+"""All rules. They run after the derivations, each only when the keys it reads passed their own
+bounds.
 """
 
-from forge.resolve.rule import Rule
+from forge.resolve.rule import rules_of
 from forge.resolve.rules import (
-    context,
-    expert,
-    going_on,
+    degrees,
+    devices,
     launch,
-    layout,
     model,
-    moe,
-    pipeline,
-    places,
+    no_effect,
     run,
-    tensor,
+    run_directory,
     training,
 )
 
-RULES: tuple[Rule, ...] = tuple(
-    value
-    for module in (
-        model,
-        moe,
-        training,
-        layout,
-        tensor,
-        expert,
-        context,
-        pipeline,
-        run,
-        places,
-        launch,
-        going_on,
-    )
-    for value in vars(module).values()
-    if isinstance(value, Rule)
-)
+RULES = rules_of(model, training, degrees, devices, no_effect, run, run_directory, launch)

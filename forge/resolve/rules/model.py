@@ -1,198 +1,260 @@
-"""Rules on the shape of the model, its vocabulary and its sequences."""
+"""Rules on the model, its experts, its vocabulary and its tokenizer."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
-from forge.config.model import Decoder
-from forge.config.objective import Pretrain
-from forge.config.problems import shown
-from forge.config.root import Config
-from forge.config.tokenizer import BPE, FILE_NAME, Facts, TokenizerFile
+from forge.config.model import Decoder, Model
+from forge.config.parallel import Parallel
+from forge.config.precision import Precision
+from forge.config.run import Run
+from forge.config.tokenizer import BPE, FILE_NAME, Facts, Tokenizer, TokenizerFile
+from forge.config.train import Train
 from forge.plan.world import World
-from forge.resolve.rule import Finding, rule
+from forge.resolve.rule import Findings, rule
+
+EXPERTS, TOP_K = "model.moe.num_experts", "model.moe.top_k"
+GROUPS, CHOSEN_GROUPS = "model.moe.n_routing_groups", "model.moe.topk_routing_group"
 
 
-@rule("train.seq_len", reads=("train.seq_len", "model.max_seq_len"))
-def seq_len(config: Config, world: World) -> Iterator[Finding]:
+@rule("train.seq_len", "train.seq_len", "model.max_seq_len")
+def seq_len(train: Train, model: Model) -> Findings:
     """train.seq_len must not exceed model.max_seq_len, which sizes the position tables."""
-    seq, longest = config.train.seq_len, config.model.max_seq_len
+    seq, longest = train.seq_len, model.max_seq_len
     if seq > longest:
-        fix = f"train.seq_len={longest} or model.max_seq_len={seq}"
-        yield (
-            f"train.seq_len={seq}",
-            f"train.seq_len ({seq}) exceeds model.max_seq_len ({longest}).",
-            fix,
-        )
+        what = f"train.seq_len ({seq}) exceeds model.max_seq_len ({longest})."
+        yield "train.seq_len", what, f"train.seq_len={longest} or model.max_seq_len={seq}"
 
 
-@rule("model.heads", reads=("model.dim", "model.n_heads"))
-def heads(config: Config, world: World) -> Iterator[Finding]:
+@rule("model.heads", "model.dim", "model.n_heads")
+def heads(model: Decoder) -> Findings:
     """model.dim must be divisible by model.n_heads."""
-    model = config.model
-    if isinstance(model, Decoder) and model.dim % model.n_heads:
-        legal = _nearest_divisor(model.dim, model.n_heads)
-        yield (
-            f"model.n_heads={model.n_heads}",
-            f"model.dim ({model.dim}) is not divisible by model.n_heads ({model.n_heads}).",
-            f"model.n_heads={legal}",
-        )
+    if model.dim % model.n_heads:
+        what = f"model.dim ({model.dim}) is not divisible by model.n_heads ({model.n_heads})."
+        fix = f"model.n_heads={_nearest_divisor(model.dim, model.n_heads)}"
+        yield "model.n_heads", what, fix
+
+
+@rule("model.kv_heads", "model.n_heads", "model.n_kv_heads")
+def kv_heads(model: Decoder) -> Findings:
+    """model.n_heads must be divisible by model.n_kv_heads: each key/value head serves as many query
+    heads.
+    """
+    heads, kv_heads = model.n_heads, model.kv_heads
+    if heads % kv_heads:
+        what = f"model.n_heads ({heads}) is not divisible by model.n_kv_heads ({kv_heads})."
+        yield "model.n_kv_heads", what, f"model.n_kv_heads={_nearest_divisor(heads, kv_heads)}"
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = (n for n in range(1, min(number, 1 << 20) + 1) if number % n == 0)
+    return min(divisors, key=lambda n: abs(n - wanted))
+
+
+@rule("model.rope_head_dim", "model.dim", "model.n_heads", "model.position")
+def rope_head_dim(model: Decoder) -> Findings:
+    """Rotary positions rotate pairs: the head dimension must be even."""
+    if model.position == "rope" and model.dim % model.n_heads == 0 and model.head_dim % 2:
+        what = f"the head dimension, model.dim / model.n_heads = {model.head_dim}, must be even"
+        fix = "another model.dim or model.n_heads, or model.position=learned"
+        yield "model.dim", f"{what} for model.position=rope.", fix
 
 
 @rule(
     "model.sdpa_backend",
-    reads=(
-        "model.sdpa_backend",
-        "model.n_kv_heads",
-        "precision.mixed_precision",
-        "run.deterministic",
-    ),
+    "model.sdpa_backend",
+    "model.n_kv_heads",
+    "precision.mixed_precision",
+    "run.deterministic",
 )
-def sdpa_backend(config: Config, world: World) -> Iterator[Finding]:
+def sdpa_backend(model: Decoder, precision: Precision, run: Run, world: World) -> Findings:
     """The kernel of model.sdpa_backend takes what this run gives it; where it does not take one
     call of many, another is used for that.
     """
-    model = config.model
-    if not isinstance(model, Decoder) or model.sdpa_backend in ("auto", "math"):
+    name, what, fix = model.sdpa_backend, "", "model.sdpa_backend=auto"
+    if name in ("auto", "math"):
         return
-    name, mixed = model.sdpa_backend, config.precision.mixed_precision
-    key = f"model.sdpa_backend={name}"
     if world.device == "cpu":
         if name != "flash":
-            yield key, f"torch has no {name} kernel on a CPU.", "model.sdpa_backend=auto"
-    elif name != "efficient" and mixed == "fp32":
-        yield (
-            key,
-            f"the {name} kernel takes 16 bits, and precision.mixed_precision is fp32.",
-            "model.sdpa_backend=auto or precision=bf16",
-        )
+            what = f"torch has no {name} kernel on a CPU."
+    elif name != "efficient" and precision.mixed_precision == "fp32":
+        what = f"the {name} kernel takes 16 bits, and precision.mixed_precision is fp32."
+        fix += " or precision=bf16"
     elif name == "efficient" and model.kv_heads != model.n_heads:
-        what = f"the efficient kernel takes as many key heads as heads, not {model.kv_heads} for {model.n_heads}."
-        yield key, what, "model.sdpa_backend=auto"
-    elif name == "cudnn" and config.run.deterministic:
-        yield (
-            key,
-            "the cudnn kernel is not deterministic, and run.deterministic is true.",
-            "model.sdpa_backend=auto",
-        )
+        what = f"it takes as many key heads as heads, not {model.kv_heads} for {model.n_heads}."
+    elif name == "cudnn" and run.deterministic:
+        what = "the cudnn kernel is not deterministic, and run.deterministic is true."
+    if what:
+        yield "model.sdpa_backend", what, fix
 
 
-@rule("model.kv_heads", reads=("model.n_heads", "model.n_kv_heads"))
-def kv_heads(config: Config, world: World) -> Iterator[Finding]:
-    """model.n_heads must be divisible by model.n_kv_heads: each key/value head serves as many query
-    heads.
-    """
-    model = config.model
-    if isinstance(model, Decoder) and model.n_heads % model.kv_heads:
-        legal = _nearest_divisor(model.n_heads, model.kv_heads)
-        what = f"model.n_heads ({model.n_heads}) is not divisible by model.n_kv_heads ({model.kv_heads})."
-        yield f"model.n_kv_heads={model.kv_heads}", what, f"model.n_kv_heads={legal}"
-
-
-@rule("model.rope_head_dim", reads=("model.dim", "model.n_heads", "model.position"))
-def rope_head_dim(config: Config, world: World) -> Iterator[Finding]:
-    """Rotary positions rotate pairs: the head dimension must be even."""
-    model = config.model
-    if (
-        isinstance(model, Decoder)
-        and model.position == "rope"
-        and model.dim % model.n_heads == 0
-        and model.head_dim % 2
-    ):
-        what = f"the head dimension is model.dim / model.n_heads = {model.head_dim}, and model.position=rope needs an even one."
-        yield (
-            f"model.dim={model.dim}",
-            what,
-            "another model.dim or model.n_heads, or model.position=learned",
-        )
-
-
-@rule("model.vocab_size", reads=("model.vocab_size", "tokenizer.vocab_size"))
-def vocab_size(config: Config, world: World) -> Iterator[Finding]:
+@rule("model.vocab_size", "model.vocab_size", "tokenizer.vocab_size")
+def vocab_size(model: Model, tokenizer: Tokenizer) -> Findings:
     """model.vocab_size must cover every id of the tokenizer."""
-    ids, rows = config.tokenizer.n_ids, config.model.vocab_size
+    ids, rows = tokenizer.n_ids, model.vocab_size
     if ids is not None and rows < ids:
-        yield (
-            f"model.vocab_size={rows}",
-            f"the tokenizer has {ids} ids, the model only {rows} rows for them.",
-            f"model.vocab_size={ids}",
-        )
+        what = f"the tokenizer has {ids} ids, the model only {rows} rows for them."
+        yield "model.vocab_size", what, f"model.vocab_size={ids}"
 
 
-@rule("model.vocab_unused", reads=("model.vocab_size", "tokenizer.vocab_size"), warning=True)
-def vocab_unused(config: Config, world: World) -> Iterator[Finding]:
+@rule("model.vocab_unused", "model.vocab_size", "tokenizer.vocab_size", warning=True)
+def vocab_unused(model: Model, tokenizer: Tokenizer) -> Findings:
     """More than half of the embedding rows should belong to some token."""
-    ids, rows = config.tokenizer.n_ids, config.model.vocab_size
+    ids, rows = tokenizer.n_ids, model.vocab_size
     if ids is not None and rows > 2 * ids:
-        what = f"the tokenizer has {ids} ids, so {rows - ids} of the {rows} embedding rows are never trained."
-        fix = f"model.vocab_size={ids}" + (
-            f", or tokenizer.vocab_size={rows}" if isinstance(config.tokenizer, BPE) else ""
-        )
-        yield f"model.vocab_size={rows}", what, fix
+        what = f"the tokenizer has {ids} ids: {rows - ids} of {rows} rows are never trained."
+        other = f", or tokenizer.vocab_size={rows}" if isinstance(tokenizer, BPE) else ""
+        yield "model.vocab_size", what, f"model.vocab_size={ids}{other}"
 
 
-@rule("tokenizer.path", reads=("tokenizer.path",))
-def tokenizer_path(config: Config, world: World) -> Iterator[Finding]:
+@rule("tokenizer.path", "tokenizer.path")
+def tokenizer_path(tokenizer: TokenizerFile) -> Findings:
     """tokenizer=file needs the path of an existing tokenizer.json."""
-    section = config.tokenizer
-    if isinstance(section, TokenizerFile):
-        key, fault = f"tokenizer.path={section.path}", section.facts()
-        if not section.path:
-            yield (
-                "tokenizer.path",
-                "tokenizer=file needs the path of a tokenizer.json.",
-                "tokenizer.path=my/tokenizer.json",
-            )
-        elif os.path.isdir(section.path):
-            yield (
-                key,
-                f"the directory {section.path} has no {FILE_NAME}.",
-                "the path of a directory that has one, or of the file",
-            )
-        elif not os.path.exists(section.path):
-            yield (
-                key,
-                f"there is no file {section.path}.",
-                "check the path; it is relative to where you are",
-            )
-        elif isinstance(fault, str):
-            yield (
-                key,
-                f"{section.path} cannot be used: {fault}.",
-                "one that tokenizer.save() wrote, or that of a transformers model",
-            )
+    path, facts = tokenizer.path, tokenizer.facts()
+    what, fix = "", "check the path; it is relative to where you are"
+    if not path:
+        what = "tokenizer=file needs the path of a tokenizer.json."
+        fix = "tokenizer.path=my/tokenizer.json"
+    elif os.path.isdir(path):
+        what = f"the directory {path} has no {FILE_NAME}."
+    elif not os.path.exists(path):
+        what = f"there is no file {path}."
+    elif isinstance(facts, str):
+        what = f"{path} cannot be used: {facts}."
+        fix = "one that tokenizer.save() wrote, or that of a transformers model"
+    if what:
+        yield "tokenizer.path", what, fix
 
 
-@rule("tokenizer.eos_token", reads=("tokenizer.path", "tokenizer.eos_token"))
-def eos_token(config: Config, world: World) -> Iterator[Finding]:
+@rule("tokenizer.eos_token", "tokenizer.path", "tokenizer.eos_token")
+def eos_token(tokenizer: TokenizerFile) -> Findings:
     """tokenizer.eos_token is a token of the file; null finds one of the usual names."""
-    section = config.tokenizer
-    if (
-        isinstance(section, TokenizerFile)
-        and isinstance(known := section.facts(), Facts)
-        and section.end_token(known.tokens) is None
-    ):
-        yield f"tokenizer.eos_token={shown(section.eos_token)}", *section.no_end_token(known.added)
+    facts = tokenizer.facts()
+    if isinstance(facts, Facts) and tokenizer.end_token(facts.tokens) is None:
+        yield "tokenizer.eos_token", *tokenizer.no_end_token(facts.added)
 
 
-@rule("objective.chunk_size_unused", reads=("objective.ce_chunk_size",), warning=True)
-def chunk_size_unused(config: Config, world: World) -> Iterator[Finding]:
-    """objective.ce_chunk_size is read by chunked_cross_entropy only."""
-    objective = config.objective
-    if (
-        isinstance(objective, Pretrain)
-        and objective.ce_chunk_size
-        and objective.loss_fn != "chunked_cross_entropy"
-    ):
-        what = f"objective.ce_chunk_size has no effect with objective.loss_fn={objective.loss_fn}."
-        yield (
-            f"objective.ce_chunk_size={objective.ce_chunk_size}",
-            what,
-            "objective.loss_fn=chunked_cross_entropy",
-        )
+@rule("moe.top_k", EXPERTS, TOP_K)
+def top_k(model: Decoder) -> Findings:
+    """A token goes to model.moe.top_k different experts: at most model.moe.num_experts."""
+    top_k, experts = model.moe.top_k, model.moe.num_experts
+    if experts and top_k > experts:
+        what = f"model.moe.top_k ({top_k}) exceeds model.moe.num_experts ({experts})."
+        yield TOP_K, what, f"model.moe.top_k={experts}"
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
-    divisors = [d for d in range(1, number + 1) if number % d == 0] if number <= 1 << 20 else [1]
-    return min(divisors, key=lambda d: abs(d - wanted))
+@rule(
+    "moe.layers",
+    "model.n_layers",
+    EXPERTS,
+    "model.moe.frequency",
+    "model.moe.first_num_dense_layers",
+)
+def layers(model: Decoder) -> Findings:
+    """With model.moe.num_experts above 0 at least one layer must have experts."""
+    moe = model.moe
+    if moe.num_experts and not model.is_moe:
+        what = f"model.moe.frequency={moe.frequency} and"
+        what += f" first_num_dense_layers={moe.first_num_dense_layers} leave none of"
+        what += f" {model.n_layers} layers with experts."
+        yield EXPERTS, what, "model.moe.frequency=1 model.moe.first_num_dense_layers=0"
+
+
+@rule("moe.groups", EXPERTS, GROUPS)
+def groups(model: Decoder) -> Findings:
+    """Groups of experts are of equal size: model.moe.num_experts must be divisible by
+    model.moe.n_routing_groups.
+    """
+    experts, groups = model.moe.num_experts, model.moe.n_routing_groups
+    if experts % groups:
+        what = f"{EXPERTS} ({experts}) is not divisible by {GROUPS} ({groups})."
+        fits = next(n for n in range(min(groups, experts), 0, -1) if experts % n == 0)
+        yield GROUPS, what, f"{GROUPS}={fits}"
+
+
+@rule("moe.group_choice", EXPERTS, TOP_K, GROUPS, CHOSEN_GROUPS)
+def group_choice(model: Decoder) -> Findings:
+    """A token chooses from model.moe.topk_routing_group groups, no more than there are, with at
+    least top_k experts in them.
+    """
+    moe = model.moe
+    chosen, groups, experts = moe.topk_routing_group, moe.n_routing_groups, moe.num_experts
+    if groups == 1 or not experts or experts % groups or moe.top_k > experts:
+        return
+    size = experts // groups
+    if chosen > groups:
+        what = f"{CHOSEN_GROUPS} ({chosen}) exceeds {GROUPS} ({groups})."
+        yield CHOSEN_GROUPS, what, f"{CHOSEN_GROUPS}={groups}"
+    elif chosen * size < moe.top_k:
+        what = f"{chosen} groups of {size} experts are fewer than the {moe.top_k} of {TOP_K}."
+        yield CHOSEN_GROUPS, what, f"{CHOSEN_GROUPS}={-(-moe.top_k // size)}"
+
+
+@rule("moe.bias", "model.bias", EXPERTS)
+def bias(model: Decoder) -> Findings:
+    """Experts have no biases: model.bias=true needs a dense model."""
+    if model.is_moe and model.bias:
+        yield "model.bias", "experts have no biases.", "model.bias=false"
+
+
+@rule(
+    "moe.kernel",
+    EXPERTS,
+    "model.moe.kernel",
+    "model.moe.ffn_hidden_dim",
+    "model.dim",
+    "parallel.tp",
+    "parallel.ep",
+    "run.device",
+    "precision.mixed_precision",
+    "train.compile_model",
+)
+def kernel(
+    model: Decoder, parallel: Parallel, precision: Precision, run: Run, train: Train
+) -> Findings:
+    """model.moe.kernel=grouped multiplies rows of whole 16 bytes, and of bf16 only where it is
+    compiled or on a GPU.
+    """
+    if not model.moe.num_experts or model.moe.kernel != "grouped":
+        return
+    mixed, tp, what = precision.mixed_precision, parallel.tp, ""
+    gpu, compiled = run.device == "cuda", train.compile_model and parallel.ep == 1
+    step, width = 4 if mixed == "fp32" else 8, model.expert_hidden_dim // tp
+    if mixed != "bf16" and (gpu or compiled):
+        where = "on a GPU" if gpu else "with train.compile_model"
+        what = f"{where} it multiplies bf16 only, and precision.mixed_precision is {mixed}."
+    elif model.dim % step or width % step:
+        of_rank = f"{model.expert_hidden_dim} / {tp} tp ranks = {width}" if tp > 1 else width
+        what = f"in {mixed} model.dim ({model.dim}) and the width of an expert ({of_rank})"
+        what += f" must be divisible by {step}."
+    if what:
+        yield "model.moe.kernel", what, "model.moe.kernel=auto"
+
+
+@rule(
+    "moe.unbalanced",
+    EXPERTS,
+    TOP_K,
+    "model.moe.aux_loss_weight",
+    "model.moe.sequence_aux_loss_weight",
+    "model.moe.bias_update_rate",
+    warning=True,
+)
+def unbalanced(model: Decoder) -> Findings:
+    """Something should keep the load even: a load balancing loss, or a selection bias that moves."""
+    moe = model.moe
+    balanced = moe.aux_loss_weight or moe.sequence_aux_loss_weight or moe.bias_update_rate
+    if moe.top_k < moe.num_experts and not balanced:
+        what = "nothing keeps the load of the experts even; few of them may do all the work."
+        fix = "model.moe.aux_loss_weight=0.01 or model.moe.bias_update_rate=0.001"
+        yield "model.moe.aux_loss_weight", what, fix
+
+
+@rule("moe.router_gradient", EXPERTS, TOP_K, "model.moe.norm_topk_prob", warning=True)
+def router_gradient(model: Decoder) -> Findings:
+    """With model.moe.top_k=1 the one weight should not be normalised: it would be 1 whatever the
+    router says.
+    """
+    if model.moe.num_experts and model.moe.top_k == 1 and model.moe.norm_topk_prob:
+        what = "the weight of a single expert, divided by itself, is 1: the router learns nothing."
+        yield "model.moe.norm_topk_prob", what, "model.moe.norm_topk_prob=false"

@@ -1,0 +1,315 @@
+"""Rules on the degrees of tp, ep, cp and pp: what they must divide, and what cannot go with them.
+
+Where a smaller degree helps, `forge.resolve.causes` finds it; a rule advises what else does.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from forge.config.model import Decoder, Model
+from forge.config.objective import Pretrain
+from forge.config.parallel import ONE_STAGE_SCHEDULES, V_SCHEDULE, ZERO_BUBBLE_SCHEDULES, Parallel
+from forge.config.precision import Precision
+from forge.config.root import Config
+from forge.config.train import Train
+from forge.plan.layout import legal_microbatches, sequences_of_rank
+from forge.plan.world import World
+from forge.resolve.rule import Findings, rule
+
+TP, PP, CP, EP = "parallel.tp", "parallel.pp", "parallel.cp", "parallel.ep"
+SCHEDULE, STAGES = "parallel.pp_schedule", "parallel.pp_stages_per_rank"
+EXPERTS = ("model.moe.num_experts", "model.moe.frequency")
+
+
+@rule("parallel.tp_heads", TP, "model.n_heads")
+def tp_heads(model: Decoder, parallel: Parallel) -> Findings:
+    """Tensor parallelism cuts attention by heads: model.n_heads must be divisible by parallel.tp."""
+    if model.n_heads % parallel.tp:
+        yield TP, f"model.n_heads ({model.n_heads}) {_divisible(parallel)}.", ""
+
+
+@rule("parallel.tp_kv_heads", TP, "model.n_heads", "model.n_kv_heads")
+def tp_kv_heads(model: Decoder, parallel: Parallel) -> Findings:
+    """Each rank has its own key/value heads, or shares one with others: model.n_kv_heads divides by
+    parallel.tp, or tp by it.
+    """
+    heads, tp = model.kv_heads, parallel.tp
+    if heads != model.n_heads and heads % tp and tp % heads:
+        other = "or parallel.tp by model.n_kv_heads"
+        yield TP, f"model.n_kv_heads ({heads}) {_divisible(parallel)}, {other}.", ""
+
+
+@rule("parallel.tp_ffn", TP, "model.ffn_hidden_dim", "model.moe.frequency")
+def tp_ffn(model: Decoder, parallel: Parallel) -> Findings:
+    """Tensor parallelism cuts the feed-forward layer by its width, which must be divisible by
+    parallel.tp.
+    """
+    width = model.computed_ffn_hidden_dim
+    if model.n_moe_layers < model.n_layers and width % parallel.tp:
+        fix = f"model.ffn_hidden_dim={-(-width // parallel.tp) * parallel.tp}"
+        yield TP, f"the feed-forward width ({width}) {_divisible(parallel)}.", fix
+
+
+@rule("parallel.tp_experts", TP, *EXPERTS, "model.moe.ffn_hidden_dim")
+def tp_experts(model: Decoder, parallel: Parallel) -> Findings:
+    """Tensor parallelism cuts each expert, shared ones too, by its width, which must be divisible
+    by parallel.tp.
+    """
+    width = model.expert_hidden_dim
+    if model.is_moe and width % parallel.tp:
+        fix = f"model.moe.ffn_hidden_dim={-(-width // parallel.tp) * parallel.tp}"
+        yield TP, f"the width of an expert ({width}) {_divisible(parallel)}.", fix
+
+
+def _divisible(parallel: Parallel) -> str:
+    return f"must be divisible by parallel.tp ({parallel.tp})"
+
+
+@rule("parallel.tp_vocab", TP, "model.vocab_size")
+def tp_vocab(model: Model, parallel: Parallel) -> Findings:
+    """Tensor parallelism cuts the vocabulary into equal parts and a smaller last one: every rank
+    must get rows.
+    """
+    rows, tp = model.vocab_size, parallel.tp
+    each = -(-rows // tp)
+    enough = -(-rows // each)
+    if each * (tp - 1) >= rows:
+        what = f"model.vocab_size ({rows}) in parts of {each} rows is enough for {enough} ranks"
+        yield TP, f"{what}; parallel.tp is {tp}.", f"model.vocab_size={each * tp}"
+
+
+@rule("parallel.tp_loss", TP, "parallel.loss_parallel", "objective.loss_fn")
+def tp_loss(objective: Pretrain, parallel: Parallel) -> Findings:
+    """objective.loss_fn=chunked_cross_entropy never holds all logits, so with tp > 1 it needs
+    parallel.loss_parallel=true.
+    """
+    chunked = objective.loss_fn == "chunked_cross_entropy"
+    if chunked and parallel.tp > 1 and not parallel.loss_parallel:
+        what = "chunked_cross_entropy never gathers the logits, as loss_parallel=false asks."
+        yield "parallel.loss_parallel", what, "parallel.loss_parallel=true"
+
+
+@rule("parallel.ep_needs_moe", EP, "parallel.dp_shard", *EXPERTS)
+def ep_needs_moe(model: Model, parallel: Parallel) -> Findings:
+    """Expert parallelism cuts experts and nothing else: parallel.ep above 1 needs a model that has
+    some.
+    """
+    if parallel.ep > 1 and not model.is_moe:
+        what = "parallel.ep > 1 needs a mixture-of-experts model; this one is dense."
+        yield EP, what, "a model with experts"
+
+
+@rule("parallel.ep_experts", EP, "parallel.dp_shard", *EXPERTS)
+def ep_experts(model: Decoder, parallel: Parallel) -> Findings:
+    """Each expert parallel rank has as many experts: model.moe.num_experts must be divisible by
+    parallel.ep.
+    """
+    experts, ep = model.moe.num_experts, parallel.ep
+    if model.is_moe and experts % ep:
+        what = f"model.moe.num_experts ({experts}) must be divisible by parallel.ep ({ep})."
+        yield EP, what, ""
+
+
+@rule(
+    "parallel.seq_len",
+    TP,
+    CP,
+    "parallel.cp_method",
+    "parallel.sequence_parallel",
+    "train.seq_len",
+)
+def seq_len(parallel: Parallel, train: Train) -> Findings:
+    """train.seq_len must be divisible by cp, twice that when balanced, times tp with
+    sequence_parallel.
+    """
+    factors = {}
+    if parallel.cp > 1:
+        if parallel.cp_method == "all_gather" and parallel.cp_load_balance:
+            factors["2 for parallel.cp_load_balance"] = 2
+        factors["parallel.cp"] = parallel.cp
+    if parallel.tp > 1 and parallel.sequence_parallel:
+        factors["parallel.tp"] = parallel.tp
+    seq, parts = train.seq_len, prod(factors.values())
+    if seq % parts:
+        what = f"train.seq_len ({seq}) must be divisible by {' * '.join(factors)} ({parts})."
+        yield "train.seq_len", what, f"train.seq_len={seq // parts * parts or parts}"
+
+
+@rule(
+    "parallel.ulysses_heads", TP, CP, "parallel.cp_method", "model.n_heads", "model.n_kv_heads"
+)
+def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
+    """parallel.cp_method=ulysses gives each rank some of its tp rank's heads, key/value heads too:
+    cp must divide both.
+    """
+    tp, cp = parallel.tp, parallel.cp
+    if cp == 1 or parallel.cp_method != "ulysses" or model.n_heads % tp:
+        return
+    heads, kv_heads = model.n_heads // tp, max(model.kv_heads // tp, 1)
+    if heads % cp or kv_heads % cp:
+        what = f"parallel.cp ({cp}) must divide the {heads} heads and {kv_heads} key/value heads"
+        yield CP, f"{what} of a tp rank.", "parallel.cp_method=all_gather"
+
+
+@rule("parallel.cp_kernel", CP, "parallel.cp_method", "model.sdpa_backend", warning=True)
+def cp_kernel(model: Decoder, parallel: Parallel) -> Findings:
+    """With parallel.cp_method=all_gather, queries that start inside a sequence choose their kernel
+    themselves.
+    """
+    gathered = parallel.cp > 1 and parallel.cp_method == "all_gather"
+    if gathered and model.sdpa_backend not in ("auto", "flash"):
+        what = "it holds for the first part of a sequence only; behind it torch chooses the kernel."
+        yield "model.sdpa_backend", what, "model.sdpa_backend=auto"
+
+
+@rule("parallel.pp_stages", PP, SCHEDULE, STAGES)
+def pp_stages(parallel: Parallel) -> Findings:
+    """A rank has one stage under gpipe and 1f1b, two or more under interleaved schedules, two under
+    zbv_zero_bubble.
+    """
+    stages, schedule = parallel.pp_stages_per_rank or 1, parallel.pp_schedule
+    wrong, demand = stages < 2, "two stages or more"
+    if schedule in ONE_STAGE_SCHEDULES:
+        wrong, demand = stages != 1, "one stage"
+    elif schedule == V_SCHEDULE:
+        wrong, demand = stages != 2, "two stages"
+    if parallel.pp > 1 and wrong:
+        what = f"parallel.pp_schedule={schedule} has {demand} a rank, not {stages}."
+        yield STAGES, what, f"{STAGES}=null"
+
+
+@rule("parallel.pp_layers", PP, SCHEDULE, STAGES, "parallel.pp_layers", "model.n_layers")
+def pp_layers(model: Decoder, parallel: Parallel) -> Findings:
+    """Every pipeline stage has a block: model.n_layers is at least pp * pp_stages_per_rank, and the
+    sum of pp_layers where given.
+    """
+    pp, each, given = parallel.pp, parallel.pp_stages_per_rank or 1, list(parallel.pp_layers)
+    stages, blocks = pp * each, model.n_layers
+    arithmetic = f"parallel.pp ({pp}) * {STAGES} ({each}) = {stages} stages"
+    if pp == 1:
+        return
+    if stages > blocks:
+        yield PP, f"{arithmetic} cannot share {blocks} blocks.", f"model.n_layers={stages}"
+    elif given and (len(given), sum(given)) != (stages, blocks):
+        what = f"it has {len(given)} stages and {sum(given)} blocks"
+        fewer, more = divmod(blocks, stages)
+        even = ",".join(str(fewer + (stage >= stages - more)) for stage in range(stages))
+        fix = f"parallel.pp_layers=[{even}]"
+        yield "parallel.pp_layers", f"{what}; there are {arithmetic} and {blocks} blocks.", fix
+
+
+@rule(
+    "parallel.pp_microbatches",
+    PP,
+    SCHEDULE,
+    STAGES,
+    "parallel.pp_microbatches",
+    "train.batch_size",
+    "train.grad_accum_steps",
+)
+def pp_microbatches(config: Config, parallel: Parallel, train: Train) -> Findings:
+    """Micro-batches are equal parts of a rank's sequences: under 1f1b at least pp, under
+    interleaved schedules in even rounds of pp.
+    """
+    parts, pp, schedule = parallel.pp_microbatches or 1, parallel.pp, parallel.pp_schedule
+    sequences = sequences_of_rank(config)
+    legal = legal_microbatches(sequences, pp, schedule)
+    if pp == 1 or parts in legal:
+        return
+    if sequences % parts:
+        demand = f"must be divisible by parallel.pp_microbatches ({parts})"
+    elif schedule == "1f1b":
+        demand = f"go through in {parts} parts, and 1f1b needs one or more for each of"
+        demand += f" parallel.pp ({pp}) stages"
+    else:
+        demand = f"go through in {parts} parts, which do not make {parts // pp} equal rounds of"
+        demand += f" parallel.pp ({pp}) or more"
+    batch = f"train.batch_size ({train.batch_size})"
+    batch += f" * train.grad_accum_steps ({train.grad_accum_steps}) = {sequences} sequences"
+    fix = "parallel.pp_schedule=gpipe"
+    if legal:
+        fix = f"parallel.pp_microbatches={min(legal, key=lambda n: abs(n - parts))}"
+    yield "parallel.pp_microbatches", f"{batch} {demand}.", fix
+
+
+@rule("parallel.pp_reshard", PP, "parallel.reshard_after_forward")
+def pp_reshard(parallel: Parallel) -> Findings:
+    """A pipeline keeps its weights gathered: parallel.reshard_after_forward=always cannot go with
+    pp > 1.
+    """
+    if parallel.pp > 1 and parallel.reshard_after_forward == "always":
+        what = "torch's schedules do not gather the weights of a stage for each micro-batch."
+        yield "parallel.reshard_after_forward", what, "parallel.reshard_after_forward=never"
+
+
+@rule("parallel.pp_reduce", PP, "parallel.reduce_gradients")
+def pp_reduce(parallel: Parallel) -> Findings:
+    """A pipeline reduces its gradients once a step: parallel.reduce_gradients=micro_batch cannot go
+    with pp > 1.
+    """
+    if parallel.pp > 1 and parallel.reduce_gradients == "micro_batch":
+        what = "torch's schedules reduce gradients after the last micro-batch of a stage."
+        yield "parallel.reduce_gradients", what, "parallel.reduce_gradients=step"
+
+
+@rule("parallel.pp_tied", PP, SCHEDULE, "model.tie_embeddings")
+def pp_tied(model: Decoder, parallel: Parallel) -> Findings:
+    """Under zbv_zero_bubble a rank has both ends of the model, and FSDP cannot share tied
+    embeddings between two stages of a rank.
+    """
+    if model.tie_embeddings and parallel.pp > 1 and parallel.pp_schedule == V_SCHEDULE:
+        what = "the first and the last stage are on one rank, and FSDP cannot share a tied table"
+        fix = "model.tie_embeddings=false, or another schedule"
+        yield SCHEDULE, f"{what} between the two.", fix
+
+
+@rule("parallel.pp_compile", PP, SCHEDULE, "train.compile_model")
+def pp_compile(parallel: Parallel, train: Train) -> Findings:
+    """Zero-bubble schedules split backward in two, which a compiled block cannot."""
+    if _zero_bubble(parallel) and train.compile_model:
+        what = f"{parallel.pp_schedule} splits backward in two, which a compiled block cannot."
+        yield "train.compile_model", what, "train.compile_model=false"
+
+
+@rule("parallel.pp_selective", PP, SCHEDULE, "train.activation_checkpointing")
+def pp_selective(parallel: Parallel, train: Train) -> Findings:
+    """Zero-bubble schedules go backward through a block twice, and what selective recompute saved
+    is there once.
+    """
+    if _zero_bubble(parallel) and train.activation_checkpointing == "selective":
+        what = f"{parallel.pp_schedule} goes backward through a block twice; torch keeps what"
+        what += " selective recompute saved for one time."
+        fix = "train.activation_checkpointing=full, or another schedule"
+        yield "train.activation_checkpointing", what, fix
+
+
+@rule("parallel.pp_torch", PP, SCHEDULE, TP, "model.moe.num_experts")
+def pp_torch(model: Model, parallel: Parallel, world: World) -> Findings:
+    """Before torch 2.13 zero-bubble schedules cannot go with tp > 1 or experts, nor can
+    zbv_zero_bubble run on a CPU.
+    """
+    version = world.devices.torch
+    if not _zero_bubble(parallel) or version is None or version >= (2, 13):
+        return
+    found = f"torch {version[0]}.{version[1]}"
+    if parallel.tp > 1 or model.is_moe:
+        what = f"{found} cannot split the backward of layers that are cut by tp or have experts."
+        yield SCHEDULE, what, f"{SCHEDULE}=interleaved_1f1b, or torch 2.13"
+    elif parallel.pp_schedule == V_SCHEDULE and world.device == "cpu":
+        what = f"{found} lets a rank send to itself, which gloo cannot."
+        yield SCHEDULE, what, f"{SCHEDULE}=interleaved_zero_bubble, or torch 2.13"
+
+
+def _zero_bubble(parallel: Parallel) -> bool:
+    return parallel.pp > 1 and parallel.pp_schedule in ZERO_BUBBLE_SCHEDULES
+
+
+@rule("parallel.pp_fp16", PP, "precision.mixed_precision")
+def pp_fp16(parallel: Parallel, precision: Precision) -> Findings:
+    """fp16 scales the loss, which a pipeline makes and differentiates itself: with pp > 1 use bf16
+    or fp32.
+    """
+    if parallel.pp > 1 and precision.mixed_precision == "fp16":
+        what = "the pipeline calls backward itself, and does not scale the loss as fp16 needs."
+        yield "precision.mixed_precision", what, "precision.mixed_precision=bf16"

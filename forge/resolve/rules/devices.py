@@ -1,0 +1,142 @@
+"""Rules on ranks, devices and their memory: what the parallel layout needs of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from forge.config.model import Decoder, Model
+from forge.config.parallel import Parallel
+from forge.config.root import Config
+from forge.config.run import Run
+from forge.config.numbers import byte_size
+from forge.plan.memory import STATE, memory_by_part
+from forge.plan.world import World, ranks_of, ranks_per_node
+from forge.resolve.auto import choose, device_memory, laid_out, memory_needed
+from forge.resolve.layout import DEGREES
+from forge.resolve.rule import Findings, rule
+
+RANKS = ("run.num_processes", *DEGREES)
+HOST_MEMORY = "run.host_memory"
+BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
+
+
+@rule("parallel.world_size", *RANKS)
+def world_size(parallel: Parallel, world: World) -> Findings:
+    """dp_replicate * dp_shard * tp * pp * cp * ep must equal the number of ranks."""
+    degrees = parallel.degrees()
+    product = prod(degrees.values())
+    if product != world.size:
+        arithmetic = " * ".join(f"{axis}={size}" for axis, size in degrees.items())
+        there = f"there {'is' if world.size == 1 else 'are'} {ranks_of(world.size)}"
+        fix = "parallel=auto, or other degrees, or another number of ranks"
+        only_replicas = degrees["dp_replicate"] > 1 and degrees["dp_shard"] == 1
+        axis = "dp_replicate" if only_replicas else "dp_shard"
+        others = prod(size for name, size in degrees.items() if name != axis)
+        if world.size >= others and world.size % others == 0:
+            fix = f"parallel.{axis}={world.size // others}"
+        what = f"{arithmetic} = {product}, and {there} (from {world.source})."
+        yield "parallel.dp_shard", what, fix
+
+
+@rule("run.gpus", "run.device", "run.num_processes")
+def gpus(run: Run, world: World) -> Findings:
+    """On GPUs every rank has one of its own."""
+    here = world.devices.gpus
+    if run.device == "cuda" and 0 < here < world.size and not world.elsewhere:
+        there = f"there {'is' if here == 1 else 'are'} {here} ({world.devices.source})"
+        what = f"{world.size} ranks (from {world.source}) need {world.size} GPUs; {there}."
+        count = f"run.num_processes={here} " if world.source == "run.num_processes" else ""
+        fix = f"{count}parallel=auto, or run.device=cpu"
+        yield f"run.num_processes={world.size}", what, fix
+
+
+@rule("parallel.needs_decoder", "parallel.tp", "parallel.pp", "parallel.cp")
+def needs_decoder(model: Model, parallel: Parallel) -> Findings:
+    """tp, pp and cp cut forge's Decoder, whose layers they know; any other model is sharded and
+    replicated only.
+    """
+    for key in ("parallel.tp", "parallel.pp", "parallel.cp"):
+        degree = getattr(parallel, key.partition(".")[2])
+        if degree > 1 and not isinstance(model, Decoder):
+            what = f"{key} cuts the layers of forge's Decoder only, and not {model._target_}."
+            fix = f"{key}=1; parallel.dp_shard and dp_replicate take any model"
+            yield key, what, fix
+
+
+@rule("parallel.backend", "parallel.backend", "run.device")
+def backend(parallel: Parallel, world: World) -> Findings:
+    """parallel.backend names a backend for the device of the run; nccl is for GPUs."""
+    text, device, fix = parallel.backend, world.device, "gloo" if world.device == "cpu" else "nccl"
+    names = {device: text}
+    if ":" in text:
+        names = dict(pair.strip().partition(":")[::2] for pair in text.split(","))
+    chosen, what = names.get(device, ""), ""
+    if not chosen or not all(names.values()):
+        what = f"it names no backend for {device}, which the run is on."
+    elif chosen not in BACKENDS:
+        what = f"torch.distributed has no backend {chosen}; it has {', '.join(BACKENDS)}."
+    elif chosen == "nccl" and device == "cpu":
+        what = "nccl needs GPUs, and has no place on a CPU."
+    if what:
+        yield "parallel.backend", what, f"parallel.backend={fix}"
+
+
+@rule("parallel.offload_backend", "parallel.cpu_offload", "parallel.backend", "run.device")
+def offload_backend(parallel: Parallel, world: World) -> Findings:
+    """With parallel.cpu_offload the norm of the gradient is summed between CPUs, which nccl alone
+    cannot.
+    """
+    text = parallel.backend
+    sums = "cpu:" in text or text == "gloo"
+    if parallel.cpu_offload and world.device == "cuda" and not sums:
+        what = f"gradients are on the CPU, and parallel.backend={text} sums on GPUs only."
+        yield "parallel.backend", what, "parallel.cpu_offload=false, or no parallel.backend"
+
+
+@rule("parallel.memory", *RANKS, "train.batch_size", "train.seq_len", warning=True)
+def memory(config: Config, world: World) -> Findings:
+    """The estimated memory of a device should be at most what its GPU has."""
+    there = world.devices.memory if world.device == "cuda" else None
+    needed = memory_needed(config)
+    if there is not None and needed > there:
+        what = f"a device is estimated to need {byte_size(needed)}"
+        smaller = [*_smaller(config, world, there), "a smaller model, or more GPUs"]
+        there_is = f"the smallest GPU here has {byte_size(there)}"
+        yield "parallel", f"{what}; {there_is}.", " or ".join(smaller)
+
+
+def _smaller(config: Config, world: World, there: int) -> Iterator[str]:
+    """Overrides with which a device needs no more memory than there is."""
+    chosen = {}
+    if world.size > 1:
+        chosen, _ = choose(replace(config, parallel=Parallel(layout="auto")), world)
+    if chosen and memory_needed(laid_out(config, chosen, world)) <= there:
+        yield "without other degrees parallel=auto"
+    recompute, one = {"activation_checkpointing": "full"}, {"batch_size": 1}
+    for changes in (recompute, one, recompute | one):
+        tried = replace(config, train=replace(config.train, **changes))
+        if tried.train != config.train and memory_needed(tried) <= there:
+            yield " ".join(f"train.{name}={value}" for name, value in changes.items())
+            return
+
+
+@rule(HOST_MEMORY, "run.device", *RANKS, warning=True)
+def host_memory(config: Config, world: World) -> Findings:
+    """On a CPU the weights, gradients and optimizer state of all ranks fit in the machine's memory;
+    forge.train refuses others.
+    """
+    parts, there, here = memory_by_part(config), device_memory(world), ranks_per_node(world)
+    needed = sum(parts.get(name, 0) for name in STATE)
+    if world.device != "cpu" or there is None or needed <= there:
+        return
+    demand = f"needs a GPU, or {byte_size(needed)}"
+    if here > 1:
+        all_ranks = f"{here} * {byte_size(needed)} = {byte_size(here * needed)}"
+        demand = f"need {here} GPUs, or {all_ranks}"
+    what = f"{ranks_of(here)} (from {world.source}) {demand} of a CPU's memory for weights,"
+    what += f" gradients and optimizer state; this machine has {world.devices.gpus or 'no'} GPUs"
+    what += f" ({world.devices.source}) and {byte_size(here * there)}."
+    fix = "a smaller model, such as model=small, or a machine with GPUs"
+    yield f"run.num_processes={world.size}", what, fix

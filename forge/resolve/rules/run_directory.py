@@ -1,0 +1,182 @@
+"""Rules on the run directory, on what may change when its run goes on, and on what a run starts
+from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from forge.config import changes
+from forge.config.checkpoint import Checkpoint
+from forge.config.field import Section
+from forge.config.problems import closest, did_you_mean, shown
+from forge.config.root import Config
+from forge.config.run import Run
+from forge.resolve.rule import Findings, rule
+from forge.rundir import serialize, stored
+
+NAMED_STEPS = 3
+
+
+@rule("run.place", "run.dir", "run.root")
+def place(run: Run) -> Findings:
+    """The run directory can be made: what is above it is a directory that may be written."""
+    key, path, default = "run.root", run.root, "runs"
+    if run.dir is not None:
+        key, path, default = "run.dir", run.dir, "null"
+    if why := unwritable(path):
+        what = f"the directory {path} cannot be made or written: {why}."
+        yield f"{key}={path}", what, f"{key}={default}, or a place that you may write in"
+
+
+def unwritable(path: str) -> str:
+    """Why no file can be written in a directory that need not exist yet; '' where one can."""
+    if not path:
+        return "its name is empty"
+    found = next(above for above in (Path(path), *Path(path).parents) if os.path.lexists(above))
+    if not found.is_dir():
+        return f"{found} is no directory"
+    return "" if os.access(found, os.W_OK | os.X_OK) else f"you may not write in {found}"
+
+
+@rule("run.dir", "run.dir")
+def run_dir(run: Run) -> Findings:
+    """run.dir must be a run, which goes on, or new, empty or absent."""
+    if run.dir and os.path.isdir(run.dir):
+        place = Path(run.dir)
+        if not stored.is_run(place) and not stored.is_new(place):
+            fix = "run.dir=null for a fresh one, or give a run directory, or a new one"
+            yield "run.dir", f"{place} holds other files and is no run directory.", fix
+
+
+@rule("run.identity", "run.dir", "run.allow_change")
+def identity(config: Config, run: Run) -> Findings:
+    """A run goes on with the model, data, seed, batch, optimizer and schedule it has, unless
+    run.allow_change names what changes.
+    """
+    before = _stored(config)
+    if isinstance(before, str):
+        yield "run.dir", before, "give another run.dir"
+    if not isinstance(before, Config):
+        return
+    size, tokens = "train.global_batch_size", "train.global_batch_tokens"
+    refused = {
+        change.key: change
+        for change in changes.changes(before, config)
+        if not change.free and not changes.permitted(change.key, run.allow_change)
+    }
+    if size in refused and before.train.seq_len == config.train.seq_len:
+        refused.pop(tokens, None)  # the same change, in tokens
+    for key, change in refused.items():
+        old, new = shown(change.before), shown(change.after)
+        keep = f"{key}={old}" if "." in key or key == "seed" else f"{key} as it was"
+        if key == size and before.parallel.degrees() != config.parallel.degrees():
+            keep += " train.batch_size=-1"  # what it was divided into may not fit these ranks
+        what = f"the run in {run.dir} has {key}={old}; here it is {new}."
+        yield f"{key}={new}", what, f"{keep}, run.allow_change=[{key}], or another run.dir"
+
+
+@rule("run.allow_change", "run.allow_change")
+def allow_change(config: Config, run: Run) -> Findings:
+    """run.allow_change names keys or sections that exist."""
+    known = list(_keys(config, ""))
+    for name in run.allow_change:
+        if name not in known:
+            meant = [f"run.allow_change=[{other}]" for other in closest(name, known, limit=1)]
+            fix = did_you_mean(meant) or "a key such as optimizer.lr, or model"
+            what = f"there is no option or section '{name}'."
+            yield f"run.allow_change=[{name}]", what, fix
+
+
+def _keys(section: Section, prefix: str) -> Iterator[str]:
+    for field in dataclasses.fields(section):
+        yield f"{prefix}{field.name}"
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            yield from _keys(value, f"{prefix}{field.name}.")
+
+
+@rule("checkpoint.init_from", "checkpoint.init_from", "checkpoint.dir", "run.dir")
+def init_from(config: Config, checkpoint: Checkpoint) -> Findings:
+    """checkpoint.init_from must exist, until the run has a checkpoint of its own."""
+    path = checkpoint.init_from
+    if path is None or os.path.exists(path) or _has_saved_since(config, "init_from"):
+        return
+    if os.path.basename(path) != stored.BEST or not os.path.isdir(os.path.dirname(path)):
+        fix = "give a step_N directory, a run directory that has checkpoints, RUN/best, or a"
+        yield "checkpoint.init_from", f"there is nothing at {path}.", f"{fix} .safetensors file"
+
+
+@rule("checkpoint.resume_from", "checkpoint.resume_from", "checkpoint.dir", "run.dir")
+def resume_from(config: Config, checkpoint: Checkpoint, run: Run) -> Findings:
+    """checkpoint.resume_from is a step that the run in run.dir has saved, or an existing directory."""
+    key, wanted = "checkpoint.resume_from", checkpoint.resume_from
+    if wanted is None or _has_saved_since(config, "resume_from"):
+        return
+    if not wanted.isdecimal():
+        if not os.path.isdir(wanted):
+            fix = "a step of this run, a step_N directory, or a run directory that has checkpoints"
+            yield key, f"there is no directory {wanted}.", fix
+    elif run.dir is None:
+        what = "a step is one of the run in run.dir, which is not given."
+        yield key, what, "run.dir=..., or a path"
+    elif not os.path.isdir(Path(run.dir, checkpoint.dir, f"step_{int(wanted)}")):
+        folder = Path(run.dir, checkpoint.dir)
+        names = (path.name.removeprefix("step_") for path in folder.glob("step_*"))
+        steps = sorted(int(name) for name in names if name.isdecimal())
+        fixes = [f"{key}={step}" for step in steps[-NAMED_STEPS:]]
+        fix = " or ".join(fixes) or f"{key}=null: the run begins anew"
+        yield key, f"{folder} has no checkpoint of step {wanted}.", fix
+
+
+@rule("checkpoint.two_starts", "checkpoint.init_from", "checkpoint.resume_from", "run.dir")
+def two_starts(checkpoint: Checkpoint) -> Findings:
+    """A new run starts from checkpoint.init_from or from checkpoint.resume_from elsewhere, not from
+    both.
+    """
+    start = checkpoint.resume_from
+    if checkpoint.init_from is not None and start is not None and not start.isdecimal():
+        what = "checkpoint.resume_from has weights too; checkpoint.init_from would have no effect."
+        fix = "checkpoint.init_from=null or checkpoint.resume_from=null"
+        yield "checkpoint.init_from", what, fix
+
+
+@rule("checkpoint.dir", "checkpoint.dir")
+def checkpoint_dir(checkpoint: Checkpoint) -> Findings:
+    """checkpoint.dir is a directory of its own, in the run directory or at an absolute path."""
+    path = Path(checkpoint.dir)
+    if ".." in path.parts or path in (Path(), Path("/")):
+        what = f"'{path}' would mix checkpoints with other files."
+        yield "checkpoint.dir", what, "checkpoint.dir=checkpoints, or an absolute path of its own"
+
+
+def _stored(config: Config) -> Config | str | None:
+    """The config of the run that goes on, why it cannot be read, or None where there is none."""
+    if config.run.dir is None or not stored.is_run(Path(config.run.dir)):
+        return None
+    base = stored.settled(Path(config.run.dir))
+    if not base:
+        return None  # nothing was trained yet, so there is nothing to keep to
+    file = Path(config.run.dir) / stored.numbered(stored.CONFIG, base)
+    expected = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+    try:
+        return serialize.load(file, trust=config.run.trust)
+    except (*expected, yaml.YAMLError) as error:
+        first_line = next(iter(str(error).splitlines()), type(error).__name__)
+        return f"{file} cannot be read: {first_line}."
+
+
+def _has_saved_since(config: Config, start: str) -> bool:
+    """Whether the run in run.dir began with this option of `checkpoint` and has saved since: then
+    what it names is not read again.
+    """
+    before = _stored(config)
+    if not isinstance(before, Config):
+        return False
+    same = getattr(before.checkpoint, start) == getattr(config.checkpoint, start)
+    return same and any(Path(str(config.run.dir), config.checkpoint.dir).glob("step_[0-9]*"))

@@ -16,7 +16,8 @@ from forge.config.bounds import describe_bounds
 from forge.config.field import Section
 from forge.config.problems import ConfigError, Problem
 from forge.config.schemas import walk_options
-from forge.resolve.resolve import Resolution, get
+from forge.resolve.resolve import Resolution
+from forge.resolve.rule import get
 from forge.resolve.rules.all import RULES
 
 

@@ -29,7 +29,7 @@ from forge.plan.launcher_environment import (
     launcher_ranks,
 )
 from forge.resolve.resolve import Resolution, resolve
-from forge.resolve.rules.layout import HOST_MEMORY
+from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import attempts, directory, failure
 from forge.rundir.checkpoints import newest_usable
 from forge.rundir.directory import Result

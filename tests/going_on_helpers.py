@@ -10,7 +10,8 @@ from typing import Any
 from forge import cli
 from forge.compose.portable import portable
 from forge.config.changes import Change
-from forge.resolve.resolve import put, resolve
+from forge.resolve.resolve import resolve
+from forge.resolve.rule import put
 from forge.resume import overrides_of
 from forge.rundir import directory, serialize
 from forge.rundir.stored import newest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -64,10 +63,7 @@ class Composition:
         search = (
             f"hydra.searchpath=[{quoted(os.path.abspath(path))}]" for path in self.config_dirs
         )
-        config.__dict__.update(
-            _overrides=(*search, *self.overrides), _preset=self.choices.get("model") or "run"
-        )
-        config.__dict__.update(_composed=copy.deepcopy(config))
+        config.set_source((*search, *self.overrides), self.choices.get("model") or "run")
         return config
 
 

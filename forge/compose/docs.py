@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,8 +87,9 @@ def rules_page() -> str:
     lines[-2] += " worked out, in this order:"
     lines += ["| worked out | from | how |", "| --- | --- | --- |"]
     for derivation in DERIVATIONS:
-        how = (inspect.getdoc(derivation.function) or "").splitlines()[0]
-        lines.append(f"| {_keys(derivation.writes)} | {_keys(derivation.reads)} | {_cell(how)} |")
+        lines.append(
+            f"| {_keys(derivation.writes)} | {_keys(derivation.reads)} | {_cell(derivation.sentence)} |"
+        )
     lines += [
         "",
         "Then every rule is checked, and every broken one is reported at once. A warning lets the run start.",

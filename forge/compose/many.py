@@ -25,7 +25,7 @@ from forge.config.field import Section
 from forge.config.problems import Problem
 from forge.config.root import Config
 from forge.config.spelling import ours
-from forge.resolve.resolve import get
+from forge.resolve.rule import get
 
 ENTRIES = (
     *(f"{name}." for name in schemas.free_dicts()),
@@ -136,13 +136,14 @@ class Composer:
         finally:
             for parent, name, node in reversed(before):
                 parent.__dict__["_content"][name] = node
-        config.__dict__["_overrides"] = (*base.config.overrides[: len(self.config_dirs)], *typed)
+        search = base.config.overrides[: len(self.config_dirs)]
+        config.set_source((*search, *typed), config.preset, track=False)
         return composition, config
 
 
 def _base_of(composition: Composition) -> Base:
     config = composition.typed()
-    config.__dict__["_composed"] = None  # so that it is not copied for each point
+    config.set_source(config.overrides, config.preset, track=False)
     return Base(composition=composition, config=config, known=tuple(composition.problems))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from forge.config.problems import quoted
 from forge.config.root import Config
 from forge.resolve.derivations import PATHS
-from forge.resolve.resolve import get
+from forge.resolve.rule import get
 from forge.rundir.consent import SEARCH, key_of
 
 

@@ -28,9 +28,20 @@ from forge.config.tokenizer import Tokenizer
 from forge.config.train import Train
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a config was composed from; `config`: as it was then, where changes count."""
+
+    overrides: tuple[str, ...] = ()
+    preset: str = "run"
+    config: Config | None = None
+
+
 @dataclass(kw_only=True)
 class Config(Section):
     """Everything a run depends on."""
+
+    _source = Source()  # no option: without an annotation it is no field
 
     seed: int = opt(42, "seed of initial weights, data order and sampling", ge=0)
     model: Model = MISSING
@@ -62,10 +73,16 @@ class Config(Section):
         """The overrides that make this config: those it was composed from, and what was set in
         Python since; none for one made by hand.
         """
-        composed, typed = self.__dict__.get("_composed"), self.__dict__.get("_overrides", ())
-        return typed if composed is None else (*typed, *assignments(composed, self))
+        source = self._source
+        changed = assignments(source.config, self) if source.config else ()
+        return (*source.overrides, *changed)
 
     @property
     def preset(self) -> str:
         """The option of the model group it was composed from; 'run' for one made by hand."""
-        return self.__dict__.get("_preset", "run")
+        return self._source.preset
+
+    def set_source(self, overrides: tuple[str, ...], preset: str, *, track: bool = True) -> None:
+        """Remember what it was composed from. track: values set from now on are overrides too."""
+        copied = self.clone() if track else None
+        self.__dict__["_source"] = Source(overrides, preset, copied)

@@ -131,7 +131,7 @@ def _files(options: argparse.Namespace, sweep: Path | None) -> dict[str, Path]:
 
 def _check_files(options: argparse.Namespace) -> None:
     """Refuse files that cannot be written, before anything is read."""
-    from forge.resolve.rules.places import unmakeable
+    from forge.resolve.rules.run_directory import unwritable
 
     named = _named(options)
     several = list(named.values()).count(STDOUT) > 1
@@ -149,7 +149,7 @@ def _check_files(options: argparse.Namespace) -> None:
             elsewhere = f"{_flag(kind)} FILE"
         elif path.is_dir():
             why, elsewhere = "it is a directory", f"{_flag(kind)} {path / NAMES[kind]}"
-        elif fault := unmakeable(str(path.parent)):
+        elif fault := unwritable(str(path.parent)):
             why = f"it cannot be written: {fault}"
         if why:
             problems.append(

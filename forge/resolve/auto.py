@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from forge.config.model import Decoder
+from forge.config.numbers import byte_size
 from forge.config.parallel import Parallel
 from forge.config.root import Config
-from forge.config.numbers import byte_size
 from forge.plan.memory import memory_by_part
 from forge.plan.world import World, ranks_of, ranks_per_node
 from forge.resolve.layout import DEGREES, batch, pipeline
@@ -130,7 +130,9 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
     if not found:
         return {}, ""
     needed, degrees = min(found, key=lambda pair: pair[0])
-    why = f"{byte_size(needed)} of the {byte_size(memory or 0)} of a device on {ranks_of(world.size)}"
+    why = (
+        f"{byte_size(needed)} of the {byte_size(memory or 0)} of a device on {ranks_of(world.size)}"
+    )
     if needed > USABLE * (memory or 0):
         why += "; none that was tried fits, and this needs least"
     return degrees, why

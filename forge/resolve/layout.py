@@ -1,4 +1,4 @@
-"""Derivations of the layout: ranks, FSDP shards, the batch over them, and the parts of a pipeline."""
+"""Derivations of the layout: ranks, FSDP shards, the batch over them, parts of a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns a composed config into one that can run: bounds, derivations in order, every rule, freeze."""
+"""A composed config becomes one that can run: bounds, derivations, every rule, freeze."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def _checked(
     """A copy of the config with these degrees, worked out and checked. broken: keys whose values
     are known to be wrong.
     """
-    source = config.source
+    overrides, preset = config.overrides, config.preset
     config = config.clone()
-    config.made_from(source)  # what is worked out below was not set by anyone
+    config.set_source(overrides, preset, track=False)  # what is worked out is not set by a user
     config.thaw()
     for key, degree in degrees.items():
         put(config, key, degree)

@@ -21,8 +21,8 @@ from forge.models.contract import check_model
 from forge.parallel.apply import apply
 from forge.parallel.ranks import Ranks, join
 from forge.parallel.rendezvous import Rendezvous
-from forge.resolve.derivation import Derived
 from forge.resolve.derivations import fit_epochs
+from forge.resolve.rule import Derived
 from forge.rundir import directory, serialize
 from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.stored import newest, number, numbered, read_json
@@ -304,7 +304,7 @@ def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, lis
                 "the validation split begins with it",
             )
         open_config.eval.sample_prompts = [prompt]
-        found.append(Derived(key="eval.sample_prompts", value=[prompt], why=why))
+        found.append(Derived("eval.sample_prompts", [prompt], why))
     open_config.freeze()
     return open_config, list((derived | {step.key: asdict(step) for step in found}).values())
 

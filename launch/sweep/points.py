@@ -30,8 +30,8 @@ from forge.launch.sweep.expand import (
 from forge.launch.sweep.refusal import PointsRefused, Wrong
 from forge.plan.world import Devices, find_devices
 from forge.resolve.resolve import Resolution, resolve
-from forge.resolve.rules.layout import HOST_MEMORY
-from forge.resolve.rules.places import unmakeable
+from forge.resolve.rules.devices import HOST_MEMORY
+from forge.resolve.rules.run_directory import unwritable
 from forge.rundir.identity import hash_of, is_free
 
 MOST = 20_000
@@ -92,7 +92,7 @@ class Preflight:
         """
         name = self.sweep.name or self._named("experiment") or self._named("model") or "default"
         path = Path(self.sweep.root).expanduser() / name
-        if why := unmakeable(str(path)):
+        if why := unwritable(str(path)):
             what = f"the directory {path} cannot be made or written: {why}."
             raise ConfigError(
                 [

@@ -15,7 +15,7 @@ from forge.config.problems import ConfigError, Problem
 from forge.plan.world import Devices
 from forge.resolve import resolve as resolving
 from forge.resolve.resolve import Resolution
-from forge.resolve.rules import layout
+from forge.resolve.rules import devices as device_rules
 
 SMALL = [
     "model.dim=64",
@@ -56,7 +56,7 @@ def resolved(
     devices = Devices(gpus=gpus, source="the test", memory=memory, torch=torch)
     with (
         patch.object(resolving, "find_devices", lambda: devices),
-        patch.object(layout, "device_memory", lambda _: 16 << 30),
+        patch.object(device_rules, "device_memory", lambda _: 16 << 30),
     ):
         if as_point:
             return _as_point(overrides, world_size)

@@ -18,7 +18,7 @@ from forge.config.bounds import check_bounds
 from forge.config.field import Section, default_of, types_of
 from forge.config.root import Config
 from forge.config.schemas import walk_options
-from forge.resolve.resolve import get
+from forge.resolve.rule import get
 
 OPTIONS = [
     (key, schema, field)

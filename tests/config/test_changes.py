@@ -17,7 +17,7 @@ from forge.config.launch import Slurm
 from forge.config.problems import shown
 from forge.config.root import Config
 from forge.config.sweeper import Optuna
-from forge.resolve.resolve import put
+from forge.resolve.rule import put
 from forge.rundir import serialize
 
 FREE = {

@@ -18,7 +18,7 @@ from forge.compose import composition
 from forge.compose.docs import options_page
 from forge.config.field import FrozenDict, freeze_value, thaw_value
 from forge.resolve.resolve import resolve
-from forge.resolve.rules.run import unkeepable
+from forge.resolve.rules.run import unstorable
 from forge.rundir import serialize
 
 TRUST = "run.trust=[mypkg.]"
@@ -211,8 +211,8 @@ def test_frozen_values_copy_pickle_and_thaw():
 
 
 def test_what_no_file_can_keep_is_named():
-    assert unkeepable({"a": [1, {"b": {1, 2}}]}, "callbacks.x") == "callbacks.x.a[1].b is a set"
-    assert unkeepable({"a": [1, 2.5, None, True, {"b": ("x",)}], 3: "y"}, "callbacks.x") is None
+    assert unstorable({"a": [1, {"b": {1, 2}}]}, "callbacks.x") == "callbacks.x.a[1].b is a set"
+    assert unstorable({"a": [1, 2.5, None, True, {"b": ("x",)}], 3: "y"}, "callbacks.x") == ""
 
 
 def test_an_entry_set_in_python_is_checked():

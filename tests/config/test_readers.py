@@ -17,7 +17,7 @@ from refusing import SMALL, resolved
 from forge.config import schemas
 from forge.config.field import default_of, freeze_value
 from forge.config.schemas import walk_options
-from forge.resolve.resolve import get
+from forge.resolve.rule import get
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = sorted({key for key, *_ in walk_options()})

@@ -28,7 +28,7 @@ from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.parity.side import Record, measure
 from forge.parity.verdict import BOUNDS, compare, may_vanish, table
-from forge.resolve.rules.pipeline import pp_torch
+from forge.resolve.rules.degrees import pp_torch
 from forge.training.whole import Found
 
 LR = 0.1

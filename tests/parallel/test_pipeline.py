@@ -31,7 +31,7 @@ from forge.parallel.gradients import clip
 from forge.parallel.mesh import Mesh, make_mesh
 from forge.parallel.pipeline import Pipeline, cut
 from forge.parallel.ranks import Ranks
-from forge.resolve.rules.pipeline import pp_torch
+from forge.resolve.rules.degrees import pp_torch
 from forge.training.evaluation import evaluate
 
 ROWS, SEQ = 8, 16

@@ -24,7 +24,7 @@ EXPERTS = ("model.moe.num_experts", "model.moe.frequency")
 
 @rule("parallel.tp_heads", TP, "model.n_heads")
 def tp_heads(model: Decoder, parallel: Parallel) -> Findings:
-    """Tensor parallelism cuts attention by heads: model.n_heads must be divisible by parallel.tp."""
+    """Tensor parallelism cuts attention by heads: parallel.tp must divide model.n_heads."""
     if model.n_heads % parallel.tp:
         yield TP, f"model.n_heads ({model.n_heads}) {_divisible(parallel)}.", ""
 
@@ -136,9 +136,7 @@ def seq_len(parallel: Parallel, train: Train) -> Findings:
         yield "train.seq_len", what, f"train.seq_len={seq // parts * parts or parts}"
 
 
-@rule(
-    "parallel.ulysses_heads", TP, CP, "parallel.cp_method", "model.n_heads", "model.n_kv_heads"
-)
+@rule("parallel.ulysses_heads", TP, CP, "parallel.cp_method", "model.n_heads", "model.n_kv_heads")
 def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
     """parallel.cp_method=ulysses gives each rank some of its tp rank's heads, key/value heads too:
     cp must divide both.

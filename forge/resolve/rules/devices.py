@@ -7,10 +7,10 @@ from dataclasses import replace
 from math import prod
 
 from forge.config.model import Decoder, Model
+from forge.config.numbers import byte_size
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.run import Run
-from forge.config.numbers import byte_size
 from forge.plan.memory import STATE, memory_by_part
 from forge.plan.world import World, ranks_of, ranks_per_node
 from forge.resolve.auto import choose, device_memory, laid_out, memory_needed

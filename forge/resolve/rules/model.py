@@ -241,7 +241,7 @@ def kernel(
     warning=True,
 )
 def unbalanced(model: Decoder) -> Findings:
-    """Something should keep the load even: a load balancing loss, or a selection bias that moves."""
+    """A load balancing loss or a selection bias that moves should keep the load even."""
     moe = model.moe
     balanced = moe.aux_loss_weight or moe.sequence_aux_loss_weight or moe.bias_update_rate
     if moe.top_k < moe.num_experts and not balanced:

@@ -74,7 +74,9 @@ def target(config: Config) -> Findings:
     entries = {name: entry for name, entry in _entries(config) if isinstance(entry, dict)}
     for name, values in (places | entries).items():
         path = values.get("_target_")
-        if "_target_" in values and (fault := target_fault(path, place_of(name), trust, key=f"{name}._target_")):
+        if "_target_" in values and (
+            fault := target_fault(path, place_of(name), trust, key=f"{name}._target_")
+        ):
             yield f"{name}._target_={path}", *fault
     for name, entry in entries.items():
         keywords = {key: value for key, value in entry.items() if key != "_target_"}
@@ -91,7 +93,7 @@ def entries(config: Config) -> Findings:
         elif "_target_" not in entry:
             what = "it has no _target_, the class that is built for it."
             yield key, what, f"+{key}._target_=mypkg.Mine"
-        elif other := _other_type(entry, key):
+        elif other := unstorable(entry, key):
             fix = f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
             yield key, f"{other}, which no file can keep.", fix
 
@@ -103,7 +105,7 @@ def _entries(config: Config) -> Iterator[tuple[str, Any]]:
             yield f"{group}.{name}", entry
 
 
-def _other_type(value: Any, key: str) -> str:
+def unstorable(value: Any, key: str) -> str:
     """The first value of a type that a config file does not have, in words, or ''."""
     inner: dict[str, Any] = {}
     if isinstance(value, dict):
@@ -112,4 +114,4 @@ def _other_type(value: Any, key: str) -> str:
         inner = {f"{key}[{index}]": entry for index, entry in enumerate(value)}
     elif value is not None and not isinstance(value, str | int | float):
         return f"{key} is a {type(value).__name__}"
-    return next(filter(None, (_other_type(entry, name) for name, entry in inner.items())), "")
+    return next(filter(None, (unstorable(entry, name) for name, entry in inner.items())), "")

@@ -114,7 +114,7 @@ def init_from(config: Config, checkpoint: Checkpoint) -> Findings:
 
 @rule("checkpoint.resume_from", "checkpoint.resume_from", "checkpoint.dir", "run.dir")
 def resume_from(config: Config, checkpoint: Checkpoint, run: Run) -> Findings:
-    """checkpoint.resume_from is a step that the run in run.dir has saved, or an existing directory."""
+    """checkpoint.resume_from is a step that the run in run.dir has saved, or a directory."""
     key, wanted = "checkpoint.resume_from", checkpoint.resume_from
     if wanted is None or _has_saved_since(config, "resume_from"):
         return

@@ -29,7 +29,7 @@ def batch_size(train: Train) -> Findings:
 
 @rule(TOKENS, *BATCH)
 def global_batch_tokens(config: Config, train: Train) -> Findings:
-    """train.global_batch_tokens must be train.global_batch_size sequences of train.seq_len tokens."""
+    """train.global_batch_tokens must be train.global_batch_size * train.seq_len."""
     tokens, size, seq = train.global_batch_tokens, train.global_batch_size or 0, train.seq_len
     if tokens != size * seq:
         legal = _nearest_multiple(size, train.batch_size * data_ranks(config)) * seq
@@ -150,7 +150,9 @@ def window(profiling: Profiling) -> Findings:
 def profiling_beyond(profiling: Profiling, train: Train) -> Findings:
     """The profiled window should lie within the run."""
     if profiling.enable and profiling.end_step > train.max_steps:
-        what = f"the run ends at step {train.max_steps}, so the trace is incomplete, or there is none."
+        what = (
+            f"the run ends at step {train.max_steps}, so the trace is incomplete, or there is none."
+        )
         yield "profiling.end_step", what, f"train.max_steps={profiling.end_step}"
 
 

@@ -7,9 +7,10 @@ ranks it would run on.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -94,6 +95,15 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 def derivation(*reads: str, writes: tuple[str, ...]) -> Callable[..., Derivation]:
     """Make a derivation of a function that yields `Derived`."""
     return lambda body: Derivation(body=body, reads=reads, writes=writes)
+
+
+def walk(section: Section, prefix: str = "") -> Iterator[tuple[str, Section, Field]]:
+    """(key, section that has it, field) of every option and section below a section."""
+    for field in dataclasses.fields(section):
+        yield f"{prefix}{field.name}", section, field
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            yield from walk(value, f"{prefix}{field.name}.")
 
 
 def get(config: Config, key: str) -> Any:

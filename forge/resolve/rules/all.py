@@ -8,10 +8,9 @@ from forge.resolve.rules import (
     devices,
     launch,
     model,
-    no_effect,
     run,
     run_directory,
     training,
 )
 
-RULES = rules_of(model, training, degrees, devices, no_effect, run, run_directory, launch)
+RULES = rules_of(model, training, degrees, devices, run, run_directory, launch)

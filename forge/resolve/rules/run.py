@@ -10,14 +10,15 @@ from typing import Any
 
 from forge.config import schemas
 from forge.config.data import Text
-from forge.config.field import Section
+from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
+from forge.config.problems import literal, shown, typed
 from forge.config.root import Config
 from forge.config.run import Run
 from forge.config.target import inner_faults, place_of, target_fault
 from forge.plan.world import World
-from forge.resolve.rule import Findings, rule
+from forge.resolve.rule import Findings, rule, walk
 
 
 @rule("run.device", "run.device")
@@ -61,6 +62,20 @@ def wandb_login(metrics: Metrics, launch: Launch) -> Findings:
         fault = f" ({found.fault})" if found.fault else ""
         what = f"W&B has no login to {found.host} here{fault}, so nothing would be logged there."
         yield "metrics.enable_wandb", what, "type wandb login, or metrics.wandb_mode=offline"
+
+
+@rule("no_effect", warning=True)
+def no_effect(config: Config, world: World) -> Findings:
+    """An option should have an effect beside the values of the others."""
+    for key, section, field in walk(config):
+        acts = field.metadata.get("acts_when") or type(section).acts_when
+        if acts is None or acts.holds(config, world.size):
+            continue
+        value, default = getattr(section, field.name), default_of(field)
+        value = list(value) if isinstance(value, tuple) else value
+        if value not in (default, field.metadata.get("idle")):
+            fix = typed(key, literal(default) if "," in str(default) else shown(default))
+            yield key, f"{key} has no effect {acts.otherwise}.", fix
 
 
 @rule("target")

@@ -4,20 +4,17 @@ from.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from forge.config import changes
 from forge.config.checkpoint import Checkpoint
-from forge.config.field import Section
 from forge.config.problems import closest, did_you_mean, shown
 from forge.config.root import Config
 from forge.config.run import Run
-from forge.resolve.rule import Findings, rule
+from forge.resolve.rule import Findings, rule, walk
 from forge.rundir import serialize, stored
 
 NAMED_STEPS = 3
@@ -84,21 +81,13 @@ def identity(config: Config, run: Run) -> Findings:
 @rule("run.allow_change", "run.allow_change")
 def allow_change(config: Config, run: Run) -> Findings:
     """run.allow_change names keys or sections that exist."""
-    known = list(_keys(config, ""))
+    known = [key for key, _, _ in walk(config)]
     for name in run.allow_change:
         if name not in known:
             meant = [f"run.allow_change=[{other}]" for other in closest(name, known, limit=1)]
             fix = did_you_mean(meant) or "a key such as optimizer.lr, or model"
             what = f"there is no option or section '{name}'."
             yield f"run.allow_change=[{name}]", what, fix
-
-
-def _keys(section: Section, prefix: str) -> Iterator[str]:
-    for field in dataclasses.fields(section):
-        yield f"{prefix}{field.name}"
-        value = getattr(section, field.name)
-        if isinstance(value, Section):
-            yield from _keys(value, f"{prefix}{field.name}.")
 
 
 @rule("checkpoint.init_from", "checkpoint.init_from", "checkpoint.dir", "run.dir")

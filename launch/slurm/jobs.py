@@ -13,7 +13,7 @@ from pathlib import Path
 
 from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem
-from forge.config.sbatch import OURS, given
+from forge.config.sbatch import SOURCES, given
 from forge.launch.slurm.queue import (
     SECONDS,
     NoAnswer,
@@ -303,7 +303,7 @@ def _overruling(section: Slurm) -> set[str]:
     """
     said = {name for name in DEFAULTS if getattr(section, name) is not None} | set(given(section))
     said |= (
-        {"wait", *OURS} - DEFAULTS
+        {"wait", *SOURCES} - DEFAULTS
         | (MEMORY if said & MEMORY else set())
         | ({"exclusive"} if section.exclusive else set())
     )

@@ -126,3 +126,14 @@ def typed(key: str, value: str) -> str:
     if not re.search(r"[\s\"']", value):
         return text
     return f'"{text}"' if "'" in value and '"' not in value else f"'{text}'"
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Each dotted key by its last word, or by as many last words as no other key ends in."""
+    names: dict[str, str] = {}
+    for key in keys:
+        words = key.split(".")
+        ends = [".".join(words[-n:]) for n in range(1, len(words) + 1)]
+        unique = (e for e in ends if sum(f".{other}".endswith(f".{e}") for other in keys) == 1)
+        names[key] = next(unique, key)
+    return names

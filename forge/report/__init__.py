@@ -1,4 +1,4 @@
-"""Reading sweeps: statistics over seeds, tables, a page, and the same as data frames.
+"""Reading sweeps: statistics over seeds as tables, as a page, and as data frames.
 
 forge.report.frame("sweeps/mine")     # a row a run
 forge.report.arms("sweeps/mine")      # a row an arm: mean, interval, difference to the baseline
@@ -16,9 +16,8 @@ __all__ = ["arms", "curves", "frame"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: the verb needs no pandas."""
-    if name in __all__:
-        from forge.report import frames
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from forge.report import frames  # on first use: it is slow to import
 
-        return getattr(frames, name)
-    raise AttributeError(f"module 'forge.report' has no attribute '{name}'")
+    return getattr(frames, name)

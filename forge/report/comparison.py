@@ -1,5 +1,5 @@
-"""The numbers of a report: what each arm reached, how it differs from the baseline, how soon, and
-what failed.
+"""The numbers of a report: what each arm reached, how it differs from the baseline, and how soon it
+reached a target.
 """
 
 from __future__ import annotations
@@ -7,32 +7,33 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean
+from forge.config.problems import COMMAND_LINE, closest, did_you_mean, refusal
 from forge.launch.sweep.best import is_higher_better
 from forge.launch.sweep.state import DONE, FAILED
-from forge.report import flat_config
-from forge.report.grouping import Arm, arms_of
+from forge.report.grouping import Arm, arms_of, differing, normal
+from forge.report.logs import TimeToTarget, time_to_target
 from forge.report.runs import Run, Source
 from forge.report.statistics import Difference, Summary, difference, holm, summarize
-from forge.report.time_to_target import Reached, reached
 from forge.rundir.directory import short
+
+MOST_NAMES = 20  # of arms in a message
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
-    """An arm with its numbers; None where it has no finished run, or where nothing can be said.
-    p_holm: corrected for several arms.
+    """An arm with its numbers. values: final values of the runs that are done, by seed. p_holm:
+    corrected for the number of arms compared.
     """
 
     arm: Arm
     values: dict[int, list[float]]
-    summary: Summary | None
-    difference: Difference | None
-    p_holm: float | None
-    reached: Reached | None
+    summary: Summary
+    difference: Difference = Difference()
+    p_holm: float | None = None
+    to_target: TimeToTarget = TimeToTarget()
 
     @property
     def name(self) -> str:
@@ -41,11 +42,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is compared, and the rows, an arm each, in the order of the sweep. target: the value to
-    reach, None where there is none.
+    """What is compared, and the rows, one an arm, in the order of the sweep. higher: whether more of
+    the metric is better. target: the value to reach, if any, and where it is from.
 
-    compared: with the baseline; where a sweep names none and has one run of each arm, as a search
-    does, arms are ranked instead, and `baseline` is the best.
+    compared: with the baseline. A sweep that names no baseline and has one run of each arm, as a
+    search does, is ranked instead, and `baseline` is the best arm.
     """
 
     source: Source
@@ -55,7 +56,7 @@ class Report:
     baseline: Row
     compared: bool
     target: float | None
-    target_said: str
+    target_from: str
 
     @property
     def runs(self) -> list[Run]:
@@ -69,16 +70,21 @@ class Report:
 
     @cached_property
     def ranked(self) -> list[Row]:
-        """The rows, best first, by the differences, which are not misled by an arm that has only
-        its luckier seeds done; last those
-        without a value."""
-        return sorted(self.rows, key=self._standing)
+        """The rows, best first: by their differences, where seeds pair, since an arm may have only
+        its luckier seeds done. Rows without a value are last.
+        """
+
+        def loss(row: Row) -> float:
+            value = row.summary.mean
+            if value is not None and self.compared and self.baseline.summary.n:
+                value = row.difference.mean or 0.0
+            return math.inf if value is None else -value if self.higher else value
+
+        return sorted(self.rows, key=loss)
 
     def shown(self, most: int | None = None) -> list[Row]:
-        """The rows of a table, in the order of the sweep; the best first where arms are ranked, or
-        some are left out.
-
-        most: the best so many, apart from the baseline, which is always there.
+        """The rows of a table: in the order of the sweep, or best first where arms are ranked or
+        some are left out. most: the best so many beside the baseline.
         """
         if not self.compared:
             return self.ranked[:most]
@@ -86,46 +92,24 @@ class Report:
             return self.rows
         return [self.baseline, *[row for row in self.ranked if row is not self.baseline][:most]]
 
-    def _standing(self, row: Row) -> float:
-        if row.summary is None:
-            return math.inf
-        value = (
-            (row.difference.mean if row.difference else 0.0)
-            if self.compared and self.baseline.summary
-            else row.summary.mean
-        )
-        return -value if self.higher else value
-
     @property
-    def without(self) -> list[Run]:
-        """Runs that finished without a value of the metric."""
+    def without_value(self) -> list[Run]:
+        """Runs that are done without a value of the metric."""
         return [run for run in self.runs if run.state == DONE and self.metric not in run.final]
-
-    @property
-    def states(self) -> dict[str, int]:
-        """How many runs are in which state."""
-        return dict(Counter(run.state for run in self.runs))
 
     @cached_property
     def differing(self) -> list[str]:
-        """The config keys in which arms differ; the seed among them where no arm has several."""
-        alone = all(len(row.arm.runs) == 1 for row in self.rows)
-        return flat_config.differing(
-            (row.arm.options for row in self.rows if row.arm.options), seeds=alone
-        )
+        """The options in which arms differ; the seed among them where no arm has several runs."""
+        single = all(len(row.arm.runs) == 1 for row in self.rows)
+        return differing([row.arm.config for row in self.rows if row.arm.config], seeds=single)
 
     def label(self, run: Run) -> str:
-        """What a run is called: its number in the sweep, which its directory begins with; a single
-        run by its directory.
-        """
+        """The number of a run in the sweep, as in its directory; the directory of a single run."""
         return f"{run.point.number:03d}" if self.source.path else run.point.slug
 
-    def arm_of(self, run: Run) -> str:
-        """The name of the arm that a run belongs to."""
-        return self._arms[run]
-
     @cached_property
-    def _arms(self) -> dict[Run, str]:
+    def arm_of(self) -> dict[Run, str]:
+        """The name of the arm that each run belongs to."""
         return {run: row.name for row in self.rows for run in row.arm.runs}
 
 
@@ -136,168 +120,98 @@ def compare(
     baseline: str | None = None,
     reach: float | None = None,
 ) -> Report:
-    """Compare the arms of a source by a metric (None: run.objective), each with the baseline (None:
-    the sweep's, else the first).
+    """Compare the arms of a source.
 
-    reach: the value that tokens and time are counted to; None: the mean of the baseline, where
-    there is one. Raises ConfigError.
+    metric: None for run.objective. baseline: the name of an arm, None for the one that the sweep
+    names, else the first. reach: the target of time to target, None for the mean of the baseline.
+    Raises ConfigError.
     """
-    metric = metric or _objective(source)
+    metric = _metric(source, metric)
     arms = arms_of(source.runs, source.name)
-    _check_metric(source, metric)
-    higher = _higher(source, metric)
+    sweepers = (run.config.get("sweeper", {}) for run in source.runs if run.objective == metric)
+    higher = is_higher_better(metric, sweepers)
     base = _baseline(arms, source, baseline)
-    declared = baseline is not None or source.baseline is not None
-    compared = declared or source.path is None or any(len(arm.runs) > 1 for arm in arms)
-    values = {arm: _values(arm, metric) for arm in arms}
-    summaries = [
-        summarize([value for of_seed in values[arm].values() for value in of_seed])
-        if values[arm]
-        else None
-        for arm in arms
-    ]
+    named = baseline is not None or source.baseline is not None
+    compared = named or source.path is None or any(len(arm.runs) > 1 for arm in arms)
+    rows = [_row(arm, metric) for arm in arms]
     if not compared:
-        base = _best(arms, summaries, higher)
-    tested = [compared and arm is not base and bool(values[arm] and values[base]) for arm in arms]
-    differences = [
-        difference(values[arm], values[base]) if test else None
-        for arm, test in zip(arms, tested, strict=True)
-    ]
-    corrected = holm([found.p if found else None for found in differences])
-    own = summaries[arms.index(base)]
-    target = reach if reach is not None else own.mean if own and compared else None
-    rows = [
-        Row(
-            arm=arm,
-            values=values[arm],
-            summary=summary,
-            difference=found,
-            p_holm=p,
-            reached=_reached(arm, metric, target, higher),
+        sign = -1 if higher else 1
+        base = min(
+            (i for i, row in enumerate(rows) if row.summary.n),
+            key=lambda i: sign * (rows[i].summary.mean or 0.0),
+            default=0,
         )
-        for arm, summary, found, p in zip(arms, summaries, differences, corrected, strict=True)
-    ]
+    own = rows[base].summary
+    target = reach if reach is not None else own.mean if compared else None
+    for i, row in enumerate(rows):
+        if compared and i != base and row.values and own.n:
+            row = replace(row, difference=difference(row.values, rows[base].values))
+        if target is not None and row.arm.done:
+            curves = [run.log.curve(metric) for run in row.arm.done]
+            row = replace(row, to_target=time_to_target(curves, target, higher=higher))
+        rows[i] = row
+    corrected = holm([row.difference.p for row in rows])
+    rows = [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+    mean = f"the {'mean' if own.n > 1 else 'value'} of {rows[base].name}"
     return Report(
         source=source,
         metric=metric,
         higher=higher,
         rows=rows,
-        baseline=rows[arms.index(base)],
+        baseline=rows[base],
         compared=compared,
         target=target,
-        target_said="as asked for"
-        if reach is not None
-        else f"the {'mean' if own and own.n > 1 else 'value'} of {base.name}",
+        target_from=mean if reach is None else "as asked for",
     )
 
 
-def _objective(source: Source) -> str:
-    """The run.objective of the runs that are done, which must be one and the same."""
-    done = [run for run in source.runs if run.state == DONE]
-    if not done:
-        raise ConfigError([_nothing_done(source)])
-    names = Counter(run.objective for run in done if run.objective is not None)
-    if len(names) == 1:
-        return next(iter(names))
-    found = ", ".join(f"{name} ({count})" for name, count in names.most_common()) or "none"
-    fix = f"--metric {names.most_common(1)[0][0]}" if names else "--metric train/loss"
-    raise ConfigError(
-        [
-            Problem(
-                key="--metric",
-                what=f"the runs do not have one run.objective: {found}.",
-                fix=fix,
-                where=COMMAND_LINE,
-            )
-        ]
-    )
+def _row(arm: Arm, metric: str) -> Row:
+    values: dict[int, list[float]] = {}
+    for run in arm.done:
+        if metric in run.final and run.seed is not None:
+            values.setdefault(run.seed, []).append(run.final[metric])
+    summary = summarize([value for of_seed in values.values() for value in of_seed])
+    return Row(arm=arm, values=values, summary=summary)
 
 
-def _check_metric(source: Source, metric: str) -> None:
+def _metric(source: Source, asked: str | None) -> str:
+    """The metric that was asked for, else the run.objective that the runs have in common."""
     done = [run for run in source.runs if run.state == DONE]
     if not done:
-        raise ConfigError([_nothing_done(source)])
+        counts = Counter(run.state for run in source.runs)
+        found = ", ".join(f"{n} {state}" for state, n in counts.items()) or "it has no points"
+        what = f"there is nothing to compare yet, for no run is done: {found}."
+        failed = [run for run in source.runs if run.state == FAILED and run.why]
+        what += "".join(f"\n     {run.point.slug}: {run.why}" for run in failed)
+        fix = "wait until one is done"
+        if source.path:
+            fix = f"python -m forge.status {short(source.path)} shows how far they are"
+        raise refusal(source.name, what, fix)
+    objectives = Counter(run.objective for run in done if run.objective is not None)
+    common = [name for name, _ in objectives.most_common()]
+    if asked is None and len(common) != 1:
+        found = ", ".join(f"{name} ({objectives[name]})" for name in common) or "none"
+        what = f"the runs do not have one run.objective: {found}."
+        raise refusal("--metric", what, f"--metric {[*common, 'train/loss'][0]}", COMMAND_LINE)
+    metric = asked or common[0]
     known = dict.fromkeys(name for run in done for name in run.final)
     if metric not in known:
         what = f"no run that is done has a final value of {metric}."
-        fix = (
-            did_you_mean([f"--metric {name}" for name in closest(metric, known)])
-            or f"they have {', '.join(known) or 'none'}"
-        )
-        raise ConfigError(
-            [Problem(key=f"--metric {metric}", what=what, fix=fix, where=COMMAND_LINE)]
-        )
+        meant = did_you_mean([f"--metric {name}" for name in closest(metric, known)])
+        fix = meant or f"they have {', '.join(known) or 'none'}"
+        raise refusal(f"--metric {metric}", what, fix, COMMAND_LINE)
+    return metric
 
 
-def _nothing_done(source: Source) -> Problem:
-    counts = Counter(run.state for run in source.runs)
-    found = ", ".join(f"{count} {state}" for state, count in counts.items()) or "it has no points"
-    what = f"there is nothing to compare yet, for no run is done: {found}."
-    reasons = "".join(
-        f"\n     {run.point.slug}: {run.why}"
-        for run in source.runs
-        if run.state == FAILED and run.why
-    )
-    fix = (
-        f"python -m forge.status {short(source.path)} shows how far they are"
-        if source.path
-        else "wait until one is done"
-    )
-    return Problem(key=source.name, what=f"{what}{reasons}", fix=fix)
-
-
-def _higher(source: Source, metric: str) -> bool:
-    """Whether more is better: as a search for it was told, else as is known of our own metrics."""
-    return is_higher_better(
-        metric, (run.config.get("sweeper", {}) for run in source.runs if run.objective == metric)
-    )
-
-
-def _baseline(arms: Sequence[Arm], source: Source, name: str | None) -> Arm:
-    wanted = name if name is not None else source.baseline
-    found = [arm for arm in arms if arm.name == wanted] or [
-        arm for arm in arms if wanted in arm.spelled
-    ]
-    if name is not None and not found:
-        names = [arm.name for arm in arms]
-        fix = (
-            did_you_mean([f"--baseline '{near}'" for near in closest(name, names)])
-            or f"its arms are {_some(names)}"
-        )
-        raise ConfigError(
-            [
-                Problem(
-                    key=f"--baseline {name}",
-                    what=f"there is no arm '{name}'.",
-                    fix=fix,
-                    where=COMMAND_LINE,
-                )
-            ]
-        )
-    return [*found, arms[0]][0]
-
-
-def _some(names: Sequence[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (
-        f" and {len(names) - most:,} more" if len(names) > most else ""
-    )
-
-
-def _best(arms: Sequence[Arm], summaries: Sequence[Summary | None], higher: bool) -> Arm:
-    found = [(arm, summary.mean) for arm, summary in zip(arms, summaries, strict=True) if summary]
-    return (max if higher else min)(found, key=lambda pair: pair[1])[0] if found else arms[0]
-
-
-def _values(arm: Arm, metric: str) -> dict[int, list[float]]:
-    """The final values of the runs that are done, by seed."""
-    found: dict[int, list[float]] = {}
-    for run in arm.done:
-        if metric in run.final and run.seed is not None:
-            found.setdefault(run.seed, []).append(run.final[metric])
-    return found
-
-
-def _reached(arm: Arm, metric: str, target: float | None, higher: bool) -> Reached | None:
-    if target is None or not arm.done:
-        return None
-    return reached([run.logged.series(metric) for run in arm.done], target, higher=higher)
+def _baseline(arms: Sequence[Arm], source: Source, asked: str | None) -> int:
+    """The place of the baseline among the arms."""
+    names, wanted = [arm.name for arm in arms], source.baseline if asked is None else asked
+    for name in (wanted, normal(wanted or "")):
+        if name in names:
+            return names.index(name)
+    if asked is None:
+        return 0
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    meant = did_you_mean([f"--baseline '{name}'" for name in closest(asked, names)])
+    fix = meant or f"its arms are {', '.join(names[:MOST_NAMES])}{more}"
+    raise refusal(f"--baseline {asked}", f"there is no arm '{asked}'.", fix, COMMAND_LINE)

@@ -1,26 +1,28 @@
-"""A report as tables of pandas: a row a run, a row an arm, a row a log."""
+"""A report as rows, numbers in full: of CSV files, and of data frames of pandas."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import pandas
+from forge.config.problems import shown
+from forge.report.comparison import Report, Row, compare
+from forge.report.runs import Run, read
 
-from forge.report.comparison import Report, compare
-from forge.report.rows import arm_rows, run_rows
-from forge.report.runs import read
+if TYPE_CHECKING:
+    import pandas
 
 Places = str | Path | Sequence[str | Path]
 
 
 def frame(sweep: Places) -> pandas.DataFrame:
     """A row a run of a sweep, or of runs given as a list: arm, seed, state, step, tokens, seconds,
-    what differs, and final metrics.
-
-    Options of the config have their dotted keys. A run that is not done has no final metrics.
-    Raises ConfigError.
+    the options in which arms differ, and the final metrics if it is done. Raises ConfigError.
     """
+    import pandas
+
     return pandas.DataFrame(run_rows(_report(sweep)))
 
 
@@ -31,46 +33,87 @@ def arms(
     baseline: str | None = None,
     reach: float | None = None,
 ) -> pandas.DataFrame:
-    """A row an arm: mean, deviation, interval, difference to the baseline, p-values, how soon it
-    reached a value. Raises ConfigError.
+    """A row an arm: mean, deviation, interval, difference to the baseline, p-values, time to target.
+    Raises ConfigError.
     """
-    return pandas.DataFrame(arm_rows(_report(sweep, metric=metric, baseline=baseline, reach=reach)))
+    import pandas
+
+    report = _report(sweep, metric=metric, baseline=baseline, reach=reach)
+    return pandas.DataFrame(arm_rows(report))
 
 
 def curves(sweep: Places, metric: str = "train/loss") -> pandas.DataFrame:
     """A row a log of a metric: arm, seed, run, step, tokens, seconds of training, and the metric.
     Raises ConfigError.
     """
-    made, parts = _report(sweep), []
-    for run in made.runs:
-        series = run.logged.series(metric)
-        clocks = {
-            "step": series.steps.astype(int),
-            "tokens": series.tokens,
-            "seconds": series.seconds,
+    import pandas
+
+    report, parts = _report(sweep), []
+    for run in report.runs:
+        curve = run.log.curve(metric)
+        columns = {
+            "arm": report.arm_of[run],
+            "seed": run.seed,
+            "run": run.path.name,
+            "step": curve.steps.astype(int),
+            "tokens": curve.tokens,
+            "seconds": curve.seconds,
+            metric: curve.values,
         }
-        parts.append(
-            pandas.DataFrame(
-                {
-                    "arm": made.arm_of(run),
-                    "seed": run.seed,
-                    "run": run.path.name,
-                    **clocks,
-                    metric: series.values,
-                }
-            )
-        )
+        parts.append(pandas.DataFrame(columns))
     return pandas.concat(parts, ignore_index=True)
 
 
-def _report(
-    sweep: Places,
-    *,
-    metric: str | None = None,
-    baseline: str | None = None,
-    reach: float | None = None,
-) -> Report:
-    paths = [sweep] if isinstance(sweep, str | Path) else list(sweep)
-    return compare(
-        read([Path(path) for path in paths]), metric=metric, baseline=baseline, reach=reach
-    )
+def arm_rows(report: Report) -> list[dict[str, Any]]:
+    """A row an arm; low and high are the ends of 95 % intervals. None: not defined."""
+    return [_arm(row, report) for row in report.rows]
+
+
+def run_rows(report: Report) -> list[dict[str, Any]]:
+    """A row a run: arm, seed, state, the last log, the options in which arms differ, and final
+    metrics.
+    """
+    rows = [_run(run, report) for run in report.runs]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def _arm(row: Row, report: Report) -> dict[str, Any]:
+    difference, to_target = row.difference, row.to_target
+    return {
+        "arm": row.name,
+        "baseline": report.compared and row is report.baseline,
+        "metric": report.metric,
+        "runs": len(row.arm.runs),
+        **asdict(row.summary),
+        "difference": difference.mean,
+        "difference_low": difference.low,
+        "difference_high": difference.high,
+        "test": difference.method,
+        "pairs": difference.n,
+        "p": difference.p,
+        "p_holm": row.p_holm,
+        "target": report.target,
+        "reached": to_target.n,
+        "steps_to_target": to_target.step,
+        "tokens_to_target": to_target.tokens,
+        "seconds_to_target": to_target.seconds,
+    }
+
+
+def _run(run: Run, report: Report) -> dict[str, Any]:
+    log = run.log
+    known = {"number": run.point.number, "arm": report.arm_of[run], "seed": run.seed}
+    known |= {"state": run.state, "why": run.why}
+    known |= {"step": log.last_step, "tokens": log.tokens, "seconds": log.seconds}
+    own = {key: _cell(run.options.get(key)) for key in report.differing}
+    return {**known, **own, **run.final, **known, "path": str(run.path)}
+
+
+def _cell(value: Any) -> Any:
+    return value if value is None or isinstance(value, str | int | float) else shown(value)
+
+
+def _report(sweep: Places, **choices: Any) -> Report:
+    paths = [sweep] if isinstance(sweep, str | Path) else sweep
+    return compare(read([Path(path) for path in paths]), **choices)

@@ -2,152 +2,154 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
+from forge.config import schemas
+from forge.config.problems import short_keys
 from forge.launch.sweep.state import DONE
-from forge.report import flat_config
-from forge.report.runs import Run
+from forge.report.runs import SEED, Run, text_of
+
+APART = ("run", "launch", "sweep", "sweeper", "metrics", "profiling")
+"""Sections that say where and how a run was started and watched: no difference between arms."""
+Texts = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arm:
-    """Runs that differ in nothing but their seed, or that the sweep has given one name. spelled:
-    that with values as they were typed.
-    """
+    """Runs that differ in nothing but their seed."""
 
     name: str
     runs: tuple[Run, ...]
-    spelled: frozenset[str] = field(default=frozenset())
 
     @property
     def done(self) -> list[Run]:
-        """Those that statistics count."""
+        """The runs that statistics count."""
         return [run for run in self.runs if run.state == DONE]
 
     @cached_property
-    def options(self) -> flat_config.Settings:
-        """The config of the arm; where its runs differ, all their values."""
-        known = [run.options for run in self.runs if run.options]
+    def config(self) -> dict[str, str]:
+        """Every option by its dotted key; all values of one in which the runs differ."""
+        known = [run.texts for run in self.runs if run.texts]
         keys = dict.fromkeys(key for one in known for key in one)
         return {key: " | ".join(sorted({one[key] for one in known if key in one})) for key in keys}
 
 
-def arms_of(runs: Sequence[Run], otherwise: str) -> list[Arm]:
-    """The arms in the order of their first runs: by their config apart from the seed, free options
-    aside unless the sweep varies them, and by the name that an ablation has given a point.
+def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
+    """The arms in the order of their first runs. Runs are of one arm when their configs differ in
+    nothing but the seed and free options that the sweep does not vary, and an ablation calls them
+    by one name; a run that was never prepared is known by its overrides.
 
-    An arm is called by that name, else by what varies in the sweep; `otherwise` where nothing does.
+    An arm is called as the ablation has it, else by what varies in the sweep, else `default`.
     """
-    varied = list(
-        dict.fromkeys(key for run in runs for key in run.point.varied if key != flat_config.SEED)
-    )
-    free = [key for key in varied if flat_config.is_free(key)]
-    same = {
-        run: (flat_config.identity(run.options), tuple(_value(run, key) for key in free))
-        for run in runs
-        if run.options
+    varied = [
+        key for key in dict.fromkeys(key for r in runs for key in r.point.varied) if key != SEED
+    ]
+    free = [key for key in varied if is_free(key)]
+    prepared = {
+        run: (_identity(run), *(_value(run, key) for key in free)) for run in runs if run.texts
     }
-    prepared = {_typed(run): key for run, key in same.items()}
+    by_overrides = {_overrides(run): identity for run, identity in prepared.items()}
     groups: dict[object, list[Run]] = {}
     for run in runs:
-        key = same.get(run) or prepared.get(_typed(run), _typed(run))
-        groups.setdefault((run.point.arm, key), []).append(run)
-    words = flat_config.short(varied)
-    firsts = [next((run for run in group if run.options), group[0]) for group in groups.values()]
-    names = [
-        run.point.arm or _joined(words, {key: _value(run, key) for key in varied}) or otherwise
-        for run in firsts
-    ]
-    names = _distinct(names, firsts)
-    return [
-        Arm(
-            name=name,
-            runs=tuple(group),
-            spelled=frozenset(
-                _joined(words, {key: _as_typed(run, key) for key in varied}) for run in group
-            ),
-        )
-        for name, group in zip(names, groups.values(), strict=True)
-    ]
+        identity = prepared.get(run) or by_overrides.get(_overrides(run), _overrides(run))
+        groups.setdefault((run.point.arm, identity), []).append(run)
+    firsts = [next((run for run in group if run.texts), group[0]) for group in groups.values()]
+    words = short_keys(varied)
+    names = []
+    for run in firsts:
+        values = {words[key]: value for key in varied if (value := _value(run, key)) is not None}
+        names.append(run.point.arm or _joined(values) or default)
+    named = zip(_distinct(names, firsts), groups.values(), strict=True)
+    return [Arm(name=name, runs=tuple(group)) for name, group in named]
 
 
-def _joined(words: Mapping[str, str], values: Mapping[str, str | None]) -> str:
-    return " ".join(f"{words[key]}={value}" for key, value in values.items() if value is not None)
+def normal(name: str) -> str:
+    """The name of an arm with its numbers as arms have them: lr=0.001 for lr=1e-3."""
+    return re.sub(r"(?<==)\S+", lambda value: text_of(value[0]), name)
 
 
-def _typed_apart(runs: Sequence[Run]) -> list[str]:
-    """Of each run what was typed for it, and for another not, or otherwise; nothing where all that
-    it has is in the others' too.
+def differing(configs: Sequence[Texts], *, seeds: bool = False) -> list[str]:
+    """The keys in which configs differ, apart from APART. seeds: the seed may be among them.
+
+    Where the variants of a group differ, an option that only some of them have counts when it
+    differs among those.
     """
-    typed = [
-        {key: _shown(run, key, text) for key, text in _overrides(run).items() if _counts(key)}
-        for run in runs
-    ]
-    keys = [
-        key
-        for key in dict.fromkeys(key for one in typed for key in one)
-        if len({one.get(key) for one in typed}) > 1
-    ]
-    words = flat_config.short(keys)
-    return [" ".join(f"{words[key]}={one[key]}" for key in keys if key in one) for one in typed]
-
-
-def _shown(run: Run, key: str, text: str) -> str:
-    """A value however it was spelled; of a group the option that was chosen."""
-    return (run.numbers.get(key) or run.options.get(key, text)) if "." in key else text
-
-
-def _counts(key: str) -> bool:
-    return key != flat_config.SEED and key.partition(".")[0] not in flat_config.APART
-
-
-def _typed(run: Run) -> tuple[str, ...]:
-    """What was typed for a point, apart from its seed: how one that was never prepared is known."""
-    return tuple(
-        sorted(text for text in run.point.overrides if text.partition("=")[0] != flat_config.SEED)
+    keys = dict.fromkeys(
+        key for one in configs for key in one if key.partition(".")[0] not in APART
     )
+    values = {key: {one.get(key) for one in configs} for key in keys if seeds or key != SEED}
+
+    def allowed(key: str) -> int:
+        groups = [key[: dot.start()] for dot in re.finditer(r"\.", key)]
+        of_variant = any(len(values.get(group, ())) > 1 for group in groups)
+        return 2 if of_variant and None in values[key] else 1
+
+    return [key for key in values if len(values[key]) > allowed(key)]
+
+
+@functools.cache
+def is_free(key: str) -> bool:
+    """Whether an option, or every option of a group, may change when a run goes on."""
+    own = [free for name, free in _options() if name == key or name.startswith(f"{key}.")]
+    return key.partition(".")[0] in (*APART, *schemas.free_dicts()) or (bool(own) and all(own))
+
+
+@functools.cache
+def _options() -> list[tuple[str, bool]]:
+    return [
+        (key, schema.all_free or bool(field.metadata.get("free")))
+        for key, _, schema, field in schemas.walk_options()
+    ]
+
+
+def _identity(run: Run) -> tuple[tuple[str, str], ...]:
+    """The options that make another run when they change, apart from the seed."""
+    return tuple(
+        (key, run.texts[key]) for key in sorted(run.texts) if key != SEED and not is_free(key)
+    )
+
+
+def _overrides(run: Run) -> tuple[str, ...]:
+    return tuple(sorted(text for text in run.point.overrides if text.partition("=")[0] != SEED))
+
+
+def _typed(run: Run) -> dict[str, str]:
+    """The values that were typed for a run, by key."""
+    words = (text.lstrip("+").partition("=") for text in run.point.overrides)
+    return {key: text_of(value) for key, _, value in words}
 
 
 def _value(run: Run, key: str) -> str | None:
-    """What a key that varies in the sweep has in a run: a number in one form however it was
-    spelled, else as it was typed or resolved.
-    """
-    text = _as_typed(run, key)
-    return (run.numbers.get(key) if run.options else flat_config.number_text(text)) or text
+    """What was typed for a key of a run, else what its config has."""
+    if key in run.point.varied:
+        return text_of(run.point.varied[key])
+    return _typed(run).get(key, run.texts.get(key))
 
 
-def _as_typed(run: Run, key: str) -> str | None:
-    return run.point.varied.get(key, _overrides(run).get(key, run.options.get(key)))
+def _joined(values: Texts) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())
 
 
-def _overrides(run: Run) -> dict[str, str]:
-    return {
-        text.lstrip("+").partition("=")[0]: text.partition("=")[2] for text in run.point.overrides
-    }
-
-
-def _distinct(names: list[str], runs: Sequence[Run]) -> list[str]:
-    """The names, those that several arms would have with what tells these apart, best what was
-    typed; a number where nothing does.
+def _distinct(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """The names; where several runs have one, with what was typed for one and not for another, else
+    with what differs in their configs, else with a number.
     """
     result = list(names)
     for name in {name for name in names if names.count(name) > 1}:
-        places = [i for i, other in enumerate(names) if other == name]
-        typed = _typed_apart([runs[i] for i in places])
-        if len(set(typed)) == len(typed):
-            for i, more in zip(places, typed, strict=True):
-                result[i] = f"{name} {more}".rstrip()
-            continue
-        keys = flat_config.differing([runs[i].options for i in places])
-        keys = [key for key in keys if any(key in _overrides(runs[i]) for i in places)] or keys
-        words = flat_config.short(keys)
-        for count, i in enumerate(places, 1):
-            more = " ".join(
-                f"{words[key]}={_shown(runs[i], key, value)}"
-                for key in keys
-                if (value := runs[i].options.get(key))
-            )
-            result[i] = f"{name} {more or f'({count})'}"
+        same = [i for i, other in enumerate(names) if other == name]
+        for values in ([_typed(runs[i]) for i in same], [runs[i].texts for i in same]):
+            words = short_keys(differing(values))
+            more = [
+                _joined({words[key]: one[key] for key in words if key in one}) for one in values
+            ]
+            if len(set(more)) == len(more):
+                break
+        else:
+            more = [f"({n})" for n in range(1, len(same) + 1)]
+        for i, text in zip(same, more, strict=True):
+            result[i] = f"{name} {text}".rstrip()
     return result

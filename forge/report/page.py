@@ -3,160 +3,276 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from forge.config.numbers import counted
-from forge.report.comparison import Report
-from forge.report.page_data import page_data
-from forge.report.tables import Table, headline, runs_table, tables
+import numpy as np
 
-MOST, RUNS = 50, 1000
+from forge.config.numbers import counted
+from forge.report.comparison import Report, Row
+from forge.report.grouping import Arm
+from forge.report.logs import Curve
+from forge.report.runs import Run
+from forge.report.tables import Table, headline, runs_table, tables, verdict
+
+MOST, RUNS = 50, 1000  # arms in figures and tables, runs in the list of all
+POINTS, FEWEST, ALL = 300, 60, 15_000
+"""Points of a curve: at most POINTS, fewer where all curves together would have more than ALL, but
+at least FEWEST.
+"""
+DIGITS = 7
+UNITS = {
+    "loss": "nats a token",
+    "bits_per_byte": "bits a byte",
+    "tokens_per_second": "tokens a second",
+}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">\
+<meta name="viewport" content="width=device-width, initial-scale=1">\
+<meta http-equiv="Content-Security-Policy" content="{policy}">\
+<meta name="color-scheme" content="light dark"><title>{title}</title>\
+<link rel="icon" href="data:,"><style>{css}</style></head>
+<body><main>
+<header><h1>{title}</h1>{headline}{commands}</header>
+{sections}
+<footer>made {time} by python -m forge.report</footer>
+</main>
+<script type="application/json" id="data">{data}</script>
+<script>{js}</script>
+</body></html>
+"""
 CURVES = """<section id="curves"><h2>learning curves</h2>
 <noscript><p>The figures need JavaScript; the tables do not.</p></noscript>
 <div class="controls"></div><div class="plots">{}</div><div class="legend"></div>
 <p class="note">{}</p></section>"""
 ARM_PLOT = """<section><h2>{}</h2><figure id="arm-plot"></figure>
 <p class="note">{}</p></section>"""
-SMALL_DOTS, ONE_DOT = (
-    "Small dots: runs. Large: mean with its 95&nbsp;% interval.",
-    "A dot an arm: its run.",
-)
-SIGNS = """ Beside it: the difference to the baseline with its own. <b class="better">●</b> better, <b class="worse">●</b> worse than the
+DOTS = {
+    True: "Small dots: runs. Large: mean with its 95&nbsp;% interval.",
+    False: "A dot an arm: its run.",
+}
+SIGNS = """ Beside it: the difference to the baseline with its own. <b class="better">●</b> better, \
+<b class="worse">●</b> worse than the
 baseline at 5&nbsp;%{}, <b class="same">○</b> not told apart, <b>◆</b> baseline."""
-MEANS = "Mean over the seeds of an arm; the band goes from the lowest to the highest of them, as far as all of them have come."
-ONE_LINE = "A line a run."
+BANDS = {
+    True: "Mean over the seeds of an arm; the band goes from the lowest to the highest of them, as "
+    "far as all of them have come.",
+    False: "A line a run.",
+}
+DIFFERENCES = (
+    "A difference is between runs of the same seed; where none is common, to the mean of the "
+    "baseline."
+)
 
 
-def page(report: Report, place: Path, most: int = MOST) -> str:
-    """The page; `place` is the directory that it will lie in, for the links to runs. most: arms in
-    figures and tables.
+def page(report: Report, folder: Path, most: int = MOST) -> str:
+    """The page. folder: that it will lie in, for the links to runs. most: arms in figures and
+    tables.
     """
-    data = page_data(report, most)
-    runs = runs_table(report, RUNS)
-    links = {report.label(run): _link(run.path, place) for run in report.runs}
-    title = escape(report.source.name)
-    parts = [
-        f"<header><h1>{title}</h1>{''.join(f'<p>{escape(line)}</p>' for line in headline(report))}{_commands(report)}</header>",
-        _arm_plot(report, most),
-        _curves(data, report),
-        *(
-            f"<section>{_table(table, links if table.of_runs or not report.source.path else {})}</section>"
-            for table in tables(report, most)
-        ),
-        f"<section><details><summary>{counted(len(report.runs), 'run')}</summary>{_table(runs, links)}</details></section>",
-        f"<footer>made {time.strftime('%Y-%m-%d %H:%M:%S')} by python -m forge.report</footer>",
-    ]
-    head = [
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><meta name="color-scheme" content="light dark">',
-        f'<title>{title}</title><link rel="icon" href="data:,"><style>{_asset("page.css")}</style>',
-    ]
-    script = f'<script type="application/json" id="data">{_json(data)}</script>\n<script>{_asset("page.js")}</script>'
-    body = "\n".join(part for part in parts if part)
-    return f'<!doctype html>\n<html lang="en"><head>{"".join(head)}</head>\n<body><main>\n{body}\n</main>\n{script}\n</body></html>\n'
+    data, runs = page_data(report, most), runs_table(report, RUNS)
+    links = {
+        report.label(run): quote(os.path.relpath(run.path, folder.resolve())) + "/"
+        for run in report.runs
+    }
+    sections = [_arm_plot(report, most), *([_curves(data)] if data["curves"] else [])]
+    for table in tables(report, most):
+        linked = table.of_runs or not report.source.path
+        sections.append(f"<section>{_table(table, links if linked else {})}</section>")
+    every = _details(counted(len(report.runs), "run"), _table(runs, links))
+    typed = [f"python -m forge.train {escape(command)}" for command in report.source.commands]
+    listed = "<pre>{}</pre>".format("\n".join(typed))
+    return PAGE.format(
+        policy=POLICY,
+        title=escape(report.source.name),
+        css=_asset("page.css"),
+        headline="".join(f"<p>{escape(line)}</p>" for line in headline(report)),
+        commands=_details(counted(len(typed), "command"), listed) if typed else "",
+        sections="\n".join([*sections, f"<section>{every}</section>"]),
+        time=time.strftime("%Y-%m-%d %H:%M:%S"),
+        # a < would end the script element
+        data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        js=_asset("page.js"),
+    )
 
 
 def _arm_plot(report: Report, most: int) -> str:
     shown, every = report.shown(most), report.others if report.compared else report.rows
-    best = f"best {most:,} of {len(every):,} arms"
-    of = (
-        "every arm"
-        if len(shown) == len(report.rows)
-        else f"the baseline and the {best}"
-        if report.compared
-        else f"the {best}"
-    )
-    several = any(row.summary and row.summary.n > 1 for row in shown)
+    which = f"the {'baseline and the ' * report.compared}best {most:,} of {len(every):,} arms"
+    which = "every arm" if len(shown) == len(report.rows) else which
     tests = sum(row.p_holm is not None for row in report.rows)
-    signs = (
-        SIGNS.format(" after Holm" if tests > 1 else "")
-        if any(row.difference for row in shown)
-        else ""
-    )
-    order = " The best is the first." if len(shown) > 1 and not report.compared else ""
-    return ARM_PLOT.format(
-        escape(f"{report.metric} of {of}"), f"{SMALL_DOTS if several else ONE_DOT}{signs}{order}"
-    )
+    note = DOTS[any(row.summary.n > 1 for row in shown)]
+    if any(row.difference.method for row in shown):
+        note += SIGNS.format(" after Holm" if tests > 1 else "")
+    if len(shown) > 1 and not report.compared:
+        note += " The best is the first."
+    return ARM_PLOT.format(escape(f"{report.metric} of {which}"), note)
 
 
-def _curves(data: dict[str, Any], report: Report) -> str:
-    if not data["curves"]:
-        return ""
-    kinds = ["plain", *(["apart"] if any(any(curve["apart"]) for curve in data["curves"]) else [])]
-    every = [one for curve in data["curves"] for one in curve["plain"] if one]
-    said = [MEANS if any(one["n"] > 1 for one in every) else ONE_LINE]
-    said += ["Dashed: no run of the arm is done."] if not all(one["done"] for one in every) else []
-    said += ["An arm is shown or hidden by its name."]
-    said += (
-        [
-            "A difference is between runs of the same seed; where none is common, to the mean of the baseline."
-        ]
-        if "apart" in kinds
-        else []
-    )
-    said += ["Time is of training."]
-    return CURVES.format(
-        "".join(f'<figure data-kind="{kind}"></figure>' for kind in kinds), " ".join(said)
-    )
+def _curves(data: dict[str, Any]) -> str:
+    drawn = [one for curve in data["curves"] for one in curve["plain"] if one]
+    figures, notes = '<figure data-kind="plain"></figure>', [BANDS[any(c["n"] > 1 for c in drawn)]]
+    if not all(one["done"] for one in drawn):
+        notes.append("Dashed: no run of the arm is done.")
+    notes.append("An arm is shown or hidden by its name.")
+    if any(any(curve["apart"]) for curve in data["curves"]):
+        figures += '<figure data-kind="apart"></figure>'
+        notes.append(DIFFERENCES)
+    return CURVES.format(figures, " ".join([*notes, "Time is of training."]))
 
 
 def _table(table: Table, links: dict[str, str]) -> str:
-    heads = "".join(
-        f'<th scope="col" class="{table.side(i)}">{escape(head)}</th>'
-        for i, head in enumerate(table.heads)
-    )
-    lines = "".join(f"<tr>{_cells(table, line, links)}</tr>" for line in table.lines)
+    sides = ["right" if table.is_right(i) else "left" for i in range(len(table.heads))]
+    columns = list(zip(sides, map(escape, table.heads), strict=True))
+    heads = "".join(f'<th scope="col" class="{side}">{head}</th>' for side, head in columns)
+    lines = ""
+    for first, *rest in table.lines:
+        name = escape(first)
+        name = f'<a href="{escape(links[first])}">{name}</a>' if first in links else name
+        cells = "".join(
+            f'<td class="{side}" data-head="{head}">{_parts(cell)}</td>'
+            for (side, head), cell in zip(columns[1:], rest, strict=True)
+        )
+        lines += f'<tr><th scope="row">{name}</th>{cells}</tr>'
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     title = f"<h2>{escape(table.title)}</h2>" if table.title else ""
-    return f'{title}<table id="table-{table.name}"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>{notes}'
-
-
-def _cells(table: Table, line: tuple[str, ...], links: dict[str, str]) -> str:
-    first, *rest = line
-    name = (
-        f'<a href="{escape(links[first])}">{escape(first)}</a>' if first in links else escape(first)
-    )
-    cells = [
-        f'<td class="{table.side(i)}" data-head="{escape(head)}">{_parts(cell)}</td>'
-        for i, (head, cell) in enumerate(zip(table.heads[1:], rest, strict=True), 1)
-    ]
-    return f'<th scope="row">{name}</th>{"".join(cells)}'
+    body = f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody>"
+    return f'{title}<table id="table-{table.name}">{body}</table>{notes}'
 
 
 def _parts(cell: str) -> str:
-    """Parts of a list each unbroken where there is room."""
-    parts = cell.split("; ")
-    return (
-        escape(cell)
-        if len(parts) == 1
-        else " ".join(f'<span class="part">{escape(part)}</span>' for part in parts)
-    )
+    """The parts of a list, each unbroken where there is room."""
+    parts = [escape(part) for part in cell.split("; ")]
+    several = " ".join(f'<span class="part">{part}</span>' for part in parts)
+    return several if len(parts) > 1 else parts[0]
 
 
-def _commands(report: Report) -> str:
-    if not report.source.commands:
-        return ""
-    lines = "\n".join(
-        f"python -m forge.train {escape(command)}" for command in report.source.commands
-    )
-    return f"<details><summary>{counted(len(report.source.commands), 'command')}</summary><pre>{lines}</pre></details>"
-
-
-def _link(run: Path, place: Path) -> str:
-    return quote(os.path.relpath(run, place.resolve())) + "/"
-
-
-def _json(data: object) -> str:
-    """JSON that ends no script element."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+def _details(summary: str, body: str) -> str:
+    return f"<details><summary>{summary}</summary>{body}</details>"
 
 
 def _asset(name: str) -> str:
     return (files("forge.report") / name).read_text(encoding="utf-8")
+
+
+def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
+    """What the figures are drawn from. baseline: its place among the arms, None where arms are
+    ranked. most: arms.
+    """
+    rows, curves = report.shown(most), []
+    points = max(FEWEST, min(POINTS, ALL // len(rows)))
+    base = report.baseline.arm
+    for metric in dict.fromkeys([report.metric, "train/loss", "eval/loss"]):
+        plain = [curve(row.arm, metric, points=points) for row in rows]
+        apart = [
+            curve(row.arm, metric, base, points=points)
+            if row.arm is not base and report.compared
+            else None
+            for row in rows
+        ]
+        if any(one and len(one["step"]) > 1 for one in plain):
+            curves.append({"metric": metric, "unit": _unit(metric), "plain": plain, "apart": apart})
+    return {
+        "metric": report.metric,
+        "unit": _unit(report.metric),
+        "higher": report.higher,
+        "baseline": rows.index(report.baseline) if report.compared and report.others else None,
+        "arms": [_arm(row, report) for row in rows],
+        "curves": curves,
+    }
+
+
+def curve(
+    arm: Arm, metric: str, baseline: Arm | None = None, *, points: int = POINTS
+) -> dict[str, Any] | None:
+    """Mean, lowest and highest over the seeds of an arm; over runs under way where none is done.
+
+    It is taken at the steps of the run that logged least, as far as all of them have come.
+    baseline: of the differences to its runs of the same seeds, or to the mean of all of them where
+    no seed is common.
+    """
+    own, base = (
+        _counted_curves(arm, metric),
+        [] if baseline is None else _counted_curves(baseline, metric),
+    )
+    lines: list[tuple[Curve, list[Curve]]] = [(one, []) for _, one in own]
+    if baseline is not None:
+        pairs = [(one, [other]) for seed, one in own for same, other in base if seed == same]
+        lines = pairs or [(one, [other for _, other in base]) for _, one in own if base]
+    if not lines:
+        return None
+    every = [curve for one, others in lines for curve in (one, *others)]
+    low, high = max(curve.steps[0] for curve in every), min(curve.steps[-1] for curve in every)
+    steps = min((one.steps for one, _ in lines), key=len)
+    steps = steps[(steps >= low) & (steps <= high)]
+    if not len(steps):
+        return None
+
+    def at_steps(curves: Sequence[Curve], column: str = "values") -> np.ndarray:
+        return np.array([np.interp(steps, one.steps, getattr(one, column)) for one in curves])
+
+    arms = [one for one, _ in lines]
+    values = at_steps(arms)
+    if baseline is not None:
+        values = values - [at_steps(others).mean(axis=0) for _, others in lines]
+    columns = {
+        "step": steps,
+        "tokens": at_steps(arms, "tokens").mean(axis=0),
+        "seconds": at_steps(arms, "seconds").mean(axis=0),
+        "mean": values.mean(axis=0),
+        "low": values.min(axis=0),
+        "high": values.max(axis=0),
+    }
+    thinned = {name: _thinned(column, points) for name, column in columns.items()}
+    return {"done": bool(arm.done), "n": len(lines), **thinned}
+
+
+def _counted_curves(arm: Arm, metric: str) -> list[tuple[int | None, Curve]]:
+    """Seed and curve of the runs that are done with a value of the metric, else of all that are
+    done, else of those under way.
+    """
+    runs: Sequence[Run] = [run for run in arm.done if metric in run.final] or arm.done or arm.runs
+    found = [(run.seed, run.log.curve(metric)) for run in runs]
+    return [(seed, one) for seed, one in found if len(one.steps)]
+
+
+def _thinned(values: np.ndarray, points: int) -> list[float | None]:
+    """At most so many values; of more, neighbours are averaged."""
+    if len(values) > points:
+        starts = np.arange(points) * len(values) // points
+        values = np.add.reduceat(values, starts) / np.diff(starts, append=len(values))
+    return [_rounded(value) for value in values.tolist()]
+
+
+def _arm(row: Row, report: Report) -> dict[str, Any]:
+    numbers = {
+        "mean": row.summary.mean,
+        "low": row.summary.low,
+        "high": row.summary.high,
+        "difference": row.difference.mean,
+        "difference_low": row.difference.low,
+        "difference_high": row.difference.high,
+    }
+    return {
+        "name": row.name,
+        "runs_done": len(row.arm.done),
+        "values": [_rounded(value) for of_seed in row.values.values() for value in of_seed],
+        **{name: _rounded(value) for name, value in numbers.items()},
+        "verdict": verdict(row, report.higher),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def _unit(metric: str) -> str:
+    """What a metric is counted in; empty for a plain number."""
+    return UNITS.get(metric.rpartition("/")[2], "")

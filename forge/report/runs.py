@@ -1,34 +1,35 @@
-"""The runs that a report is of: the points of a sweep, or run directories given one by one."""
+"""The runs of a report: the points of a sweep, or run directories given one by one."""
 
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forge.config.problems import COMMAND_LINE, ConfigError, Problem
+import yaml
+
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, shown
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, examples, find_sweep
 from forge.launch.sweep.state import DONE, FAILED
 from forge.launch.sweep.survey import survey
-from forge.report import flat_config
-from forge.report.series import Logged
+from forge.report.logs import Log
 from forge.rundir import directory
-from forge.rundir.stored import is_run
+from forge.rundir.stored import is_run, newest, read_yaml
 
-LONGEST_NAME = 80  # of several runs; one that is longer gives their number
+SEED = "seed"
+LONGEST_NAME = 80  # of several runs; a longer one gives their number instead
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A run as a report sees it. state: as launch.point_state has it. why: it failed. final:
-    metrics of a run that is done.
-
-    ended: the step at which it did, and the reason, of one that is done.
+    """A run. state: as launch.sweep.state has it. why: the reason of a failure. final: metrics of a
+    run that is done, and `ended` its last step and why it ended there.
     """
 
     point: Point
@@ -36,7 +37,6 @@ class Run:
     why: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
-    objective: str | None = None
     ended: tuple[int, str] | None = None
 
     @property
@@ -45,48 +45,39 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """Of weights and data; None for a point that was never prepared and has none of its own."""
-        found = self.config.get(flat_config.SEED, self.point.varied.get(flat_config.SEED))
+        """None for a point that was never prepared and has no seed of its own."""
+        found = self.config.get(SEED, self.point.varied.get(SEED))
         return None if found is None else int(found)
 
-    @cached_property
-    def options(self) -> flat_config.Settings:
-        """The resolved config by flat keys; empty for a point that was never prepared."""
-        return flat_config.flat(self.config)
-
-    @cached_property
-    def numbers(self) -> flat_config.Settings:
-        """The options whose values are numbers, each in its shortest form."""
-        found = {
-            key: flat_config.number_text(value)
-            for key, value in flat_config.options(self.config).items()
-            if not isinstance(value, str)
-        }
-        return {key: text for key, text in found.items() if text is not None}
-
-    @cached_property
-    def logged(self) -> Logged:
-        """Its curves."""
-        return Logged(self.path)
+    @property
+    def objective(self) -> str | None:
+        """The metric that the run is judged by."""
+        return self.config.get("run", {}).get("objective")
 
     @property
-    def step(self) -> int:
-        """The last step logged."""
-        return self.logged.last_step
-
-    @property
-    def of_steps(self) -> int | None:
-        """The steps it is to make."""
+    def max_steps(self) -> int | None:
         return self.config.get("train", {}).get("max_steps")
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The resolved config by dotted keys; empty for a point that was never prepared."""
+        return flat(self.config)
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The options as texts that are equal for equal values."""
+        return {key: text_of(value) for key, value in self.options.items()}
+
+    @cached_property
+    def log(self) -> Log:
+        return Log(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a report was asked of. path: the sweep's directory, None for single runs. baseline: the
-    arm that the sweep itself names.
-
-    commands: what is typed for it after `python -m forge.train`, each once. silent: why Slurm could
-    not be asked for the state of its jobs, where it could not.
+    """What a report is of. path: the directory of the sweep, None for single runs. baseline: the arm
+    that the sweep names. commands: what was typed for it after `python -m forge.train`. no_answer:
+    why Slurm could not be asked for its jobs.
     """
 
     name: str
@@ -94,26 +85,46 @@ class Source:
     path: Path | None = None
     baseline: str | None = None
     commands: tuple[str, ...] = ()
-    silent: str = ""
+    no_answer: str = ""
 
 
 def read(paths: Sequence[Path]) -> Source:
-    """One sweep, or one or more runs. Raises ConfigError for anything else, with all that is wrong."""
+    """One sweep, or one or more runs. Raises ConfigError for anything else."""
     sweeps = [path for path in paths if (path / SWEEP).is_file()]
-    problems = [_problem(path) for path in paths if path not in sweeps and not is_run(path)]
+    problems = [_no_source(path) for path in paths if path not in sweeps and not is_run(path)]
     if sweeps and len(paths) > 1:
-        what = "a report is of one sweep, or of runs."
-        problems.append(
-            Problem(
-                key=str(sweeps[0]),
-                what=what,
-                fix=f"python -m forge.report {sweeps[0]}",
-                where=COMMAND_LINE,
-            )
-        )
+        what, fix = "a report is of one sweep, or of runs.", f"python -m forge.report {sweeps[0]}"
+        problems.append(Problem(key=str(sweeps[0]), what=what, fix=fix, where=COMMAND_LINE))
     if problems:
         raise ConfigError(problems)
     return _of_sweep(find_sweep(paths[0])) if sweeps else _of_runs(paths)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every option by its dotted key; the variant of a group is the last word of its target, under
+    the key of the group.
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if key == "_target_":
+            found[prefix.rstrip(".")] = str(value).rpartition(".")[2]
+        elif isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        elif key != "_type_":
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def text_of(value: object) -> str:
+    """A value as a text; a number, also one that was typed, in its shortest form: 0.001, 1e-5, 4."""
+    if isinstance(value, str):
+        try:
+            value = int(value) if value.lstrip("+-").isdigit() else float(value)
+        except ValueError:
+            return value
+    if isinstance(value, float):
+        return re.sub(r"(e-?)\+?0*", r"\1", str(value)).removesuffix(".0")
+    return shown(value)
 
 
 def _of_sweep(sweep: SweepDirectory) -> Source:
@@ -127,7 +138,7 @@ def _of_sweep(sweep: SweepDirectory) -> Source:
         runs=runs,
         baseline=next((str(name) for name in reversed(declared) if name is not None), None),
         commands=tuple(dict.fromkeys(map(_command, sweep.commands()))),
-        silent=found.silent,
+        no_answer=found.silent,
     )
 
 
@@ -138,82 +149,64 @@ def _command(kept: Mapping[str, Any]) -> str:
 
 
 def _of_runs(paths: Sequence[Path]) -> Source:
-    found = list(dict.fromkeys(path.resolve() for path in paths))
-    names = [path.name for path in found]
-    arms = [path.name if names.count(path.name) == 1 else str(path) for path in found]
-    named = enumerate(zip(found, arms, strict=True))
+    places = list(dict.fromkeys(path.resolve() for path in paths))
+    names = [path.name for path in places]
+    arms = [path.name if names.count(path.name) == 1 else str(path) for path in places]
     points = [
         Point(number=i, hash="", slug=arm, path=path, overrides=(), arm=arm)
-        for i, (path, arm) in named
+        for i, (path, arm) in enumerate(zip(places, arms, strict=True))
     ]
-    states = survey(points).states
-    name = " against ".join(arms)
-    name = name if len(name) <= LONGEST_NAME else f"{len(arms)} runs"
-    return Source(name=name, runs=[_run(point, states[point.number]) for point in points])
+    states, name = survey(points).states, " against ".join(arms)
+    return Source(
+        name=name if len(name) <= LONGEST_NAME else f"{len(arms)} runs",
+        runs=[_run(point, states[point.number]) for point in points],
+    )
 
 
 def _run(point: Point, state: str) -> Run:
+    why = messages.cause(point.path, point.code) if state == FAILED else ""
     if not is_run(point.path):
-        return Run(
-            point=point,
-            state=state,
-            why=messages.cause(point.path, point.code) if state == FAILED else "",
-        )
+        return Run(point=point, state=state, why=why)
     try:
-        config = flat_config.read(point.path)
-        result = directory.finished(point.path) if state == DONE else None
+        config = _config(point.path)
+        result = directory.read_result(point.path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Run(point=point, state=FAILED, why=str(error))
-    objective = config.get("run", {}).get("objective")
-    if result is None:
-        return Run(
-            point=point,
-            state=state,
-            config=config,
-            objective=objective,
-            why=_why(point) if state == FAILED else "",
-        )
-    known = {
-        **result.metrics,
-        **(
-            {objective: result.objective}
-            if objective is not None and result.objective is not None
-            else {}
-        ),
-    }
+    run = Run(point=point, state=state, config=config, why=why)
+    if state == FAILED and result and not why:
+        return replace(run, why=f"it ended as {result.status}: {result.reason}")
+    if state != DONE or result is None:
+        return run
+    values = {**result.metrics, str(run.objective): result.objective}
     final = {
         name: float(value)
-        for name, value in known.items()
+        for name, value in values.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
-    return Run(
-        point=point,
-        state=state,
-        config=config,
-        objective=objective,
-        final=final,
-        ended=(result.step, result.reason),
-    )
+    return replace(run, final=final, ended=(result.step, result.reason))
 
 
-def _why(point: Point) -> str:
-    """Why a run failed, in one line."""
-    result = directory.read_result(point.path)
-    return messages.cause(point.path, point.code) or (
-        f"it ended as {result.status}: {result.reason}" if result else ""
-    )
+def _config(run_dir: Path) -> dict[str, Any]:
+    """The config in force, as plain data. Raises OSError and ValueError."""
+    file = newest(run_dir)
+    try:
+        config = read_yaml(file)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} cannot be read: it is empty or damaged")
+    return config
 
 
-def _problem(path: Path) -> Problem:
-    what = (
-        f"it has neither a {SWEEP} nor a config.yaml."
+def _no_source(path: Path) -> Problem:
+    lacks = (
+        f"it has neither a {SWEEP} nor a config.yaml"
         if path.exists()
-        else "there is no such directory."
+        else "there is no such directory"
     )
-    fix = f"give the directory of a sweep, like {examples(path)}, or those of runs"
     return Problem(
         key=str(path),
-        what=f"{path} is neither a sweep nor a run: {what}",
-        fix=fix,
+        what=f"{path} is neither a sweep nor a run: {lacks}.",
+        fix=f"give the directory of a sweep, like {examples(path)}, or those of runs",
         where=COMMAND_LINE,
     )

@@ -1,31 +1,28 @@
-"""Mean, deviation and interval over seeds; the difference between two arms; correction for several
-comparisons.
-"""
+"""Mean, deviation and interval over seeds; the difference between two arms; Holm's correction."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
-SAME = 1e-12
-"""Differences that spread less than this, relative to the values, do not spread at all: a test
-would divide by rounding.
-"""
+ROUNDING = 1e-12
+"""A spread below this share of the values is rounding, and no test divides by it."""
+PAIRED, WELCH, NONE = "paired", "Welch", "none"
+BySeed = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """Of n values: mean, standard deviation (n - 1 in the denominator) and Student's t interval of
-    the mean; None where n is 1.
+    the mean. None: not defined for so few values.
     """
 
-    n: int
-    mean: float
+    n: int = 0
+    mean: float | None = None
     deviation: float | None = None
     low: float | None = None
     high: float | None = None
@@ -33,95 +30,67 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """An arm minus the baseline. method: paired by seed, Welch's, or none, with the reason in
-    `why`; n: pairs, 0 without pairing.
+    """An arm minus the baseline. method: PAIRED by seed, WELCH, or NONE with the reason in `why`; n:
+    pairs of runs, 0 without pairing. All None: not compared.
     """
 
-    mean: float
-    method: str
-    n: int = 0
+    mean: float | None = None
+    method: str | None = None
+    n: int | None = None
     low: float | None = None
     high: float | None = None
     p: float | None = None
     why: str = ""
 
 
-PAIRED, WELCH, NONE = "paired", "Welch", "none"
-
-
 def summarize(values: Sequence[float]) -> Summary:
-    """Mean, deviation and 95 % interval of one or more values."""
-    n, mean = len(values), float(np.mean(values))
+    """Mean, deviation and 95 % interval."""
+    n = len(values)
     if n < 2:
-        return Summary(n=n, mean=mean)
-    deviation = float(np.std(values, ddof=1))
+        return Summary(n=n, mean=values[0] if n else None)
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * deviation / n**0.5
     return Summary(n=n, mean=mean, deviation=deviation, low=mean - half, high=mean + half)
 
 
-def difference(
-    arm: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]]
-) -> Difference:
-    """The arm minus the baseline, each as the values of every seed.
+def difference(arm: BySeed, baseline: BySeed) -> Difference:
+    """The arm minus the baseline, each given as the values of every seed.
 
-    Paired (ttest_rel) over the seeds that both have, when these are at least two and at least half
-    of those of the smaller side; Welch's unequal variances (ttest_ind) otherwise. The interval is
-    one of 95 %, the p-value two-sided.
+    A paired t-test (ttest_rel) over the seeds that both have, when there are at least two and at
+    least half of those of the smaller side; Welch's t-test of unequal variances (ttest_ind)
+    otherwise. The interval is of 95 %, the p-value two-sided.
     """
-    common = sorted(arm.keys() & baseline.keys())
+    common, smaller = sorted(arm.keys() & baseline.keys()), min(len(arm), len(baseline))
     once = all(len(values) == 1 for side in (arm, baseline) for values in side.values())
-    if once and len(common) >= max(2, min(len(arm), len(baseline)) / 2):
-        return _paired(
-            np.array([arm[seed][0] for seed in common]),
-            np.array([baseline[seed][0] for seed in common]),
-        )
-    if once and len(common) == 1 == min(len(arm), len(baseline)):
-        return Difference(
-            mean=arm[common[0]][0] - baseline[common[0]][0], method=NONE, n=1, why="one seed"
-        )
-    return _welch(
-        *(
-            np.array([value for values in side.values() for value in values])
-            for side in (arm, baseline)
-        )
-    )
+    if once and (len(common) >= max(2, smaller / 2) or len(common) == 1 == smaller):
+        pairs = [np.array([side[seed][0] for seed in common]) for side in (arm, baseline)]
+        return _tested(PAIRED, *pairs)
+    return _tested(WELCH, *(np.concatenate(list(side.values())) for side in (arm, baseline)))
+
+
+def _tested(method: str, a: np.ndarray, b: np.ndarray) -> Difference:
+    mean, n = float(np.mean(a) - np.mean(b)), len(a) if method == PAIRED else 0
+    if method == PAIRED:
+        mean, spread = float(np.mean(a - b)), np.std(a - b)
+        single, constant = "one seed", "the same difference in every seed"
+    else:
+        spread, single, constant = max(np.std(a), np.std(b)), "one run", "no spread on either side"
+    if min(len(a), len(b)) < 2:
+        return Difference(mean=mean, method=NONE, n=n, why=single)
+    if spread <= ROUNDING * np.max(np.abs(a)):
+        return Difference(mean=mean, method=NONE, n=n, why=constant)
+    test = stats.ttest_rel(a, b) if method == PAIRED else stats.ttest_ind(a, b, equal_var=False)
+    low, high = map(float, test.confidence_interval(CONFIDENCE))
+    return Difference(mean=mean, method=method, n=n, low=low, high=high, p=float(test.pvalue))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """P-values corrected for being several, by Holm's step-down method (Scand. J. Statistics 6,
-    1979); None stays and does not count.
+    """P-values corrected for several comparisons by Holm's step-down method (Scandinavian Journal of
+    Statistics 6, 1979). None stays None and does not count.
     """
     ranked = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     highest = 0.0
     for rank, (p, i) in enumerate(ranked):
-        highest = max(highest, min(1.0, (len(ranked) - rank) * p))
-        corrected[i] = highest
+        corrected[i] = highest = max(highest, min(1.0, (len(ranked) - rank) * p))
     return corrected
-
-
-def _paired(a: np.ndarray, b: np.ndarray) -> Difference:
-    mean = float(np.mean(a - b))
-    if _same(np.std(a - b), a):
-        return Difference(mean=mean, method=NONE, n=len(a), why="the same difference in every seed")
-    low, high, p = _tested(stats.ttest_rel(a, b))
-    return Difference(mean=mean, method=PAIRED, n=len(a), low=low, high=high, p=p)
-
-
-def _welch(a: np.ndarray, b: np.ndarray) -> Difference:
-    mean = float(np.mean(a) - np.mean(b))
-    if len(a) < 2 or len(b) < 2:
-        return Difference(mean=mean, method=NONE, why="one run")
-    if _same(max(np.std(a), np.std(b)), a):
-        return Difference(mean=mean, method=NONE, why="no spread on either side")
-    low, high, p = _tested(stats.ttest_ind(a, b, equal_var=False))
-    return Difference(mean=mean, method=WELCH, low=low, high=high, p=p)
-
-
-def _tested(result: Any) -> tuple[float, float, float]:
-    interval = result.confidence_interval(CONFIDENCE)
-    return float(interval.low), float(interval.high), float(result.pvalue)
-
-
-def _same(spread: np.floating, values: np.ndarray) -> bool:
-    return float(spread) <= SAME * float(np.max(np.abs(values)))

@@ -1,8 +1,9 @@
-"""A report as a few tables of text: the same for a terminal, Markdown and the page."""
+"""A report as a few tables of text, the same on a terminal, in Markdown and on the page."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forge.config.numbers import NOTHING, Decimals, compact, counted, duration, p_value
@@ -13,372 +14,302 @@ from forge.report.statistics import NONE, PAIRED, WELCH
 
 ALPHA = 0.05
 SEE_ALL = "all of them: --top {n}, or {file} (--{flag} FILE)."
-INTERVAL = " The interval is Student's t over the runs that are done."
-SAME = "cannot be told from it"
-LEFT, RIGHT = "left", "right"
+VERDICTS = {  # of one arm, of several, of all
+    "better": ("is better", "are better", "all arms are better"),
+    "worse": ("is worse", "are worse", "all arms are worse"),
+    "": (*["cannot be told from it"] * 2, "no arm can be told from it"),
+}
+PAIRED_TEST = (
+    "Paired by seed: a t-test (ttest_rel) of the differences between two runs of the same seed, "
+    "over {} seeds."
+)
+WELCH_TEST = "Welch: too few seeds are common to pair by, so it is a t-test of unequal variances (ttest_ind)."
+HOLM = (
+    "p is two-sided; p (Holm) is corrected for {} comparisons. The intervals are of 95 % each, "
+    "uncorrected."
+)
+TO_TARGET = (
+    "Medians over the runs that are done, of the first log with {} {} {}, {}; a run that never "
+    "reached it counts as later than all. Time is of training: evaluation, checkpoints and waiting "
+    "are left out."
+)
+UNPAIRED = (
+    "Not every arm has the same seeds done, so compare arms by the differences, which are of the "
+    "same seeds."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A title, a line of heads, lines of cells, and sentences that say what they mean. name: for
-    tests and links.
+    """A title, a line of heads, lines of cells, and sentences that explain them. name: for links.
+    align: < or > for each column.
     """
 
     name: str
     title: str
-    heads: tuple[str, ...]
-    lines: list[tuple[str, ...]]
-    notes: list[str]
-    align: tuple[str, ...] = ()
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    align: str
 
     @property
     def of_runs(self) -> bool:
-        """Whether its lines are runs, and not arms."""
+        """Whether a line is a run, not an arm."""
         return self.heads[0] == "run"
 
-    def side(self, column: int) -> str:
-        """The side that a column's cells stand on."""
-        return self.align[column] if column < len(self.align) else LEFT
+    def is_right(self, column: int) -> bool:
+        """Whether the cells of a column are aligned to the right."""
+        return self.align[column] == ">"
 
 
 def tables(report: Report, most: int | None = None) -> list[Table]:
     """All tables of a report that have a line. most: arms, or runs, in each of them; None for all."""
-    found = [
-        make(report, most) for make in (reached_values, differences, how_soon, configs, unfinished)
-    ]
-    return [table for table in found if table.lines]
+    makers = (results, differences, times_to_target, configs, unfinished)
+    return [table for make in makers if (table := make(report, most)).lines]
 
 
-def reached_values(report: Report, most: int | None = None) -> Table:
+def headline(report: Report) -> list[str]:
+    """How many runs, which arm is best, and which arms differ from the baseline: a sentence each."""
+    states = Counter(sorted((run.state for run in report.runs), key=lambda state: state != DONE))
+    counts = ", ".join(f"{n:,} {state}" for state, n in states.items())
+    if without := len(report.without_value):
+        counts += f"; {without:,} of those done without a value of {report.metric}"
+    runs, arms = counted(len(report.runs), "run"), counted(len(report.rows), "arm")
+    best, several = report.ranked[0], sum(row.summary.n > 0 for row in report.rows) > 1
+    value = f"{report.metric}: {decimals(report).number(best.summary.mean)}, {best.name}"
+    lines = [f"{runs} in {arms}: {counts}.", f"{'Best' if several else 'Mean'} {value}."]
+    tested = [row for row in report.others if row.p_holm is not None]
+    if tested:
+        level = "at 5 % after Holm" if len(tested) > 1 else "at 5 %"
+        verdicts = _verdicts(tested, report.higher)
+        lines.append(f"Against {report.baseline.name}, {level}: {verdicts}.")
+    return lines
+
+
+def results(report: Report, most: int | None = None) -> Table:
     """What each arm reached: runs, mean, deviation and interval over seeds."""
-    lines, write, several = (
-        [],
-        decimals(report),
-        any(row.summary and row.summary.n > 1 for row in report.rows),
-    )
+    write, lines = decimals(report), []
+    seeds = any(row.summary.n > 1 for row in report.rows)
     for row in report.shown(most):
-        n, found = len(row.arm.runs), row.summary
-        cells = (
-            (
-                write.number(found.mean),
-                write.number(found.deviation),
-                write.interval(found.low, found.high),
-            )
-            if found
-            else (NOTHING,) * 3
-        )
-        lines.append(
-            (
-                _named(row, report),
-                f"{found.n if found else 0} of {n}",
-                *(cells if several else cells[:1]),
-            )
-        )
-    notes = [
-        *_arms_left_out(report, most),
-        f"{'Higher' if report.higher else 'Lower'} is better.{INTERVAL if several else ''}",
-    ]
-    if report.without:
-        are = "run is" if len(report.without) == 1 else "runs are"
-        notes.append(
-            f"{len(report.without):,} {are} done without a value of {report.metric}, which does not count here."
-        )
-    notes += _lengths(report)
-    paired = any(row.difference and row.difference.method == PAIRED for row in report.others)
-    if paired and len({frozenset(row.values) for row in report.rows if row.summary}) > 1:
-        notes.append(
-            "Not every arm has the same seeds done, so compare arms by the differences, which are of the same seeds."
-        )
-    single = [row.name for row in report.rows if row.summary and row.summary.n == 1]
-    if single:
-        who = (
-            "every arm has"
-            if len(single) == len(report.rows)
-            else f"{_listed(single)} {'has' if len(single) == 1 else 'have'}"
-        )
-        several_arms = f", and {who} only one that is done" if report.others else ""
-        notes.append(f"One run gives no deviation and no interval{several_arms}.")
-    if report.others and report.compared and not report.baseline.summary:
-        notes.append(
-            f"The baseline {report.baseline.name} has no run that is done, so nothing is compared with it."
-        )
-    title = f"{report.metric} at the end"
-    heads = ("arm", "done", *(("mean", "deviation", "95 % interval") if several else ("value",)))
+        own = row.summary
+        cells = [write.number(own.mean)]
+        if seeds:
+            cells += [write.number(own.deviation), write.interval(own.low, own.high)]
+        lines.append((_name(row, report), f"{own.n} of {len(row.arm.runs)}", *cells))
     return Table(
-        name="arms", title=title, heads=heads, lines=lines, notes=notes, align=(LEFT, *[RIGHT] * 4)
+        name="arms",
+        title=f"{report.metric} at the end",
+        heads=("arm", "done", *(("mean", "deviation", "95 % interval") if seeds else ("value",))),
+        lines=lines,
+        notes=[*_arms_left_out(report, most), *_notes_of_results(report, seeds)],
+        align="<>>>>",
     )
 
 
 def differences(report: Report, most: int | None = None) -> Table:
     """Each arm minus the baseline, with interval and p-value."""
-    compared = [(row, row.difference) for row in report.shown(most) if row.difference is not None]
-    write, lines = decimals(report), []
-    ways = {PAIRED: "{} pairs", WELCH: "Welch", NONE: ""}
-    tests = [ways[found.method].format(found.n) or found.why for _, found in compared]
-    for row, found in compared:
-        span = write.interval(found.low, found.high, sign="+")
-        lines.append(
-            (row.name, write.signed(found.mean), span, p_value(found.p), p_value(row.p_holm))
-        )
-    if len(set(tests)) > 1:
-        lines = [(*line, test) for line, test in zip(lines, tests, strict=True)]
-    methods = {found.method for _, found in compared}
-    notes = _arms_left_out(report, most)
+    write, lines, notes = decimals(report), [], _arms_left_out(report, most)
+    compared = [row for row in report.shown(most) if row.difference.method]
+    ways = {PAIRED: "{} pairs", WELCH: "Welch"}
+    tests = [
+        ways.get(d.method or "", d.why).format(d.n) for d in (row.difference for row in compared)
+    ]
+    several = len(set(tests)) > 1
+    for row, test in zip(compared, tests, strict=True):
+        own = row.difference
+        span = write.interval(own.low, own.high, sign="+")
+        cells = (row.name, write.signed(own.mean), span, p_value(own.p), p_value(row.p_holm))
+        lines.append((*cells, test) if several else cells)
+    methods = {row.difference.method for row in compared}
     if PAIRED in methods:
-        pairs = sorted({found.n for _, found in compared if found.method == PAIRED})
-        seeds = " to ".join(map(str, pairs[:: max(len(pairs) - 1, 1)]))
-        notes.append(
-            f"Paired by seed: a t-test (ttest_rel) of the differences between two runs of the same seed, over {seeds} seeds."
-        )
+        pairs = {row.difference.n for row in compared if row.difference.method == PAIRED}
+        notes.append(PAIRED_TEST.format(" to ".join(map(str, sorted({min(pairs), max(pairs)})))))
     if WELCH in methods:
-        notes.append(
-            "Welch: too few seeds are common to pair by, so it is a t-test of unequal variances (ttest_ind)."
-        )
-    if len(set(tests)) == 1 and methods == {NONE}:
+        notes.append(WELCH_TEST)
+    if methods == {NONE} and not several:
         notes.append(f"Without interval and p-value: {tests[0]}.")
-    tested = [row for row in report.others if row.difference and row.difference.p is not None]
-    if len(tested) > 1:
-        notes.append(
-            f"p is two-sided; p (Holm) is corrected for {len(tested)} comparisons. The intervals are of 95 % each, uncorrected."
-        )
-    elif tested:
-        notes.append("p is two-sided; a single comparison needs no correction.")
-    title = f"difference to {report.baseline.name}"
-    heads = (
-        "arm",
-        "difference",
-        "95 % interval",
-        "p",
-        "p (Holm)",
-        *(["test"] if len(set(tests)) > 1 else []),
-    )
+    tested = sum(row.difference.p is not None for row in report.rows)
+    if tested:
+        single = "p is two-sided; a single comparison needs no correction."
+        notes.append(HOLM.format(tested) if tested > 1 else single)
+    heads = ("arm", "difference", "95 % interval", "p", "p (Holm)", "test")
     return Table(
         name="differences",
-        title=title,
-        heads=heads,
+        title=f"difference to {report.baseline.name}",
+        heads=heads if several else heads[:-1],
         lines=lines,
         notes=notes,
-        align=(LEFT, *[RIGHT] * 4, LEFT),
+        align="<>>>><",
     )
 
 
-def how_soon(report: Report, most: int | None = None) -> Table:
-    """Steps, tokens and time to reach the target."""
-    lines = []
+def times_to_target(report: Report, most: int | None = None) -> Table:
+    """Steps, tokens and training time to the target."""
+    target, lines = decimals(report).number(report.target), []
     for row in report.shown(most):
-        found = row.reached
-        if found is not None:
-            cells = (compact(found.step), compact(found.tokens), duration(found.seconds))
-            lines.append((_named(row, report), f"{found.n} of {found.of}", *cells))
-    way, target = "at least" if report.higher else "at most", decimals(report).number(report.target)
-    notes = [
-        *_arms_left_out(report, most),
-        f"Medians over the runs that are done, of the first log with {report.metric} {way} {target}, {report.target_said}; a run that "
-        "never reached it counts as later than all. Time is of training: evaluation, checkpoints and waiting are left out.",
-    ]
-    title = f"how soon {report.metric} reached {target}"
-    heads = ("arm", "reached", "steps", "tokens", "time")
+        own = row.to_target
+        if own.n is not None:
+            cells = (compact(own.step), compact(own.tokens), duration(own.seconds))
+            lines.append((_name(row, report), f"{own.n} of {own.of}", *cells))
+    bound = "at least" if report.higher else "at most"
+    note = TO_TARGET.format(report.metric, bound, target, report.target_from)
     return Table(
-        name="reach", title=title, heads=heads, lines=lines, notes=notes, align=(LEFT, *[RIGHT] * 4)
+        name="reach",
+        title=f"how soon {report.metric} reached {target}",
+        heads=("arm", "reached", "steps", "tokens", "time"),
+        lines=lines,
+        notes=[*_arms_left_out(report, most), note],
+        align="<>>>>",
     )
 
 
 def configs(report: Report, most: int | None = None) -> Table:
-    """In what the config of each arm differs from the baseline's, or from that of the best where
-    arms are ranked.
+    """How the config of each arm differs from the baseline's, or from the best arm's where arms are
+    ranked.
     """
-    base, lines = report.baseline.arm.options, []
-    keys = report.differing
-    for row in report.shown(most):
-        if row is report.baseline:
-            continue
-        own = row.arm.options
-        found = [
-            f"{key}: {base.get(key, 'none')} → {own.get(key, 'none')}"
-            for key in keys
-            if own and own.get(key) != base.get(key)
-        ]
-        lines.append((row.name, "; ".join(found) or ("nothing" if own else "not prepared yet")))
-    if not base or not keys:
-        lines = []
-    heads = (
-        "arm",
-        f"differs from {report.baseline.name}{'' if report.compared else ', the best,'} in",
-    )
+    base, lines = report.baseline.arm.config, []
+    for row in report.shown(most) if base and report.differing else []:
+        if row is not report.baseline:
+            own = row.arm.config
+            keys = [key for key in report.differing if own.get(key) != base.get(key)]
+            found = [f"{key}: {base.get(key, 'none')} → {own.get(key, 'none')}" for key in keys]
+            lines.append((row.name, ("; ".join(found) or "nothing") if own else "not prepared yet"))
+    best = "" if report.compared else ", the best,"
     return Table(
         name="configs",
         title="config",
-        heads=heads,
+        heads=("arm", f"differs from {report.baseline.name}{best} in"),
         lines=lines,
         notes=_arms_left_out(report, most),
-        align=(LEFT, LEFT),
+        align="<<",
     )
 
 
 def unfinished(report: Report, most: int | None = None) -> Table:
-    """Runs that count in no number above, each with what became of it; of more than `most`, those
-    that failed first.
-    """
-    without = set(report.without)
+    """Runs that count in no number above and why; of more than `most`, first those that failed."""
+    without, notes = set(report.without_value), []
     left = [run for run in report.runs if run.state != DONE or run in without]
-    notes = []
     if most is not None and len(left) > most:
-        notes.append(
-            f"{most:,} of {len(left):,} runs, those that failed first; {SEE_ALL.format(n=len(left), file='runs.csv', flag='runs-csv')}"
-        )
+        see_all = SEE_ALL.format(n=len(left), file="runs.csv", flag="runs-csv")
+        notes.append(f"{most:,} of {len(left):,} runs, those that failed first; {see_all}")
         left = sorted(left, key=lambda run: run.state != FAILED)[:most]
-    lines = [
-        (
-            report.label(run),
-            report.arm_of(run),
-            NOTHING if run.seed is None else str(run.seed),
-            *_became(run, report),
-        )
-        for run in left
-    ]
-    silent = report.source.silent
-    notes += (
-        [f"Slurm does not answer, so its jobs are shown as their directories have them: {silent}"]
-        if silent
-        else []
-    )
+    lines = []
+    for run in left:
+        why = run.why
+        if run in without:
+            why = f"it has no value of {report.metric}"
+        elif not why and (run.log.last_step or run.state == RUNNING):
+            end = f" of {run.max_steps:,}" if run.max_steps else ""
+            why = f"step {run.log.last_step:,}{end}"
+        lines.append((*_of_run(run, report), why))
+    if reason := report.source.no_answer:
+        said = "Slurm does not answer, so its jobs are shown as their directories have them"
+        notes.append(f"{said}: {reason}")
+    heads = ("run", "arm", "seed", "state", "")
     return Table(
-        name="unfinished",
-        title="not counted",
-        heads=("run", "arm", "seed", "state", ""),
-        lines=lines,
-        notes=notes,
+        name="unfinished", title="not counted", heads=heads, lines=lines, notes=notes, align="<<<<<"
     )
 
 
 def runs_table(report: Report, most: int | None = None) -> Table:
     """Every run: what it reached, or how far it is. most: the first of them."""
-    lines, write = [], decimals(report)
-    for run in report.runs[:most]:
-        seed = NOTHING if run.seed is None else str(run.seed)
-        value = write.number(run.final.get(report.metric))
-        lines.append(
-            (report.label(run), report.arm_of(run), seed, run.state, f"{run.step:,}", value)
+    write, notes = decimals(report), []
+    lines = [
+        (
+            *_of_run(run, report),
+            f"{run.log.last_step:,}",
+            write.number(run.final.get(report.metric)),
         )
+        for run in report.runs[:most]
+    ]
+    if len(lines) < len(report.runs):
+        notes = [f"The first {len(lines):,} of {len(report.runs):,} runs; runs.csv has all."]
     heads = ("run", "arm", "seed", "state", "step", report.metric)
-    notes = (
-        [f"The first {most:,} of {len(report.runs):,} runs; runs.csv has all."]
-        if most and len(report.runs) > most
-        else []
-    )
-    return Table(
-        name="runs",
-        title="",
-        heads=heads,
-        lines=lines,
-        notes=notes,
-        align=(LEFT, LEFT, RIGHT, LEFT, RIGHT, RIGHT),
-    )
-
-
-def headline(report: Report) -> list[str]:
-    """What the report comes to, in a sentence or two."""
-    best = report.ranked[0]
-    several = sum(row.summary is not None for row in report.rows) > 1
-    counts = ", ".join(
-        f"{n:,} {state}"
-        for state, n in sorted(report.states.items(), key=lambda pair: pair[0] != DONE)
-    )
-    lacking = (
-        f"; {len(report.without):,} of those done without a value of {report.metric}"
-        if report.without
-        else ""
-    )
-    said = [
-        f"{counted(len(report.runs), 'run')} in {counted(len(report.rows), 'arm')}: {counts}{lacking}."
-    ]
-    said.append(
-        f"{'Best' if several else 'Mean'} {report.metric}: {decimals(report).number(best.summary and best.summary.mean)}, {best.name}."
-    )
-    told = [
-        (row.name, verdict(row, report.higher)) for row in report.others if row.p_holm is not None
-    ]
-    if told:
-        level = "at 5 % after Holm" if len(told) > 1 else "at 5 %"
-        said.append(f"Against {report.baseline.name}, {level}: {_verdicts(told)}.")
-    return said
+    return Table(name="runs", title="", heads=heads, lines=lines, notes=notes, align="<<><>>")
 
 
 def decimals(report: Report) -> Decimals:
-    """How the values of the metric are written."""
-    found = [row.summary for row in report.rows if row.summary]
-    return Decimals.of([one.deviation or 0.0 for one in found], [one.mean for one in found])
+    """How values of the metric are written in all tables."""
+    found = [row.summary for row in report.rows]
+    means = [one.mean for one in found if one.mean is not None]
+    return Decimals.of([one.deviation or 0.0 for one in found], means)
 
 
 def verdict(row: Row, higher: bool) -> str:
-    """'better' or 'worse' than the baseline at 5 % after Holm's correction; empty where that cannot
-    be told.
-    """
-    if row.difference is None or row.p_holm is None or row.p_holm >= ALPHA:
+    """'better' or 'worse' than the baseline at 5 % after Holm's correction, else ''."""
+    if row.p_holm is None or row.p_holm >= ALPHA:
         return ""
-    return "better" if (row.difference.mean > 0) == higher else "worse"
+    return "better" if ((row.difference.mean or 0.0) > 0) == higher else "worse"
 
 
-def _verdicts(told: list[tuple[str, str]]) -> str:
+def _verdicts(tested: Sequence[Row], higher: bool) -> str:
     words = []
-    for verdict, singular, plural in (
-        ("better", "is better", "are better"),
-        ("worse", "is worse", "are worse"),
-        ("", SAME, SAME),
-    ):
-        names = [name for name, found in told if found == verdict]
-        if names and len(names) == len(told) > 1:
-            return (
-                f"no arm {SAME.replace('cannot', 'can')}" if not verdict else f"all arms {plural}"
-            )
+    for kind, (singular, plural, of_all) in VERDICTS.items():
+        names = [row.name for row in tested if verdict(row, higher) == kind]
+        if len(names) == len(tested) > 1:
+            return of_all
         if names:
-            words.append(
-                f"{_listed(names) if len(names) < 4 else f'{len(names)} arms'} {singular if len(names) == 1 else plural}"
-            )
+            who = _listed(names) if len(names) < 4 else f"{len(names)} arms"
+            words.append(f"{who} {singular if len(names) == 1 else plural}")
     return "; ".join(words)
 
 
-def _named(row: Row, report: Report) -> str:
-    return (
-        f"{row.name} (baseline)"
-        if row is report.baseline and report.others and report.compared
-        else row.name
-    )
+def _notes_of_results(report: Report, seeds: bool) -> list[str]:
+    metric, notes = report.metric, []
+    better = f"{'Higher' if report.higher else 'Lower'} is better."
+    interval = " The interval is Student's t over the runs that are done." if seeds else ""
+    notes.append(better + interval)
+    if without := len(report.without_value):
+        are = "run is" if without == 1 else "runs are"
+        notes.append(
+            f"{without:,} {are} done without a value of {metric}, which does not count here."
+        )
+    ended = [run.ended for run in report.runs if run.ended]
+    steps = [step for step, _ in ended]
+    if len(set(steps)) > 1:
+        early = Counter(reason for _, reason in ended if reason != "end")
+        why = ", ".join(f"{n} ended by {reason}" for reason, n in early.items())
+        length = f"{min(steps):,} to {max(steps):,} steps{f' ({why})' if why else ''}"
+        notes.append(f"The runs did not all train as long: {length}.")
+    paired = any(row.difference.method == PAIRED for row in report.rows)
+    if paired and len({frozenset(row.values) for row in report.rows if row.values}) > 1:
+        notes.append(UNPAIRED)
+    single = [row.name for row in report.rows if row.summary.n == 1]
+    if single:
+        who = f"{_listed(single)} {'has' if len(single) == 1 else 'have'}"
+        who = "every arm has" if len(single) == len(report.rows) else who
+        whose = f", and {who} only one that is done" if report.others else ""
+        notes.append(f"One run gives no deviation and no interval{whose}.")
+    if report.others and report.compared and not report.baseline.summary.n:
+        name = report.baseline.name
+        notes.append(
+            f"The baseline {name} has no run that is done, so nothing is compared with it."
+        )
+    return notes
 
 
 def _arms_left_out(report: Report, most: int | None) -> list[str]:
-    """A sentence where a table has not every arm."""
+    """A sentence where a table does not have every arm."""
     n = len(report.others if report.compared else report.rows)
     if most is None or n <= most:
         return []
-    who = (
-        f"The baseline and the best {most:,} of {n:,} other arms"
-        if report.compared
-        else f"The best {most:,} of {n:,} arms"
-    )
+    who = f"The best {most:,} of {n:,} arms"
+    if report.compared:
+        who = f"The baseline and the best {most:,} of {n:,} other arms"
     return [f"{who}; {SEE_ALL.format(n=n, file='arms.csv', flag='csv')}"]
 
 
-def _lengths(report: Report) -> list[str]:
-    """A sentence where runs that are done ended at different steps."""
-    ended = [run.ended for run in report.runs if run.ended]
-    steps = sorted(step for step, _ in ended)
-    if not steps or steps[0] == steps[-1]:
-        return []
-    early = Counter(reason for _, reason in ended if reason != "end")
-    why = (
-        f" ({', '.join(f'{n} ended by {reason}' for reason, n in early.items())})" if early else ""
-    )
-    return [f"The runs did not all train as long: {steps[0]:,} to {steps[-1]:,} steps{why}."]
+def _name(row: Row, report: Report) -> str:
+    is_baseline = row is report.baseline and report.others and report.compared
+    return f"{row.name} (baseline)" if is_baseline else row.name
 
 
-def _became(run: Run, report: Report) -> tuple[str, str]:
-    if run in report.without:
-        return run.state, f"it has no value of {report.metric}"
-    far = f"step {run.step:,}" + (f" of {run.of_steps:,}" if run.of_steps else "")
-    return run.state, run.why or (far if run.step or run.state == RUNNING else "")
+def _of_run(run: Run, report: Report) -> tuple[str, ...]:
+    seed = NOTHING if run.seed is None else str(run.seed)
+    return report.label(run), report.arm_of[run], seed, run.state
 
 
-def _listed(names: list[str], most: int = 4) -> str:
-    shown = names[:most] + ([f"{len(names) - most} more"] if len(names) > most else [])
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    *first, last = [*names[:most], *more]
+    return f"{', '.join(first)} and {last}" if first else last

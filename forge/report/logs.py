@@ -1,0 +1,133 @@
+"""What a run has logged, each metric as a curve, and when a curve reaches a target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forge.rundir import json_lines
+from forge.rundir.stored import read_text
+
+FILES = ("metrics.jsonl", "performance.jsonl")
+Column = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The finite values of a metric: arrays of shape [logs]. tokens and seconds of training are NaN
+    where the run did not log them.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+    tokens: np.ndarray
+    seconds: np.ndarray
+
+
+class Log:
+    """What a run has logged; its files are read when something is first asked for."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    @property
+    def last_step(self) -> int:
+        """The last step logged, 0 where there is none."""
+        return int(_last(self._column("step")) or 0)
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens trained on by the last log."""
+        tokens = _last(self._column("tokens"))
+        return None if tokens is None else int(tokens)
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of training by the last log, without evaluation, checkpoints and waiting."""
+        return _last(self._seconds)
+
+    def curve(self, metric: str) -> Curve:
+        """The curve of a metric, empty when it was never logged. The last value of a step counts;
+        tokens and seconds are interpolated between their own logs.
+        """
+        steps, values = self._column(metric)
+        tokens, seconds = (
+            np.interp(steps, np.r_[0, known], np.r_[0, count]) if len(known) else steps * np.nan
+            for known, count in (self._column("tokens"), self._seconds)
+        )
+        return Curve(steps, values, tokens, seconds)
+
+    def _column(self, name: str) -> Column:
+        return self._columns.get(name, (np.empty(0), np.empty(0)))
+
+    @cached_property
+    def _seconds(self) -> Column:
+        steps, seconds = self._column("step_seconds")
+        return steps, np.cumsum(seconds * np.diff(steps, prepend=0))
+
+    @cached_property
+    def _columns(self) -> dict[str, Column]:
+        """Steps and finite values of every metric: arrays, since rows of many runs fill the memory."""
+        found: dict[str, dict[int, float]] = {}
+        for row in (row for name in FILES for row in _rows(self.run_dir / name)):
+            if isinstance(step := row.get("step"), int):
+                for name, value in row.items():
+                    if isinstance(value, int | float):
+                        found.setdefault(name, {})[step] = value
+        columns = {
+            name: np.array(sorted(by_step.items()), float).T for name, by_step in found.items()
+        }
+        return {
+            name: (steps[np.isfinite(values)], values[np.isfinite(values)])
+            for name, (steps, values) in columns.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeToTarget:
+    """Of `of` runs, `n` logged a value as good as the target; the median of the first step, tokens
+    and seconds at which they did.
+
+    A run that never did counts as later than all others; None where the median falls on such a
+    run, or a run has not logged what is counted.
+    """
+
+    n: int | None = None
+    of: int = 0
+    step: float | None = None
+    tokens: float | None = None
+    seconds: float | None = None
+
+
+def time_to_target(curves: Sequence[Curve], target: float, *, higher: bool) -> TimeToTarget:
+    """When runs first logged a value at least as good as `target`. higher: whether more is better."""
+    firsts = np.full((len(curves), 3), np.inf)
+    for first, curve in zip(firsts, curves, strict=True):
+        good = np.flatnonzero(curve.values >= target if higher else curve.values <= target)
+        if len(good):
+            first[:] = [column[good[0]] for column in (curve.steps, curve.tokens, curve.seconds)]
+    medians = [float(m) if np.isfinite(m) else None for m in np.median(firsts, axis=0)]
+    n = int(np.isfinite(firsts[:, 0]).sum())
+    return TimeToTarget(n=n, of=len(curves), step=medians[0], tokens=medians[1], seconds=medians[2])
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """All rows of a file: parsed at once, which is several times as fast, or line by line where a
+    line is damaged.
+    """
+    with suppress(OSError, ValueError, RecursionError):
+        rows = json.loads(f"[{','.join(read_text(path, most=json_lines.LARGEST).splitlines())}]")
+        if all(isinstance(row, dict) for row in rows):
+            return rows
+    return json_lines.read(path)
+
+
+def _last(column: Column) -> float | None:
+    return float(column[1][-1]) if len(column[1]) else None

@@ -1,0 +1,86 @@
+"""The tables of a report on a terminal, as Markdown, and its rows as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from forge.cli import printable
+from forge.report.comparison import Report
+from forge.report.tables import Table, headline, tables
+
+ON_TERMINAL, IN_MARKDOWN, PIPED_WIDTH = 30, 50, 120
+
+
+def show(report: Report, console: Console | None = None, most: int = ON_TERMINAL) -> None:
+    """Print the headline and every table with at most so many lines, without trailing blanks: as
+    wide as the terminal, else COLUMNS, else 120.
+    """
+    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    console = console or Console(force_jupyter=False, width=None if known else PIPED_WIDTH)
+    with console.capture() as captured:
+        console.print(Text(printable(report.source.name), style="bold"))
+        for line in headline(report):
+            console.print(Text(printable(line)))
+        console.print()
+        for table in tables(report, most):
+            console.print(_rich(table))
+            for note in table.notes:
+                console.print(Text(printable(note), style="dim"))
+            if table.notes:
+                console.print()
+    console.file.write(re.sub(r" +(?=\n)", "", captured.get()))
+
+
+def markdown(report: Report, most: int = IN_MARKDOWN) -> str:
+    """The headline and every table with at most so many lines."""
+    parts = [f"# {_escaped(report.source.name)}", " ".join(map(_escaped, headline(report)))]
+    for table in tables(report, most):
+        heads, *lines = ([_escaped(cell) for cell in line] for line in (table.heads, *table.lines))
+        rule = ["---:" if table.is_right(i) else "---" for i in range(len(heads))]
+        text = "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))
+        parts += [f"## {_escaped(table.title)}", text, *map(_escaped, table.notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def csv_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as CSV with a line of heads; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _rich(table: Table) -> RichTable:
+    title = Text(printable(table.title))
+    made = RichTable(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for i, head in enumerate(table.heads):
+        right = table.is_right(i)
+        justify = "right" if right else "left"
+        made.add_column(Text(printable(head)), justify=justify, no_wrap=right, overflow="fold")
+    for cells in table.lines:
+        made.add_row(*(Text(printable(cell)) for cell in cells))
+    return made
+
+
+def _escaped(text: str) -> str:
+    """A text in which nothing is Markdown or HTML."""
+    return " ".join(re.sub(r"([\\`*_\[\]|<>#])", r"\\\1", text).split())

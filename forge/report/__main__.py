@@ -5,7 +5,6 @@ baseline, and what failed.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,17 +23,25 @@ ABOUT = """What each arm of a sweep reached, over its seeds: mean, deviation, 95
 difference to the baseline with its interval and p-value, how soon it reached a value, and what
 failed. Prints tables; of a sweep it also writes SWEEP/report/ (index.html, report.md, arms.csv,
 runs.csv), unless the files are named here. Several RUNs are compared with the first."""
-OPTIONS = {  # metavar, help
+OPTIONS = {  # type, metavar, help
     "metric": (
+        str,
         "NAME",
         "compare by this final metric, like eval/loss; default: run.objective of the runs",
     ),
-    "baseline": ("ARM", "compare with this arm; default: that of the ablation, else the first"),
+    "baseline": (
+        str,
+        "ARM",
+        "compare with this arm; default: that of the ablation, else the first",
+    ),
     "reach": (
+        float,
         "VALUE",
-        "count steps, tokens and time to this value; default: the baseline's mean, where there is one",
+        "count steps, tokens and time to this value; default: the baseline's mean, where there is "
+        "one",
     ),
     "top": (
+        int,
         "N",
         "the best N arms in tables and page, beside the baseline; default: 30 on a terminal, 50 in "
         "Markdown and page",
@@ -56,12 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     help_of_places = "the directory of a sweep, or those of one or more runs"
     parser.add_argument("places", nargs="+", type=Path, metavar="SWEEP | RUN", help=help_of_places)
-    types = {"reach": _finite, "top": _positive}
-    for name, (metavar, text) in OPTIONS.items():
-        parser.add_argument(f"--{name}", type=types.get(name), metavar=metavar, help=text)
+    for name, (kind, metavar, text) in OPTIONS.items():
+        parser.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
     for kind, (_, text) in FILES.items():
         parser.add_argument(_flag(kind), type=Path, metavar="FILE", help=text)
     options = parser.parse_args(argv)
+    if options.top is not None and options.top < 1:
+        parser.error("--top takes a number of arms, 1 or more")
     return cli.refuse(lambda: _main(options))
 
 
@@ -112,22 +120,6 @@ def _write(text: str, kind: str, path: Path) -> None:
 
 def _flag(kind: str) -> str:
     return f"--{kind.replace('_', '-')}"
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of arms")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number")
-    return value
 
 
 if __name__ == "__main__":

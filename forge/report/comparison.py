@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from forge.config.problems import COMMAND_LINE, closest, did_you_mean, refusal
@@ -31,9 +31,9 @@ class Row:
     arm: Arm
     values: dict[int, list[float]]
     summary: Summary
-    difference: Difference = Difference()
+    difference: Difference = field(default_factory=Difference)
     p_holm: float | None = None
-    to_target: TimeToTarget = TimeToTarget()
+    to_target: TimeToTarget = field(default_factory=TimeToTarget)
 
     @property
     def name(self) -> str:
@@ -42,8 +42,8 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is compared, and the rows, one an arm, in the order of the sweep. higher: whether more of
-    the metric is better. target: the value to reach, if any, and where it is from.
+    """What is compared, and a row an arm in the order of the sweep. higher: more of the metric is
+    better. target: the value to reach, if any, and where it is from.
 
     compared: with the baseline. A sweep that names no baseline and has one run of each arm, as a
     search does, is ranked instead, and `baseline` is the best arm.

@@ -33,8 +33,8 @@ def arms(
     baseline: str | None = None,
     reach: float | None = None,
 ) -> pandas.DataFrame:
-    """A row an arm: mean, deviation, interval, difference to the baseline, p-values, time to target.
-    Raises ConfigError.
+    """A row an arm: mean, deviation, interval, difference to the baseline, p-values, and time to
+    target. Raises ConfigError.
     """
     import pandas
 

@@ -74,7 +74,7 @@ class Log:
 
     @cached_property
     def _columns(self) -> dict[str, Column]:
-        """Steps and finite values of every metric: arrays, since rows of many runs fill the memory."""
+        """Steps and finite values of every metric, as arrays: rows of many runs fill the memory."""
         found: dict[str, dict[int, float]] = {}
         for row in (row for name in FILES for row in _rows(self.run_dir / name)):
             if isinstance(step := row.get("step"), int):
@@ -107,7 +107,7 @@ class TimeToTarget:
 
 
 def time_to_target(curves: Sequence[Curve], target: float, *, higher: bool) -> TimeToTarget:
-    """When runs first logged a value at least as good as `target`. higher: whether more is better."""
+    """When runs first logged a value as good as `target`. higher: whether more is better."""
     firsts = np.full((len(curves), 3), np.inf)
     for first, curve in zip(firsts, curves, strict=True):
         good = np.flatnonzero(curve.values >= target if higher else curve.values <= target)

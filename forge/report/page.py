@@ -59,8 +59,8 @@ DOTS = {
     True: "Small dots: runs. Large: mean with its 95&nbsp;% interval.",
     False: "A dot an arm: its run.",
 }
-SIGNS = """ Beside it: the difference to the baseline with its own. <b class="better">●</b> better, \
-<b class="worse">●</b> worse than the
+SIGNS = """ Beside it: the difference to the baseline with its own. \
+<b class="better">●</b> better, <b class="worse">●</b> worse than the
 baseline at 5&nbsp;%{}, <b class="same">○</b> not told apart, <b>◆</b> baseline."""
 BANDS = {
     True: "Mean over the seeds of an arm; the band goes from the lowest to the highest of them, as "

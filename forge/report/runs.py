@@ -75,8 +75,8 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a report is of. path: the directory of the sweep, None for single runs. baseline: the arm
-    that the sweep names. commands: what was typed for it after `python -m forge.train`. no_answer:
+    """What a report is of. path: of the sweep, None for single runs. baseline: the arm that the
+    sweep names. commands: what was typed for it after `python -m forge.train`. no_answer:
     why Slurm could not be asked for its jobs.
     """
 
@@ -116,7 +116,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def text_of(value: object) -> str:
-    """A value as a text; a number, also one that was typed, in its shortest form: 0.001, 1e-5, 4."""
+    """A value as a text; a number, typed or not, in its shortest form: 0.001, 1e-5, 4."""
     if isinstance(value, str):
         try:
             value = int(value) if value.lstrip("+-").isdigit() else float(value)

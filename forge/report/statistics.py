@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -30,8 +31,8 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """An arm minus the baseline. method: PAIRED by seed, WELCH, or NONE with the reason in `why`; n:
-    pairs of runs, 0 without pairing. All None: not compared.
+    """An arm minus the baseline. method: PAIRED by seed, WELCH, or NONE, with `why`. n: pairs of
+    runs, 0 without pairing. All None: not compared.
     """
 
     mean: float | None = None
@@ -79,14 +80,16 @@ def _tested(method: str, a: np.ndarray, b: np.ndarray) -> Difference:
         return Difference(mean=mean, method=NONE, n=n, why=single)
     if spread <= ROUNDING * np.max(np.abs(a)):
         return Difference(mean=mean, method=NONE, n=n, why=constant)
-    test = stats.ttest_rel(a, b) if method == PAIRED else stats.ttest_ind(a, b, equal_var=False)
+    test: Any = (
+        stats.ttest_rel(a, b) if method == PAIRED else stats.ttest_ind(a, b, equal_var=False)
+    )
     low, high = map(float, test.confidence_interval(CONFIDENCE))
     return Difference(mean=mean, method=method, n=n, low=low, high=high, p=float(test.pvalue))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """P-values corrected for several comparisons by Holm's step-down method (Scandinavian Journal of
-    Statistics 6, 1979). None stays None and does not count.
+    """P-values corrected for several comparisons by Holm's step-down method (Scandinavian Journal
+    of Statistics 6, 1979). None stays None and does not count.
     """
     ranked = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)

@@ -23,7 +23,10 @@ PAIRED_TEST = (
     "Paired by seed: a t-test (ttest_rel) of the differences between two runs of the same seed, "
     "over {} seeds."
 )
-WELCH_TEST = "Welch: too few seeds are common to pair by, so it is a t-test of unequal variances (ttest_ind)."
+WELCH_TEST = (
+    "Welch: too few seeds are common to pair by, so it is a t-test of unequal variances "
+    "(ttest_ind)."
+)
 HOLM = (
     "p is two-sided; p (Holm) is corrected for {} comparisons. The intervals are of 95 % each, "
     "uncorrected."
@@ -63,13 +66,13 @@ class Table:
 
 
 def tables(report: Report, most: int | None = None) -> list[Table]:
-    """All tables of a report that have a line. most: arms, or runs, in each of them; None for all."""
+    """All tables that have a line. most: arms, or runs, in each of them; None for all."""
     makers = (results, differences, times_to_target, configs, unfinished)
     return [table for make in makers if (table := make(report, most)).lines]
 
 
 def headline(report: Report) -> list[str]:
-    """How many runs, which arm is best, and which arms differ from the baseline: a sentence each."""
+    """How many runs, which arm is best, and which differ from the baseline: a sentence each."""
     states = Counter(sorted((run.state for run in report.runs), key=lambda state: state != DONE))
     counts = ", ".join(f"{n:,} {state}" for state, n in states.items())
     if without := len(report.without_value):
@@ -122,8 +125,9 @@ def differences(report: Report, most: int | None = None) -> Table:
         lines.append((*cells, test) if several else cells)
     methods = {row.difference.method for row in compared}
     if PAIRED in methods:
-        pairs = {row.difference.n for row in compared if row.difference.method == PAIRED}
-        notes.append(PAIRED_TEST.format(" to ".join(map(str, sorted({min(pairs), max(pairs)})))))
+        pairs = [row.difference.n or 0 for row in compared if row.difference.method == PAIRED]
+        seeds = " to ".join(map(str, sorted({min(pairs), max(pairs)})))
+        notes.append(PAIRED_TEST.format(seeds))
     if WELCH in methods:
         notes.append(WELCH_TEST)
     if methods == {NONE} and not several:

@@ -19,7 +19,7 @@ CODE = """
 import sys, time
 began = time.perf_counter()
 from forge.config.problems import ConfigError
-from forge.launch.sweep.points import Preflight
+from forge.launch.sweep.preflight import Preflight
 try:
     found = f"{len(Preflight(sys.argv[1:]).points()):,} points"
 except ConfigError as error:

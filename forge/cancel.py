@@ -16,8 +16,17 @@ from forge import cli
 from forge.config.problems import ConfigError, Problem
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import LOCK, POINTS, Point, SweepDirectory
-from forge.launch.sweep.state import CANCELLED, DONE, FAILED, QUEUED, RUNNING, process_of
-from forge.launch.sweep.survey import Survey, job_of, survey
+from forge.launch.sweep.state import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    Survey,
+    job_of,
+    process_of,
+    survey,
+)
 from forge.rundir import links
 from forge.rundir.lock import held_by, in_use
 from forge.status import named, parser, points_of

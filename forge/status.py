@@ -20,11 +20,9 @@ from forge.config.problems import COMMAND_LINE, ConfigError, Problem
 from forge.config.problems import short_keys as shortest
 from forge.launch.local.processes import log_file
 from forge.launch.sweep import messages
-from forge.launch.sweep.best import best
 from forge.launch.sweep.directory import Point, SweepDirectory, examples, find_sweep
-from forge.launch.sweep.state import DONE, FAILED, RUNNING
-from forge.launch.sweep.survey import Survey, job_of, survey
-from forge.launch.sweep.varying import columns
+from forge.launch.sweep.results import best, columns
+from forge.launch.sweep.state import DONE, FAILED, RUNNING, Survey, job_of, survey
 from forge.rundir.directory import short
 from forge.rundir.progress import last_lines, last_logged, progress
 from forge.rundir.stored import is_run

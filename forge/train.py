@@ -80,7 +80,7 @@ def on_ranks(verb: Callable[[Rendezvous | None], int]) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(
             signal.SIGINT, signal.default_int_handler
-        )  # see forge.launch.local.processes.heard
+        )  # see forge.launch.local.processes.stop_signals
 
     def do() -> int:
         found = launcher_environment()
@@ -213,9 +213,9 @@ def launch(
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
     job = rendezvous is None and is_job(resolution.config)
     if job:
-        from forge.launch import single as single_job
+        from forge.launch import jobs
 
-        if (printed := single_job.scripts(resolution)) is not None:
+        if (printed := jobs.check_run(resolution)) is not None:
             return Ended(run_dir=Path(), code=cli.show(printed))
     before = directory.before(resolution.config)
     kept = portable(overrides, config_dirs, resolution.config)
@@ -233,9 +233,9 @@ def launch(
         print(cli.printable(line))
     sys.stdout.flush()
     if job:
-        from forge.launch import single as single_job
+        from forge.launch import jobs
 
-        return Ended(run_dir=run_dir, code=single_job.start(run_dir, resolution))
+        return Ended(run_dir=run_dir, code=jobs.start_run(run_dir, resolution))
     if resolution.config.run.inline or rendezvous is not None:
         from forge import worker
 

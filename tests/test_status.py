@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forge import status
-from forge.launch.optuna.study import FILE
+from forge.launch.sweep.results import JOURNAL
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import Point, SweepDirectory
@@ -236,7 +236,7 @@ def test_a_reason_is_shown_whole_but_where_the_terminal_ends(
     )
     assert table("sweeps/mine", capsys=capsys)[4].endswith(reason)
     assert f"  why it failed  {reason}" in table("sweeps/mine", "1", capsys=capsys)
-    assert messages.why(point.path) == [reason]
+    assert messages.last_words(point.path) == [reason]
     assert messages.failures([(point, messages.cause(point.path))])[1] == f"       {reason}"
     monkeypatch.setattr(status.sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")

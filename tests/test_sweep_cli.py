@@ -58,7 +58,7 @@ def test_sixteen_points_with_twelve_bad_ones_write_and_start_nothing(
 
 
 def test_torch_stays_out_of_a_preflight() -> None:
-    code = "import sys; from forge.launch.sweep.points import Preflight; Preflight(['seed=1,2,3', 'model=tiny,small']).points(); "
+    code = "import sys; from forge.launch.sweep.preflight import Preflight; Preflight(['seed=1,2,3', 'model=tiny,small']).points(); "
     done = subprocess.run(
         [sys.executable, "-c", code + "print('torch' in sys.modules)"],
         capture_output=True,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from forge.config.problems import COMMAND_LINE, closest, did_you_mean, refusal
-from forge.launch.sweep.best import is_higher_better
+from forge.launch.sweep.results import is_higher_better
 from forge.launch.sweep.state import DONE, FAILED
 from forge.report.grouping import Arm, arms_of, differing, normal
 from forge.report.logs import TimeToTarget, time_to_target

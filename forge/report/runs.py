@@ -16,8 +16,7 @@ import yaml
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, shown
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, examples, find_sweep
-from forge.launch.sweep.state import DONE, FAILED
-from forge.launch.sweep.survey import survey
+from forge.launch.sweep.state import DONE, FAILED, survey
 from forge.report.logs import Log
 from forge.rundir import directory
 from forge.rundir.stored import is_run, newest, read_yaml

@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from forge.config.eval import HIGHER_IS_BETTER, Eval
-from forge.launch.local.processes import heard
-from forge.launch.slurm.requeue import Noted
+from forge.launch.local.processes import stop_signals
+from forge.launch.slurm.task import Noted
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.loop import Loop
@@ -100,7 +100,9 @@ class Signals(Callback):
             self.previous_file = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
             self.watching = threading.Thread(target=self._watch, args=(hear,), daemon=True)
             self.watching.start()
-            self.previous = {number: signal.signal(number, self._handle) for number in heard()}
+            self.previous = {
+                number: signal.signal(number, self._handle) for number in stop_signals()
+            }
             for number, before in self.previous.items():
                 if isinstance(before, Noted) and before.number is not None:
                     signal.raise_signal(number)

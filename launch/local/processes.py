@@ -11,10 +11,10 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 from forge.launch.local import threads
 from forge.rundir import failure
@@ -43,12 +43,9 @@ def search_path() -> str:
     )
 
 
-def heard() -> list[int]:
+def stop_signals() -> list[int]:
     """The signals that stop a run: none that is ignored, as nohup does with SIGHUP, but SIGINT
-    always.
-
-    A shell ignores SIGINT for what a script starts in the background; who sends it to such a
-    command still means it.
+    always: a shell ignores it for what a script starts in the background.
     """
     return [
         number
@@ -57,12 +54,24 @@ def heard() -> list[int]:
     ]
 
 
+@contextmanager
+def signals_taken(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """A handler of the signals that stop a run, where Python can take them: in the main thread."""
+    main = threading.current_thread() is threading.main_thread()
+    numbers = stop_signals() if main else []
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
 class Ranks:
     """The ranks of a run directory, as processes of their own.
 
-    When one ends badly the others have GRACE seconds to end too; then they are killed. What any but
-    the main rank says goes to its log, and what the main one says too when it is given a file for
-    it.
+    When one fails the others have GRACE seconds to end too; then they are killed. The output of a
+    rank goes to its log; that of the main rank to the terminal, or to `output`.
     """
 
     def __init__(
@@ -154,24 +163,15 @@ def start(
 ) -> int:
     """Run the ranks of a run directory and return the exit code of the one that failed first, or 0.
 
-    The terminal is the main rank's: it shows progress and errors itself; what another says is shown
-    when that one is why the run fails. Signals are passed on, when this is called where Python can
-    take them: in the main thread. Those of a terminal, which reach the ranks directly too, count
-    there as one.
+    The terminal is the main rank's; the reason of another is printed when it ends the run. Signals
+    are passed on.
     """
-    previous: dict[int, Any] = {}
     running = Ranks(run_dir, ranks, module=module, trust=trust)
     try:
-        if threading.current_thread() is threading.main_thread():
-            previous = {
-                number: signal.signal(number, lambda number, _: running.pass_on(number))
-                for number in heard()
-            }
-        return running.wait()
+        with signals_taken(lambda number, _: running.pass_on(number)):
+            return running.wait()
     finally:
         running.kill()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[dict[str, str]]:

@@ -1,198 +1,169 @@
-"""What sweeper=optuna searches: by key the numbers of a range, or choices, and the overrides that
-all trials have.
+"""What sweeper=optuna searches, in Hydra's grammar: interval(a,b), tag(log, interval(a,b)),
+int(interval(a,b)), range(a,b,step), a,b,c.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
-from forge.launch.sweep.expand import Combination
+import optuna
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
+from forge.compose.engine import Library
+from forge.config.problems import ConfigError
+from forge.launch.sweep.expand import Combination, grid, typed_at
 
 DIGITS = 6
-Number = int | float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """Whole numbers, or any, from `low` to `high`, both included. step: between neighbours; None =
-    there are some between any two.
-    """
-
-    low: Number
-    high: Number
-    step: Number | None = None
-    log: bool = False
-
-    @property
-    def distribution(self) -> BaseDistribution:
-        """The same for Optuna."""
-        from optuna.distributions import FloatDistribution, IntDistribution
-
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return IntDistribution(self.low, self.high, log=self.log, step=int(self.step or 1))
-        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
-
-    @property
-    def count(self) -> int | None:
-        """How many there are; None where they cannot be counted."""
-        return None if self.step is None else 1 + round((self.high - self.low) / self.step)
-
-    def nth(self, place: int) -> Number:
-        """One of those that can be counted."""
-        return type(self.low)(Decimal(str(self.low)) + place * Decimal(str(self.step)))
-
-    @property
-    def some(self) -> list[Number]:
-        """A few that stand for all: the ends, and of an interval what lies well inside, since its
-        ends are hardly ever drawn.
-        """
-        return (
-            [self.low, self.high]
-            if self.count
-            else [self._at(1 / math.pi), self._at(1 - 1 / math.pi)]
-        )
-
-    def drawn(self, draw: random.Random) -> Number:
-        """Any of them."""
-        return self.nth(draw.randrange(self.count)) if self.count else self._at(draw.random())
-
-    def text(self, value: Number) -> str:
-        """A value as it stands on a command line: six digits tell the values of an interval apart."""
-        if self.step is not None:
-            return str(self.nth(round((value - self.low) / self.step)))
-        more = math.log10(max(abs(self.low), abs(self.high)) / (self.high - self.low))
-        short = f"{value:.{min(DIGITS + max(int(more), 0), 17)}g}"
-        return short if self.low <= float(short) <= self.high else repr(value)
-
-    def __str__(self) -> str:
-        """As it is typed."""
-        if (
-            self.step is not None
-            and not self.log
-            and (self.step != 1 or isinstance(self.step, float))
-        ):
-            return f"range({self.low:.12g}, {self.nth(self.count or 0):.12g}, {self.step:.12g})"
-        inner = f"interval({self.low:.12g}, {self.high:.12g})"
-        inner = inner if self.step is None else f"int({inner})"
-        return f"tag(log, {inner})" if self.log else inner
-
-    def _at(self, part: float) -> float:
-        if self.log:
-            return math.exp(math.log(self.low) * (1 - part) + math.log(self.high) * part)
-        return self.low * (1 - part) + self.high * part
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """Values that have no order, as texts."""
-
-    values: tuple[str, ...]
-
-    @property
-    def distribution(self) -> BaseDistribution:
-        """The same for Optuna."""
-        from optuna.distributions import CategoricalDistribution
-
-        return CategoricalDistribution(self.values)
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return len(self.values)
-
-    def nth(self, place: int) -> str:
-        """One of them."""
-        return self.values[place]
-
-    @property
-    def some(self) -> list[str]:
-        """All of them."""
-        return list(self.values)
-
-    def drawn(self, draw: random.Random) -> str:
-        """Any of them."""
-        return draw.choice(self.values)
-
-    def text(self, value: str) -> str:
-        """A value as it stands on a command line."""
-        return value
-
-    def __str__(self) -> str:
-        """As they are typed."""
-        return f"choice({', '.join(self.values)})"
-
-
-def param_of(distribution: BaseDistribution) -> Numbers | Choices:
-    """What a distribution of Optuna was made from."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(distribution, CategoricalDistribution):
-        return Choices(values=tuple(str(value) for value in distribution.choices))
-    assert isinstance(distribution, FloatDistribution | IntDistribution)
-    return Numbers(
-        low=distribution.low, high=distribution.high, step=distribution.step, log=distribution.log
-    )
+LARGEST_GRID = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Overrides that all trials have, and by key what differs. typed: the key as it was typed, with
-    its signs.
+    """Overrides that all trials have, and by key what the others are drawn from. typed: the keys as
+    they were typed, with their signs.
     """
 
     fixed: tuple[str, ...]
-    params: Mapping[str, Numbers | Choices]
+    params: Mapping[str, BaseDistribution]
     typed: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return " ".join(f"{key}={shown(one)}" for key, one in self.params.items())
 
     @property
     def size(self) -> int | None:
         """How many trials differ; None where they cannot be counted."""
-        counts = [param.count for param in self.params.values()]
-        return None if None in counts else math.prod(count or 0 for count in counts)
+        counts = [count(one) for one in self.params.values()]
+        return None if None in counts else math.prod(number or 0 for number in counts)
 
-    def nth(self, place: int) -> dict[str, Any]:
-        """The values of one of the trials that can be counted; the last varies fastest."""
-        values: dict[str, Any] = {}
-        for key, param in reversed(list(self.params.items())):
-            place, own = divmod(place, param.count or 1)
-            values[key] = param.nth(own)
-        return {key: values[key] for key in self.params}
+    @cached_property
+    def all(self) -> list[dict[str, Any]]:
+        """The values of each trial of a space that can be counted; the last key varies fastest."""
+        rows = itertools.product(*map(_values, self.params.values()))
+        return [dict(zip(self.params, row, strict=True)) for row in rows]
 
     def samples(self, most: int) -> Iterator[dict[str, Any]]:
-        """So many trials that stand for all, the same each time; all where they are no more. The
-        ends of ranges, and any, by turns.
-        """
+        """All trials where they are at most so many, else so many at random, the same each time."""
         if self.size is not None and self.size <= most:
-            yield from map(self.nth, range(self.size))
+            yield from self.all
             return
-        draw = random.Random(0)
-        ends = itertools.product(*(param.some for param in self.params.values()))
-        for _ in range(most // 2):
-            yield dict(zip(self.params, next(ends, ()) or self._drawn(draw).values(), strict=True))
-            yield self._drawn(draw)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+        for _ in range(most):
+            yield study.ask(dict(self.params)).params
 
-    def texts(self, values: Mapping[str, Any]) -> dict[str, str]:
-        """The values of a trial as they stand on a command line."""
-        return {key: param.text(values[key]) for key, param in self.params.items()}
-
-    def overrides(self, texts: Mapping[str, str]) -> tuple[str, ...]:
-        """What a trial adds to the overrides that all have."""
-        return tuple(f"{self.typed[key]}={text}" for key, text in texts.items())
-
-    def _drawn(self, draw: random.Random) -> dict[str, Any]:
-        return {key: param.drawn(draw) for key, param in self.params.items()}
+    def point(self, values: Mapping[str, Any]) -> Combination:
+        """The point of a trial with these values."""
+        texts = {key: text(one, values[key]) for key, one in self.params.items()}
+        added = (f"{self.typed[key]}={value}" for key, value in texts.items())
+        return Combination(overrides=(*self.fixed, *added), varied=texts)
 
 
-def combination(space: Space, values: Mapping[str, Any]) -> Combination:
-    """The point of a trial."""
-    texts = space.texts(values)
-    return Combination(overrides=(*space.fixed, *space.overrides(texts)), varied=texts)
+def read_space(
+    overrides: Sequence[str],
+    params: Mapping[str, str],
+    library: Callable[[], Library],
+    written_at: Callable[[str], str] = typed_at,
+) -> Space:
+    """What is searched, and what is not; arguments as of `grid`. Raises ConfigError with all that
+    is wrong.
+    """
+    found = grid(overrides, params, library, written_at, distribution)
+    if found.problems:
+        raise ConfigError(found.problems)
+    searched, fixed = dict(found.searched), list[str]()
+    for key, texts in found.choices.items():
+        values = list(dict.fromkeys(text.partition("=")[2] for text in texts))
+        if key not in searched and len(values) == 1:
+            fixed.append(texts[0])
+        elif key not in searched:
+            searched[key] = CategoricalDistribution(values)
+    typed = {key.lstrip("+"): key for key in found.choices if key in searched}
+    return Space(
+        fixed=tuple(fixed), params={name: searched[key] for name, key in typed.items()}, typed=typed
+    )
+
+
+def distribution(override: Override) -> BaseDistribution | None:
+    """What the values of an override are drawn from; None: they are choices. Raises ValueError."""
+    value = override.value()
+    tags = set(getattr(value, "tags", ()))
+    if not tags <= {"log"}:
+        raise ValueError("of all tags only log has a meaning")
+    if isinstance(value, IntervalSweep):
+        low, high = value.start, value.end
+        assert low is not None
+        assert high is not None
+        if not math.isfinite(high - low):
+            raise ValueError("an end of the interval is not finite")
+        if isinstance(low, int) and isinstance(high, int):
+            return IntDistribution(low, high, log=bool(tags))
+        return FloatDistribution(low, high, log=bool(tags))
+    if tags:
+        raise ValueError("only an interval is searched by its logarithm")
+    if not isinstance(value, RangeSweep):
+        return None
+    given = value.start, value.stop, value.step
+    start, stop, step = (Decimal(str(number)) for number in given)
+    if not (stop - start).is_finite() or (steps := math.ceil((stop - start) / step)) < 1:
+        raise ValueError("the range has no value, or no end")
+    low, high = sorted((start, start + (steps - 1) * step))
+    if all(isinstance(number, int) for number in given):
+        return IntDistribution(int(low), int(high), step=int(abs(step)))
+    return FloatDistribution(float(low), float(high), step=float(abs(step)))
+
+
+def count(one: BaseDistribution) -> int | None:
+    """How many values a distribution has; None: they cannot be counted."""
+    if isinstance(one, CategoricalDistribution):
+        return len(one.choices)
+    assert isinstance(one, FloatDistribution | IntDistribution)
+    return None if one.step is None else 1 + round((one.high - one.low) / one.step)
+
+
+def text(one: BaseDistribution, value: Any) -> str:
+    """A value as it stands on a command line."""
+    if not isinstance(one, FloatDistribution):
+        return str(value)
+    if one.step is not None:
+        return str(_step(one, round((value - one.low) / one.step)))
+    short = f"{value:.{DIGITS}g}"
+    return short if one.low <= float(short) <= one.high else repr(value)
+
+
+def shown(one: BaseDistribution) -> str:
+    """A distribution as it is typed."""
+    if isinstance(one, CategoricalDistribution):
+        return f"choice({', '.join(map(str, one.choices))})"
+    assert isinstance(one, FloatDistribution | IntDistribution)
+    low, high, step = (f"{number:.12g}" for number in (one.low, one.high, one.step or 0))
+    if one.step is not None and (isinstance(one, FloatDistribution) or one.step != 1):
+        return f"range({low}, {one.high + one.step:.12g}, {step})"
+    inner = f"interval({low}, {high})"
+    inner = f"int({inner})" if isinstance(one, IntDistribution) else inner
+    return f"tag(log, {inner})" if one.log else inner
+
+
+def _values(one: BaseDistribution) -> list[Any]:
+    if isinstance(one, CategoricalDistribution):
+        return list(one.choices)
+    if isinstance(one, IntDistribution):
+        return list(range(one.low, one.high + 1, one.step))
+    assert isinstance(one, FloatDistribution)
+    return [_step(one, place) for place in range(count(one) or 0)]
+
+
+def _step(one: FloatDistribution, place: int) -> float:
+    return float(Decimal(str(one.low)) + place * Decimal(str(one.step)))

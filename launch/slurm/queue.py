@@ -1,6 +1,4 @@
-"""Jobs that Slurm has been given: in what state they are, until they end, and how they are
-cancelled.
-"""
+"""Jobs that Slurm has been given: their states, until they end, and how they are cancelled."""
 
 from __future__ import annotations
 
@@ -13,18 +11,8 @@ from forge.config.problems import ConfigError, Problem
 
 SECONDS = 60.0  # that a command of Slurm may take
 POLL = 5.0
-ENDED = {
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "REVOKED",
-    "TIMEOUT",
-}
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED"}
+ENDED |= {"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"}
 NO_REASON = {"", "None", "(null)", "N/A"}
 UNKNOWN_JOB = "Invalid job id specified"
 
@@ -33,15 +21,8 @@ class NoAnswer(ConfigError):
     """Slurm cannot be asked, or fails; of its jobs nothing is known."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(
-            [
-                Problem(
-                    key="Slurm",
-                    what=what,
-                    fix="try again once sinfo shows the nodes of the cluster",
-                )
-            ]
-        )
+        fix = "try again once sinfo shows the nodes of the cluster"
+        super().__init__([Problem(key="Slurm", what=what, fix=fix)])
 
     def __str__(self) -> str:
         return self.problems[0].render()
@@ -51,61 +32,41 @@ def states(jobs: Iterable[str]) -> dict[str, str]:
     """The state of each job or element of an array, as Slurm calls it: PENDING, RUNNING, COMPLETED,
     FAILED, ...
 
-    Left out is what Slurm no longer knows: without accounting, what ended some minutes ago; how it
-    ended is for its run directory to say. Raises NoAnswer.
+    Left out is what Slurm no longer knows: without accounting, what ended some minutes ago. Raises
+    NoAnswer.
     """
     wanted = set(jobs)
     if not wanted:
         return {}
-    ids = ",".join(sorted({job.partition("_")[0] for job in wanted}, key=int))
-    code, out, said = _ask(
-        ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T"]
-    )
-    if code and UNKNOWN_JOB not in said:
-        raise NoAnswer(f"squeue fails: {said}.")
-    found = _parsed(out, wanted)
+    code, out, error = _squeue(wanted, "--states=all", "%i|%T")
+    if code and UNKNOWN_JOB not in error:
+        raise NoAnswer(f"squeue fails: {error}.")
+    found = _pairs(out, wanted)
     if len(found) < len(wanted):
+        fields = "--format=JobID,State"
         code, out, _ = _ask(
-            [
-                "sacct",
-                "--noheader",
-                "--parsable2",
-                "--allocations",
-                f"--jobs={ids}",
-                "--format=JobID,State",
-            ]
+            ["sacct", "--noheader", "--parsable2", "--allocations", _ids(wanted), fields]
         )
-        found = {**(_parsed(out, wanted) if code == 0 else {}), **found}
-    return found
+        found = {**(_pairs(out, wanted) if code == 0 else {}), **found}
+    return {job: state.split()[0] for job, state in found.items()}  # 'CANCELLED by 1000'
 
 
 def reasons(jobs: Iterable[str]) -> dict[str, str]:
-    """Why jobs of the queue wait, in Slurm's words: Resources, Priority, DependencyNeverSatisfied,
-    ... Nothing where it does not answer.
+    """Why jobs of the queue wait, in Slurm's words: Resources, Priority, ... Nothing where it does
+    not answer.
     """
     wanted = set(jobs)
     if not wanted:
         return {}
-    ids = ",".join(sorted({job.partition("_")[0] for job in wanted}, key=int))
     try:
-        _, out, _ = _ask(
-            [
-                "squeue",
-                "--noheader",
-                "--array",
-                "--states=PENDING",
-                f"--jobs={ids}",
-                "--format=%i|%r",
-            ]
-        )
+        _, out, _ = _squeue(wanted, "--states=PENDING", "%i|%r")
     except NoAnswer:
         return {}
-    pairs = (line.strip().split("|", 1) for line in out.splitlines() if "|" in line)
-    return {job: reason for job, reason in pairs if job in wanted and reason not in NO_REASON}
+    return {job: why for job, why in _pairs(out, wanted).items() if why not in NO_REASON}
 
 
 def largest_array() -> int | None:
-    """How many elements an array may have on this cluster (MaxArraySize); None where nobody says."""
+    """How many elements an array may have on this cluster (MaxArraySize), where that is known."""
     try:
         _, out, _ = _ask(["scontrol", "show", "config"])
     except NoAnswer:
@@ -122,15 +83,14 @@ def has_ended(state: str | None) -> bool:
 def wait(
     jobs: Sequence[str],
     *,
-    told: Callable[[str, str | None], None] = lambda job, state: None,
+    ended: Callable[[str, str | None], None] = lambda job, state: None,
     poll: float = POLL,
 ) -> dict[str, str | None]:
-    """Until all have ended; their last states. told: called with each as it ends. While Slurm gives
-    no answer it asks on.
+    """Until all have ended; their last states. ended: called with each. While Slurm gives no
+    answer it asks on.
     """
     last: dict[str, str | None] = {}
-    while True:
-        left = [job for job in jobs if job not in last]
+    while left := [job for job in dict.fromkeys(jobs) if job not in last]:
         try:
             now = states(left)
         except NoAnswer:
@@ -138,30 +98,36 @@ def wait(
         for job in left:
             if has_ended(now.get(job)):
                 last[job] = now.get(job)
-                told(job, last[job])
-        if len(last) == len(set(jobs)):
-            return {job: last[job] for job in jobs}
-        time.sleep(poll)
+                ended(job, last[job])
+        if len(last) < len(set(jobs)):
+            time.sleep(poll)
+    return {job: last[job] for job in jobs}
 
 
 def cancel(jobs: Iterable[str]) -> None:
-    """End jobs, or take them from the queue; without effect on those that have ended. Raises
-    NoAnswer.
-    """
-    ids = list(jobs)
-    if ids:
-        code, _, said = _ask(["scancel", *ids])
-        if code and UNKNOWN_JOB not in said:
-            raise NoAnswer(f"scancel fails: {said}.")
+    """End jobs, or take them from the queue. Raises NoAnswer."""
+    if ids := list(jobs):
+        code, _, error = _ask(["scancel", *ids])
+        if code and UNKNOWN_JOB not in error:
+            raise NoAnswer(f"scancel fails: {error}.")
 
 
-def _parsed(out: str, wanted: set[str]) -> dict[str, str]:
-    pairs = (line.strip().split("|") for line in out.splitlines() if "|" in line)
-    return {job: state.split()[0] for job, state in pairs if job in wanted}  # 'CANCELLED by 1000'
+def _squeue(jobs: set[str], which: str, fields: str) -> tuple[int, str, str]:
+    return _ask(["squeue", "--noheader", "--array", which, _ids(jobs), f"--format={fields}"])
+
+
+def _ids(jobs: set[str]) -> str:
+    """Jobs, and the arrays that elements are of."""
+    return f"--jobs={','.join(sorted({job.partition('_')[0] for job in jobs}, key=int))}"
+
+
+def _pairs(out: str, wanted: set[str]) -> dict[str, str]:
+    pairs = (line.strip().split("|", 1) for line in out.splitlines() if "|" in line)
+    return {job: text for job, text in pairs if job in wanted}
 
 
 def _ask(command: list[str]) -> tuple[int, str, str]:
-    """Exit code, output, and the last line of what it complains of."""
+    """Exit code, output, and the last line of its errors. Raises NoAnswer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem
@@ -18,26 +18,26 @@ from forge.config.sbatch import given
 from forge.launch.local.processes import search_path
 from forge.plan.allocation import Allocation, allocation, faults
 
-T = TypeVar("T")
 ALL = 10**6  # points of a sweep at a time, where the cluster alone is to say
 CHECK = "done_or_end"
-ENDS = 'local code=$?; ((code == 0)) || { echo "launch.setup failed with exit code $code: $1" >&2; exit 1; }'
+ENDS = (
+    "local code=$?; ((code == 0)) || "
+    '{ echo "launch.setup failed with exit code $code: $1" >&2; exit 1; }'
+)
 CONTINUED = re.compile(r"(?<!\\)(\\\\)*\\\s*$")  # an odd number of backslashes at the end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Points, by their place in what was given, that need the same machines: one array, or one job."""
+    """Points, by their place among those given, that need the same machines: an array, or a job."""
 
     needs: Allocation
     members: tuple[int, ...]
 
 
 def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> list[Group]:
-    """One group a shape, in the order in which the shapes come first, or several of at most `most`
-    members. Raises ConfigError.
-    """
-    problems: list[Problem] = [*faults(section), *unfinished(section.setup)]
+    """Groups of at most `most` points, in the order of the first of each. Raises ConfigError."""
+    problems: list[Problem] = [*faults(section), *incomplete(section.setup)]
     groups: dict[Allocation, list[int]] = {}
     for place, world in enumerate(worlds):
         found = allocation(section, world)
@@ -47,23 +47,24 @@ def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> l
             problems.append(found)
     if problems:
         raise ConfigError(problems)
-    return [
-        Group(needs=needs, members=tuple(members[first : first + (most or len(members))]))
-        for needs, members in groups.items()
-        for first in range(0, len(members), most or len(members))
-    ]
+    result = []
+    for needs, members in groups.items():
+        size = most or len(members)
+        for first in range(0, len(members), size):
+            result.append(Group(needs=needs, members=tuple(members[first : first + size])))
+    return result
 
 
 def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any]:
     """What submitit makes a script of. None: not in the script.
 
-    A rank that dies ends the others: srun is told so; and to hand on what the script has set, which
-    it does not where the site, or launch.sbatch.export, gives jobs an environment of their own
-    (SLURM_EXPORT_ENV=NONE).
+    srun is told to end all ranks when one dies, and to hand on what the script has set, which it
+    does not where the site gives jobs an environment of their own (SLURM_EXPORT_ENV=NONE); and the
+    cores of a task, which it does not take from sbatch since 22.05.
     """
-    per_task = (
-        [f"--cpus-per-task={section.cpus_per_task}"] if section.cpus_per_task else []
-    )  # srun does not take sbatch's since 22.05
+    cpus, gpus = section.cpus_per_task, needs.gpus_per_node or None
+    requeue = "requeue" if section.max_requeues else "no_requeue"
+    srun = ["--kill-on-bad-exit=1", "--export=ALL", *([f"--cpus-per-task={cpus}"] if cpus else [])]
     return {
         "job_name": " ".join(name.split()),  # a line break would begin a line of the script
         "partition": section.partition,
@@ -73,22 +74,17 @@ def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any
         "time": section.time,
         "nodes": needs.nodes,
         "ntasks_per_node": needs.tasks_per_node,
-        "gpus_per_node": f"{section.gpu_type}:{needs.gpus_per_node}"
-        if section.gpu_type and needs.gpus_per_node
-        else needs.gpus_per_node or None,
-        "cpus_per_task": section.cpus_per_task,
+        "gpus_per_node": f"{section.gpu_type}:{gpus}" if section.gpu_type and gpus else gpus,
+        "cpus_per_task": cpus,
         "mem": section.mem,
         "exclusive": section.exclusive or None,
         "signal_delay_s": section.signal_before,
         "setup": [f"export PYTHONPATH={shlex.quote(search_path())}", *setup(section.setup)],
-        "srun_args": ["--kill-on-bad-exit=1", "--export=ALL", *per_task, *section.srun_args],
+        "srun_args": [*srun, *section.srun_args],
         "stderr_to_stdout": True,
         "array_parallelism": section.array_parallelism or ALL,
         "wckey": None,
-        "additional_parameters": {
-            "requeue" if section.max_requeues else "no_requeue": True,
-            **given(section),
-        },
+        "additional_parameters": {requeue: True, **given(section)},
     }
 
 
@@ -100,41 +96,34 @@ def setup(entries: Sequence[str]) -> list[str]:
     return [f"{CHECK}() {{ {ENDS}; }}", *checked] if checked else []
 
 
-def unfinished(entries: Sequence[str]) -> Iterator[Problem]:
-    """Entries of launch.setup that are no whole commands: what comes behind them would be taken for
-    the rest.
-    """
+def incomplete(entries: Sequence[str]) -> Iterator[Problem]:
+    """Entries of launch.setup that are no complete commands: the next line would belong to them."""
     if (bash := shutil.which("bash")) is None:
         return
     for entry in entries:
+        command, environ = [bash, "-n", "-c", entry], {"LC_ALL": "C"}
         tried = subprocess.run(
-            [bash, "-n", "-c", entry],
-            capture_output=True,
-            text=True,
-            env={"LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
+            command, capture_output=True, text=True, env=environ, stdin=subprocess.DEVNULL
         )
-        said = [
-            line.partition(": line ")[2].partition(": ")[2] or line
-            for line in tried.stderr.splitlines()
-        ]
-        said = said or (["the next line is a part of it"] if CONTINUED.search(entry) else [])
-        if said:
-            fix = "commands that are whole; one of several lines, like if ... fi, is one entry, with ; or line breaks in it"
-            yield Problem(
-                key=f"launch.setup={entry}",
-                what=f"bash does not take it for a whole command: {said[0]}.",
-                fix=fix,
-            )
+        if error := tried.stderr.strip():
+            first = error.splitlines()[0]
+            why = first.partition(": line ")[2].partition(": ")[2] or first
+        elif CONTINUED.search(entry):
+            why = "the next line is a part of it"
+        else:
+            continue
+        what = f"bash does not take it for a complete command: {why}."
+        fix = "complete commands; one of several lines, like if ... fi, is one entry"
+        yield Problem(key=f"launch.setup={entry}", what=what, fix=fix)
 
 
 def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
     """The script that sbatch is given."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    count = len(group.members)
-    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(folder.resolve()))}"
+    count, path = len(group.members), folder.resolve()
+    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(path))}"
     made = parameters(section, group.needs, name=name)
     return _make_sbatch_string(
-        command=command, folder=folder.resolve(), map_count=count if count > 1 else None, **made
+        command=command, folder=path, map_count=count if count > 1 else None, **made
     )

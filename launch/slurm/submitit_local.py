@@ -15,8 +15,6 @@ from forge.plan.world import World
 
 MINUTES = 60 * 24 * 365  # submitit wants a limit
 POLL = 0.2
-Points = Sequence[tuple[Path, World]]
-"""Run directories, each with its ranks."""
 
 
 class Rank:
@@ -30,26 +28,25 @@ class Rank:
     def __call__(self) -> None:
         """Train; a process that fails ends with the exit code that says so."""
         rank, ranks = os.environ["SUBMITIT_LOCAL_GLOBALID"], os.environ["SUBMITIT_LOCAL_NTASKS"]
-        os.environ.update(threads.shared(int(ranks)))
         os.environ.update(
+            threads.shared(int(ranks)),
             RANK=rank,
             LOCAL_RANK=rank,
             WORLD_SIZE=ranks,
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(self.port),
         )
-        worker = import_module(
-            "forge.worker"
-        )  # where training begins; what submits a job stands below it
+        worker = import_module("forge.worker")  # training stands above launch
         code = worker.main([self.run_dir, *self.trust])
         if code:
             worker.leave(code)
 
 
-def submit(points: Points, *, name: str, folder: Path, trust: Sequence[str] = ()) -> list[Any]:
-    """Start the jobs, all at once, and return them as submitit has them; they outlive this process.
-
-    trust: prefixes of what their ranks may build.
+def submit(
+    points: Sequence[tuple[Path, World]], *, name: str, folder: Path, trust: Sequence[str] = ()
+) -> list[Any]:
+    """Start the jobs of run directories, all at once, and return them as submitit has them; they
+    outlive this process. trust: prefixes of what their ranks may build.
     """
     import submitit
 
@@ -59,26 +56,26 @@ def submit(points: Points, *, name: str, folder: Path, trust: Sequence[str] = ()
         jobs = []
         for run_dir, world in points:
             executor = submitit.AutoExecutor(folder=folder.resolve(), cluster="local")
-            gpus = world.size if world.device == "cuda" else 0
             executor.update_parameters(
                 name=name,
                 tasks_per_node=world.size,
-                gpus_per_node=gpus,
+                gpus_per_node=world.size if world.device == "cuda" else 0,
                 timeout_min=MINUTES,
                 stderr_to_stdout=True,
             )
             jobs.append(executor.submit(Rank(run_dir, free_port(), trust)))
         return jobs
     finally:
-        os.environ.pop("PYTHONPATH", None)
-        os.environ.update({"PYTHONPATH": before} if before is not None else {})
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
-def wait(jobs: Sequence[Any], told: Callable[[int], None]) -> None:
-    """Until all have ended. told: called with the place of each as it ends."""
+def wait(jobs: Sequence[Any], ended: Callable[[int], None]) -> None:
+    """Until all have ended. ended: called with the place of each."""
     left = set(range(len(jobs)))
     while left:
         for place in [place for place in left if jobs[place].done()]:
             left.remove(place)
-            told(place)
+            ended(place)
         time.sleep(POLL)

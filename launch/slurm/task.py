@@ -1,20 +1,30 @@
-"""What submitit runs in each task of a job: one rank of a run directory."""
+"""What a task of a Slurm job runs: one rank of a run directory. A job that was told to stop is
+queued again, once all its ranks have saved, and goes on in the same directory.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 
 from forge.config.launch import Slurm
 from forge.launch.local import threads
-from forge.launch.slurm import requeue
 from forge.plan.launcher_environment import launcher_environment
 from forge.rundir import serialize
 from forge.rundir.stored import newest
 
-MEETING = {"MASTER_ADDR", "MASTER_PORT"}
+RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT"}
+LIMIT, PREEMPTION = signal.SIGUSR2, signal.SIGTERM  # before the time limit, and for another job
+UNTIL_ENDED = 300.0  # seconds for Slurm to end the processes of a job that is queued again
+SECONDS = 60.0  # that scontrol may take
 
 
 class Rank:
@@ -29,34 +39,93 @@ class Rank:
         """Train; a process that fails, or was stopped, ends with the exit code that says so, and
         with it the state of the job.
         """
-        requeue.listen()
-        os.environ.update({**threads.of_task(os.environ), **placed(dict(os.environ))})
-        worker = import_module(
-            "forge.worker"
-        )  # where training begins; what submits a job stands below it
+        listen()
+        os.environ.update({**threads.of_task(os.environ), **rank_environment()})
+        worker = import_module("forge.worker")  # training stands above launch
         code = worker.main([self.run_dir, *self.trust])
         if code:
             launch = serialize.load(newest(Path(self.run_dir)), trust=self.trust).launch
-            requeue.after(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
+            requeue(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
             worker.leave(code)
-        requeue.leave_finished()
+        # Python drops its handlers on the way out; the signal would end a run that is done.
+        signal.signal(LIMIT, signal.SIG_IGN)
 
 
-def placed(environ: dict[str, str]) -> dict[str, str]:
-    """The variables of torch.distributed for this task of a step.
-
-    Where the ranks meet launch.setup may say, on a network of its own: what the shell had set that
-    submitted the job has not come along.
+def rank_environment() -> dict[str, str]:
+    """The variables of torch.distributed for this task. launch.setup may have set the rendezvous
+    address.
     """
-    found = launcher_environment(
-        {
-            name: value
-            for name, value in environ.items()
-            if name.startswith("SLURM_") or name in MEETING
-        }
-    )
-    return (
-        found.variables()
-        if found is not None
-        else {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    )
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("SLURM_") or name in RENDEZVOUS
+    }
+    found = launcher_environment(own)
+    single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    return found.variables() if found is not None else single
+
+
+class Noted:
+    """A signal handler that only keeps the signal: a run that is starting has nothing to save."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+
+
+def listen() -> None:
+    """Replace submitit's signal handlers, which would save on the main rank alone."""
+    signal.signal(LIMIT, Noted())
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)
+
+
+def requeue(code: int, most: int) -> None:
+    """Queue the job of this rank again when a signal of Slurm has ended the run, with this exit
+    code, and wait for Slurm to end the rank.
+
+    It returns when the run has ended, was cancelled, or has been queued again `most` times. The
+    main rank acts; others wait for Slurm too.
+    """
+    if code not in (128 + LIMIT, 128 + PREEMPTION):
+        return
+    if os.environ.get("RANK", "0") == "0" and (why_not := _queue_again(code - 128, most)):
+        print(f"not queued again: {why_not}", file=sys.stderr, flush=True)
+        return
+    time.sleep(UNTIL_ENDED)  # an exit would end the job
+
+
+def _queue_again(number: int, most: int) -> str:
+    """Queue the job again; or why not."""
+    # An element of an array is called by its place: the array has the job id of one of them.
+    array, place = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
+    times = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    if times >= most:
+        return f"launch.max_requeues={most} is used up"
+    known = _scontrol("show", "job", "--oneliner", job)
+    if isinstance(known, str):
+        return known
+    state, preempted = known.get("JobState"), known.get("PreemptTime", "None") != "None"
+    if state != "RUNNING":
+        return f"the job is {state}: Slurm ends it, or queues it again itself"
+    if number == PREEMPTION and not preempted:
+        return f"{signal.Signals(number).name} was sent to the job by someone"
+    again = f"queueing the job again, for the {times + 1}. time of {most}"
+    print(again, file=sys.stderr, flush=True)  # there is no time afterwards
+    failed = _scontrol("requeue", job)
+    return failed if isinstance(failed, str) else ""
+
+
+def _scontrol(*arguments: str) -> dict[str, str] | str:
+    """The fields that it shows, or its error."""
+    command = ["scontrol", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{' '.join(command)}: {error}"
+    if done.returncode:
+        return f"{' '.join(command)}: {done.stderr.strip()}"
+    return dict(re.findall(r"(\w+)=(\S+)", done.stdout))

@@ -10,25 +10,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from forge.compose.portable import portable
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import refusal
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import LOCK, POINTS, Point, SweepDirectory
-from forge.launch.sweep.points import Planned, Preflight
-from forge.launch.sweep.state import CANCELLED, DONE, FAILED, PARTIAL, QUEUED, RUNNING, WAITING
-from forge.launch.sweep.survey import survey
+from forge.launch.sweep.messages import say
+from forge.launch.sweep.preflight import OTHER_PLACE, Planned, Preflight
+from forge.launch.sweep.state import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    PARTIAL,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    survey,
+)
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory
 from forge.rundir.directory import Made, made_now, short
 from forge.rundir.lock import Held, Lock
 
 WORDS = {WAITING: "to start", PARTIAL: "to go on", QUEUED: "in the queue", RUNNING: "at work"}
+RETRY = "  the same command with sweep.retry=true runs them again"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A point of the command: as it was checked, as it is in the ledger, and in what state it was
-    found.
-    """
+    """A point of the command: as it was checked, as it is in the ledger, and its state before."""
 
     planned: Planned
     point: Point
@@ -58,20 +66,10 @@ class Command:
             self.entries = self.enter(self.planned)
         except Held as error:
             what, _, fix = str(error).partition(". ")
-            raise ConfigError(
-                [Problem(key=f"sweep.name={path.name}", what=f"{what}.", fix=fix)]
-            ) from None
+            raise refusal(f"sweep.name={path.name}", f"{what}.", fix) from None
         except OSError as error:
             what = f"the directory {path} cannot be written: {error.strerror or error}."
-            raise ConfigError(
-                [
-                    Problem(
-                        key=f"sweep.root={path.parent}",
-                        what=what,
-                        fix="choose another place with sweep.root",
-                    )
-                ]
-            ) from None
+            raise refusal(f"sweep.root={path.parent}", what, OTHER_PLACE) from None
         with lock:
             for entry in self.due:
                 if entry.state in (FAILED, CANCELLED):
@@ -80,8 +78,8 @@ class Command:
 
     @property
     def due(self) -> list[Entry]:
-        """What is to be started: what has not been, what was stopped, and what failed or was
-        cancelled, with sweep.retry.
+        """What is to be started: what has not been, what was stopped, and, with sweep.retry, what
+        failed or was cancelled.
         """
         return [entry for entry in self.entries if self._is_due(entry.state)]
 
@@ -90,37 +88,26 @@ class Command:
         points = self.directory.points()
         states = survey(points).states
         known = {point.hash: states[point.number] for point in points}
-        return [
-            planned for planned in self.planned if self._is_due(known.get(planned.hash, WAITING))
-        ]
+        return [one for one in self.planned if self._is_due(known.get(one.hash, WAITING))]
 
     def _is_due(self, state: str) -> bool:
-        return state in (WAITING, PARTIAL) or (
-            self.flight.sweep.retry and state in (FAILED, CANCELLED)
-        )
+        again = self.flight.sweep.retry and state in (FAILED, CANCELLED)
+        return again or state in (WAITING, PARTIAL)
 
     def announce(self) -> None:
-        """Where it is, and what is to be done."""
-        path = short(self.directory.path)
-        again = [entry.point.number for entry in self.due if entry.state in (FAILED, CANCELLED)]
-        states = [
-            "to run again" if entry.point.number in again else WORDS.get(entry.state, entry.state)
-            for entry in self.entries
-        ]
-        others = len(self.directory.points()) - len(self.entries)
+        """Print where the sweep is, and what is to be done."""
+        path, states = short(self.directory.path), [entry.state for entry in self.entries]
+        retry = dict.fromkeys((FAILED, CANCELLED), "to run again")
+        words = {**WORDS, **(retry if self.flight.sweep.retry else {})}
+        others = len(self.directory.points()) - len(states)
         more = f"; {others} other{'s' * (others != 1)} of earlier commands" if others else ""
-        messages.say(f"sweep: {path}   ({messages.counted(states)}{more})")
-        if any(entry.state != DONE for entry in self.entries):
-            messages.say(f"  watch it with: python -m forge.status {path} --watch")
-        left = (
-            len(self.entries)
-            - len(self.due)
-            - sum(entry.state in (DONE, RUNNING, QUEUED) for entry in self.entries)
-        )
+        say(f"sweep: {path}   ({messages.counted([words.get(one, one) for one in states])}{more})")
+        if any(state != DONE for state in states):
+            say(f"  watch it with: python -m forge.status {path} --watch")
+        left = sum(not self._is_due(state) for state in states if state in retry)
         if left:
-            messages.say(
-                f"  left as they are: {left} that failed or were cancelled; sweep.retry=true runs them again"
-            )
+            what = "that failed or were cancelled; sweep.retry=true runs them again"
+            say(f"  left as they are: {left} {what}")
 
     def prepare(self, entry: Entry) -> None:
         """Make the run directory of a point, or take up the one there is. Raises ConfigError."""
@@ -135,9 +122,7 @@ class Command:
         directory.prepare(resolution, overrides=kept, made=self._made)
 
     def enter(self, planned: Sequence[Planned]) -> list[Entry]:
-        """Planned points with their lines in the ledger, which new ones are given, in the state
-        that they are in.
-        """
+        """Planned points with their lines in the ledger, which new ones are given, and states."""
         known = {point.hash: point for point in self.directory.points()}
         number = self.directory.next_number()
         for new in planned:
@@ -151,40 +136,30 @@ class Command:
         points = [known[one.hash] for one in planned]
         found = survey(points)
         if found.silent and shutil.which("squeue"):
-            what = f"Slurm does not answer, which has jobs of this sweep in its queue, or had: {found.silent}"
-            raise ConfigError(
-                [
-                    Problem(
-                        key=f"sweep.name={self.directory.path.name}",
-                        what=what,
-                        fix="again when it does",
-                    )
-                ]
-            )
-        states = found.states
+            what = "Slurm does not answer, which has jobs of this sweep in its queue, or had"
+            name = f"sweep.name={self.directory.path.name}"
+            raise refusal(name, f"{what}: {found.silent}", "again when it does")
         return [
-            Entry(planned=one, point=point, state=states[point.number])
+            Entry(planned=one, point=point, state=found.states[point.number])
             for one, point in zip(planned, points, strict=True)
         ]
 
     def finish(self, failed: Sequence[tuple[Point, str]], stopped: int = 0) -> int:
-        """Tell how it ended, and give the exit code: 1 when any point has failed, now or before,
-        128+n after a signal.
+        """Print how it ended. failed: now, with the reasons. stopped: by this signal, or 0.
+
+        The exit code: 1 when any point of the command has failed, now or before, 128+n after a
+        signal.
         """
-        path = short(self.directory.path)
         points = {point.number: point for point in self.directory.points()}
         states = survey(list(points.values())).states
         mine = [entry.point.number for entry in self.entries]
-        messages.say(f"\nsweep: {path}   ({messages.counted([states[number] for number in mine])})")
-        now = {point.number: reason for point, reason in failed}
-        before = [number for number in mine if states[number] == FAILED and number not in now]
-        told_of = [(points[number], reason) for number, reason in now.items()]
-        told_of += [
-            (points[number], messages.cause(points[number].path, points[number].code))
-            for number in before
-        ]
-        for text in messages.failures(sorted(told_of, key=lambda pair: pair[0].number)):
-            messages.say(text)
-        if told_of and not self.flight.sweep.retry:
-            messages.say("  the same command with sweep.retry=true runs them again")
-        return 128 + stopped if stopped else 1 if told_of else 0
+        counts = messages.counted([states[number] for number in mine])
+        say(f"\nsweep: {short(self.directory.path)}   ({counts})")
+        reasons = {point.number: reason for point, reason in failed}
+        for point in (points[number] for number in mine if states[number] == FAILED):
+            reasons.setdefault(point.number, messages.cause(point.path, point.code))
+        for text in messages.failures((points[n], why) for n, why in sorted(reasons.items())):
+            say(text)
+        if reasons and not self.flight.sweep.retry:
+            say(RETRY)
+        return 128 + stopped if stopped else int(bool(reasons))

@@ -4,7 +4,7 @@ done with them.
 <sweep.root>/<sweep.name>/
     sweep.json          its name, and every command that was typed for it
     sweep.lock          held by the command that starts points now
-    ledger.jsonl        what happened to its points, a line each; nothing in it is ever changed
+    ledger.jsonl        what happened to its points, a line each; lines are only ever added
     points/000_lr-0.001_seed-1_1f0a9c2e/
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forge.config.problems import COMMAND_LINE, ConfigError, Problem
+from forge.config.problems import COMMAND_LINE, refusal
 from forge.config.sweep import Sweep
 from forge.rundir import json_lines
 from forge.rundir.consent import leads_out
@@ -29,16 +29,17 @@ from forge.rundir.stored import read_json
 SWEEP, LEDGER, POINTS, LOCK = "sweep.json", "ledger.jsonl", "points", "sweep.lock"
 VERSION = 1
 LONGEST_SLUG = 80
+OTHER_NAME = "give another sweep.name"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One run of a sweep. hash: of its identity. varied: what tells it from its neighbours, by key.
-    arm: of an ablation.
+    """One run of a sweep. hash: of its identity. varied: the overrides that vary, by key. arm: of
+    an ablation.
 
     event, code: the last thing that happened to it (submitted, started, ended or cancelled; '' for
-    nothing yet), and the exit code that it ended with. job, cluster: the last that was submitted
-    for it, and to what. pid, host: of the main rank that was last started without one.
+    nothing yet), and its exit code. job, cluster: the last that was submitted for it, and to what.
+    pid, host: of the main rank that was last started without one.
     """
 
     number: int
@@ -73,9 +74,7 @@ class SweepDirectory:
         return str(self._content().get("name") or self.path.name)
 
     def commands(self) -> list[dict[str, Any]]:
-        """What was typed for it, oldest first: time, argv, overrides and config_dirs, where there
-        were any, of each.
-        """
+        """What was typed for it, oldest first: time, argv, overrides and config_dirs of each."""
         return list(self._content().get("commands", []))
 
     def begin(
@@ -87,15 +86,11 @@ class SweepDirectory:
     ) -> None:
         """Make the directory where there is none, and keep the command that was typed."""
         (self.path / POINTS).mkdir(parents=True, exist_ok=True)
-        command = {
-            "time": now(),
-            "argv": list(sys.argv if argv is None else argv),
-            "overrides": list(overrides),
-        }
+        words = list(sys.argv if argv is None else argv)
+        command: dict[str, Any] = {"time": now(), "argv": words, "overrides": list(overrides)}
         if config_dirs:
-            command["config_dirs"] = [
-                path if "://" in path else os.path.abspath(path) for path in config_dirs
-            ]
+            folders = [path if "://" in path else os.path.abspath(path) for path in config_dirs]
+            command["config_dirs"] = folders
         content = {"version": VERSION, "name": self.name, "commands": [*self.commands(), command]}
         write_json(self.path / SWEEP, content)
 
@@ -108,16 +103,13 @@ class SweepDirectory:
         arm: str | None = None,
         number: int | None = None,
     ) -> Point:
-        """A new point with this number, or the next; its run directory is made by whoever prepares
-        the run.
-        """
+        """A new point with this number, or the next; its run directory is not made yet."""
         number = self.next_number() if number is None else number
         slug = slug_of(varied, arm)
-        folder = f"{POINTS}/{number:03d}_{slug}_{hash[:8]}"
         line = {
             "hash": hash,
             "slug": slug,
-            "dir": folder,
+            "dir": f"{POINTS}/{number:03d}_{slug}_{hash[:8]}",
             "overrides": list(overrides),
             "varied": dict(varied),
             "arm": arm,
@@ -131,9 +123,8 @@ class SweepDirectory:
 
     def note(self, event: str, number: int, **more: Any) -> None:
         """Add what happened to a point to the ledger."""
-        json_lines.append(
-            self.path / LEDGER, {"event": event, "time": now(), "number": number, **more}
-        )
+        line = {"event": event, "time": now(), "number": number, **more}
+        json_lines.append(self.path / LEDGER, line)
 
     def points(self) -> list[Point]:
         """All points by number, each with the last thing that happened to it."""
@@ -144,27 +135,22 @@ class SweepDirectory:
                 found.setdefault(line["number"], self._point(line))
             elif number in found:
                 before = found[number]
-                event = (
-                    before.event if (before.event, event) == ("cancelled", "ended") else str(event)
-                )
-                kept = {
-                    name: line.get(name, getattr(before, name))
-                    for name in ("job", "cluster", "pid", "host")
-                }
-                found[number] = replace(before, event=event, code=line.get("code"), **kept)
+                if (before.event, event) == ("cancelled", "ended"):
+                    event = before.event
+                kept = {key: line[key] for key in ("job", "cluster", "pid", "host") if key in line}
+                found[number] = replace(before, event=str(event), code=line.get("code"), **kept)
         return [found[number] for number in sorted(found)]
 
     def _point(self, line: Mapping[str, Any]) -> Point:
-        if leads_out(line["dir"]):
-            what = f"{self.path / LEDGER} has point {line['number']} in {line['dir']}, which is outside of the sweep."
-            raise ConfigError(
-                [Problem(key=str(self.path), what=what, fix="give another sweep.name")]
-            )
+        number, folder = line["number"], line["dir"]
+        if leads_out(folder):
+            what = f"{self.path / LEDGER} has point {number} in {folder}, outside of the sweep."
+            raise refusal(str(self.path), what, OTHER_NAME)
         return Point(
-            number=line["number"],
+            number=number,
             hash=line["hash"],
             slug=line["slug"],
-            path=self.path / line["dir"],
+            path=self.path / folder,
             overrides=tuple(line["overrides"]),
             varied=dict(line["varied"]),
             arm=line.get("arm"),
@@ -178,49 +164,41 @@ class SweepDirectory:
         except (OSError, ValueError):
             content = None
         if not isinstance(content, dict) or not isinstance(content.get("commands"), list):
-            what = f"{self.path / SWEEP} cannot be read."
-            raise ConfigError(
-                [Problem(key=str(self.path), what=what, fix="give another sweep.name")]
-            )
+            raise refusal(str(self.path), f"{self.path / SWEEP} cannot be read.", OTHER_NAME)
         return content
 
 
 def slug_of(varied: Mapping[str, str], arm: str | None = None) -> str:
-    """A readable part of a directory's name: the arm and what varies, with short keys, without
-    signs that a shell or Hydra reads.
+    """A readable part of a directory's name: the arm and what varies, with the last words of keys,
+    without signs that a shell or Hydra reads.
     """
+    last = {key: key.rpartition(".")[2] for key in varied}
+    names = {
+        key: key if list(last.values()).count(name) > 1 else name for key, name in last.items()
+    }
     words = [arm] if arm else []
-    words += [f"{_short(key, varied)}-{value}" for key, value in varied.items()]
+    words += [f"{names[key]}-{value}" for key, value in varied.items()]
     clean = re.sub(r"[^\w.+-]+", "-", "_".join(words), flags=re.ASCII).strip("-_.")
     return clean[:LONGEST_SLUG].rstrip("-_.") or "point"
-
-
-def _short(key: str, varied: Mapping[str, str]) -> str:
-    """The last word of a key, unless another key ends in it."""
-    last = key.rpartition(".")[2]
-    return last if sum(other.rpartition(".")[2] == last for other in varied) == 1 else key
 
 
 def find_sweep(path: Path) -> SweepDirectory:
     """The sweep in a directory. Raises ConfigError."""
     sweep = SweepDirectory(path)
     if not sweep.exists:
-        what = f"{path} is no sweep: " + (
-            f"it has no {SWEEP}." if path.exists() else "there is no such directory."
-        )
+        why = f"it has no {SWEEP}." if path.exists() else "there is no such directory."
         fix = f"give the directory of a sweep, like {examples(path)}"
-        raise ConfigError([Problem(key=str(path), what=what, fix=fix, where=COMMAND_LINE)])
+        raise refusal(str(path), f"{path} is no sweep: {why}", fix, COMMAND_LINE)
     return sweep
 
 
 def examples(path: Path | None = None, most: int = 3) -> str:
-    """Sweeps that may have been meant, the last one first: those in a directory, else in sweeps; a
-    pattern where there are none.
+    """Sweeps that may have been meant, newest first: those in `path`, else in the default root,
+    else a pattern.
     """
-    for folder in (*([path] if path is not None else []), Path(Sweep().root)):
-        found = sorted(
-            folder.glob(f"*/{SWEEP}"), key=lambda file: file.stat().st_mtime, reverse=True
-        )
+    root = Path(Sweep().root)
+    for folder in (path, root) if path is not None else (root,):
+        found = sorted(folder.glob(f"*/{SWEEP}"), key=lambda file: -file.stat().st_mtime)
         if found:
             return ", ".join(str(file.parent) for file in found[:most])
-    return f"{Sweep().root}/<name>"
+    return f"{root}/<name>"

@@ -1,189 +1,166 @@
-"""Points of a sweep as processes on this machine, several at a time, each with devices of its own."""
+"""Points of a sweep as processes on this machine, `launch.jobs` at a time, each with its GPUs."""
 
 from __future__ import annotations
 
 import os
 import platform
 import signal
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from forge.config.launch import Local
 from forge.config.numbers import time_span
 from forge.config.problems import ConfigError
-from forge.launch.local.processes import Ranks, heard
+from forge.launch.local.processes import Ranks, signals_taken
 from forge.launch.sweep import messages
-from forge.launch.sweep.directory import Point, SweepDirectory
-from forge.launch.sweep.state import CANCELLED, STOPPED, at_work
-from forge.plan.world import World
+from forge.launch.sweep.command import Command, Entry
+from forge.launch.sweep.directory import Point
+from forge.launch.sweep.messages import line, say
+from forge.launch.sweep.state import CANCELLED, RUNNING, STOPPED, at_work
+from forge.plan.world import Devices
 from forge.rundir import failure
 from forge.rundir.directory import finished
 from forge.rundir.lock import LOCK, holder
 
 POLL = 0.05
-# seconds that a point is waited for whose ranks still save after what started them was killed
-BUSY = 30.0
+PATIENCE = 30.0  # seconds to wait for points whose ranks still save after their sweep was killed
 GPUS = "CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A point to run. prepare: makes its run directory, or takes up the one there is; raises
-    ConfigError. trust: what it may build.
-    """
-
-    point: Point
-    world: World
-    prepare: Callable[[], object]
-    trust: Sequence[str] = ()
-
-    @property
-    def gpus(self) -> int:
-        """How many it takes for itself."""
-        return self.world.size if self.world.device == "cuda" else 0
 
 
 @dataclass(kw_only=True)
 class Active:
-    """A point that runs. said: why it failed, where its main rank could not say it."""
+    """A point that runs. failure: why, where its main rank could not say it."""
 
-    task: Task
+    point: Point
     ranks: Ranks
     gpus: list[str]
     began: float
-    said: list[str] = field(default_factory=list)
+    failure: list[str] = field(default_factory=list)
 
 
-@dataclass(kw_only=True)
+def run(sweep: Command, devices: Devices) -> int:
+    """Run what is due, and return the exit code."""
+    launch = sweep.flight.launch
+    assert isinstance(launch, Local)
+    with sweep.open():
+        sweep.announce()
+        # Those that a killed command started here save first, and then go on.
+        left = [one for one in sweep.entries if one.state == RUNNING and one.point.job is None]
+        points = LocalPoints(sweep, jobs=launch.jobs, gpus=visible_gpus(devices.gpus))
+        points.run([*sweep.due, *left])
+        return sweep.finish(points.failed, points.signal)
+
+
 class LocalPoints:
-    """Runs tasks `jobs` at a time. failed: points with the reason in one line. signal: that has
-    stopped all, or 0.
-
-    at_a_time: those of the `jobs` that there are tasks for, which share the cores.
+    """Runs points, `jobs` at a time. failed: with the reason in one line. signal: that has stopped
+    all, or 0.
     """
 
-    sweep: SweepDirectory
-    jobs: int
-    gpus: Sequence[str] = ()
-    say: Callable[[str], None] = messages.say
-    failed: list[tuple[Point, str]] = field(default_factory=list)
-    signal: int = 0
-    at_a_time: int = 1
+    def __init__(self, sweep: Command, *, jobs: int, gpus: Sequence[str] = ()) -> None:
+        self.sweep, self.jobs, self.gpus = sweep, jobs, list(gpus)
+        self.failed: list[tuple[Point, str]] = []
+        self.signal = 0
+        self.active: list[Active] = []
+        self.at_a_time = 1  # points that share the cores
 
-    def run(self, tasks: Sequence[Task]) -> None:
-        """Until all have ended, or a signal has stopped them: then those that run save, and none is
-        started any more.
+    def run(self, entries: Sequence[Entry]) -> None:
+        """Until all have ended, or a signal has stopped them: then those that run save, and no
+        other starts.
         """
-        waiting, active, free = list(tasks), list[Active](), list(self.gpus)
-        self.at_a_time = max(min(self.jobs, len(tasks)), 1)
-        idle_since: float | None = None
-
-        def stop(number: int, _: FrameType | None) -> None:
-            if not self.signal:
-                self.say(
-                    f"\n{signal.Signals(number).name}: points that run are saved; once more ends them at once"
-                )
-            self.signal = number
-            for one in active:
-                one.ranks.pass_on(number)
-
-        previous = {}
-        if threading.current_thread() is threading.main_thread():
-            previous = {number: signal.signal(number, stop) for number in heard()}
+        waiting = list(entries)
+        self.at_a_time = max(min(self.jobs, len(waiting)), 1)
+        last_active = time.monotonic()
         try:
-            while active or (waiting and not self.signal):
-                while (
-                    not self.signal
-                    and len(active) < self.jobs
-                    and (task := _next(waiting, len(free))) is not None
-                ):
-                    waiting.remove(task)
-                    if (begun := self._begin(task, free)) is not None:
-                        active.append(begun)
-                idle_since = None if active else idle_since or time.monotonic()
-                if idle_since and waiting and time.monotonic() - idle_since > BUSY:
-                    self._leave(waiting)
-                    waiting = []
-                for one in list(active):
-                    if (code := one.ranks.poll()) is not None:
-                        active.remove(one)
-                        free += one.gpus
-                        self._end(one, code)
-                time.sleep(POLL)
+            with signals_taken(self._stop):
+                while self.active or (waiting and not self.signal):
+                    while self._has_room() and (entry := self._next(waiting)) is not None:
+                        waiting.remove(entry)
+                        self._begin(entry)
+                    if self.active:
+                        last_active = time.monotonic()
+                    elif waiting and time.monotonic() - last_active > PATIENCE:
+                        for entry in waiting:
+                            who = holder(entry.point.path / LOCK)
+                            say(line(entry.point, "left", f"at work elsewhere: {who}"))
+                        waiting = []
+                    for one in list(self.active):
+                        if (code := one.ranks.poll()) is not None:
+                            self.active.remove(one)
+                            self.gpus += one.gpus
+                            self._end(one, code)
+                    time.sleep(POLL)
         finally:
-            for one in active:
+            for one in self.active:
                 one.ranks.kill()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
-    def _begin(self, task: Task, free: list[str]) -> Active | None:
-        point = task.point
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        if not self.signal:
+            name = signal.Signals(number).name
+            say(f"\n{name}: points that run are saved; once more ends them at once")
+        self.signal = number
+        for one in self.active:
+            one.ranks.pass_on(number)
+
+    def _has_room(self) -> bool:
+        return not self.signal and len(self.active) < self.jobs
+
+    def _next(self, waiting: Sequence[Entry]) -> Entry | None:
+        """The first that nobody works on and whose GPUs are free."""
+        free = len(self.gpus)
+        fit = (entry for entry in waiting if _gpus(entry) <= free and not at_work(entry.point))
+        return next(fit, None)
+
+    def _begin(self, entry: Entry) -> None:
+        point, config = entry.point, entry.planned.resolution.config
         if self._event(point) == CANCELLED:
-            self.say(messages.line(point, "cancelled"))
-            return None
+            return say(line(point, "cancelled"))
         try:
-            task.prepare()
+            self.sweep.prepare(entry)
         except ConfigError as error:
-            self.sweep.note("ended", point.number, code=2)
-            self._tell_failure(point, error.problems[0].what, str(error).splitlines()[1:])
-            return None
-        gpus = [free.pop(0) for _ in range(task.gpus)]
-        said: list[str] = []
-        environ = {GPUS: ",".join(gpus)} if gpus else {}
+            self.sweep.directory.note("ended", point.number, code=2)
+            return self._fail(point, error.problems[0].what, str(error).splitlines()[1:])
+        gpus = [self.gpus.pop(0) for _ in range(_gpus(entry))]
+        words: list[str] = []
         ranks = Ranks(
             point.path,
-            task.world.size,
+            entry.planned.resolution.world.size,
             output=point.path / messages.OUTPUT,
-            environ=environ,
+            environ={GPUS: ",".join(gpus)} if gpus else {},
             at_a_time=self.at_a_time,
-            trust=task.trust,
-            say=said.append,
+            trust=config.run.trust,
+            say=words.append,
         )
-        self.sweep.note("started", point.number, pid=ranks.pid, host=platform.node())
-        self.say(messages.line(point, "starts", f"on GPU {','.join(gpus)}" if gpus else ""))
-        return Active(task=task, ranks=ranks, gpus=gpus, began=time.monotonic(), said=said)
+        self.sweep.directory.note("started", point.number, pid=ranks.pid, host=platform.node())
+        say(line(point, "starts", f"on GPU {','.join(gpus)}" if gpus else ""))
+        began = time.monotonic()
+        self.active.append(Active(point=point, ranks=ranks, gpus=gpus, began=began, failure=words))
+        return None
 
     def _end(self, one: Active, code: int) -> None:
-        point = one.task.point
-        self.sweep.note("ended", point.number, code=code)
-        took = messages.since(one.began)
+        point, took = one.point, time.monotonic() - one.began
+        self.sweep.directory.note("ended", point.number, code=code)
         if code == 0 or finished(point.path) is not None:
-            self.say(messages.line(point, "done", messages.reached(point, took)))
+            say(line(point, "done", messages.reached(point, took)))
         elif self._event(point) == CANCELLED:
-            self.say(messages.line(point, "cancelled", messages.reached(point, took)))
+            say(line(point, "cancelled", messages.reached(point, took)))
         elif code in STOPPED:
-            self.say(messages.line(point, "stopped", messages.reached(point, took)))
+            say(line(point, "stopped", messages.reached(point, took)))
         else:
-            said = [] if failure.recorded(point.path) else one.said
-            reason = said[-1] if said else messages.cause(point.path, code)
-            self._tell_failure(
-                point,
-                reason,
-                said or messages.why(point.path, code),
-                f"after {time_span(took)}",
-            )
+            words = [] if failure.recorded(point.path) else one.failure
+            reason = words[-1] if words else messages.cause(point.path, code)
+            output = words or messages.last_words(point.path, code)
+            self._fail(point, reason, output, f"after {time_span(took)}")
 
-    def _tell_failure(
-        self, point: Point, reason: str, words: Sequence[str], more: str = ""
-    ) -> None:
+    def _fail(self, point: Point, reason: str, output: Sequence[str], more: str = "") -> None:
         self.failed.append((point, reason))
-        self.say(
-            "\n".join([messages.line(point, "FAILED", more), *(f"     | {text}" for text in words)])
-        )
-
-    def _leave(self, points: Sequence[Task]) -> None:
-        for task in points:
-            self.say(
-                messages.line(
-                    task.point, "left", f"at work elsewhere: {holder(task.point.path / LOCK)}"
-                )
-            )
+        say(messages.failed_line(point, more, output))
 
     def _event(self, point: Point) -> str:
-        """The last thing that the ledger says of it."""
-        return next((one.event for one in self.sweep.points() if one.number == point.number), "")
+        """The last thing in the ledger about a point."""
+        points = self.sweep.directory.points()
+        return next((one.event for one in points if one.number == point.number), "")
 
 
 def visible_gpus(count: int) -> list[str]:
@@ -192,6 +169,7 @@ def visible_gpus(count: int) -> list[str]:
     return names[:count] if names else [str(index) for index in range(count)]
 
 
-def _next(waiting: Sequence[Task], gpus: int) -> Task | None:
-    """The first that nobody works on and whose GPUs are free."""
-    return next((task for task in waiting if task.gpus <= gpus and not at_work(task.point)), None)
+def _gpus(entry: Entry) -> int:
+    """How many a point takes for itself."""
+    world = entry.planned.resolution.world
+    return world.size if world.device == "cuda" else 0

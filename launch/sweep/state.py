@@ -1,33 +1,31 @@
-"""In what state a point of a sweep is, from its run directory, the ledger, and what is running."""
+"""The state of a point of a sweep: by its run directory, the ledger, what is running here, and, for
+all points at once, what Slurm says of their jobs.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep.directory import Point
 from forge.rundir import attempts, directory
 from forge.rundir.directory import ERROR
 from forge.rundir.lock import LOCK, held_by, in_use
 from forge.rundir.stored import is_run
 
-STATES = WAITING, RUNNING, DONE, PARTIAL, FAILED, CANCELLED = (
-    "waiting",
-    "running",
-    "done",
-    "partial",
-    "failed",
-    "cancelled",
-)
-QUEUED = "queued"  # of a job that a cluster has not begun; only `survey` asks it
-STOPPED = {
-    128 + number
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-}
+WAITING, RUNNING, DONE = "waiting", "running", "done"
+PARTIAL, FAILED, CANCELLED = "partial", "failed", "cancelled"
+QUEUED = "queued"  # of a job that has not begun; only `survey` asks Slurm
+SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+STOPPED = {128 + number for number in SIGNALS}
+"""Exit codes of a run that a signal has stopped."""
+GOES_ON = {"COMPLETED", "TIMEOUT", "PREEMPTED", "REVOKED", "DEADLINE"}
+"""States of a job whose run has not failed, even if it is not done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,24 +36,29 @@ class Process:
     host: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """By a point's number its state, its job's state in Slurm, and why the job waits. silent: why
+    Slurm could not be asked.
+    """
+
+    states: dict[int, str]
+    jobs: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    silent: str = ""
+
+
 def process_of(point: Point) -> Process | None:
-    """What works on a point: who holds its run directory, or was started here for it and has yet to
-    take it.
+    """What works on a point: the holder of its run directory, or a rank that was started here and
+    has yet to take it.
     """
     if in_use(point.path):
         who = held_by(point.path / LOCK)
-        return (
-            Process(pid=int(who["pid"]), host=str(who["host"]))
-            if {"pid", "host"} <= set(who)
-            else None
-        )
+        known = {"pid", "host"} <= set(who)
+        return Process(pid=int(who["pid"]), host=str(who["host"])) if known else None
     here = platform.node()
-    if (
-        point.event in ("started", "cancelled")
-        and point.pid
-        and point.host == here
-        and _runs(point.pid, point.path)
-    ):
+    started_here = point.event in ("started", "cancelled") and point.host == here
+    if started_here and point.pid and _runs(point.pid, point.path):
         return Process(pid=point.pid, host=here)
     return None
 
@@ -66,7 +69,7 @@ def at_work(point: Point) -> bool:
 
 
 def _runs(pid: int, path: Path) -> bool:
-    """Whether there is such a process, and it is one of that directory."""
+    """Whether there is such a process, and, where that can be seen, with that directory."""
     try:
         if Path("/proc/self/cmdline").is_file():
             return os.fsencode(path) in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -76,19 +79,55 @@ def _runs(pid: int, path: Path) -> bool:
     return True
 
 
-def state_of(point: Point, running: Callable[[Point], bool] = at_work) -> str:
-    """waiting, running, done, partial (begun, stopped, goes on), failed or cancelled. running:
-    whether something works on it now.
-    """
+def state_of(point: Point) -> str:
+    """waiting, running, done, partial (begun and stopped; it goes on), failed or cancelled."""
     made = is_run(point.path)
-    if running(point):
+    if at_work(point):
         return RUNNING
     if made and directory.finished(point.path) is not None:
         return DONE
     if point.event == "cancelled":
         return CANCELLED
-    if (point.path / ERROR).is_file() or (
-        point.event == "ended" and point.code and point.code not in STOPPED
-    ):
+    ended_badly = point.event == "ended" and point.code and point.code not in STOPPED
+    if ended_badly or (point.path / ERROR).is_file():
         return FAILED
     return PARTIAL if made and attempts.read(point.path) else WAITING
+
+
+def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
+    """The states of points, with those of their jobs, for which Slurm is asked once. reasons: ask
+    why jobs wait, too.
+    """
+    states = {point.number: state_of(point) for point in points}
+    unfinished = [point for point in points if states[point.number] != DONE]
+    asked = {job: point.number for point in unfinished if (job := job_of(point)) is not None}
+    if not asked:
+        return Survey(states=states)
+    try:
+        found = slurm.states(asked)
+    except slurm.NoAnswer as error:
+        return Survey(states=states, silent=error.problems[0].what)
+    jobs = {asked[job]: state for job, state in found.items()}
+    for number, of_job in jobs.items():
+        states[number] = _with_job(states[number], of_job)
+    pending = [job for job, state in found.items() if state == "PENDING"] if reasons else []
+    why = {asked[job]: reason for job, reason in slurm.reasons(pending).items()}
+    return Survey(states=states, jobs=jobs, reasons=why)
+
+
+def job_of(point: Point) -> str | None:
+    """The last job of a point in Slurm, even one that the ledger does not have because what
+    submitted it was killed.
+    """
+    if point.cluster not in (None, "slurm") or point.event in ("started", "ended"):
+        return None  # its last start was on this machine
+    return slurm.job_of(point.path) or point.job
+
+
+def _with_job(state: str, of_job: str) -> str:
+    """A state as its directory shows it, corrected by that of its job."""
+    if not slurm.has_ended(of_job):
+        return RUNNING if of_job in ("RUNNING", "COMPLETING") or state == RUNNING else QUEUED
+    if state not in (WAITING, PARTIAL) or of_job in GOES_ON:
+        return state
+    return CANCELLED if of_job == "CANCELLED" else FAILED

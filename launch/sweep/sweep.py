@@ -1,20 +1,26 @@
-"""A sweep from its overrides to its end: checked whole, then what is not done yet is started, here
-or as jobs of a cluster.
+"""A sweep from its overrides to its end: all of it is checked, then the points that are not done
+are started, here or as jobs of a cluster.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 
-from forge.config.launch import Local, Slurm, SubmititLocal
+from forge.config.launch import Submitit
+from forge.config.problems import refusal
 from forge.config.sweeper import Optuna
-from forge.launch.optuna.grammar import without_intervals
-from forge.launch.sweep.command import Command, Entry
-from forge.launch.sweep.local import LocalPoints, Task, visible_gpus
-from forge.launch.sweep.points import Preflight
-from forge.launch.sweep.state import RUNNING
+from forge.launch import jobs
+from forge.launch.sweep import local, messages
+from forge.launch.sweep.command import Command
+from forge.launch.sweep.expand import without_intervals
+from forge.launch.sweep.preflight import Preflight
 from forge.plan.world import Devices, find_devices
+
+NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
+"""Packages that Optuna needs for a sampler."""
+ONE_POINT = "nothing varies, so this is a sweep of one point; without -m it is a run"
 
 
 def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
@@ -22,84 +28,60 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     is started or written.
     """
     here = find_devices()
-    plain = without_intervals(overrides)
-    flight = Preflight(plain, config_dirs, here)
+    flight = preflight(overrides, config_dirs, here)
     if isinstance(flight.sweeper, Optuna):
-        from forge.launch.optuna import sweeper as optuna_sweeper
+        from forge.launch.optuna import search
 
-        return optuna_sweeper.run(overrides, flight, lambda sweep: execute(sweep, here))
-    if len(plain) < len(overrides):
-        flight = Preflight(overrides, config_dirs, here)  # which refuses them
+        return search.run(overrides, flight, lambda sweep: execute(sweep, here))
     planned = flight.points()
     if len(planned) == 1 and not planned[0].combination.varied:
-        print(
-            "warning: nothing varies, so this is a sweep of one point; without -m it is a run",
-            file=sys.stderr,
-        )
-    for text in dict.fromkeys(
-        f"{w.what} ({w.key}; -> {w.fix})" for one in planned for w in one.resolution.warnings
-    ):
-        print(f"warning: {text}", file=sys.stderr)
+        print(f"warning: {ONE_POINT}", file=sys.stderr)
+    messages.warn(one.resolution for one in planned)
     return execute(Command(flight, planned), here)
 
 
 def configs(
     overrides: Sequence[str], config_dirs: Sequence[str] = ()
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    """The points of a sweep, each as its label and its overrides; a search has one, what its trials
-    have in common. Raises ConfigError.
+    """The points of a sweep, each as its label and its overrides; of a search by Optuna, what all
+    trials have in common. Raises ConfigError.
     """
-    plain = without_intervals(overrides)
-    flight = Preflight(plain, config_dirs)
+    flight = preflight(overrides, config_dirs)
     if isinstance(flight.sweeper, Optuna):
-        from forge.launch.optuna import sweeper as optuna_sweeper
+        from forge.launch.optuna import search
 
-        space, _ = optuna_sweeper.searched(overrides, flight)
-        labels = " ".join(f"{key}={param}" for key, param in space.params.items())
-        yield f"every trial of the search, but for {labels}", space.fixed
+        space, _ = search.checked(overrides, flight)
+        yield f"every trial of the search, but for {space}", space.fixed
         return
-    if len(plain) < len(overrides):
-        flight = Preflight(overrides, config_dirs)  # which refuses them
     for number, point in enumerate(flight.points()):
         yield f"#{number:03d} {point.combination.label}", point.combination.overrides
 
 
-def execute(sweep: Command, here: Devices) -> int:
-    """Run what is due of a command by the launcher that it names, and return the exit code."""
-    launch = sweep.flight.launch
-    if isinstance(launch, Slurm | SubmititLocal):
-        from forge.launch.sweep import jobs as sweep_jobs
-
-        return sweep_jobs.run(sweep)
-    assert isinstance(launch, Local)
-    return _here(sweep, launch.jobs, here)
-
-
-def _here(sweep: Command, jobs: int, devices: Devices) -> int:
-    with sweep.open():
-        sweep.announce()
-        local = LocalPoints(sweep=sweep.directory, jobs=jobs, gpus=visible_gpus(devices.gpus))
-        local.run(
-            [
-                _task(sweep, entry)
-                for entry in (*sweep.due, *(entry for entry in sweep.entries if _is_local(entry)))
-            ]
-        )
-        return sweep.finish(local.failed, local.signal)
-
-
-def _is_local(entry: Entry) -> bool:
-    """Whether a point that is at work was started here, by a command that is no more: its ranks
-    save, and then it goes on.
+def preflight(
+    overrides: Sequence[str], config_dirs: Sequence[str] = (), here: Devices | None = None
+) -> Preflight:
+    """The preflight of a command; of a search by Optuna, without the intervals. Raises ConfigError,
+    also when Optuna is needed and not installed.
     """
-    return entry.state == RUNNING and entry.point.job is None
+    plain = without_intervals(overrides)
+    flight = Preflight(plain, config_dirs, here)
+    section = flight.sweeper
+    if not isinstance(section, Optuna):
+        # With intervals it is refused.
+        return flight if len(plain) == len(overrides) else Preflight(overrides, config_dirs, here)
+    if find_spec("optuna") is None:
+        fix = "pip install 'forge-lm[sweep]'"
+        raise refusal("sweeper=optuna", "the package optuna is not installed.", fix)
+    for name in NEEDS.get(section.sampler, ()):
+        if find_spec(name) is None:
+            what = f"it needs the package {name}, which is not installed."
+            fix = f"pip install {name}, or sweeper.sampler=tpe"
+            raise refusal(f"sweeper.sampler={section.sampler}", what, fix)
+    return flight
 
 
-def _task(sweep: Command, entry: Entry) -> Task:
-    found = entry.planned.resolution
-    return Task(
-        point=entry.point,
-        world=found.world,
-        prepare=lambda: sweep.prepare(entry),
-        trust=found.config.run.trust,
-    )
+def execute(sweep: Command, here: Devices) -> int:
+    """Run what is due of a command by its launcher, and return the exit code."""
+    if isinstance(sweep.flight.launch, Submitit):
+        return jobs.run(sweep)
+    return local.run(sweep, here)

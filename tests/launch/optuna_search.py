@@ -9,9 +9,9 @@ from cheap import Here
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from forge.launch.optuna import sweeper as optuna_sweeper
-from forge.launch.optuna.grammar import without_intervals
-from forge.launch.sweep.points import Preflight
+from forge.launch.optuna import search as optuna_search
+from forge.launch.sweep.expand import without_intervals
+from forge.launch.sweep.preflight import Preflight
 from forge.plan.world import Devices
 
 CPU = ["run.device=cpu", "eval.enabled=true"]
@@ -27,7 +27,7 @@ def flight(typed: Sequence[str], config_dirs: Sequence[str] = ()) -> Preflight:
 def search(*overrides: str, run: Here | None = None, name: str = "x") -> int:
     """Search, and return the exit code."""
     typed = ["sweeper=optuna", f"sweep.name={name}", *CPU, *overrides]
-    return optuna_sweeper.run(typed, flight(typed), run or Here())
+    return optuna_search.run(typed, flight(typed), run or Here())
 
 
 def study(name: str = "x", root: str = "sweeps") -> optuna.Study:

@@ -10,8 +10,8 @@ import optuna
 import pytest
 
 from forge.config.problems import ConfigError
-from forge.launch.optuna.cmaes import restored
-from forge.launch.optuna.study import _sampler
+from forge.launch.optuna.trials import restored
+from forge.launch.optuna.trials import sampler as _sampler
 
 
 class Command:

@@ -18,7 +18,7 @@ import pytest
 from optuna_search import flight, study
 from tiny import TINY
 
-from forge.launch.optuna import sweeper as optuna_sweeper
+from forge.launch.optuna import search as optuna_search
 
 OPTIONS = [
     *(
@@ -94,7 +94,7 @@ def test_twelve_trials_of_which_one_fails_killed_in_the_middle(
 
     monkeypatch.chdir(tmp_path)
     options = [*OPTIONS, "sweep.name=whole"]
-    assert optuna_sweeper.run(options, flight(options), cheap.Here()) == 1
+    assert optuna_search.run(options, flight(options), cheap.Here()) == 1
     whole = trials(tmp_path / "sweeps" / "whole")
     assert [(trial.params, trial.value) for trial in kept] == [
         (trial.params, trial.value) for trial in whole

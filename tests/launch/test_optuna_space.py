@@ -11,7 +11,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from forge.compose.engine import Library
 from forge.config.problems import ConfigError
-from forge.launch.optuna.grammar import read_space, without_intervals
+from forge.launch.optuna.space import read_space
+from forge.launch.sweep.expand import without_intervals
 from forge.launch.optuna.space import Numbers, Space, combination, param_of
 
 

@@ -16,9 +16,9 @@ from cheap import BAD, Here, valley
 from optuna_search import CPU, DECAY, RATE, flight, search, study
 
 from forge.compose.engine import Library
-from forge.launch.optuna import sweeper as optuna_sweeper
-from forge.launch.optuna.grammar import read_space
-from forge.launch.optuna.refusal import first_that_runs
+from forge.launch.optuna import search as optuna_search
+from forge.launch.optuna.space import read_space
+from forge.launch.optuna.search import first_that_runs
 from forge.launch.sweep import sweep
 from forge.launch.sweep.directory import SweepDirectory
 
@@ -203,7 +203,7 @@ def test_a_trial_that_keeps_being_stopped_fails_in_the_end():
 
 def test_the_direction_of_the_search():
     metrics = {"eval/loss": "minimize", "eval/token_accuracy": "maximize", "train/loss": "minimize"}
-    assert {name: optuna_sweeper.direction_of(name) for name in metrics} == metrics
+    assert {name: optuna_search.direction_of(name) for name in metrics} == metrics
     search("sweeper.n_trials=1", RATE, "run.objective=eval/loss")
     assert study().direction.name == "MINIMIZE"
     search("sweeper.n_trials=1", RATE, "sweeper.direction=maximize", name="y")
@@ -236,7 +236,7 @@ def test_the_space_of_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixtur
         "    optimizer.lr: tag(log, interval(1e-4, 1e-2))\n    model.n_layers: int(interval(1, 4))\n    train.seq_len: 64\n"
     )
     typed = ["experiment=tune", *CPU]
-    assert optuna_sweeper.run(typed, flight(typed, ["conf"]), Here()) == 0
+    assert optuna_search.run(typed, flight(typed, ["conf"]), Here()) == 0
     points = SweepDirectory(Path("sweeps/tune")).points()
     assert [set(point.varied) for point in points] == [{"optimizer.lr", "model.n_layers"}] * 2
     assert all("train.seq_len=64" in point.overrides for point in points)

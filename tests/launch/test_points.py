@@ -13,8 +13,8 @@ from forge.compose.composition import compose
 from forge.compose.origin import origin
 from forge.config.problems import ConfigError, Problem
 from forge.launch.sweep.expand import Combination
-from forge.launch.sweep.points import Planned, Preflight
-from forge.launch.sweep.refusal import PointsRefused, Wrong
+from forge.launch.sweep.preflight import Planned, Preflight
+from forge.launch.sweep.refused import PointsRefused, Refused
 from forge.plan.world import Devices
 from forge.resolve.resolve import resolve
 from forge.rundir.identity import hash_of
@@ -71,7 +71,7 @@ def test_all_that_is_wrong_with_sixteen_points() -> None:
     error = refused(*BAD)
     assert isinstance(error, PointsRefused)
     assert str(error).startswith(BAD_SAID)
-    assert len(error.wrong) == 14
+    assert len(error.refused) == 14
     assert not any(Path().iterdir())
 
 
@@ -108,7 +108,7 @@ def test_what_the_points_have_in_common_is_named(having: tuple[int, ...], said: 
         Combination(overrides=(), varied={"a": str(n // 2), "b": str(n % 2)}) for n in range(6)
     ]
     problem = Problem(key="x", what="y.")
-    wrong = [Wrong(number=n, combination=combinations[n], problems=(problem,)) for n in having]
+    wrong = [Refused(number=n, problems=(problem,)) for n in having]
     assert f"     y.\n     {said}" in str(PointsRefused(wrong, combinations))
 
 

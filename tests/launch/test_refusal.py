@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forge.config.problems import ConfigError, Problem
-from forge.launch.sweep.points import Planned, Preflight
-from forge.launch.sweep.refusal import merged
+from forge.launch.sweep.preflight import Planned, Preflight
+from forge.launch.sweep.refused import merged
 from forge.plan.world import Devices
 
 GLOBAL = "# @package _global_\n"

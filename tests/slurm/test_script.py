@@ -18,7 +18,7 @@ import pytest
 from forge import cli
 from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem
-from forge.launch import single as single_job
+from forge.launch import jobs
 from forge.launch.local.processes import search_path
 from forge.launch.slurm import jobs as slurm
 from forge.launch.slurm.script import ENDS, grouped
@@ -428,7 +428,7 @@ def test_the_page_shows_the_script_as_it_is() -> None:
     shown = rest.partition("\n```\n")[0]
     composition, resolution = cli.resolved(shlex.split(command.replace("\\\n", " ")))
     assert not composition.problems
-    printed = single_job.scripts(resolution)
+    printed = jobs.check_run(resolution)
     assert printed is not None
     printed = re.sub(r"(?m)^export PYTHONPATH=.*$", "export PYTHONPATH=/home/you/forge", printed)
     printed = printed.replace(

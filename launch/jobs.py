@@ -1,0 +1,169 @@
+"""A run, or the points of a sweep, as jobs of Slurm, or of submitit on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forge.config.launch import Slurm, Submitit
+from forge.launch.local.processes import FAILED
+from forge.launch.slurm import jobs as slurm
+from forge.launch.sweep import messages
+from forge.launch.sweep.command import Command
+from forge.launch.sweep.directory import Point
+from forge.launch.sweep.messages import line, say
+from forge.launch.sweep.state import PARTIAL, state_of
+from forge.plan.world import World
+from forge.resolve.resolve import Resolution
+from forge.rundir.directory import finished, short
+
+FOLDER = "jobs"
+UNMADE = Path("<run directory>")
+
+
+def check_run(resolution: Resolution) -> str | None:
+    """Ask Slurm whether it would take the job of a run; with launch.dry_run, the script instead.
+    Nothing is written. Raises ConfigError.
+    """
+    config, section = resolution.config, resolution.config.launch
+    if not isinstance(section, Slurm):
+        return None
+    path = Path(config.run.dir) if config.run.dir else Path(config.run.root) / UNMADE
+    point, name, folder = (path, resolution.world.size), _name(resolution), path / FOLDER
+    if section.dry_run:
+        return "\n".join(slurm.scripts([point], section, name=name, folder=folder))
+    return slurm.check([point], section, name=name, folder=folder)
+
+
+def start_run(run_dir: Path, resolution: Resolution) -> int:
+    """Submit the run in a directory; with launch.wait, until it has ended. The exit code is 0, or 1
+    when it has failed.
+    """
+    config, section = resolution.config, resolution.config.launch
+    assert isinstance(section, Submitit)
+    (job,), local_jobs = _submit(
+        section,
+        [(run_dir, resolution.world)],
+        name=_name(resolution),
+        folder=run_dir / FOLDER,
+        trust=config.run.trust,
+    )
+    path = short(run_dir)
+    say(f"submitted: job {job}   (python -m forge.status {path}; python -m forge.cancel {path})")
+    if not section.wait:
+        return 0
+    state = None
+    if isinstance(section, Slurm):
+        state = slurm.wait([job])[job]
+    else:
+        _wait_for_local(local_jobs)
+    if finished(run_dir) is not None:
+        return 0
+    words = messages.last_words(run_dir) or messages.end_of(slurm.log_file(run_dir))
+    words = words or [f"job {job} is {state or 'over'}"]
+    say("\n".join(["the run did not finish:", *(f"  | {text}" for text in words)]))
+    return FAILED
+
+
+def run(sweep: Command) -> int:
+    """Submit what is due of a sweep; with launch.wait, until all has ended. The exit code. Raises
+    ConfigError before anything is written.
+    """
+    section, path = sweep.flight.launch, sweep.directory.path
+    assert isinstance(section, Submitit)
+    name, folder = path.name, path / FOLDER
+    if isinstance(section, Slurm):
+        new = sweep.to_start()
+        sizes = [(folder / str(n), one.resolution.world.size) for n, one in enumerate(new)]
+        if section.dry_run:
+            labels = [one.combination.label for one in new]
+            print("\n".join(slurm.scripts(sizes, section, name=name, folder=folder, labels=labels)))
+            print(f"# {len(new)} of {len(sweep.planned)} points would be submitted")
+            return 0
+        if new:
+            slurm.check(sizes, section, name=name, folder=folder)
+    with sweep.open():
+        sweep.announce()
+        due, prefixes = sweep.due, dict[str, None]()
+        for entry in due:
+            sweep.prepare(entry)
+            prefixes |= dict.fromkeys(entry.planned.resolution.config.run.trust)
+        points = [(entry.point.path, entry.planned.resolution.world) for entry in due]
+        ids, local_jobs = _submit(section, points, name=name, folder=folder, trust=list(prefixes))
+        cluster = "slurm" if isinstance(section, Slurm) else "local"
+        for entry, job in zip(due, ids, strict=True):
+            sweep.directory.note("submitted", entry.point.number, job=job, cluster=cluster)
+            say(line(entry.point, "submitted", f"job {job}"))
+    if not section.wait:
+        return 0
+    return sweep.finish(_wait(sweep, [entry.point for entry in due], local_jobs))
+
+
+def _wait(
+    sweep: Command, points: Sequence[Point], local_jobs: Sequence[Any]
+) -> list[tuple[Point, str]]:
+    """Print a line as each point ends; those that failed, with the reason in one line. On a cluster
+    jobs that an earlier command has submitted count too.
+    """
+    failed: list[tuple[Point, str]] = []
+
+    def ended(point: Point, job: str, log: Path | None) -> None:
+        if finished(point.path) is not None:
+            say(line(point, "done", messages.reached(point)))
+        elif state_of(point) == PARTIAL:
+            say(line(point, "stopped", f"{messages.reached(point)}; {job}"))
+        else:
+            words = messages.last_words(point.path) or messages.end_of(log)
+            failed.append((point, messages.cause(point.path) or job))
+            say(messages.failed_line(point, job, words))
+
+    def slurm_job_ended(job: str, state: str | None) -> None:
+        point = of_job[job]
+        ended(point, f"job {job}: {state or 'gone'}", slurm.log_file(point.path))
+
+    def local_job_ended(place: int) -> None:
+        job = local_jobs[place]
+        ended(points[place], f"job {job.job_id}", Path(job.paths.stdout))
+
+    if isinstance(sweep.flight.launch, Slurm):
+        paths = [entry.point for entry in sweep.entries]
+        of_job = {job: point for point in paths if (job := slurm.job_of(point.path)) is not None}
+        left = [job for job, point in of_job.items() if finished(point.path) is None]
+        slurm.wait(left, ended=slurm_job_ended)
+    else:
+        _wait_for_local(local_jobs, local_job_ended)
+    return failed
+
+
+def _submit(
+    section: Submitit,
+    points: Sequence[tuple[Path, World]],
+    *,
+    name: str,
+    folder: Path,
+    trust: Sequence[str],
+) -> tuple[list[str], list[Any]]:
+    """The ids of the jobs of some run directories, and the jobs themselves of submitit on this
+    machine.
+    """
+    if not points:
+        return [], []
+    if isinstance(section, Slurm):
+        sizes = [(path, world.size) for path, world in points]
+        return slurm.submit(sizes, section, name=name, folder=folder, trust=trust), []
+    from forge.launch.slurm import submitit_local
+
+    jobs = submitit_local.submit(points, name=name, folder=folder, trust=trust)
+    return [str(job.job_id) for job in jobs], jobs
+
+
+def _wait_for_local(jobs: Sequence[Any], ended=lambda place: None) -> None:
+    from forge.launch.slurm import submitit_local
+
+    submitit_local.wait(jobs, ended)
+
+
+def _name(resolution: Resolution) -> str:
+    config = resolution.config
+    return config.run.name or (Path(config.run.dir).name if config.run.dir else config.preset)

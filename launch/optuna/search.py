@@ -1,0 +1,372 @@
+"""sweeper=optuna: trials that Optuna chooses by what those before have reached, each run as a point
+of the sweep.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, Trial
+
+from forge.compose.composition import compose
+from forge.config.eval import HIGHER_IS_BETTER
+from forge.config.launch import Local, Slurm
+from forge.config.problems import ConfigError, Problem
+from forge.config.spelling import ours
+from forge.config.sweeper import Optuna
+from forge.launch.jobs import FOLDER
+from forge.launch.optuna.space import LARGEST_GRID, Space, count, read_space, shown
+from forge.launch.optuna.trials import OVERRIDES, POINT, REASON, Trials
+from forge.launch.slurm import jobs as slurm
+from forge.launch.sweep import messages
+from forge.launch.sweep.command import RETRY, Command
+from forge.launch.sweep.directory import Point
+from forge.launch.sweep.expand import key_of
+from forge.launch.sweep.messages import say
+from forge.launch.sweep.preflight import Planned, Preflight
+from forge.launch.sweep.state import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    PARTIAL,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    survey,
+)
+from forge.rundir import directory
+from forge.rundir.directory import short
+from forge.rundir.identity import identity
+from forge.rundir.stored import read_json
+
+POLL = 2.0  # seconds between looks at trials that something else works on
+ROUNDS = 3  # times that a trial is started which is stopped, and not by the user
+TRIED = 256  # trials that are checked before a space is refused
+ENOUGH = 32  # of them, where all have the same problems
+NOT_OF_A_RUN = ("sweep.", "sweeper.", "launch.jobs.")
+
+
+def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command], int]) -> int:
+    """Trials until there are sweeper.n_trials, those of earlier commands included; the exit code.
+
+    overrides: as typed. flight: of those that are no intervals. execute: runs the points of a
+    command until all have ended; its code is above 128 after a signal. Raises ConfigError before
+    anything is started or written.
+    """
+    section, launch = flight.sweeper, flight.launch
+    assert isinstance(section, Optuna)
+    space, first = checked(overrides, flight)
+    config, world = first.resolution.config, first.resolution.world
+    messages.warn([first.resolution])
+    jobs = launch.jobs if isinstance(launch, Local) else section.n_jobs
+    if isinstance(launch, Slurm) and launch.dry_run:
+        return execute(Batch(flight, [first] * jobs))
+    objective = str(config.run.objective)
+    trials = Trials(
+        flight.place,
+        space,
+        identity(compose(space.fixed, config_dirs=flight.config_dirs).typed()),
+        objective=objective,
+        direction=section.direction or direction_of(objective),
+        sampler=section.sampler,
+        seed=config.seed if section.seed is None else section.seed,
+    )
+    if isinstance(launch, Slurm):
+        sizes, place = [(flight.place, world.size)] * jobs, flight.place
+        slurm.check(sizes, launch, name=place.name, folder=place / FOLDER)
+    total = section.n_trials
+    if section.sampler == "grid":
+        total = min(total, space.size or 0)
+    with Command(flight, []).open():
+        trials.begin(retry=flight.sweep.retry)
+        return Search(flight, trials, execute, total=total, jobs=jobs).run()
+
+
+def checked(overrides: Sequence[str], flight: Preflight) -> tuple[Space, Planned]:
+    """The space of a search, and a trial of it that can run. Raises ConfigError where there is no
+    such thing.
+    """
+    flight.overrides = tuple(overrides)
+    params = flight.sweeper.params
+    space = read_space(overrides, params, lambda: flight.library, flight.written_at)
+    if problems := list(_problems(flight, space)):
+        raise ConfigError(problems)
+    return space, first_that_runs(flight, space)
+
+
+def direction_of(objective: str) -> str:
+    """Whether a metric is to be small or large."""
+    return "maximize" if objective.rpartition("/")[2] in HIGHER_IS_BETTER else "minimize"
+
+
+def first_that_runs(flight: Preflight, space: Space) -> Planned:
+    """A trial of the space that can run, which nearly always is the first that is tried. Raises
+    ConfigError when none is found.
+    """
+    refused: list[dict[tuple[str, str], Problem]] = []
+    same = True
+    for values in space.samples(TRIED):
+        try:
+            return flight.check([space.point(values)])[0]
+        except ConfigError as error:
+            problems = [_of_interval(problem, space) for problem in error.problems]
+            refused.append({(problem.option, problem.what): problem for problem in problems})
+        same = same and refused[-1].keys() == refused[0].keys()
+        if same and len(refused) == ENOUGH:
+            break
+    if same:
+        raise ConfigError(list(refused[0].values()))  # it is wrong with what all have in common
+    found = {place: problem for problems in refused for place, problem in problems.items()}
+    which = f"none of {len(refused)} points of the space that were tried can run"
+    if space.size == len(refused):
+        which = f"none of the {len(refused)} points of the space can run"
+    raise NoneCanRun(list(found.values()), which)
+
+
+class NoneCanRun(ConfigError):
+    """A space of which no point can run, for different reasons."""
+
+    def __init__(self, problems: Sequence[Problem], which: str, shown: int = 10) -> None:
+        super().__init__(problems)
+        self.which, self.shown = which, shown
+
+    def __str__(self) -> str:
+        lines = [f"{self.which}; nothing was started or written."]
+        first = self.problems[: self.shown]
+        lines += [problem.render(number) for number, problem in enumerate(first, 1)]
+        left = len(self.problems) - len(first)
+        return "\n".join([*lines, f"     and {left} more problems"] if left else lines)
+
+
+def _problems(flight: Preflight, space: Space) -> Iterator[Problem]:
+    """Why a search cannot begin."""
+    section, ablation, key = flight.sweeper, flight.sweep.ablation, "sweeper=optuna"
+    assert isinstance(section, Optuna)
+    if not space.params:
+        fix = "'optimizer.lr=tag(log, interval(1e-4, 1e-2))', or sweeper.params in an experiment"
+        yield Problem(key=key, what="there is nothing to search.", fix=fix)
+    if ablation.arms or ablation.seeds:
+        what = "an ablation runs all of its arms and seeds, and leaves nothing to choose."
+        fix = "sweeper=basic, or leave sweep.ablation out"
+        yield Problem(key=key, what=what, fix=fix)
+    if isinstance(flight.launch, Local) and section.n_jobs > 1:
+        what = "on this machine launch.jobs says how many trials run at a time."
+        key, fix = f"sweeper.n_jobs={section.n_jobs}", f"launch.jobs={section.n_jobs}"
+        yield Problem(key=key, what=what, fix=fix)
+    if section.sampler != "grid":
+        return
+    endless = [f"{key}={shown(one)}" for key, one in space.params.items() if count(one) is None]
+    if endless:
+        what = f"{endless[0]} has no values to go through one by one."
+        fix = "range(START, STOP, STEP), or sweeper.sampler=tpe"
+        yield Problem(key="sweeper.sampler=grid", what=what, fix=fix)
+    elif (size := space.size or 0) > LARGEST_GRID:
+        what = f"the grid has {size:,} points, and at most {LARGEST_GRID:,} can be gone through."
+        fix = "fewer values, or sweeper.sampler=tpe"
+        yield Problem(key="sweeper.sampler=grid", what=what, fix=fix)
+
+
+def _of_interval(problem: Problem, space: Space) -> Problem:
+    """A problem of all numbers of an interval, that they are no integers, with the interval."""
+    name, param = problem.option, space.params.get(problem.option)
+    if not isinstance(param, FloatDistribution) or " is an integer;" not in problem.what:
+        return problem
+    whole = IntDistribution(round(param.low), round(param.high), log=param.log)
+    what = f"{name} is an integer, and an interval has all numbers between its ends."
+    key, fix = f"{name}={shown(param)}", f"{name}={shown(whole)}"
+    return replace(problem, key=key, what=what, fix=fix)
+
+
+class Batch(Command):
+    """The trials that run together, in the directory that the search holds. reasons: why points
+    have failed, by number.
+    """
+
+    reasons: dict[int, str]
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Enter the trials into the ledger."""
+        self.entries = self.enter(self.planned)
+        yield
+
+    def announce(self) -> None:
+        """Print nothing: the search has."""
+
+    def finish(self, failed: Sequence[tuple[Point, str]], stopped: int = 0) -> int:
+        """Keep the reasons for Optuna, and print nothing."""
+        self.reasons = {point.number: reason for point, reason in failed}
+        return 128 + stopped if stopped else 0
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """A trial that can run. rounds: how often it was started and stopped."""
+
+    trial: Trial
+    planned: Planned
+    rounds: int = 0
+
+
+class Search:
+    """Asks for trials, runs them, and tells what they reached, `jobs` at a time, until there are
+    `total`.
+
+    Those that run together are chosen together, so that the same seed gives the same trials
+    whichever of them ends first.
+    """
+
+    def __init__(
+        self,
+        flight: Preflight,
+        trials: Trials,
+        execute: Callable[[Command], int],
+        *,
+        total: int,
+        jobs: int,
+    ) -> None:
+        self.flight, self.trials, self.execute = flight, trials, execute
+        self.total, self.jobs = total, jobs
+        self.batch = Batch(flight, [])
+        self.sweep = self.batch.directory
+
+    def run(self) -> int:
+        """Until all have ended; the exit code: 1 when any trial has failed, now or before, 128+n
+        after a signal has stopped them.
+        """
+        self._announce()
+        asked: list[Asked] = []
+        code = 0
+        while not code and (ended := len(self.trials.known("COMPLETE", "FAIL"))) < self.total:
+            more = min(self.total - ended, self.jobs - ended % self.jobs) - len(asked)
+            asked += [one for _ in range(more) if (one := self._ask()) is not None]
+            if not asked:
+                continue
+            self.batch.planned = list({one.planned.hash: one.planned for one in asked}.values())
+            code = self.execute(self.batch)
+            asked = [one for one in asked if not self._settle(one, self.batch.reasons)]
+            if any(self._point(one)[1] in (RUNNING, QUEUED) for one in asked):
+                time.sleep(POLL)
+        for one in asked:
+            self.trials.put_back(one.trial.number)
+        self._finish()
+        return code or int(bool(self.trials.known("FAIL")))
+
+    def _ask(self) -> Asked | None:
+        """The next trial; None when it has ended at once: it cannot run, or is a point that has run
+        already.
+        """
+        trial = self.trials.ask()
+        one = self.trials.space.point(trial.params)
+        trial.set_user_attr(OVERRIDES, list(one.overrides[len(self.trials.space.fixed) :]))
+        try:
+            asked = Asked(trial=trial, planned=self.flight.check([one])[0])
+        except ConfigError as error:
+            reasons = [f"{problem.key}: {problem.what}" for problem in error.problems]
+            self.trials.fail(trial, "; ".join(reasons))
+            lines = [f"     | {text}" for text in str(error).splitlines()[1:]]
+            say("\n".join([_refused(one.label), *lines]))
+            return None
+        point, state = self._point(asked)
+        again = self.flight.sweep.retry and state in (FAILED, CANCELLED)
+        if point is None or again or (known := self._end(asked)) is None:
+            return asked
+        say(messages.line(point, "known", known))
+        return None
+
+    def _settle(self, asked: Asked, reasons: Mapping[int, str]) -> bool:
+        """Whether a trial that was run has ended; else it is run again. reasons: why points have
+        failed, where that is known.
+        """
+        point, state = self._point(asked)
+        assert point is not None
+        asked.rounds += state in (WAITING, PARTIAL)
+        ended = self._end(asked, reasons.get(point.number, ""))
+        if ended is not None and state == DONE and asked.trial.user_attrs.get(REASON):
+            say(messages.line(point, "FAILED", ended))
+        return ended is not None
+
+    def _end(self, asked: Asked, reason: str = "") -> str | None:
+        """Tell Optuna how a trial has ended, and return it in a few words; None when it has not
+        ended. reason: why it failed, if known.
+        """
+        point, state = self._point(asked)
+        assert point is not None
+        if state not in (DONE, FAILED, CANCELLED) and asked.rounds < ROUNDS:
+            return None
+        asked.trial.set_user_attr(POINT, point.number)
+        result = directory.read_result(point.path) if state == DONE else None
+        value = result.objective if result is not None else None
+        if value is not None and math.isfinite(value):
+            self.trials.tell(asked.trial, value)
+            return messages.reached(point)
+        reason = reason or _reason(point, state, self.trials.objective)
+        self.trials.fail(asked.trial, reason)
+        return reason
+
+    def _point(self, asked: Asked) -> tuple[Point | None, str]:
+        hash = asked.planned.hash
+        point = next((point for point in self.sweep.points() if point.hash == hash), None)
+        return point, survey([point]).states[point.number] if point else ""
+
+    def _announce(self) -> None:
+        path = short(self.sweep.path)
+        together = f"; {self.jobs} at a time" if self.jobs > 1 else ""
+        say(f"sweep: {path}   ({self._counted()}{together})\n  searched is {self.trials.space}")
+        say(f"  watch it with: python -m forge.status {path} --watch")
+
+    def _counted(self) -> str:
+        """'12 trials: 4 done, 1 failed, 7 to run'."""
+        done, failed = len(self.trials.known("COMPLETE")), len(self.trials.known("FAIL"))
+        left = max(self.total - done - failed, 0)
+        words = ["done"] * done + ["failed"] * failed + ["to run"] * left
+        return messages.counted(words, "trial")
+
+    def _finish(self) -> None:
+        """Print how it ended: what failed, and the best."""
+        say(f"\nsweep: {short(self.sweep.path)}   ({self._counted()})")
+        points = {point.number: point for point in self.sweep.points()}
+        failed = self.trials.known("FAIL")
+        for trial in failed:
+            point, reason = points.get(trial.user_attrs.get(POINT, -1)), trial.user_attrs[REASON]
+            label = " ".join(trial.user_attrs[OVERRIDES])
+            lines = [f"  {_refused(label)}", f"       {reason}"]
+            say("\n".join(messages.failures([(point, reason)]) if point else lines))
+        if failed and not self.flight.sweep.retry:
+            say(RETRY)
+        if (best := self.trials.best) is not None:
+            point, value = points[best.user_attrs[POINT]], f"{best.value:.6g}"
+            where = f"{messages.label(point)}; {short(point.path)}"
+            say(f"best: {self.trials.objective} {value}   ({where})\n  {self._command(best)}")
+
+    def _command(self, trial: FrozenTrial) -> str:
+        """What to type for the run of a trial alone."""
+        fixed = [
+            text
+            for text in self.trials.space.fixed
+            if not f"{key_of(ours(text)).replace('/', '.')}.".startswith(NOT_OF_A_RUN)
+        ]
+        folders = [word for folder in self.flight.config_dirs for word in ("--config-dir", folder)]
+        added = trial.user_attrs[OVERRIDES]
+        return shlex.join(["python", "-m", "forge.train", *folders, *fixed, *added])
+
+
+def _refused(label: str) -> str:
+    """A line like that of a point, for a trial that cannot be one."""
+    return f"#--- {'refused':<9} {label}"
+
+
+def _reason(point: Point, state: str, objective: str) -> str:
+    """Why a trial has no objective, in one line."""
+    if state == DONE:
+        logged = objective in read_json(point.path / directory.RESULT)["metrics"]
+        return f"{objective} {'is not finite' if logged else 'was never logged'}"
+    if state == CANCELLED:
+        return "cancelled"
+    return messages.cause(point.path, point.code) or f"stopped {ROUNDS} times before its end"

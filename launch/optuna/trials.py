@@ -1,0 +1,228 @@
+"""The trials of a search, in a journal of Optuna in the directory of its sweep."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+import random
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import check_distribution_compatibility
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from forge.config.problems import ConfigError, Problem, refusal
+from forge.launch.optuna.space import Space, shown
+from forge.launch.sweep.directory import OTHER_NAME
+from forge.launch.sweep.results import JOURNAL
+
+INSTEAD_OF, REASON, POINT, OVERRIDES = "instead_of", "reason", "point", "overrides"
+"""What the journal keeps of a trial: the one that it replaces, why it failed, its point, and the
+overrides that it adds to the command.
+"""
+STATE = re.compile(
+    r"cmaes\._(cma\.CMA|sepcma\.SepCMA|cmawm\.CMAwM)"
+    r"|numpy\.(ndarray|dtype|_?core\.multiarray\.(_reconstruct|scalar))"
+)
+"""All that the pickled state of CMA-ES names."""
+SHOWN = 5
+
+
+class Trials:
+    """Asks Optuna for trials, and tells it how they went. A trial that was stopped has failed, and
+    another with its parameters replaces it.
+
+    The n-th trial is drawn by a generator of its own, seeded by the seed and n, so that a search
+    that was stopped goes on as if it had not been.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        space: Space,
+        options: Mapping[str, Any],
+        *,
+        objective: str,
+        direction: str,
+        sampler: str,
+        seed: int,
+    ) -> None:
+        """options: those of all trials, by key. Looks at the journal, and writes nothing. Raises
+        ConfigError when its trials cannot be compared with those of this search.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.file, self.space, self.objective, self.direction = (
+            folder / JOURNAL,
+            space,
+            objective,
+            direction,
+        )
+        self.sampler, self.seed = sampler, seed
+        setting = {"objective": objective, "options": dict(options)}
+        self.setting = json.loads(json.dumps(setting, default=str))
+        study = self._opened() if self.file.exists() else None
+        problems = list(self._differences(study, folder.name)) if study is not None else []
+        if problems:
+            raise ConfigError(problems)
+
+    def begin(self, *, retry: bool) -> None:
+        """Open the journal, which only the holder of the directory may do; what was running is
+        enqueued again, with `retry` what failed too.
+        """
+        # A kill leaves Optuna's lock, and an unfinished line that it would go on writing.
+        Path(f"{self.file}.lock").unlink(missing_ok=True)
+        if self.file.exists():
+            with self.file.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+        study = self._opened()
+        if study is None:
+            study = optuna.create_study(
+                storage=_storage(self.file),
+                study_name=self.file.parent.name,
+                direction=optuna.study.StudyDirection[self.direction.upper()],
+            )
+            study.set_user_attr("setting", self.setting)
+        self.study = study
+        for trial in self.known("RUNNING"):
+            self.put_back(trial.number)
+        for trial in self.known("FAIL") if retry else ():
+            self._enqueue(trial)
+
+    def known(self, *states: str) -> list[FrozenTrial]:
+        """All in order, or those that are COMPLETE, FAIL, WAITING or RUNNING; without those that
+        were replaced.
+        """
+        trials = self.study.get_trials(deepcopy=False)
+        replaced = {trial.user_attrs.get(INSTEAD_OF) for trial in trials}
+        trials = [trial for trial in trials if trial.number not in replaced]
+        return [trial for trial in trials if not states or trial.state.name in states]
+
+    def ask(self) -> Trial:
+        """The next: one that is enqueued, else what the sampler chooses."""
+        waiting = [trial.state.name == "WAITING" for trial in self.known()]
+        place = waiting.index(True) if any(waiting) else len(waiting)
+        if place == len(waiting) and self.sampler == "grid":
+            order = list(range(len(self.space.all)))
+            random.Random(self.seed).shuffle(order)
+            self.study.enqueue_trial(self.space.all[order[place]])
+        digest = hashlib.blake2b(f"{self.seed}/{place}".encode(), digest_size=4).digest()
+        self.study.sampler = sampler(self.sampler, int.from_bytes(digest))
+        return self.study.ask(dict(self.space.params))
+
+    def tell(self, trial: Trial, value: float) -> None:
+        """It has reached this objective."""
+        self.study.tell(trial.number, value)
+
+    def fail(self, trial: Trial, reason: str) -> None:
+        """It has no objective."""
+        trial.set_user_attr(REASON, reason)
+        self.study.tell(trial.number, state=TrialState.FAIL)
+
+    def put_back(self, number: int) -> None:
+        """It was stopped: another with its parameters replaces it."""
+        trials = self.study.get_trials(deepcopy=False)
+        if number not in [trial.user_attrs.get(INSTEAD_OF) for trial in trials]:
+            self._enqueue(trials[number])
+        self.study.tell(number, state=TrialState.FAIL)
+
+    @property
+    def best(self) -> FrozenTrial | None:
+        """The first of the best, where any has an objective."""
+        return self.study.best_trial if self.known("COMPLETE") else None
+
+    def _enqueue(self, trial: FrozenTrial) -> None:
+        params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        self.study.enqueue_trial(params, user_attrs={INSTEAD_OF: trial.number})
+
+    def _opened(self) -> optuna.Study | None:
+        """The study in the journal, where there is one. Raises ConfigError."""
+        try:
+            storage = _storage(self.file)
+        except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+            what = f"{self.file} cannot be read: {error}."
+            raise refusal(f"sweep.name={self.file.parent.name}", what, OTHER_NAME) from None
+        names = optuna.get_all_study_names(storage)
+        return optuna.load_study(study_name=names[0], storage=storage) if names else None
+
+    def _differences(self, study: optuna.Study, name: str) -> Iterator[Problem]:
+        """Why trials of this search cannot be compared with those of a study."""
+        before = study.user_attrs.get("setting") or self.setting
+        direction = study.direction.name.lower()
+        for key, was, now in (
+            ("run.objective", before["objective"], self.objective),
+            ("sweeper.direction", direction, self.direction),
+        ):
+            if was != now:
+                fix = f"{OTHER_NAME}, or {key}={was}"
+                yield Problem(key=f"{key}={now}", what=f"{name} has {key}={was}.", fix=fix)
+        trials = study.get_trials(deepcopy=False)
+        known = {key: one for trial in trials for key, one in trial.distributions.items()}
+        for key in known.keys() & self.space.params.keys():
+            param = self.space.params[key]
+            try:
+                check_distribution_compatibility(known[key], param)
+            except ValueError:
+                what = f"the trials of {name} were chosen from {shown(known[key])}"
+                what += ", and only the ends of a range may change."
+                yield Problem(key=f"{key}={shown(param)}", what=what, fix=OTHER_NAME)
+        was, now = before["options"], self.setting["options"]
+        searched = tuple(f"{key.replace('/', '.')}." for key in {*known, *self.space.params})
+        keys = [key for key in sorted({*was, *now}) if not f"{key}.".startswith(searched)]
+        differ = [key for key in keys if (key in was, was.get(key)) != (key in now, now.get(key))]
+        for key in differ[:SHOWN]:
+            had = f"{key}={was[key]}" if key in was else f"no {key}"
+            what = f"the trials of {name} had {had}, and what they reached cannot be compared."
+            fix = f"{OTHER_NAME}, or leave it as it was"
+            yield Problem(key=f"{key}={now[key]}" if key in now else key, what=what, fix=fix)
+        if len(differ) > SHOWN:
+            what = f"{len(differ) - SHOWN} more options differ."
+            yield Problem(key=f"sweep.name={name}", what=what, fix=OTHER_NAME)
+
+
+class CmaEs(optuna.samplers.CmaEsSampler):
+    """Optuna's sampler, whose state in the journal is a pickle: one that names anything but
+    numbers and CMA-ES itself is refused, since whoever wrote the journal could run commands by it.
+    """
+
+    def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
+        for trial in reversed(completed_trials):
+            own = trial.system_attrs.items()
+            parts = {key: part for key, part in own if key.startswith(self._attr_key_optimizer)}
+            if parts:
+                return restored(self._concat_optimizer_attrs(parts))
+        return None
+
+
+class _State(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if not STATE.fullmatch(name := f"{module_name}.{global_name}"):
+            raise pickle.UnpicklingError(f"it names {name}")
+        return super().find_class(module_name, global_name)
+
+
+def restored(digits: str) -> Any:
+    """The state of CMA-ES in hexadecimal digits. Raises ConfigError for any other pickle."""
+    try:
+        return _State(io.BytesIO(bytes.fromhex(digits))).load()
+    except Exception as error:  # a damaged one raises whatever it comes to
+        what = f"the state of cmaes in the journal of the sweep cannot be used: {error}."
+        raise refusal("sweeper.sampler=cmaes", what, OTHER_NAME) from None
+
+
+def sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """The sampler of this name; one that draws from a grid has all values given."""
+    from optuna import samplers
+
+    kinds = {"tpe": samplers.TPESampler, "cmaes": CmaEs, "gp": samplers.GPSampler}
+    return kinds.get(name, samplers.RandomSampler)(seed=seed)
+
+
+def _storage(journal: Path) -> JournalStorage:
+    return JournalStorage(JournalFileBackend(str(journal)))

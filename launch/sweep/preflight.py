@@ -1,0 +1,236 @@
+"""All points of a sweep, composed, resolved and checked before anything is started or written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from forge.cli import as_typed
+from forge.compose.composition import chosen
+from forge.compose.many import Composer
+from forge.compose.origin import origin
+from forge.config.launch import Launch, Local
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, refusal, shown
+from forge.config.root import Config
+from forge.config.spelling import ours
+from forge.config.sweep import Sweep
+from forge.config.sweeper import Sweeper
+from forge.launch.sweep import expand
+from forge.launch.sweep.expand import Combination, key_of
+from forge.launch.sweep.refused import PointsRefused, Refused
+from forge.plan.world import Devices, find_devices
+from forge.resolve.resolve import Resolution, resolve
+from forge.resolve.rules.devices import HOST_MEMORY
+from forge.resolve.rules.run_directory import unwritable
+from forge.rundir.identity import hash_of, is_free
+
+MOST = 20_000
+SEEDS = "sweep.ablation.seeds"
+OTHER_PLACE = "choose another place with sweep.root"
+ONE_RUN = {
+    "run.dir": (
+        "each point has a directory of its own in that of the sweep.",
+        "leave it out; sweep.name and sweep.root say where the sweep is",
+    ),
+    "run.inline": (
+        "the points of a sweep run in processes of their own.",
+        "run.inline=false, or one point without -m",
+    ),
+}
+"""Options of a single run, which have no meaning for many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A point that can run. hash: of its identity, and of the free options that vary."""
+
+    combination: Combination
+    resolution: Resolution
+    hash: str
+
+
+class Preflight:
+    """Checks the points of one command; group choices are composed once for all of them."""
+
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        config_dirs: Sequence[str] = (),
+        devices: Devices | None = None,
+    ) -> None:
+        """overrides: as typed. Raises ConfigError when nothing composes at all."""
+        self.overrides, self.config_dirs = tuple(overrides), tuple(config_dirs)
+        self._composer = Composer(config_dirs)
+        self._here = devices or find_devices()
+        self._typed = expand.grid(
+            overrides, {}, lambda: chosen(overrides, config_dirs=config_dirs)[0].library
+        )
+        if self._typed.problems:
+            raise ConfigError(self._typed.problems)
+        self._first, self._config = self._composer(self._typed.first)
+        self.library, self.written_at = self._first.library, self._first.written_at
+
+    @property
+    def launch(self) -> Launch:
+        """How points are started: the same for all, as are sweep and sweeper."""
+        return self._config.launch
+
+    @property
+    def sweep(self) -> Sweep:
+        return self._config.sweep
+
+    @property
+    def sweeper(self) -> Sweeper:
+        return self._config.sweeper
+
+    @cached_property
+    def place(self) -> Path:
+        """The directory of the sweep. Raises ConfigError when it cannot be made."""
+        name = self.sweep.name or self._named("experiment") or self._named("model") or "default"
+        path = Path(self.sweep.root).expanduser() / name
+        if why := unwritable(str(path)):
+            what = f"the directory {path} cannot be made or written: {why}."
+            raise refusal(f"sweep.root={self.sweep.root}", what, OTHER_PLACE)
+        return path.resolve()
+
+    def _named(self, group: str) -> str:
+        """The option of a group, when all points have the same."""
+        typed = self._typed.choices.items()
+        if any(key.lstrip("+") == group and len(texts) > 1 for key, texts in typed):
+            return ""
+        prefix = f"{group}/"
+        files = [path for path, _ in self._first.files if path.startswith(prefix)]
+        return "+".join(path.removeprefix(prefix) for path in files).replace("/", "-")
+
+    def points(self) -> list[Planned]:
+        """Every combination of what varies. Raises ConfigError with all problems of all points."""
+        params, ablation = self.sweeper.params, self.sweep.ablation
+        found = expand.grid(self.overrides, params, lambda: self.library, self.written_at)
+        problems = [
+            *found.problems,
+            *expand.contradictions(self.overrides, params, ablation, self.written_at),
+            *self._of_one_run(),
+        ]
+        count = len(found) * max(len(ablation.arms), 1) * max(len(ablation.seeds), 1)
+        if count > MOST:
+            what = f"these are {count:,} points, and a sweep has at most {MOST:,}."
+            fix = "fewer values, or several sweeps"
+            problems.append(Problem(key="-m", what=what, fix=fix, where=COMMAND_LINE))
+        if problems:
+            raise ConfigError(problems)
+        return self.check(expand.expand(found, ablation))
+
+    def _of_one_run(self) -> Iterable[Problem]:
+        run = self._config.run
+        for key, value in (("run.dir", run.dir), ("run.inline", run.inline)):
+            if value:
+                (what, fix), where = ONE_RUN[key], self.written_at(key)
+                yield Problem(key=f"{key}={shown(value)}", what=what, fix=fix, where=where)
+
+    def check(self, combinations: Sequence[Combination]) -> list[Planned]:
+        """The points of these combinations. Raises ConfigError with all problems of all, and when
+        two are the same run.
+        """
+        planned: list[Planned] = []
+        refused: list[Refused] = []
+        for number, combination in enumerate(combinations):
+            try:
+                planned.append(self._point(combination))
+            except ConfigError as error:
+                problems = _placed(error.problems, self._places(combination))
+                refused.append(Refused(number=number, problems=problems))
+        if refused and len(combinations) == 1:
+            raise ConfigError(refused[0].problems)
+        if refused:
+            raise PointsRefused(refused, combinations)
+        if twins := list(_twins(planned)):
+            raise ConfigError(twins)
+        return planned
+
+    def _point(self, combination: Combination) -> Planned:
+        composition, config = self._composer(combination.overrides)
+        try:
+            resolution = resolve(
+                config,
+                known=(*composition.problems, *self._differences(config)),
+                origin=lambda key: origin(composition, key),
+                devices=self._devices(config.launch),
+            )
+        except ConfigError as error:
+            raise ConfigError(as_typed(error.problems, combination.overrides)) from None
+        too_large = [warning for warning in resolution.warnings if warning.rule == HOST_MEMORY]
+        if too_large:
+            raise ConfigError([replace(warning, warning=False) for warning in too_large])
+        changes, config = combination.changes.items(), resolution.config
+        free = {key: value for key, value in changes if is_free(config, key)}
+        return Planned(combination=combination, resolution=resolution, hash=hash_of(config, free))
+
+    def _places(self, combination: Combination) -> dict[str, str]:
+        """Where the overrides of a point stand that were not typed, by key."""
+        written_at = self.written_at
+        typed = {key_of(ours(text)) for text in self.overrides}
+        params = {key_of(key): key for key in self.sweeper.params if key_of(key) not in typed}
+        places = {short: expand.of_params(key, written_at) for short, key in params.items()}
+        if self.sweep.ablation.seeds:
+            places["seed"] = f"{written_at(SEEDS)}, {SEEDS}"
+        if combination.arm:
+            place = expand.of_arm(combination.arm, written_at)
+            places |= {key_of(text) or "''": place for text in combination.of_arm}
+        return places
+
+    def _differences(self, config: Config) -> Iterable[Problem]:
+        """Sections of the sweep that this point has otherwise than the first."""
+        for section in ("launch", "sweep", "sweeper"):
+            mine, first = getattr(config, section), getattr(self._config, section)
+            fix = f"leave {section} out of what varies"
+            if type(mine) is not type(first):
+                what = f"the first point has another {section}, and all are started together."
+                yield Problem(key=section, what=what, fix=fix)
+                continue
+            for name, value in vars(mine).items():
+                if value != (other := getattr(first, name, None)):
+                    what = f"the first point has {shown(other)} here, and all are started together."
+                    yield Problem(key=f"{section}.{name}={shown(value)}", what=what, fix=fix)
+
+    def _devices(self, launch: Launch) -> Devices:
+        """The devices of a point: its share of those here, when several run at a time."""
+        here = self._here
+        if not isinstance(launch, Local) or not here.gpus:
+            return here
+        if launch.jobs == 1 and launch.devices_per_job is None:
+            return here
+        gpus = launch.devices_per_job or max(here.gpus // launch.jobs, 1)
+        source = f"launch.jobs={launch.jobs} share {here.gpus} GPUs"
+        return replace(here, gpus=min(gpus, here.gpus), source=source)
+
+
+def _placed(problems: Sequence[Problem], places: Mapping[str, str]) -> tuple[Problem, ...]:
+    """Problems with the file or arm that their override stands in, instead of the command line."""
+    of_seeds = "seed" in places and any(problem.option == SEEDS for problem in problems)
+    result = []
+    for problem in problems:
+        if of_seeds and problem.option == "seed":
+            continue  # said of the ablation's seeds
+        option = f"{problem.option}."
+        place = next((where for key, where in places.items() if option.startswith(f"{key}.")), "")
+        if place and problem.where.startswith(COMMAND_LINE):
+            problem = replace(problem, where=place + problem.where.removeprefix(COMMAND_LINE))
+        result.append(problem)
+    return tuple(result)
+
+
+def _twins(planned: Sequence[Planned]) -> Iterable[Problem]:
+    """Points that are the same run."""
+    same: dict[str, list[str]] = defaultdict(list)
+    for number, point in enumerate(planned):
+        same[point.hash].append(f"#{number} ({point.combination.label})")
+    for labels in same.values():
+        if len(labels) > 1:
+            more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+            *others, last = labels[:3]
+            what = f"{', '.join(others)} and {last}{more} are the same run."
+            fix = "give each value once, and values that make a difference"
+            yield Problem(key="-m", what=what, fix=fix, where=COMMAND_LINE)

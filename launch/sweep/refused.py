@@ -1,0 +1,102 @@
+"""The message about a sweep with points that cannot run: each problem once, with the points that
+have it, then each such point.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations as choose
+
+from forge.config.problems import ConfigError, Problem
+from forge.launch.sweep.expand import Combination
+
+FEW = 5  # values that are named one by one
+VALUE = "\0"  # stands for a value, so that problems which differ in it alone are equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A point that cannot run, by its number, and all that is wrong with it."""
+
+    number: int
+    problems: tuple[Problem, ...]
+
+
+class PointsRefused(ConfigError):
+    """A sweep of which some points cannot run. problems: of all points, each once."""
+
+    def __init__(self, refused: Sequence[Refused], combinations: Sequence[Combination]) -> None:
+        self.refused, self.combinations = tuple(refused), tuple(combinations)
+        found = merged([problem for point in refused for problem in point.problems])
+        self._pairs = [_pairs(one) for one in combinations]
+        self._of_point = {one.number: {found[it] for it in one.problems} for one in refused}
+        super().__init__(list(dict.fromkeys(found.values())))
+
+    def __str__(self) -> str:
+        of, all_of = len(self.refused), len(self.combinations)
+        lines = [f"{of} of {all_of} points cannot run; nothing was started or written."]
+        for number, problem in enumerate(self.problems, 1):
+            lines += [problem.render(number), f"     {self._where(problem)}"]
+        if of == all_of and len(set(map(frozenset, self._of_point.values()))) == 1:
+            return "\n".join(lines)  # all points have the same problems
+        lines += ["", "the points that cannot run, each with the numbers of its problems:"]
+        numbers = {problem: number for number, problem in enumerate(self.problems, 1)}
+        for point, problems in self._of_point.items():
+            own = ", ".join(map(str, sorted(numbers[problem] for problem in problems)))
+            lines.append(f"  #{point:<4} {self.combinations[point].label}   ({own})")
+        return "\n".join(lines)
+
+    def _where(self, problem: Problem) -> str:
+        """The points that have a problem: by the values that they, and no others, have, if any."""
+        having = {number for number, problems in self._of_point.items() if problem in problems}
+        count = len(having)
+        if count == len(self.combinations):
+            return "in every point"
+        which = f"in the {count} points with" if count > 1 else "in the point with"
+        first = self._pairs[min(having)]
+        for common in (few for size in (1, 2) for few in choose(first.items(), size)):
+            if having == self._with({key: [value] for key, value in common}):
+                return f"{which} {' '.join(f'{key}={value}' for key, value in common)}"
+        for key in first:
+            values = list(dict.fromkeys(self._pairs[number][key] for number in sorted(having)))
+            if len(values) <= FEW and having == self._with({key: values}):
+                return f"{which} {key}={', '.join(values[:-1])} or {values[-1]}"
+        listed = " ".join(f"#{number}" for number in sorted(having))
+        return f"in {count} points: {listed}" if count > 1 else f"in one point: {listed}"
+
+    def _with(self, values: Mapping[str, Sequence[str]]) -> set[int]:
+        """The points in which each of some keys has one of its values."""
+        return {
+            number
+            for number, pairs in enumerate(self._pairs)
+            if all(pairs[key] in some for key, some in values.items())
+        }
+
+
+def merged(problems: Sequence[Problem]) -> dict[Problem, Problem]:
+    """For each problem one that stands for all that differ from it in the value alone."""
+    alike: dict[Problem, list[str]] = {}
+    for problem in dict.fromkeys(problems):
+        alike.setdefault(_without_value(problem), []).append(problem.key.partition("=")[2])
+    result = {}
+    for problem in problems:
+        values = alike[general := _without_value(problem)]
+        text = ",".join(values if len(values) <= FEW else [*values[:FEW], "..."])
+        key, fix = general.key.replace(VALUE, text), general.fix.replace(VALUE, text)
+        result[problem] = replace(general, key=key, fix=fix)
+    return result
+
+
+def _without_value(problem: Problem) -> Problem:
+    name, _, value = problem.key.partition("=")
+    if not value:
+        return problem
+    fix = re.sub(rf"={re.escape(value)}(?![\w.])", f"={VALUE}", problem.fix)
+    return replace(problem, key=f"{name}={VALUE}", fix=fix)
+
+
+def _pairs(combination: Combination) -> dict[str, str]:
+    arm = {"arm": combination.arm} if combination.arm else {}
+    return {**arm, **combination.varied}

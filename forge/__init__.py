@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.compose.composed import Composed
+    from forge.compose.engine import Composed
     from forge.config.problems import ConfigError
     from forge.config.root import Config
     from forge.rundir.directory import Result

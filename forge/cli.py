@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 from forge.compose.composition import Composition, compose
-from forge.compose.origin import origin
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean
 from forge.resolve.resolve import Resolution, resolve
 
@@ -107,7 +106,7 @@ def resolved(
         resolution = resolve(
             composition.typed(),
             known=tuple(composition.problems),
-            origin=lambda key: origin(composition, key),
+            origin=composition.origin,
             world_size=world_size,
         )
     except ConfigError as error:

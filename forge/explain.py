@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from forge import cli
 from forge.compose import help
 from forge.compose.composition import Composition, compose
-from forge.compose.origin import origin
 from forge.compose.unknown import unknown
 from forge.config.bounds import describe_bounds
 from forge.config.field import Section
@@ -76,11 +75,11 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
     written = _show(OmegaConf.select(composition.tree, key))
     if derived is not None:
         lines.append(f"  worked out    {derived.why}")
-        lines.append(f"  because       {written} is written at {origin(composition, key)}")
+        lines.append(f"  because       {written} is written at {composition.origin(key)}")
     elif key in composition.applied:
         lines.append(f"  from          the command line: {composition.applied[key]}")
     else:
-        lines.append(f"  from          {origin(composition, key)}")
+        lines.append(f"  from          {composition.origin(key)}")
     for option, _, _, field in walk_options():
         if option == key:
             lines.append(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from forge import cli
 from forge.compose import help
 from forge.compose.composition import compose
-from forge.compose.paths import CONF
+from forge.compose.engine import CONF
 from forge.compose.portable import portable
 from forge.config.launch import Submitit
 from forge.config.problems import ConfigError, Problem, shown

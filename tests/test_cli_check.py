@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge import check, cli
-from forge.compose.paths import CONF
+from forge.compose.engine import CONF
 from forge.rundir import directory
 
 Plan = Callable[..., str]

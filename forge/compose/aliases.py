@@ -1,8 +1,6 @@
-"""What options are called elsewhere, and what newcomers type for them."""
+"""What torchtitan, Megatron, HF Trainer, nanochat and MaxText call options, for did-you-mean."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from omegaconf import DictConfig
 
@@ -12,44 +10,35 @@ from forge.config.problems import shown
 ALIASES = {
     word: ours
     for ours, words in {
-        "optimizer": "optim",
         "optimizer.lr": "learning_rate",
         "optimizer.weight_decay": "wd",
-        "scheduler": "lr_scheduler lr_scheduler_type",
+        "scheduler": "lr_scheduler_type",
         "scheduler.warmup_steps": "warmup warmup_iters",
-        "train.max_steps": "steps max_iters num_steps",
-        "train.max_epochs": "epochs num_epochs num_train_epochs",
-        "train.batch_size": "train_batch_size per_device_train_batch_size local_batch_size",
-        "train.grad_accum_steps": "grad_accum gradient_accumulation_steps",
-        "train.seq_len": "block_size max_length context_length",
+        "train.max_steps": "steps max_iters train_iters num_iterations",
+        "train.max_epochs": "epochs num_train_epochs",
+        "train.batch_size": "per_device_train_batch_size micro_batch_size device_batch_size",
+        "train.global_batch_tokens": "total_batch_size",
+        "train.grad_accum_steps": "gradient_accumulation_steps",
+        "train.seq_len": "block_size seq_length max_seq_length",
         "train.grad_clip_norm": "grad_clip clip_grad max_grad_norm",
         "train.compile_model": "compile torch_compile",
         "train.activation_checkpointing=full": "gradient_checkpointing",
         "precision=bf16": "bf16",
-        "precision=fp16": "fp16",
         "precision.mixed_precision": "dtype",
-        "precision.matmul_precision=high": "tf32",
         "model": "model_name_or_path",
-        "model.dim": "hidden_size hidden_dim d_model n_embd",
-        "model.n_layers": "n_layer num_layers num_hidden_layers layers",
-        "model.n_heads": "n_head num_heads num_attention_heads heads",
+        "model.dim": "hidden_size n_embd base_emb_dim",
+        "model.n_layers": "n_layer num_layers num_hidden_layers",
+        "model.n_heads": "n_head num_attention_heads",
         "model.n_kv_heads": "num_key_value_heads",
         "model.ffn_hidden_dim": "intermediate_size",
-        "model.sdpa_backend=flash": "flash_attention attn_implementation",
-        "data=text data.path=": "dataset dataset_path data_path train_file",
+        "data=text data.path=": "dataset data_path",
         "parallel=fsdp": "fsdp",
-        "parallel=ddp": "ddp",
-        "parallel.dp_replicate": "dp",
-        "parallel.tp": "tensor_parallel tensor_parallel_degree",
-        "parallel.pp": "pipeline_parallel pipeline_parallel_degree",
-        "parallel.dp_shard": "data_parallel_shard_degree",
-        "run.num_processes": "gpus num_gpus devices nproc_per_node world_size",
+        "parallel.tp": "tensor_parallel_degree tensor_model_parallel_size",
+        "parallel.pp": "pipeline_parallel_degree pipeline_model_parallel_size",
+        "run.num_processes": "nproc_per_node world_size",
         "launch=slurm launch.nodes=": "nnodes",
-        "run.dir": "out_dir output_dir",
-        "checkpoint.interval": "save_steps",
-        "eval.interval": "eval_steps",
-        "metrics.log_interval": "logging_steps",
-        "metrics.enable_wandb=true": "wandb use_wandb wandb_log",
+        "run.dir": "output_dir out_dir",
+        "metrics.enable_wandb=true": "wandb",
     }.items()
     for word in words.split()
 }
@@ -60,48 +49,31 @@ that ends in = goes before the value.
 HINTS = {
     "dropout": "no model has dropout: leave it out",
     "report_to": "metrics.enable_wandb=true or metrics.enable_tensorboard=true",
-    "resume": "a run goes on with python -m forge.resume runs/<run>",
     "resume_from_checkpoint": "a run goes on with python -m forge.resume runs/<run>",
 }
 """By word what to do where no option takes its place."""
 
-
-def _warmup(tree: DictConfig, share: float) -> tuple[str, str]:
-    steps = in_force(tree, "train.max_steps")
-    return f"scheduler.warmup_steps={round(share * steps)}", f"{share:g} of train.max_steps={steps}"
-
-
-def _floor(tree: DictConfig, lr: float) -> tuple[str, str]:
-    peak = in_force(tree, "optimizer.lr")
-    return f"scheduler.min_lr_ratio={lr / peak:.3g}", f"of the peak, optimizer.lr={peak:g}"
-
-
-def _beta(index: int) -> Callable[[DictConfig, float], tuple[str, str]]:
-    def both(tree: DictConfig, value: float) -> tuple[str, str]:
-        betas = list(in_force(tree, "optimizer.betas"))
-        betas[index] = value
-        return f"optimizer.betas={shown(betas)}", "both in one list"
-
-    return both
-
-
-COMPUTED = {
-    "warmup_ratio": _warmup,
-    "min_lr": _floor,
-    "beta1": _beta(0),
-    "beta2": _beta(1),
-    "adam_beta1": _beta(0),
-    "adam_beta2": _beta(1),
-}
-"""By word what gives, for its number, the text to type and what that is."""
+BETAS = {"beta1": 0, "beta2": 1, "adam_beta1": 0, "adam_beta2": 1}
 
 
 def computed(tree: DictConfig, word: str, value: str) -> tuple[str, str] | None:
-    """What to type for a number that counts otherwise here, and what it is; None for all else, or
+    """What to type for a number that forge counts otherwise, and a note on it; None for all else, or
     where nothing takes it.
     """
     try:
-        text, note = COMPUTED[word](tree, float(value))
-    except (KeyError, ValueError, TypeError, ArithmeticError):
-        return None
-    return text, note
+        number = float(value)
+        if word == "warmup_ratio":
+            steps = in_force(tree, "train.max_steps")
+            note = f"{number:g} of train.max_steps={steps}"
+            return f"scheduler.warmup_steps={round(number * steps)}", note
+        if word == "min_lr":
+            peak = in_force(tree, "optimizer.lr")
+            ratio = f"{number / peak:.3g}"
+            return f"scheduler.min_lr_ratio={ratio}", f"of the peak, optimizer.lr={peak:g}"
+        if word in BETAS:
+            betas = list(in_force(tree, "optimizer.betas"))
+            betas[BETAS[word]] = number
+            return f"optimizer.betas={shown(betas)}", "both in one list"
+    except (ValueError, TypeError, ArithmeticError):
+        pass
+    return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
@@ -21,7 +22,7 @@ DEGREE = re.compile("(tp|pp|cp|ep)([0-9]+)")
 @dataclass(frozen=True, kw_only=True)
 class Merged:
     """What group choices compose to: the tree, the option chosen in each group, (config path,
-    package) of every file, and what misfits.
+    package) of every file, and the values that have no place.
     """
 
     tree: DictConfig
@@ -32,70 +33,54 @@ class Merged:
 
 def illegal(override: Override, library: Library) -> Problem | None:
     """Why a group choice cannot be composed, or None."""
-    group, text = override.key_or_group, override.input_line or ""
+    value = None if override.is_delete() or override.is_sweep_override() else override.value()
+    fault = _fault(override, value, library)
+    return Problem(override.input_line or "", *fault, where=COMMAND_LINE) if fault else None
 
-    def problem(what: str, fix: str) -> Problem:
-        return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
 
+def _fault(override: Override, value: Any, library: Library) -> tuple[str, str] | None:
+    group = override.key_or_group
     options = library.options(group)
+    listed = ", ".join(options)
     if override.is_delete():
-        return problem(f"the group {group} cannot be removed.", f"choose one: {', '.join(options)}")
+        return f"the group {group} cannot be removed.", f"choose one: {listed}"
     if override.is_sweep_override():
-        return problem(
-            f"{group} has several values, and this is not a sweep.", "choose one, or -m for a sweep"
-        )
-    value = override.value()
+        what = f"{group} has several values, and this is not a sweep."
+        return what, "choose one, or -m for a sweep"
     if override.package is not None and group in library.places:
-        return problem(
-            f"{group} has one place in the config.", f"write {group}={override.get_value_string()}"
-        )
+        what = f"{group} has one place in the config."
+        return what, f"write {group}={override.get_value_string()}"
     if value is None and group in OPTIONAL:
         return None
     if isinstance(value, dict):
         pairs = " ".join(f"{group}.{key}={inner}" for key, inner in value.items())
-        return problem(
-            f"{group} is chosen by name; its values are set one by one.",
-            f"write {pairs}" if pairs else f"choose one: {', '.join(options)}",
-        )
+        what = f"{group} is chosen by name; its values are set one by one."
+        return what, f"write {pairs}" if pairs else f"choose one: {listed}"
     if isinstance(value, list) and group in schemas.SCHEMAS:
-        several = ",".join(map(shown, value))
-        return problem(
-            f"{group} takes one option.",
-            f"one of them, or {group}={several} with -m" if len(value) > 1 else "choose one",
-        )
+        fix = f"one of them, or {group}={','.join(map(shown, value))} with -m"
+        return f"{group} takes one option.", fix if len(value) > 1 else "choose one"
     for wanted in value if isinstance(value, list) else [value]:
         name = shown(wanted)
-        if name not in options and (
-            ".." in name.split("/") or library.file_of(f"{group}/{name}") is None
-        ):
-            meant = _as_values(group, name) or [
-                f"{group}={option}" for option in closest(name, options)
-            ]
-            return problem(
-                f"there is no {group} named '{name}'.",
-                did_you_mean(meant) or f"options: {', '.join(options)}",
-            )
+        is_file = ".." not in name.split("/") and library.file_of(f"{group}/{name}") is not None
+        if name not in options and not is_file:
+            near = [f"{group}={option}" for option in closest(name, options)]
+            fix = did_you_mean(_as_values(group, name) or near) or f"options: {listed}"
+            return f"there is no {group} named '{name}'.", fix
     if group not in library.places and not override.is_add():
-        return problem(
-            f"{group} has no place of its own in the config.", f"write +{text.lstrip('+')}"
-        )
+        text = (override.input_line or "").lstrip("+")
+        return f"{group} has no place of its own in the config.", f"write +{text}"
     return None
 
 
 def _as_values(group: str, name: str) -> list[str]:
-    """What is typed for a path in the place of an option, or for a layout that no file has."""
+    """What is typed for a layout that no file has, or for a path in the place of an option."""
     if group == "parallel" and (degree := DEGREE.fullmatch(name)):
         return [f"parallel.{degree[1]}={degree[2]}"]
-    taking = [
-        option
-        for option, schema in schemas.SCHEMAS.get(group, {}).items()
-        if "path" in schema.__dataclass_fields__
-    ]
-    return (
-        [f"{group}={option} {group}.path={name}" for option in taking]
-        if re.search("[./]", name)
-        else []
-    )
+    if not re.search("[./]", name):
+        return []
+    variants = schemas.SCHEMAS.get(group, {}).items()
+    taking = [option for option, schema in variants if "path" in schema.__dataclass_fields__]
+    return [f"{group}={option} {group}.path={name}" for option in taking]
 
 
 def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Problem]]:
@@ -104,53 +89,41 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
     Raises ConfigError when nothing composes at all.
     """
     chosen = _effective(chosen, library)
+    problems: list[Problem] = []
     merged = _compose(library, chosen)
-    if isinstance(merged, Merged):
-        return merged, _faults(merged, library)
-    kept, problems = [], []
-    merged = _compose(library, kept)
     if isinstance(merged, Problem):
-        raise ConfigError([merged])
-    for override in chosen:
-        attempt = _compose(library, [*kept, override])
-        if isinstance(attempt, Problem):
-            problems.append(attempt)
-        else:
-            kept.append(override)
-            merged = attempt
-    return merged, [*problems, *_faults(merged, library)]
-
-
-def _faults(merged: Merged, library: Library) -> list[Problem]:
-    """What is wrong with files that compose without it: options that they choose and that are not
-    there, and values.
-    """
-    absent = [
-        absent_fault(path, group, name, library)
-        for path, _ in merged.files
-        for group, name in library.absent(path)
-    ]
-    return [*absent, *(value_fault(misfit, library, merged.tree) for misfit in merged.misfits)]
+        kept: list[Override] = []
+        merged = _compose(library, kept)
+        if isinstance(merged, Problem):
+            raise ConfigError([merged])
+        for override in chosen:
+            attempt = _compose(library, [*kept, override])
+            if isinstance(attempt, Problem):
+                problems.append(attempt)
+            else:
+                kept.append(override)
+                merged = attempt
+    for path, _ in merged.files:
+        problems += [absent_fault(path, *choice, library) for choice in library.absent(path)]
+    problems += [value_fault(misfit, library, merged.tree) for misfit in merged.misfits]
+    return merged, problems
 
 
 def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
-    """The choices as Hydra takes them: null removes a group; `+group=x` says `group=x` where the
-    group has a place.
+    """The choices as Hydra takes them: the last of each group; null removes it; `+group=x` says
+    `group=x` where the group has a place.
     """
-    result: list[Override] = []
+    result: dict[tuple[str, str | None], Override] = {}
     for override in chosen:
         group = override.key_or_group
-        result = [
-            other
-            for other in result
-            if other.key_or_group != group or other.package != override.package
-        ]
         if override.value() is None:
             override = parse(f"~{group}")
-        elif override.type is not OverrideType.CHANGE and group in library.places:
-            override.type = OverrideType.CHANGE
-        result.append(override)
-    return result
+        elif group in library.places:
+            override = replace(override, type=OverrideType.CHANGE)
+        key = (group, override.package)
+        result.pop(key, None)
+        result[key] = override
+    return list(result.values())
 
 
 def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
@@ -170,12 +143,7 @@ def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
         schema = None if OmegaConf.is_missing(tree, group) else OmegaConf.get_type(tree, group)
         if schema is None or (group in schemas.SCHEMAS and schema is base):
             return section_fault(text, config_path, group, schema, library)
-    choices = {
-        k: v for k, v in defaults.overrides.known_choices.items() if not k.startswith("schema")
-    }
-    files = [
-        (default.config_path, default.package or "")
-        for default in defaults.defaults
-        if default.config_path
-    ]
+    known = defaults.overrides.known_choices.items()
+    choices = {group: name for group, name in known if not group.startswith("schema")}
+    files = [(d.config_path, d.package or "") for d in defaults.defaults if d.config_path]
     return Merged(tree=tree, choices=choices, files=files, misfits=misfits)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra import version
@@ -27,18 +26,34 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from forge.compose.composed import Composed
-from forge.compose.paths import CONF
-from forge.config import schemas, spelling
+from forge.config import hydra_names, schemas
+from forge.config.root import Config
 
+if TYPE_CHECKING:
+    from forge.resolve.resolve import Resolution
+
+CONF = (Path(__file__).parents[1] / "conf").resolve()
+"""The folder of forge's YAML groups, in a checkout as in an installed package."""
 PRIMARY = "config"
+
+
+@dataclass(kw_only=True)
+class Composed(Config):
+    """A config that was composed from groups and values: what `forge.compose` returns."""
+
+    def validate(self, *, world_size: int | None = None) -> Resolution:
+        """Resolve a copy: what would run, with warnings and derived values.
+
+        Raises ConfigError with every problem.
+        """
+        from forge.resolve.resolve import resolve
+
+        return resolve(self, world_size=world_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A value of a file that has no place in the config: its file, the section that the file is of,
-    its keys from the root, and why.
-    """
+    """A value of a file that has no place in the config: its keys from the root, and the error."""
 
     config_path: str
     package: str
@@ -46,72 +61,48 @@ class Misfit:
     cause: OmegaConfBaseException
 
     @property
-    def in_file(self) -> tuple[Any, ...]:
-        """Its keys in the file; none where the whole of it has no place."""
-        return self.keys[len(self.package.split(".")) if self.package else 0 :]
+    def is_whole_file(self) -> bool:
+        return len(self.keys) <= (len(self.package.split(".")) if self.package else 0)
 
 
 class Repository(ConfigRepository):
-    """Files as Hydra reads them, with what they say of Hydra's sweeper and launcher under forge's
-    names, and without misfits.
+    """Reads files as Hydra does, with Hydra's own names translated to forge's, and without choices
+    of options that do not exist; `absent` keeps those as (group, option) by file.
     """
-
-    misfits: Sequence[Misfit] = ()
 
     def __init__(self, config_search_path: ConfigSearchPathImpl):
         super().__init__(config_search_path)
         self.absent: dict[str, list[tuple[str, str]]] = {}
-        """By file, the (group, option) that its defaults list overrides with and that are not
-        there; the file is read without them.
-        """
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         found = super().load_config(config_path)
         if found is None:
             return None
+        kept, absent = [], []
         for default in found.defaults_list or []:
-            if isinstance(default, GroupDefault) and (
-                group := spelling.GROUPS.get((default.group or "").removeprefix("/"))
-            ):
-                default.group = f"/{group}"
-                default.value = (
-                    spelling.option(group, default.value)
-                    if isinstance(default.value, str)
-                    else default.value
-                )
-        absent = {
-            id(default): choice
-            for default in found.defaults_list or []
-            if (choice := self._absent(default))
-        }
+            if isinstance(default, GroupDefault) and isinstance(default.value, str):
+                group = (default.group or "").removeprefix("/")
+                if group in hydra_names.GROUPS:
+                    group = hydra_names.GROUPS[group]
+                    default.group = f"/{group}"
+                    default.value = hydra_names.translate_option(group, default.value)
+                if self._is_absent(default, group):
+                    absent.append((group, default.value))
+                    continue
+            kept.append(default)
         if absent:
-            self.absent[config_path] = list(absent.values())
-            found.defaults_list = [
-                default for default in found.defaults_list or [] if id(default) not in absent
-            ]
-        misfits = [misfit for misfit in self.misfits if misfit.config_path == config_path]
-        if isinstance(found.config, DictConfig) and ("hydra" in found.config or misfits):
+            self.absent[config_path], found.defaults_list = absent, kept
+        if isinstance(found.config, DictConfig) and "hydra" in found.config:
             content: Any = OmegaConf.to_container(found.config, resolve=False)
             flags = found.config._metadata.flags
-            found.config = OmegaConf.create(_without(spelling.of_file(content), misfits))
-            found.config._metadata.flags = flags
+            found.config = OmegaConf.create(hydra_names.translate_file(content), flags=flags)
         return found
 
-    def _absent(self, default: Any) -> tuple[str, str] | None:
-        if (
-            not isinstance(default, GroupDefault)
-            or not default.override
-            or default.optional
-            or not isinstance(default.value, str)
-        ):
-            return None
-        group = str(default.group).removeprefix("/")
-        known = (
-            "${" in default.value
-            or not self.group_exists(group)
-            or self.config_exists(f"{group}/{default.value}")
-        )
-        return None if known else (group, default.value)
+    def _is_absent(self, default: GroupDefault, group: str) -> bool:
+        name = str(default.value)
+        if not default.override or default.optional or "${" in name:
+            return False
+        return self.group_exists(group) and not self.config_exists(f"{group}/{name}")
 
 
 class Library:
@@ -126,43 +117,28 @@ class Library:
         for entry in search_path:
             path.append("user", entry)
         path.append("schema", "structured://")
-        self.search_path = path
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.repository = CachingConfigRepository(Repository(path))
+            self._files = Repository(path)
+            self.repository = CachingConfigRepository(self._files)
         self._loader = ConfigLoaderImpl(path)
-
-    def missing_sources(self) -> list[str]:
-        """Entries of the search path that do not exist."""
-        return [source.path for source in self.repository.get_sources() if not source.available()]
 
     def groups(self) -> list[str]:
         """Names of the groups a user chooses from, in the order of conf/config.yaml."""
         found = self.repository.get_group_options("", ObjectType.GROUP)
-        order = self.places
-        known = [name for name in order if name in found]
-        return known + [
-            name for name in found if name not in order and name not in ("schema", "hydra")
-        ]
+        others = [name for name in found if name not in (*self.places, "schema", "hydra")]
+        return [name for name in self.places if name in found] + others
 
     @cached_property
     def places(self) -> list[str]:
-        """The groups that conf/config.yaml has a place for; another of the user's own is added with
-        `+`.
-        """
-        defaults = yaml.safe_load((CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))[
-            "defaults"
-        ]
-        entries = [next(iter(entry)) for entry in defaults if isinstance(entry, dict)]
-        return [name.removeprefix("optional ").removeprefix("override ") for name in entries]
+        """The groups that conf/config.yaml has a place for; others are added with `+`."""
+        content = yaml.safe_load((CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))
+        names = [next(iter(entry)) for entry in content["defaults"] if isinstance(entry, dict)]
+        return [name.removeprefix("optional ").removeprefix("override ") for name in names]
 
     def absent(self, config_path: str) -> list[tuple[str, str]]:
-        """The (group, option) that a file asks for and that are not there; it was read without
-        them.
-        """
-        files = self.repository.delegate
-        assert isinstance(files, Repository)
-        return files.absent.get(config_path, [])
+        """The (group, option) that a file chooses and that do not exist."""
+        return self._files.absent.get(config_path, [])
 
     def options(self, group: str) -> list[str]:
         """Options of one group."""
@@ -170,11 +146,8 @@ class Library:
 
     def is_group(self, name: str) -> bool:
         """Whether there is a group of this name that a user may choose from."""
-        return name.partition("/")[0] not in (
-            "",
-            "schema",
-            "hydra",
-        ) and self.repository.group_exists(name)
+        first = name.partition("/")[0]
+        return first not in ("", "schema", "hydra") and self.repository.group_exists(name)
 
     def defaults(self, overrides: list[Override]) -> DefaultsList:
         """The files and schemas that make up the config, in merge order."""
@@ -187,118 +160,65 @@ class Library:
         )
 
     def merge(self, defaults: list[ResultDefault]) -> tuple[DictConfig, list[Misfit]]:
-        """The config that these files and schemas compose to, in struct mode, without what has no
-        place in it, and what that is.
-        """
-        misfits: list[Misfit] = []
-        try:
-            tree = self._merged(defaults)
-        except ConfigCompositionException as error:
-            misfits = (
-                self._misfits(defaults)
-                if isinstance(error.__context__, OmegaConfBaseException)
-                else []
-            )
-            if not misfits:
-                raise
-            files = self.repository.delegate
-            assert isinstance(files, Repository)
-            files.misfits = misfits
-            try:
-                astray = {misfit.config_path for misfit in misfits if not misfit.in_file}
-                tree = self._merged(
-                    [default for default in defaults if default.config_path not in astray]
-                )
-            finally:
-                files.misfits = ()
-        OmegaConf.set_struct(tree, True)
-        return tree, misfits
+        """The config that these files and schemas compose to, in struct mode, and the values that
+        had no place in it and were left out.
 
-    def _merged(self, defaults: list[ResultDefault]) -> DictConfig:
-        try:
-            return self._loader._compose_config_from_defaults_list(
-                defaults=defaults, repo=self.repository
-            )
-        finally:
-            # Hydra merges into what it cached; another composition must not see it
-            self.repository.cache.clear()
-
-    def _misfits(self, defaults: list[ResultDefault]) -> list[Misfit]:
-        """Every value of these files that does not merge; none where a file does not say which
-        schema its values are of.
+        Raises ConfigCompositionException for a file that does not say which schema its values are of.
         """
-        tree, found = OmegaConf.create(), []
+        tree, misfits = OmegaConf.create(), []
         with flag_override(tree, "no_deepcopy_set_nodes", True):
             for default in defaults:
                 loaded = self._loader._load_single_config(default, self.repository).config
                 try:
                     tree.merge_with(loaded)
                 except OmegaConfBaseException:
-                    content = OmegaConf.to_container(loaded, resolve=False)
-                    of_file = dict(_refused(tree, content))
-                    if any(cause.object_type in schemas.bases() for cause in of_file.values()):
-                        return []
-                    path, package = default.config_path or "", default.package or ""
-                    found += [
-                        Misfit(config_path=path, package=package, keys=keys, cause=cause)
-                        for keys, cause in of_file.items()
-                    ]
-        self.repository.cache.clear()
-        return found
+                    for keys, cause in _merge_by_part(tree, loaded):
+                        path, package = default.config_path or "", default.package or ""
+                        if cause.object_type in schemas.bases():
+                            raise ConfigCompositionException(f"In '{path}': {cause}") from cause
+                        misfits.append(
+                            Misfit(config_path=path, package=package, keys=keys, cause=cause)
+                        )
+        self.repository.cache.clear()  # Hydra merges into what it cached
+        OmegaConf.set_struct(tree, True)
+        return tree, misfits
 
     def file_of(self, config_path: str) -> Path | None:
         """The YAML file behind a config path, or None for a schema."""
         for source in self.repository.get_sources():
             if source.scheme() in ("file", "pkg") and source.is_config(config_path):
-                root = Path(source.path) if source.scheme() == "file" else _folder_of(source.path)
+                is_file = source.scheme() == "file"
+                root = Path(source.path if is_file else str(resources.files(source.path)))
                 return (root / config_path).with_suffix(".yaml")
         return None
 
 
-def _refused(
-    tree: DictConfig, content: Any, above: tuple[Any, ...] = ()
+def _merge_by_part(
+    tree: DictConfig, loaded: Any
 ) -> Iterator[tuple[tuple[Any, ...], OmegaConfBaseException]]:
-    """Merge a dict part by part, and give the keys of each part that cannot be merged, with the
-    error.
-    """
-    for name, value in content.items():
-        keys = (*above, name)
-        part = value
-        for key in reversed(keys):
-            part = {key: part}
-        try:
-            tree.merge_with(OmegaConf.create(part))
-        except OmegaConfBaseException as error:
-            inner = (
-                list(_refused(tree, value, keys))
-                if isinstance(value, dict) and _exists(tree, keys)
-                else []
-            )
-            yield from inner or [(keys, error)]
+    """Merge a config value by value; gives the keys of those that cannot be, with the error."""
+
+    def merge(content: dict[Any, Any], above: tuple[Any, ...]) -> Iterator:
+        for name, value in content.items():
+            keys = (*above, name)
+            part = value
+            for key in reversed(keys):
+                part = {key: part}
+            try:
+                tree.merge_with(OmegaConf.create(part))
+            except OmegaConfBaseException as error:
+                is_section = isinstance(value, dict) and _is_section(tree, keys)
+                yield from (list(merge(value, keys)) if is_section else []) or [(keys, error)]
+
+    yield from merge(OmegaConf.to_container(loaded, resolve=False), ())
 
 
-def _exists(tree: DictConfig, keys: Sequence[Any]) -> bool:
-    """Whether there is a dict or a section at these keys."""
+def _is_section(tree: DictConfig, keys: Sequence[Any]) -> bool:
     node: Any = tree
     for key in keys:
-        node = (
-            node._get_node(key)
-            if isinstance(node, DictConfig) and isinstance(key, str) and key in node
-            else None
-        )
+        known = isinstance(node, DictConfig) and isinstance(key, str) and key in node
+        node = node._get_node(key) if known else None
     return isinstance(node, DictConfig)
-
-
-def _without(content: dict[str, Any], misfits: Sequence[Misfit]) -> dict[str, Any]:
-    """What a file sets, without what has no place."""
-    for misfit in misfits:
-        *above, last = misfit.in_file
-        del functools.reduce(lambda inner, key: inner[key], above, content)[last]
-    return content
-
-
-def _folder_of(package: str) -> Path:
-    return Path(str(resources.files(package)))
 
 
 def parse(text: str) -> Override:

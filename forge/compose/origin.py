@@ -1,35 +1,77 @@
-"""Where a value comes from: an override, a line of a file, or a default of its dataclass."""
+"""Where values come from: lines of YAML files, and defaults of dataclasses."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
+from omegaconf import DictConfig, OmegaConf
 
-from forge.compose.composition import Composition
-from forge.compose.lines import display
-
-
-def origin(composition: Composition, key: str) -> str:
-    """'command line', or file and line; empty for a key that does not exist."""
-    return composition.written_at(key) or _default(composition, key)
+from forge.compose.engine import CONF, Library
+from forge.config.hydra_names import translate_key
 
 
-def _default(composition: Composition, key: str) -> str:
+def lines_of(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """'file:line' by key of every value that the given (config path, package) set; the last counts."""
+    found: dict[str, str] = {}
+    for config_path, package in files:
+        if file := library.file_of(config_path):
+            prefix = f"{package}." if package else ""
+            for key, name, _ in nodes_of(file):
+                found[translate_key(f"{prefix}{key}")] = f"{display(file)}:{line_of(name)}"
+    return found
+
+
+def nodes_of(file: Path) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    """Dotted keys that a YAML file sets, each with the node of its name and that of its value."""
+    yield from _walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader), "")
+
+
+def _walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        key = f"{prefix}{name.value}"
+        if key != "defaults":
+            yield key, name, value
+            yield from _walk(value, f"{key}.")
+
+
+def line_of(node: yaml.Node) -> int:
+    """The line of a node, from 1."""
+    return node.start_mark.line + 1
+
+
+def value_of(node: yaml.Node) -> Any:
+    """What a node of a file holds."""
+    return yaml.SafeLoader("").construct_document(node)
+
+
+def display(file: Path) -> str:
+    """A short path: relative to the working directory, or to the folder that holds conf/."""
+    file = file.resolve()
+    for base in (Path.cwd(), CONF.parent):
+        if file.is_relative_to(base):
+            return str(file.relative_to(base))
+    return str(file)
+
+
+def default_origin(tree: DictConfig, key: str) -> str:
+    """File and line of the default that an option's dataclass declares; empty where none does."""
     above, _, name = key.rpartition(".")
-    node = OmegaConf.select(composition.tree, above) if above else composition.tree
-    return _declared(OmegaConf.get_type(node), name) if OmegaConf.is_dict(node) else ""
+    section = OmegaConf.select(tree, above) if above else tree
+    return _declared_at(OmegaConf.get_type(section), name) if OmegaConf.is_dict(section) else ""
 
 
 @functools.cache
-def _declared(schema: type | None, name: str) -> str:
+def _declared_at(schema: type | None, name: str) -> str:
     for owner in getattr(schema, "__mro__", ()):
         if name in inspect.get_annotations(owner):
             source, start = inspect.getsourcelines(owner)
-            for offset, line in enumerate(source):
+            for number, line in enumerate(source, start):
                 if re.match(rf"\s+{re.escape(name)}\s*:", line):
-                    return f"{display(Path(inspect.getfile(owner)))}:{start + offset}, the default"
+                    return f"{display(Path(inspect.getfile(owner)))}:{number}, the default"
     return ""

@@ -1,142 +1,255 @@
-"""Applying `key=value` overrides to a composed tree, with a problem for each that does not fit."""
+"""Applying `key=value` overrides to a composed tree, with a problem for each that does not fit.
+
+An override sets an option, or an entry of a dict that users add to: `callbacks` and `trackers`, where
+`+` adds and `~` removes, and dicts inside a section, such as `sweeper.params`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from textwrap import shorten
 from typing import Any
 
-from hydra.core.override_parser.types import Override
-from omegaconf import (
-    BooleanNode,
-    DictConfig,
-    FloatNode,
-    IntegerNode,
-    ListConfig,
-    OmegaConf,
-    StringNode,
-    open_dict,
-)
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig, IntegerNode, ListConfig, OmegaConf, StringNode, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from forge.compose import entries, expected, free
+from forge.compose import values
 from forge.compose.engine import Library
-from forge.compose.entries import meant
+from forge.compose.grammar import as_text, with_quotes
 from forge.compose.tree import declared, in_force, section_at, values_of
 from forge.compose.unknown import unknown
-from forge.compose.unreadable import as_text, with_quotes
 from forge.config import schemas
-from forge.config.bounds import fits
+from forge.config.bounds import fits, kind
 from forge.config.field import default_of
-from forge.config.problems import COMMAND_LINE, Problem, typed
+from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean, literal, typed
 
-KINDS = {
-    IntegerNode: "an integer",
-    FloatNode: "a number",
-    BooleanNode: "true or false",
-    StringNode: "a text",
-}
+PARAMS = "sweeper.params"
+Fault = tuple[str, str]
+"""What is wrong, and what to do."""
 
 
 def apply(tree: DictConfig, override: Override, library: Library) -> Problem | None:
     """Set one value in the tree, or say why it does not fit."""
-    text, key = override.input_line or "", override.key_or_group
-    if key.split(".")[0] in schemas.free_dicts():
-        return free.apply(tree, override)
-    if (place := entries.find(tree, override)) is not None:
-        return entries.apply(*place, override)
+    if override.key_or_group.partition(".")[0] in schemas.free_dicts():
+        fault = _apply_to_free_dict(tree, override)
+    elif (entry := _entry_of(tree, override)) is not None:
+        fault = _apply_to_entry(*entry, override)
+    else:
+        fault = _apply_to_option(tree, override, library)
+    return Problem(override.input_line or "", *fault, where=COMMAND_LINE) if fault else None
+
+
+def _apply_to_option(tree: DictConfig, override: Override, library: Library) -> Fault | None:
+    key = override.key_or_group
     value = "" if override.is_delete() else override.get_value_string()
-    fault = unknown(tree, key, library, value)
-    if fault is not None:
-        return _problem(text, fault.what, fault.fix)
+    if found := unknown(tree, key, library, value):
+        return found.what, found.fix
     if override.is_delete():
-        return _problem(text, "an option cannot be removed.", f"give it a value: {key}=...")
+        return "an option cannot be removed.", f"give it a value: {key}=..."
     if override.is_sweep_override():
-        return _problem(
-            text, f"{key} has several values, and this is not a sweep.", _one_of(tree, key, value)
-        )
+        return f"{key} has several values, and this is not a sweep.", _one_of(tree, key, value)
     if override.package is not None:
-        return _problem(text, "only a group takes @.", f"write {key}={value}")
+        return "only a group takes @.", f"write {key}={value}"
     if override.is_add():
-        return _problem(text, f"{key} exists; + is for what does not.", f"write {key}={value}")
-    return _assign(tree, key, override.value(), text)
+        return f"{key} exists; + is for what does not.", f"write {key}={value}"
+    return _set_option(tree, key, override.value(), (override.input_line or "").partition("=")[2])
 
 
-def _assign(tree: DictConfig, key: str, value: Any, text: str) -> Problem | None:
-    parent, _, name = key.rpartition(".")
-    node = section_at(tree, parent)._get_node(name)
+def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | None:
+    """Set an option to a value. text: the value as it was typed."""
+    above, _, name = key.rpartition(".")
+    node = section_at(tree, above)._get_node(name)
     found = declared(tree, key)
     hint = found.hint if found else None
-    whole = isinstance(value, float) and value.is_integer()
-    if whole and (isinstance(node, IntegerNode) or int in typing.get_args(hint)):
+    takes_int = isinstance(node, IntegerNode) or int in typing.get_args(hint)
+    if takes_int and isinstance(value, float) and value.is_integer():
         value = int(value)
-    elif isinstance(node, BooleanNode) and isinstance(value, int) and value not in (0, 1):
-        return _problem(
-            text, f"{key} is true or false; '{value}' is not.", ""
-        )  # OmegaConf takes 2 for true
-    elif (
-        isinstance(node, StringNode)
-        and isinstance(value, int | float | list)
-        and (not isinstance(value, list) or schemas.said(key, "verbatim"))
+    elif isinstance(node, StringNode) and (
+        isinstance(value, int | float)
+        or (isinstance(value, list) and schemas.said(key, "verbatim"))
     ):
-        value = text.partition("=")[
-            2
-        ]  # a name such as 1.50 or 12e4 is what was typed, not the number; so is a token's, [SEP]
+        value = text  # a name such as 1.50 or 12e4, or a token such as [SEP], is what was typed
     try:
         OmegaConf.update(tree, key, value, merge=True)
+        return None
     except (OmegaConfBaseException, OverflowError) as error:
-        kind = KINDS.get(type(node)) or (
-            expected.said(key, hint)
-            if hint
-            else "a list"
-            if isinstance(node, ListConfig)
-            else "a legal value"
-        )
-        shown, fix = text.split("=", 1)[1], expected.example(key, hint, in_force(tree, key))
-        if schemas.is_section(key):
-            what = f"'{shown}' does not fit {key}: {str(error).splitlines()[0].rstrip('.')}."
-            what = (
-                what
-                if isinstance(value, dict)
-                else f"{key} is a section of options; '{shown}' is not."
-            )
-            return _problem(text, what, f"set its options one by one, like {expected.below(key)}")
-        if value is None:
-            return _problem(text, f"{key} cannot be null; it is {kind}.", fix)
-        if isinstance(value, dict | list) and hint is None:
-            return _problem(
-                text, f"'{shown}' does not fit {key}: {str(error).splitlines()[0]}", fix
-            )
-        if isinstance(value, list) and (several := expected.several(value, hint)):
-            fix = (
-                f"{key}={several} with -m, for a sweep over these"
-                if len(value) > 1
-                else f"{key}={several}"
-            )
-            fix += (
-                f"; {instead}"
-                if len(value) > 1 and (instead := schemas.said(key, "several"))
-                else ""
-            )
-        return _problem(
-            text, f"{key} is {kind}; '{shown}' is not.", meant(key, shown, value, hint) or fix
-        )
-    return None
+        if hint is not None:
+            fix = _value_instead(key, text, value, hint, in_force(tree, key))
+            return f"{key} is {kind(hint)}; '{text}' is not.", fix
+        fix = f"set its options one by one, like {values.option_below(key)}=..."
+        if isinstance(value, dict):
+            return f"'{text}' does not fit {key}: {_first_line(error)}.", fix
+        return f"{key} is a section of options; '{text}' is not.", fix
+
+
+def _value_instead(key: str, text: str, value: Any, hint: Any, now: Any) -> str:
+    """What to type for a value of another type. now: the value in force."""
+    if fix := _meant(key, text, value, hint):
+        return fix
+    sweep = values.several(value, hint) if isinstance(value, list) else ""
+    if not sweep:
+        return values.example(key, hint, now)
+    if len(value) == 1:
+        return f"{key}={sweep}"
+    instead = schemas.said(key, "several")
+    return f"{key}={sweep} with -m, for a sweep over these" + (f"; {instead}" if instead else "")
+
+
+def _meant(key: str, text: str, value: Any, hint: Any) -> str:
+    """The override that was probably meant; empty where there is no telling."""
+    found = values.meant(key, value, hint)
+    if not isinstance(found, list):
+        return "" if found is None else f"{key}={found}"
+    if len(found) == 1 and isinstance(value, str):
+        return typed(key, with_quotes(f"[{text}]"))
+    return typed(key, literal(found))
 
 
 def _one_of(tree: DictConfig, key: str, value: str) -> str:
     """What to do with several values where one is expected."""
     found = declared(tree, key)
-    if found is None:
-        return f"one value, or -m for a sweep; {key}=[{value}] for a list; quotes for a text"
-    if typing.get_origin(found.hint) in (list, tuple):
+    if found and typing.get_origin(found.hint) in (list, tuple):
         return f"{typed(key, with_quotes(f'[{value}]'))} for a list, or -m for a sweep"
     fixes = ["one value, or -m for a sweep"]
-    if fits("", found.hint):
+    if found and fits("", found.hint):
         fixes.append(f"{as_text(key, value)} for a text")
-    return "; ".join([*fixes, *([instead] if (instead := schemas.said(key, "several")) else [])])
+    return "; ".join([*fixes, *filter(None, [schemas.said(key, "several")])])
+
+
+def _entry_of(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:
+    """The dict inside a section that an override is of, and the name of its entry, dots and all; no
+    name where entries are given as a dict.
+    """
+    node: Any = tree
+    parts = override.key_or_group.split(".")
+    for depth, part in enumerate(parts, 1):
+        node = node._get_node(part) if OmegaConf.is_dict(node) and part in node else None
+        if node is None:
+            return None
+        if depth > 1 and OmegaConf.get_type(node) is dict:
+            name = ".".join(parts[depth:])
+            is_dict = not override.is_delete() and isinstance(override.value(), dict)
+            return (node, name) if name or is_dict else None
+    return None
+
+
+def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault | None:
+    """Set or remove entries. Several values are kept as typed, for the sweep that reads them."""
+    key, text = override.key_or_group, (override.input_line or "").partition("=")[2]
+    if override.is_delete():
+        if name not in entries:
+            return _no_entry(key.removesuffix(name).rstrip("."), name, entries)
+        with open_dict(entries):
+            del entries[name]
+        return None
+    value: Any = text if override.is_sweep_override() else override.value()
+    if name and isinstance(value, bool | int | float):
+        value = text
+    try:
+        with open_dict(entries):
+            for entry, own in (value if not name else {name: value}).items():
+                entries[str(entry)] = own
+        return None
+    except OmegaConfBaseException as error:
+        hint = schemas.declared(key)
+        if not name or hint is None:
+            return f"it does not fit {key}: {_first_line(error)}.", "docs/options.md says what it holds"
+        is_sweep = isinstance(value, list) and key.startswith(f"{PARAMS}.")
+        fix = f"{key}={as_values(value)}" if is_sweep else _meant(key, text, value, hint)
+        return f"{key} is {kind(hint)}; '{text}' is not.", fix
+
+
+def _no_entry(above: str, name: str, entries: DictConfig, *, start: str = "~") -> Fault:
+    """What is said of an entry that does not exist."""
+    names = [str(known) for known in entries]
+    near = did_you_mean([f"{start}{above}.{known}" for known in closest(name, names)])
+    there = f"it has {', '.join(names)}" if names else "it is empty"
+    return f"{above} has no '{name}'.", f"{near} {there}".strip()
+
+
+def _apply_to_free_dict(tree: DictConfig, override: Override) -> Fault | None:
+    """Add (`+`), change or remove (`~`) what a key in `callbacks` or `trackers` names."""
+    text, key = override.input_line or "", override.key_or_group
+    root, *parts = key.split(".")
+    if override.package is not None:
+        return "only a group takes @.", f"write {text.replace('@' + override.package, '', 1)}"
+    if override.is_sweep_override():
+        what = f"{key} has several values, and this is not a sweep."
+        return what, f"one value, or -m for a sweep; {key}=[...] for a list"
+    if not parts and override.is_delete():
+        return f"{root} itself cannot be removed; its entries can.", f"~{root}.NAME"
+    if not parts and not isinstance(override.value(), dict):
+        return f"{root} is a dict of entries by name.", f"+{root}.NAME._target_=mypkg.Mine adds one"
+    parent, above, node = tree, "", tree._get_node(root)
+    for depth, part in enumerate(parts):
+        above = ".".join([root, *parts[:depth]])
+        if isinstance(node, ListConfig):
+            return f"{above} is a list, and is given as a whole.", f"{above}=[...]"
+        if not isinstance(node, DictConfig):
+            return f"{above} is a value and has nothing below it.", f"write {above}=..."
+        if part not in node:
+            if override.is_delete():
+                return _no_entry(above, part, node)
+            if override.type is OverrideType.CHANGE:
+                rest = "".join(f".{inner}" for inner in parts[depth + 1 :])
+                value = text.partition("=")[2]
+                near = [f"{above}.{n}{rest}={value}" for n in closest(part, map(str, node))]
+                return f"{above} has no '{part}'.", f"{did_you_mean(near)} +{text} adds it".strip()
+            break
+        parent, node = node, node._get_node(part)
+    else:
+        if parts and override.type is OverrideType.ADD:
+            return f"{key} exists; + is for what does not.", f"write {text.lstrip('+')}"
+    if override.is_delete():
+        if override.value() is not None:
+            return "a removal takes no value.", f"write ~{key}"
+        with open_dict(parent):
+            del parent[parts[-1]]
+        return None
+    try:
+        OmegaConf.update(tree, key, override.value(), merge=True, force_add=True)
+        return None
+    except OmegaConfBaseException as error:
+        return f"it does not fit {key}: {_first_line(error)}.", f"{root} holds entries by name"
+
+
+def lists_as_values(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem]:
+    """Make texts of the lists that files have in `sweeper.params`, in place; a dict there is taken
+    out, and is a problem.
+    """
+    params = tree.sweeper._get_node("params")
+    problems = []
+    for key in list(params) if isinstance(params, DictConfig) and params else []:
+        if not OmegaConf.is_config(node := params._get_node(key)):
+            continue
+        value: Any = OmegaConf.to_container(node, resolve=False)
+        if isinstance(value, list):
+            params[key] = as_values(value)
+            continue
+        with open_dict(params):
+            del params[key]
+        what = f"{PARAMS} has dotted keys, with nothing below them."
+        name, fix = f"{PARAMS}.{key}", "; ".join(_dotted(str(key), value))
+        problems.append(Problem(name, what, fix, where=written_at(name)))
+    return problems
+
+
+def as_values(value: Any) -> str:
+    """Values as they are typed for a sweep: a list with commas between them, a text as it is."""
+    if isinstance(value, list):
+        return ",".join(inner if isinstance(inner, str) else literal(inner) for inner in value)
+    return value if isinstance(value, str) else literal(value)
+
+
+def _dotted(key: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, Mapping):
+        yield f"{key}: {as_values(value)}"
+        return
+    for name, inner in value.items():
+        yield from _dotted(f"{key}.{name}", inner)
 
 
 def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem]:
@@ -152,13 +265,11 @@ def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Proble
                 value[index]
             continue
         except MissingMandatoryValue:
-            what, fix = "a value is missing.", f"give one: {key}=..."
+            fault = "a value is missing.", f"give one: {key}=..."
         except OmegaConfBaseException as error:
-            what, fix = (
-                f"its interpolation fails: {shorten(str(error).splitlines()[0], 200)}.",
-                "name an existing key in ${...}",
-            )
-        problems.append(Problem(key=key, what=what, fix=fix, where=written_at(key)))
+            said = shorten(_first_line(error), 200)
+            fault = f"its interpolation fails: {said}.", "name an existing key in ${...}"
+        problems.append(Problem(key, *fault, where=written_at(key)))
         schema: Any = OmegaConf.get_type(section)
         if dataclasses.is_dataclass(schema):
             section[name] = default_of(schema.__dataclass_fields__[name])  # type: ignore[index]
@@ -168,5 +279,5 @@ def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Proble
     return problems
 
 
-def _problem(text: str, what: str, fix: str) -> Problem:
-    return Problem(key=text, what=what, fix=fix, where=COMMAND_LINE)
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")

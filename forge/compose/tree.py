@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import Container, DictConfig, OmegaConf
 
@@ -12,9 +11,8 @@ from forge.config import schemas
 from forge.config.field import Section, types_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declared:
-    """An option as its class has it: its type, its bounds and choices."""
+class Declared(NamedTuple):
+    """What the class of an option declares: its type, and the metadata of its field."""
 
     hint: Any
     metadata: Mapping[str, Any]
@@ -26,20 +24,16 @@ def section_at(tree: DictConfig, key: str) -> DictConfig:
 
 
 def declared(tree: DictConfig, key: str) -> Declared | None:
-    """What an option declares; None for what has no class, such as an entry of a free dict, and for
-    a section.
-    """
+    """What an option declares; None for a section, and for an entry of a free dict."""
     above, _, name = key.rpartition(".")
     schema = OmegaConf.get_type(section_at(tree, above))
-    if (
-        not isinstance(schema, type)
-        or not issubclass(schema, Section)
-        or name not in schema.__dataclass_fields__
-    ):
+    if not isinstance(schema, type) or not issubclass(schema, Section):
         return None
-    return Declared(
-        hint=types_of(schema)[name], metadata=schema.__dataclass_fields__[name].metadata
-    )
+    field = schema.__dataclass_fields__.get(name)
+    hint = types_of(schema).get(name)
+    if field is None or (isinstance(hint, type) and issubclass(hint, Section)):
+        return None
+    return Declared(hint, field.metadata)
 
 
 def in_force(tree: DictConfig, key: str) -> Any:
@@ -47,19 +41,15 @@ def in_force(tree: DictConfig, key: str) -> Any:
     above, _, name = key.rpartition(".")
     section = section_at(tree, above)
     node = section._get_node(name) if name in section else None
-    if node is None or node._is_missing() or node._is_interpolation():
+    if node is None or node._is_missing() or node._is_interpolation() or node._is_none():
         return None
-    return (
-        OmegaConf.to_container(node, resolve=False)
-        if isinstance(node, Container) and not node._is_none()
-        else node._value()
-    )
+    if isinstance(node, Container):
+        return OmegaConf.to_container(node, resolve=False)
+    return node._value()
 
 
 def option_keys(tree: DictConfig) -> Iterator[str]:
-    """Dotted keys of all values in the tree, but for the entries that a user adds to an option of a
-    section.
-    """
+    """Dotted keys of all values in the tree, but for entries of dicts inside a section."""
     for key, section, _ in values_of(tree):
         if OmegaConf.get_type(section) is not dict or key.partition(".")[0] in schemas.free_dicts():
             yield key
@@ -69,11 +59,8 @@ def values_of(section: DictConfig, prefix: str = "") -> Iterator[tuple[str, Dict
     """Every value below a section: its dotted key, what holds it, and its name there."""
     for name in section:
         node = section._get_node(name)
-        if (
-            isinstance(node, DictConfig)
-            and node
-            and not (node._is_missing() or node._is_interpolation())
-        ):
+        is_open = node is not None and (node._is_missing() or node._is_interpolation())
+        if isinstance(node, DictConfig) and node and not is_open:
             yield from values_of(node, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", section, str(name)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge.config.spelling import ours
+from forge.config.hydra_names import translate
 
 SEARCH, TRUST = "hydra.searchpath", "run.trust"
 COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
@@ -76,7 +76,7 @@ def behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 def key_of(text: str) -> str:
     """The option that an override sets, as forge spells it, whatever it says after an @."""
-    return ours(text).lstrip("+~").partition("=")[0].partition("@")[0]
+    return translate(text).lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def leads_out(folder: str) -> bool:

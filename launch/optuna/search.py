@@ -18,7 +18,7 @@ from forge.compose.composition import compose
 from forge.config.eval import HIGHER_IS_BETTER
 from forge.config.launch import Local, Slurm
 from forge.config.problems import ConfigError, Problem
-from forge.config.spelling import ours
+from forge.config.hydra_names import translate
 from forge.config.sweeper import Optuna
 from forge.launch.jobs import FOLDER
 from forge.launch.optuna.space import LARGEST_GRID, Space, count, read_space, shown
@@ -350,7 +350,7 @@ class Search:
         fixed = [
             text
             for text in self.trials.space.fixed
-            if not f"{key_of(ours(text)).replace('/', '.')}.".startswith(NOT_OF_A_RUN)
+            if not f"{key_of(translate(text)).replace('/', '.')}.".startswith(NOT_OF_A_RUN)
         ]
         folders = [word for folder in self.flight.config_dirs for word in ("--config-dir", folder)]
         added = trial.user_attrs[OVERRIDES]

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, get_origin
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
 
 from forge.compose.engine import Library
-from forge.compose.expected import ARMS
 from forge.compose.grammar import read
-from forge.compose.several import PARAMS
+from forge.compose.overrides import PARAMS
 from forge.config import schemas
 from forge.config.problems import COMMAND_LINE, Problem
-from forge.config.spelling import ours
+from forge.config.hydra_names import translate
 from forge.config.sweep import Ablation
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def of_params(key: str, written_at: Callable[[str], str]) -> str:
 
 def of_arm(arm: str, written_at: Callable[[str], str]) -> str:
     """The place of an arm."""
-    return f"{written_at(f'{ARMS}.{arm}')}, the arm {arm}"
+    return f"{written_at(f'sweep.ablation.arms.{arm}')}, the arm {arm}"
 
 
 def key_of(text: str) -> str:
@@ -98,7 +97,7 @@ def key_of(text: str) -> str:
 
 def without_intervals(overrides: Sequence[str]) -> list[str]:
     """The overrides that have a first value."""
-    return [text for text in overrides if not _is_interval(read(ours(text)))]
+    return [text for text in overrides if not _is_interval(read(translate(text)))]
 
 
 def grid(
@@ -116,7 +115,7 @@ def grid(
     """
     found, typed = Grid(), dict[str, str]()
     below = [(f"{key}={value}", of_params(key, written_at)) for key, value in params.items()]
-    given = [*below, *((ours(text), COMMAND_LINE) for text in overrides)]
+    given = [*below, *((translate(text), COMMAND_LINE) for text in overrides)]
     for number, (text, where) in enumerate(given):
         override = read(text)
         key, texts = text, [text]  # composing says what is wrong with one that cannot be read
@@ -186,7 +185,7 @@ def contradictions(
         key_of(f"{key}="): (f"{key}={value}", of_params(key, written_at))
         for key, value in params.items()
     }
-    outside |= {key_of(text): (text, COMMAND_LINE) for text in map(ours, overrides)}
+    outside |= {key_of(text): (text, COMMAND_LINE) for text in map(translate, overrides)}
     problems = []
     for arm, own in ablation.arms.items():
         for place, text in enumerate(own):
@@ -209,7 +208,7 @@ def contradictions(
 
 def _not_in_arm(text: str, after: Sequence[str]) -> Fault | None:
     """Why an arm cannot have an override. after: those that follow it in the arm."""
-    key, override, value = key_of(text), read(ours(text)), _value(text)
+    key, override, value = key_of(text), read(translate(text)), _value(text)
     if key == "seed":
         fix = f"sweep.ablation.seeds=[{value}], for all arms"
         return "seeds are what the runs of an arm differ in.", fix

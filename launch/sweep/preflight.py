@@ -11,11 +11,10 @@ from pathlib import Path
 from forge.cli import as_typed
 from forge.compose.composition import chosen
 from forge.compose.many import Composer
-from forge.compose.origin import origin
 from forge.config.launch import Launch, Local
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, refusal, shown
 from forge.config.root import Config
-from forge.config.spelling import ours
+from forge.config.hydra_names import translate
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Sweeper
 from forge.launch.sweep import expand
@@ -156,7 +155,7 @@ class Preflight:
             resolution = resolve(
                 config,
                 known=(*composition.problems, *self._differences(config)),
-                origin=lambda key: origin(composition, key),
+                origin=composition.origin,
                 devices=self._devices(config.launch),
             )
         except ConfigError as error:
@@ -171,7 +170,7 @@ class Preflight:
     def _places(self, combination: Combination) -> dict[str, str]:
         """Where the overrides of a point stand that were not typed, by key."""
         written_at = self.written_at
-        typed = {key_of(ours(text)) for text in self.overrides}
+        typed = {key_of(translate(text)) for text in self.overrides}
         params = {key_of(key): key for key in self.sweeper.params if key_of(key) not in typed}
         places = {short: expand.of_params(key, written_at) for short, key in params.items()}
         if self.sweep.ablation.seeds:

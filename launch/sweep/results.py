@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override
 from forge.compose.grammar import read
 from forge.config.eval import HIGHER_IS_BETTER
 from forge.config.problems import shown
-from forge.config.spelling import ours
+from forge.config.hydra_names import translate
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.expand import SHARED
 from forge.rundir import directory
@@ -85,7 +85,7 @@ def _differs(key: str, points: Sequence[Point], typed: Sequence[dict[str, str]])
 
 def _typed(point: Point) -> dict[str, str]:
     """What was typed last of each key, with what varies."""
-    words = [ours(text).partition("=") for text in point.overrides]
+    words = [translate(text).partition("=") for text in point.overrides]
     typed = {key.lstrip("+~"): "~" if key.startswith("~") else value for key, _, value in words}
     return {**typed, **point.varied}
 

@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 from forge import cli
 from forge.compose.many import Composer
-from forge.compose.origin import origin
 from forge.config.problems import ConfigError, Problem
 from forge.plan.world import Devices
 from forge.resolve import resolve as resolving
@@ -67,7 +66,7 @@ def _as_point(overrides: Sequence[str], world_size: int | None) -> Resolution:
     composition, config = COMPOSER(overrides)
     known = tuple(composition.problems)
     return resolving.resolve(
-        config, known=known, origin=lambda key: origin(composition, key), world_size=world_size
+        config, known=known, origin=composition.origin, world_size=world_size
     )
 
 

@@ -13,7 +13,7 @@ from refusing import resolved
 
 from forge.compose.engine import Library
 from forge.compose.many import ENTRIES
-from forge.compose.paths import CONF
+from forge.compose.engine import CONF
 from forge.config import schemas
 from forge.config.field import thaw_value
 from forge.optim import schedules

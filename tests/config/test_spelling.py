@@ -8,7 +8,7 @@ import pytest
 from refusing import problems, resolved
 
 from forge.config.launch import Slurm, SubmititLocal
-from forge.config.spelling import key_of, of_file, ours
+from forge.config.hydra_names import key_of, of_file, ours
 from forge.config.sweeper import Optuna
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge.compose import seeds
-from forge.compose.paths import CONF
+from forge.compose.engine import CONF
 from forge.config import schemas
 from forge.config.field import default_of
 from forge.resolve.rules.all import RULES

@@ -1,0 +1,89 @@
+"""Hydra's names for a sweep and its launcher, and the names that forge has for the same.
+
+`hydra/launcher=submitit_slurm hydra.launcher.timeout_min=60` means `launch=slurm launch.time=60`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+GROUPS = {"hydra/launcher": "launch", "hydra/sweeper": "sweeper"}
+SECTIONS = {"hydra.launcher": "launch", "hydra.sweeper": "sweeper"}
+LAUNCHERS = {"basic": "local", "submitit_slurm": "slurm"}
+LAUNCHER_KEYS = {
+    "timeout_min": "time",
+    "mem_gb": "mem",
+    "n_jobs": "jobs",
+    "signal_delay_s": "signal_before",
+    "max_num_timeout": "max_requeues",
+    "additional_parameters": "sbatch",
+    "gres": "sbatch.gres",
+    "exclude": "sbatch.exclude",
+    "comment": "sbatch.comment",
+    "mail_type": "sbatch.mail-type",
+    "mail_user": "sbatch.mail-user",
+    "mem_per_cpu": "sbatch.mem-per-cpu",
+    "mem_per_gpu": "sbatch.mem-per-gpu",
+    "cpus_per_gpu": "sbatch.cpus-per-gpu",
+}
+"""Options of the submitit plugin that have another name here."""
+OVERRIDE = re.compile(r"([+~]*)(hydra[/.](?:launcher|sweeper)[^=]*)(=?)(.*)", re.DOTALL)
+
+
+def translate(text: str) -> str:
+    """An override in forge's names; one that has no such name of Hydra's is returned as it is."""
+    match = OVERRIDE.fullmatch(text)
+    if match is None:
+        return text
+    signs, key, equals, value = match.groups()
+    if group := GROUPS.get(key):
+        return f"{signs.lstrip('+')}{group}{equals}{translate_option(group, value)}"
+    ours = translate_key(key)
+    return text if ours == key else f"{signs}{ours}{equals}{_with_unit(ours, value)}"
+
+
+def translate_option(group: str, value: str) -> str:
+    """The option of a group of forge, or several with commas between them."""
+    if group != "launch":
+        return value
+    return ",".join(LAUNCHERS.get(name.strip(), name) for name in value.split(","))
+
+
+def translate_key(key: str) -> str:
+    """A dotted key: launch.time for hydra.launcher.timeout_min."""
+    for section, ours in SECTIONS.items():
+        if key.startswith(f"{section}."):
+            name, dot, rest = key.removeprefix(f"{section}.").partition(".")
+            return f"{ours}.{LAUNCHER_KEYS.get(name, name) if ours == 'launch' else name}{dot}{rest}"
+    return key
+
+
+def translate_file(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a YAML file sets, with `hydra: {sweeper: ..., launcher: ...}` under forge's names."""
+    hydra = content.get("hydra")
+    result: dict[str, Any] = dict(content)
+    if not isinstance(hydra, Mapping):
+        return result
+    result["hydra"] = {key: value for key, value in hydra.items() if f"hydra.{key}" not in SECTIONS}
+    if not result["hydra"]:
+        del result["hydra"]
+    for section, ours in SECTIONS.items():
+        given = hydra.get(section.partition(".")[2]) or {}
+        if not isinstance(given, Mapping):
+            result[ours] = translate_option(ours, given) if isinstance(given, str) else given
+            continue
+        for key, value in given.items():
+            full = translate_key(f"{section}.{key}")
+            *above, last = full.split(".")
+            place = result
+            for part in above:
+                place[part] = dict(place.get(part) or {})
+                place = place[part]
+            place[last] = _with_unit(full, value)
+    return result
+
+
+def _with_unit(key: str, value: Any) -> Any:
+    return f"{value}G" if key == "launch.mem" and str(value).isdecimal() else value

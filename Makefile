@@ -42,6 +42,7 @@ lint: install
 
 docs: install ## the pages that are made from the schema
 	$(BIN)/python -m forge.compose.docs --write docs
+	$(BIN)/python tools/seeds.py --write docs/seeds.md
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .ruff_cache

@@ -18,7 +18,7 @@ from forge.compose.origin import default_origin, lines_of
 from forge.compose.unknown import dashed
 from forge.config import packages
 from forge.config.hydra_names import translate
-from forge.config.problems import COMMAND_LINE, ConfigError, Problem, refusal, quoted
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, quoted, refusal
 
 OF_HYDRA = (
     "of hydra.*, forge reads hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, "

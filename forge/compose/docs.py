@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from forge.compose.engine import Library
-from forge.compose.help import first_line, show, summary
+from forge.compose.help import options_below, show, summary, titles
 from forge.config import schemas
 from forge.config.bounds import describe_bounds
 from forge.config.field import default_of
@@ -17,85 +18,50 @@ from forge.resolve.derivations import DERIVATIONS
 from forge.resolve.rules.all import RULES
 
 MADE = "<!-- made by `make docs`; do not edit -->"
+OF_OPTIONS = """\
+A default is that of the schema. The options of a group state other values, to be read in \
+`conf/<group>/<option>.yaml`;
+`python -m forge.check` and `forge.explain KEY` show what a run would use, and where it comes from.
+A *free* option may change when a run goes on ([run_directory.md](run_directory.md)); \
+a larger `train.max_steps` may too.
+"""
+OF_RULES = """\
+Every value is first checked against the bounds of its own option (options.md). \
+Then open values are worked out, in this order:
+"""
+ALL_RULES = """
+Then every rule is checked, and every broken one is reported at once. A warning lets the run start.
+"""
 
 
 def options_page() -> str:
     """docs/options.md: every group, its options and every key with default, meaning and bounds."""
     library = Library()
-    lines = [
-        MADE,
-        "",
-        "# Options",
-        "",
-        "At the root:",
-        "",
-        "| key | default | meaning | admits | free |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    lines += [*(_row(field.name, field, all_free=False) for field in schemas.root_options()), ""]
-    lines += [
-        "A default is that of the schema. The options of a group state other values, to be read in `conf/<group>/<option>.yaml`;",
-        "",
-    ]
-    lines[-1:] = [
-        "`python -m forge.check` and `forge.explain KEY` show what a run would use, and where it comes from."
-    ]
-    lines += [
-        "A *free* option may change when a run goes on ([run_directory.md](run_directory.md)); a larger `train.max_steps` may too.",
-        "",
-    ]
+    root = [_row(field.name, field) for field in schemas.root_options()]
+    lines = [MADE, "", "# Options", "", "At the root:", "", *_keys_table(root), OF_OPTIONS]
     for group in library.groups():
+        options = {option: summary(library, group, option) for option in library.options(group)}
         lines += [f"## {group}", "", f"| `{group}=` | |", "| --- | --- |"]
-        lines += [
-            f"| `{option}` | {_cell(summary(library, group, option))} |"
-            for option in library.options(group)
-        ]
+        lines += [f"| `{option}` | {_cell(meaning)} |" for option, meaning in options.items()]
         lines.append("")
-        if group not in schemas.sections():
-            continue
-        for name, schema in schemas.variants(group).items():
-            title = (
-                f"`{group}={name}` ({schema.__name__})"
-                if group in schemas.SCHEMAS
-                else schema.__name__
-            )
-            lines += [
-                f"**{title}**: {first_line(schema)}",
-                "",
-                "| key | default | meaning | admits | free |",
-                "| --- | --- | --- | --- | --- |",
+        for choice, schema, first_line in titles(group):
+            name = f"`{choice}` ({schema.__name__})" if choice else schema.__name__
+            rows = [
+                _row(f"{group}.{key}", field, all_free=schema.all_free)
+                for key, field in options_below(schema)
             ]
-            options = [
-                (name, field)
-                for name, _, field in schemas.options_of(schema)
-                if not name.startswith("_")
-            ]
-            lines += [
-                _row(f"{group}.{name}", field, all_free=schema.all_free) for name, field in options
-            ]
-            lines.append("")
+            lines += [f"**{name}**: {first_line}", "", *_keys_table(rows)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def rules_page() -> str:
-    """docs/rules.md: every cross-section rule and every derivation."""
-    lines = [MADE, "", "# Rules and derivations", ""]
-    lines += [
-        "Every value is first checked against the bounds of its own option (options.md). Then open values are",
-        "",
-    ]
-    lines[-2] += " worked out, in this order:"
-    lines += ["| worked out | from | how |", "| --- | --- | --- |"]
+    """docs/rules.md: every derivation and every rule."""
+    lines = [MADE, "", "# Rules and derivations", "", OF_RULES.rstrip()]
+    lines += ["", "| worked out | from | how |", "| --- | --- | --- |"]
     for derivation in DERIVATIONS:
-        lines.append(
-            f"| {_keys(derivation.writes)} | {_keys(derivation.reads)} | {_cell(derivation.sentence)} |"
-        )
-    lines += [
-        "",
-        "Then every rule is checked, and every broken one is reported at once. A warning lets the run start.",
-        "",
-    ]
-    lines += ["| rule | | demands | reads |", "| --- | --- | --- | --- |"]
+        how = (inspect.getdoc(derivation.function) or "").splitlines()[0]
+        lines.append(f"| {_keys(derivation.writes)} | {_keys(derivation.reads)} | {_cell(how)} |")
+    lines += [ALL_RULES, "| rule | | demands | reads |", "| --- | --- | --- | --- |"]
     for rule in RULES:
         kind = "warning" if rule.warning else "error"
         lines.append(f"| `{rule.id}` | {kind} | {_cell(rule.sentence)} | {_keys(rule.reads)} |")
@@ -106,25 +72,26 @@ PAGES = {"options.md": options_page, "rules.md": rules_page}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the pages, and the map of the seeds, into a folder."""
-    from forge.compose.seeds import render_markdown
-
+    """Write the pages into a folder."""
     parser = argparse.ArgumentParser(
         prog="python -m forge.compose.docs", description="Write the generated pages of docs/."
     )
     parser.add_argument("--write", type=Path, required=True, metavar="DIR")
     folder = parser.parse_args(argv).write
-    for name, page in {**PAGES, "seeds.md": render_markdown}.items():
+    for name, page in PAGES.items():
         (folder / name).write_text(page(), encoding="utf-8")
     return 0
 
 
-def _row(key: str, field: dataclasses.Field, *, all_free: bool) -> str:
-    admitted, free = (
-        _cell(describe_bounds(field.metadata)),
-        "free" if all_free or field.metadata["free"] else "",
-    )
-    return f"| `{key}` | `{show(default_of(field))}` | {_cell(field.metadata['help'])} | {admitted} | {free} |"
+def _keys_table(rows: Sequence[str]) -> list[str]:
+    head = "| key | default | meaning | admits | free |"
+    return [head, "| --- | --- | --- | --- | --- |", *rows, ""]
+
+
+def _row(key: str, field: dataclasses.Field, *, all_free: bool = False) -> str:
+    meaning, admitted = _cell(field.metadata["help"]), _cell(describe_bounds(field.metadata))
+    free = "free" if all_free or field.metadata["free"] else ""
+    return f"| `{key}` | `{show(default_of(field))}` | {meaning} | {admitted} | {free} |"
 
 
 def _keys(names: Sequence[str]) -> str:

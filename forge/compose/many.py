@@ -53,7 +53,9 @@ class Composer:
         if base is None:
             composition = compose(overrides, config_dirs=self.config_dirs)
             return composition, composition.typed()
-        return self._with(base, overrides, [self._read(text) for text, is_plain in pairs if is_plain])
+        return self._with(
+            base, overrides, [self._read(text) for text, is_plain in pairs if is_plain]
+        )
 
     def _is_plain(self, text: str) -> bool:
         """Whether an override sets an option that every config has, to one value."""

@@ -156,7 +156,10 @@ def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault
     except OmegaConfBaseException as error:
         hint = schemas.declared(key)
         if not name or hint is None:
-            return f"it does not fit {key}: {_first_line(error)}.", "docs/options.md says what it holds"
+            return (
+                f"it does not fit {key}: {_first_line(error)}.",
+                "docs/options.md says what it holds",
+            )
         is_sweep = isinstance(value, list) and key.startswith(f"{PARAMS}.")
         fix = f"{key}={as_values(value)}" if is_sweep else _meant(key, text, value, hint)
         return f"{key} is {kind(hint)}; '{text}' is not.", fix

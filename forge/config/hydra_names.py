@@ -56,7 +56,9 @@ def translate_key(key: str) -> str:
     for section, ours in SECTIONS.items():
         if key.startswith(f"{section}."):
             name, dot, rest = key.removeprefix(f"{section}.").partition(".")
-            return f"{ours}.{LAUNCHER_KEYS.get(name, name) if ours == 'launch' else name}{dot}{rest}"
+            return (
+                f"{ours}.{LAUNCHER_KEYS.get(name, name) if ours == 'launch' else name}{dot}{rest}"
+            )
     return key
 
 

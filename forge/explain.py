@@ -19,30 +19,28 @@ from forge.resolve.resolve import Resolution
 from forge.resolve.rule import get
 from forge.resolve.rules.all import RULES
 
+DESCRIPTION = "The value of an option, where it comes from, what it means and which rules read it."
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print value, origin, meaning, bounds and rules of each key, and exit 0; or all problems, and
     exit 2.
     """
-    arguments = cli.parser(
-        "forge.explain",
-        "The value of an option, where it comes from, what it means and which rules read it.",
-    )
+    arguments = cli.parser("forge.explain", DESCRIPTION)
     options = cli.parse(arguments, argv)
     overrides = [text for text in options.overrides if "=" in text or text.startswith("~")]
     keys = [text.lstrip("-") for text in options.overrides if text not in overrides]
     if options.help or not keys:
-        shown = cli.show(help.page("forge.explain KEY", arguments, []))
-        return shown if options.help else cli.REFUSED
+        code = cli.show(help.page("forge.explain KEY", arguments, []))
+        return code if options.help else cli.REFUSED
 
     def verb() -> int:
         try:
             composition, resolution = cli.resolved(overrides, options.config_dir)
         except ConfigError as error:
             composition = compose(overrides, config_dirs=options.config_dir)
-            raise ConfigError([*_no_keys(keys, composition), *error.problems]) from None
-        problems = _no_keys(keys, composition)
-        if problems:
+            raise ConfigError([*_unknown(keys, composition), *error.problems]) from None
+        if problems := _unknown(keys, composition):
             raise ConfigError(problems)
         print("\n\n".join(explain(key, composition, resolution) for key in keys))
         return 0
@@ -54,68 +52,42 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
     """Everything known about one option, section or group, as text."""
     choice = composition.choices.get(key)
     if key not in composition.tree and key in composition.library.groups():
-        return (
-            f"{key}={_show(choice)}   (its options: {', '.join(composition.library.options(key))})"
-        )
+        options = ", ".join(composition.library.options(key))
+        return f"{key}={_show(choice)}   (its options: {options})"
     value = get(resolution.config, key)
     if isinstance(value, Section):
-        names = [
-            f"  {key}.{name} = {_show(getattr(value, name))}"
-            for name in _fields(value)
-            if not name.startswith("_")
-        ]
-        return "\n".join(
-            [
-                f"{key}={choice}   ({type(value).__name__}: {' '.join((type(value).__doc__ or '').split())})",
-                *names,
-            ]
-        )
+        meaning = " ".join((type(value).__doc__ or "").split())
+        lines = [f"{key}={choice}   ({type(value).__name__}: {meaning})"]
+        values = {name: own for name, own in vars(value).items() if not name.startswith("_")}
+        return "\n".join([*lines, *(f"  {key}.{n} = {_show(own)}" for n, own in values.items())])
     lines = [f"{key} = {_show(value)}"]
-    derived = next((d for d in resolution.derived if d.key == key), None)
-    written = _show(OmegaConf.select(composition.tree, key))
-    if derived is not None:
+    origin = composition.origin(key)
+    if derived := next((d for d in resolution.derived if d.key == key), None):
+        written = _show(OmegaConf.select(composition.tree, key))
         lines.append(f"  worked out    {derived.why}")
-        lines.append(f"  because       {written} is written at {composition.origin(key)}")
-    elif key in composition.applied:
-        lines.append(f"  from          the command line: {composition.applied[key]}")
+        lines.append(f"  because       {written} is written at {origin}")
     else:
-        lines.append(f"  from          {composition.origin(key)}")
-    for option, _, _, field in walk_options():
-        if option == key:
-            lines.append(
-                f"  meaning       {field.metadata.get('help', 'what is built for this section')}"
-            )
-            admitted = describe_bounds(field.metadata)
-            lines += [f"  admits        {admitted}"] if admitted else []
-            break
+        typed = composition.applied.get(key)
+        lines.append(f"  from          {f'the command line: {typed}' if typed else origin}")
+    if field := next((field for name, _, _, field in walk_options() if name == key), None):
+        meaning = field.metadata.get("help", "what is built for this section")
+        lines.append(f"  meaning       {meaning}")
+        admitted = describe_bounds(field.metadata)
+        lines += [f"  admits        {admitted}"] if admitted else []
     lines += [f"  rule          {rule.id}: {rule.sentence}" for rule in RULES if key in rule.reads]
     return "\n".join(lines)
 
 
-def _no_keys(keys: Sequence[str], composition: Composition) -> list[Problem]:
+def _unknown(keys: Sequence[str], composition: Composition) -> list[Problem]:
     library = composition.library
-    faults = [
-        (key, unknown(composition.tree, key, library))
-        for key in keys
-        if key not in library.groups()
-    ]
-    return [
-        Problem(key=key, what=found.what, fix=found.fix)
-        for key, found in faults
-        if found is not None
-    ]
-
-
-def _fields(section: Section) -> list[str]:
-    return [name for name in vars(section) if not name.startswith("_frozen")]
+    keys = [key for key in keys if key not in library.groups()]
+    found = [(key, unknown(composition.tree, key, library)) for key in keys]
+    return [Problem(key, fault.what, fault.fix) for key, fault in found if fault]
 
 
 def _show(value: object) -> str:
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value))
-        if value is None or isinstance(value, bool)
-        else str(value)
-    )
+    special = value is None or isinstance(value, bool)
+    return {None: "null", True: "true", False: "false"}[value] if special else str(value)
 
 
 if __name__ == "__main__":

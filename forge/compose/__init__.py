@@ -1,4 +1,4 @@
-"""Text to a config, with every problem of it. The package itself is `forge.compose`, to be called."""
+"""Text to a config, with every problem of it. The package itself can be called."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forge.compose.composition import Composed
+    from forge.compose.engine import Composed
 
 
 class _Callable(types.ModuleType):

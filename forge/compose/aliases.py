@@ -57,9 +57,7 @@ BETAS = {"beta1": 0, "beta2": 1, "adam_beta1": 0, "adam_beta2": 1}
 
 
 def computed(tree: DictConfig, word: str, value: str) -> tuple[str, str] | None:
-    """What to type for a number that forge counts otherwise, and a note on it; None for all else, or
-    where nothing takes it.
-    """
+    """What to type for a number that forge counts otherwise, and a note on it; else None."""
     try:
         number = float(value)
         if word == "warmup_ratio":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +58,7 @@ def rules_page() -> str:
     lines = [MADE, "", "# Rules and derivations", "", OF_RULES.rstrip()]
     lines += ["", "| worked out | from | how |", "| --- | --- | --- |"]
     for derivation in DERIVATIONS:
-        how = (inspect.getdoc(derivation.function) or "").splitlines()[0]
+        how = derivation.sentence
         lines.append(f"| {_keys(derivation.writes)} | {_keys(derivation.reads)} | {_cell(how)} |")
     lines += [ALL_RULES, "| rule | | demands | reads |", "| --- | --- | --- | --- |"]
     for rule in RULES:

@@ -51,7 +51,7 @@ class Composed(Config):
         return resolve(self, world_size=world_size)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Misfit:
     """A value of a file that has no place in the config: its keys from the root, and the error."""
 
@@ -175,10 +175,9 @@ class Library:
                     for keys, cause in _merge_by_part(tree, loaded):
                         path, package = default.config_path or "", default.package or ""
                         if cause.object_type in schemas.bases():
-                            raise ConfigCompositionException(f"In '{path}': {cause}") from cause
-                        misfits.append(
-                            Misfit(config_path=path, package=package, keys=keys, cause=cause)
-                        )
+                            what = f"In '{path}': {cause}"
+                            raise ConfigCompositionException(what) from cause
+                        misfits.append(Misfit(path, package, keys, cause))
         self.repository.cache.clear()  # Hydra merges into what it cached
         OmegaConf.set_struct(tree, True)
         return tree, misfits

@@ -17,7 +17,7 @@ from forge.config.hydra_names import translate_key
 
 
 def lines_of(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """'file:line' by key of every value that the given (config path, package) set; the last counts."""
+    """'file:line' by key of every value that the given (config path, package) set."""
     found: dict[str, str] = {}
     for config_path, package in files:
         if file := library.file_of(config_path):

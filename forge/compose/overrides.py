@@ -1,7 +1,7 @@
 """Applying `key=value` overrides to a composed tree, with a problem for each that does not fit.
 
-An override sets an option, or an entry of a dict that users add to: `callbacks` and `trackers`, where
-`+` adds and `~` removes, and dicts inside a section, such as `sweeper.params`.
+An override sets an option, or an entry of a dict that users add to: `callbacks` and `trackers`,
+where `+` adds and `~` removes, and dicts inside a section, such as `sweeper.params`.
 """
 
 from __future__ import annotations

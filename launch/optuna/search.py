@@ -16,9 +16,9 @@ from optuna.trial import FrozenTrial, Trial
 
 from forge.compose.composition import compose
 from forge.config.eval import HIGHER_IS_BETTER
+from forge.config.hydra_names import translate
 from forge.config.launch import Local, Slurm
 from forge.config.problems import ConfigError, Problem
-from forge.config.hydra_names import translate
 from forge.config.sweeper import Optuna
 from forge.launch.jobs import FOLDER
 from forge.launch.optuna.space import LARGEST_GRID, Space, count, read_space, shown

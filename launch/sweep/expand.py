@@ -16,8 +16,8 @@ from forge.compose.engine import Library
 from forge.compose.grammar import read
 from forge.compose.overrides import PARAMS
 from forge.config import schemas
-from forge.config.problems import COMMAND_LINE, Problem
 from forge.config.hydra_names import translate
+from forge.config.problems import COMMAND_LINE, Problem
 from forge.config.sweep import Ablation
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from pathlib import Path
 from forge.cli import as_typed
 from forge.compose.composition import chosen
 from forge.compose.many import Composer
+from forge.config.hydra_names import translate
 from forge.config.launch import Launch, Local
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, refusal, shown
 from forge.config.root import Config
-from forge.config.hydra_names import translate
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Sweeper
 from forge.launch.sweep import expand

@@ -14,8 +14,8 @@ from hydra.core.override_parser.types import Override
 
 from forge.compose.grammar import read
 from forge.config.eval import HIGHER_IS_BETTER
-from forge.config.problems import shown
 from forge.config.hydra_names import translate
+from forge.config.problems import shown
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.expand import SHARED
 from forge.rundir import directory

@@ -23,13 +23,17 @@ FIELDS = {key: [field for other, _, _, field in OPTIONS if other == key] for key
 RULE_IDS = {rule.id for rule in RULES}
 GROUPS = set(schemas.sections())
 SUBJECTS = set(
-    """mixture of experts; data mixtures and sources; other optimizers; model families; run directory; checkpoint conversion;
-    supervised fine-tuning; LoRA; preference objectives; reinforcement learning; distillation; quantisation; planner; MLA;
-    sliding and chunked attention; attention sinks; gated delta nets; multi-token prediction; two-tier checkpoints; elastic restart;
-    DiLoCo; goodput ledger; straggler alarm; stack dumps; activation offload by named tensor; DSA indexer; MoBA; hyper-connections;
-    Engram; multimodal towers; YaRN and Llama-3.1 RoPE; lm-eval and CORE benchmarks""".replace(
-        "\n    ", " "
-    ).split("; ")
+    """
+    mixture of experts; data mixtures and sources; other optimizers; model families; run directory;
+    checkpoint conversion; supervised fine-tuning; LoRA; preference objectives; reinforcement learning;
+    distillation; quantisation; planner; MLA; sliding and chunked attention; attention sinks;
+    gated delta nets; multi-token prediction; two-tier checkpoints; elastic restart; DiLoCo;
+    goodput ledger; straggler alarm; stack dumps; activation offload by named tensor; DSA indexer;
+    MoBA; hyper-connections; Engram; multimodal towers; YaRN and Llama-3.1 RoPE;
+    lm-eval and CORE benchmarks
+    """.strip()
+    .replace("\n    ", " ")
+    .split("; ")
 )
 """What is planned; a subject that has been built leaves this list, and its rows become `taken`."""
 

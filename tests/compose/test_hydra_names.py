@@ -8,7 +8,7 @@ import pytest
 from refusing import problems, resolved
 
 from forge.config.launch import Slurm, SubmititLocal
-from forge.config.hydra_names import key_of, of_file, ours
+from forge.config.hydra_names import translate, translate_file, translate_key
 from forge.config.sweeper import Optuna
 
 
@@ -32,7 +32,7 @@ from forge.config.sweeper import Optuna
     ],
 )
 def test_an_override(hydras: str, ours_: str) -> None:
-    assert ours(hydras) == ours_
+    assert translate(hydras) == ours_
 
 
 def test_a_file() -> None:
@@ -43,15 +43,15 @@ def test_a_file() -> None:
         },
         "launch": {"partition": "x"},
     }
-    assert of_file(content) == {
+    assert translate_file(content) == {
         "launch": {"partition": "x", "time": 3, "mem": "2G"},
         "sweeper": {"params": {"a.b": "1,2"}},
     }
-    assert of_file({"hydra": {"verbose": True}, "seed": 1}) == {
+    assert translate_file({"hydra": {"verbose": True}, "seed": 1}) == {
         "hydra": {"verbose": True},
         "seed": 1,
     }
-    assert (key_of("hydra.launcher.timeout_min"), key_of("seed")) == ("launch.time", "seed")
+    assert (translate_key("hydra.launcher.timeout_min"), translate_key("seed")) == ("launch.time", "seed")
 
 
 def test_an_experiment_that_hydra_would_take(write: Callable[[str, str], str]) -> None:

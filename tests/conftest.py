@@ -22,6 +22,21 @@ def forge_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has started these processes as ranks."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests has no login to W&B that they could see."""
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", "/nowhere/netrc")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", "/nowhere")
+
+
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 20 KB of lines of words, all different."""

@@ -1,0 +1,168 @@
+"""Every rule fires on a config that breaks it, and not on one that keeps it; its advice helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from advice import alternatives
+from refusing import SMALL, problems, resolved
+
+from forge.config.problems import Problem
+from forge.resolve.rules.all import RULES
+from forge.rundir import serialize
+
+NOTHING_TO_TYPE = {
+    "data.path": "a path",
+    "tokenizer.path": "a path",
+    "checkpoint.init_from": "a path",
+    "checkpoint.resume_from": "a path",
+    "entries": "a class",
+    "target": "a class",
+    "sweep.ablation": "a name; or a sweep, which is no run",
+    "parallel.memory": "a smaller model, or more GPUs",
+    "run.host_memory": "a smaller model, whose size SMALL says already, or a machine with GPUs",
+}
+"""Rules whose advice is, in some cases, nothing that could be typed as it stands."""
+ON_GPUS = ("run.gpus", "parallel.memory", "parallel.world_size")
+"""Rules that break on a machine with GPUs; for others these are there where the rule is kept."""
+
+
+@dataclass(kw_only=True)
+class Case:
+    """Overrides that break a rule and that keep it, where, and what is said, if that is given."""
+
+    rule: str
+    breaks: str
+    keeps: str = ""
+    says: str = ""
+    gpus: int = 0
+    memory: int | None = None
+    world_size: int | None = None
+    torch: tuple[int, int] = (2, 13)
+    place: Path = field(default_factory=Path)
+
+    def at(self, *, kept: bool) -> dict[str, Any]:
+        """The machine, as `problems` takes it."""
+        gpus = self.gpus if kept or self.rule in ON_GPUS else 0
+        torch = (2, 13) if kept else self.torch
+        where = {"memory": self.memory, "world_size": self.world_size, "torch": torch}
+        return {"gpus": gpus, "as_point": True, **where}
+
+    def typed(self, text: str) -> list[str]:
+        words = shlex.split(text.replace("{tmp}", str(self.place)))
+        of_file = "tokenizer=file" in words
+        return [*(s for s in SMALL if not (of_file and s.startswith("tokenizer."))), *words]
+
+
+def read_cases() -> Iterator[Case]:
+    """The cases of rules.txt."""
+    words: dict[str, str] = {}
+    rule = ""
+    case: Case | None = None
+    for line in Path(__file__).with_name("rules.txt").read_text().splitlines():
+        sign, _, text = line.partition(" ")
+        if sign in ("-", "+"):
+            while (
+                full := re.sub(r"\b[A-Z]+\d?\b(?=\s|$)", lambda m: words.get(m[0], m[0]), text)
+            ) != text:
+                text = full
+        if sign == "-":
+            if case:
+                yield case
+            case = Case(rule=rule, breaks=text)
+        elif text.startswith("= "):
+            words[sign] = text[2:]
+        elif sign == "+":
+            case.keeps = text
+        elif sign == "!":
+            case.says = text
+        elif sign == "@":
+            for name, _, value in (word.partition("=") for word in text.split()):
+                setattr(
+                    case, name, tuple(map(int, value.split("."))) if name == "torch" else int(value)
+                )
+        elif line and sign != "#":
+            rule = line
+    assert case
+    yield case
+
+
+CASES = list(read_cases())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("place")
+    (path / "my.txt").write_text("some text")
+    (path / "empty").mkdir()
+    (path / "small.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 8}}}))
+    added = [{"id": 10, "content": "<pad>"}, {"id": 11, "content": "<end>"}]
+    for name, vocab in {
+        "tokenizer.json": {"a": 0, "</s>": 9},
+        "no_end.json": [["a", -1.0], ["b", -2.0]],
+    }.items():
+        content = {"model": {"vocab": vocab}, "added_tokens": added}
+        (path / name).write_text(json.dumps(content))
+    for step in (2, 10):
+        (path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
+    serialize.save(resolved(SMALL, as_point=True).config, path / "run" / "config.yaml")
+    return path
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case.rule}: {case.breaks}")
+def case(request: pytest.FixtureRequest, place: Path) -> Case:
+    request.param.place = place
+    return request.param
+
+
+def kinds(found: list[Problem]) -> set[tuple[str, str]]:
+    return {(problem.rule, problem.option) for problem in found}
+
+
+def test_a_rule_fires_and_its_advice_helps(case: Case):
+    """Each alternative that can be typed helps by itself, and brings no other error."""
+    typed = case.typed(case.breaks)
+    before = problems(typed, **case.at(kept=False))
+    (broken,) = [problem for problem in before if problem.rule == case.rule]
+    if case.says:
+        assert broken.what == case.says.replace("{tmp}", str(case.place))
+    assert broken.warning == next(rule.warning for rule in RULES if rule.id == case.rule)
+    assert broken.where, "a problem says where its value comes from"
+    attempts = alternatives(broken.fix, typed, broken.option)
+    assert attempts or case.rule in NOTHING_TO_TYPE, broken.fix
+    for attempt in attempts if case.rule != "run.host_memory" else ():
+        found = problems(attempt, **case.at(kept=False))
+        after = [p for p in found if p.rule == case.rule or not p.warning]
+        assert kinds(after) <= kinds(before) - kinds([broken]), attempt
+
+
+def test_a_rule_is_silent_where_it_is_kept(case: Case):
+    found = problems(case.typed(case.keeps), **case.at(kept=True))
+    assert [p for p in found if p.rule == case.rule or not p.warning] == []
+
+
+def test_a_text_that_may_not_be_read(place: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not by a file, since whoever runs the tests may read all."""
+    monkeypatch.setattr("forge.resolve.rules.run.os.access", lambda path, mode: mode != os.R_OK)
+    found = problems([*SMALL, "data=text", f"data.path={place / 'my.txt'}"])
+    assert f"you may not read {place / 'my.txt'}." in [problem.what for problem in found]
+
+
+def test_every_rule_has_a_case():
+    """But for the one on models that are no Decoder, of which no preset is: test_layout.py."""
+    assert {case.rule for case in CASES} | {"parallel.needs_decoder"} == {r.id for r in RULES}
+    assert len({rule.id for rule in RULES}) == len(RULES)
+
+
+def test_a_rule_says_what_it_demands_in_one_sentence():
+    for rule in RULES:
+        assert rule.sentence.endswith(".")
+        assert 20 < len(rule.sentence) < 140, rule.sentence

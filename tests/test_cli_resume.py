@@ -318,8 +318,8 @@ def test_a_command_that_somebody_wrote_into_a_run_is_not_run(
     """Not by resume, nor by a worker that is given the directory."""
     path, _ = take(*RUN)
     mark = tmp_path / "ran"
-    entry = f"{{_target_: forge.doctor.ask.ask, command: [touch, {mark}], seconds: 5}}"
-    said = "forge.doctor.ask.ask may not be built for callbacks.\n     -> callbacks takes your own, with run.trust=[mypkg.]"
+    entry = f"{{_target_: forge.doctor.finding.ask, command: [touch, {mark}], seconds: 5}}"
+    said = "forge.doctor.finding.ask may not be built for callbacks.\n     -> callbacks takes your own, with run.trust=[mypkg.]"
     (path / "overrides.json").write_text(json.dumps([*RUN[1:], f"+callbacks.e={entry}"]))
     assert resume.main(["run"]) == 2
     assert said in capsys.readouterr().err

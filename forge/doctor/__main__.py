@@ -4,21 +4,42 @@ what to do.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.doctor.examine import Plan, examine
-from forge.doctor.finding import Finding, lacking, missing, report
+from forge.config.numbers import GIB
+from forge.doctor import accelerator, limits, places, software
+from forge.doctor.finding import Finding, lacking, missing, render
+from forge.doctor.places import Place
 
 if TYPE_CHECKING:
     from forge.config.root import Config
 
-ABOUT = "Python, torch, GPUs, Slurm, disk, threads and paths: ok, warn or missing, with the fix. Overrides tell which paths."
+ABOUT = (
+    "Python, torch, GPUs, Slurm, disk, threads and paths: ok, warn or missing, with the fix. "
+    "Overrides tell which paths."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a config says of the machine: where it writes, its loader processes and their bytes in
+    shared memory, its threads.
+    """
+
+    runs: Path
+    runs_option: str = "run.root=DIR"
+    cache: Path
+    num_workers: int = 4
+    loader_bytes: int = 0
+    num_threads: int = 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from forge import cli
         from forge.compose import help
     except Exception as error:  # without Hydra and OmegaConf the rest can still be looked at
+        what = f"no config can be composed: {type(error).__name__}: {error}"
+        fix = "install the packages that are missing; pip install -e . in a checkout installs all"
         found = examine(Plan(runs=Path("runs").absolute(), cache=_cache(None)))
-        return _show(
-            [*found, _no_config(error)],
-            as_json="--json" in (sys.argv[1:] if argv is None else argv),
-        )
+        found.append(missing("config", what, fix, needed=True))
+        return _show(found, as_json="--json" in (sys.argv[1:] if argv is None else argv))
     arguments = cli.parser("forge.doctor", ABOUT)
     arguments.add_argument("--json", action="store_true", help="the same as JSON")
     options = cli.parse(arguments, argv)
@@ -43,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan(config: Config) -> Plan:
-    """Where a config writes and what its data loader takes; nothing of it is worked out or built."""
+    """Where a config writes and what its data loader takes; nothing of it is derived or built."""
     data, train, run = config.data, config.train, config.run
     batch = 2 * 8 * train.batch_size * train.seq_len  # tokens and targets, int64
     return Plan(
@@ -56,7 +77,42 @@ def plan(config: Config) -> Plan:
     )
 
 
-def _composed(options) -> Config:
+def examine(plan: Plan) -> list[Finding]:
+    """Every finding about this machine, as they are shown. Leaves nothing behind."""
+    report = accelerator.probe()
+    gpus, threads = len(report.get("cuda", {}).get("devices", ())), report.get("torch", {})
+    cache = "data.cache_dir=DIR or FORGE_CACHE=DIR"
+    home = "HOME=DIR; torch, Triton and W&B keep caches there"
+    temporary = Path(os.environ.get("TMPDIR") or "/tmp")  # Python ignores one it cannot write
+    wanted = [
+        Place(name="run.root", path=plan.runs, option=plan.runs_option, enough=10 * GIB),
+        Place(name="cache", path=plan.cache, option=cache, enough=5 * GIB),
+        Place(name="temporary", path=temporary, option="TMPDIR=DIR", enough=GIB),
+        Place(name="home", path=Path("~").expanduser(), option=home, enough=GIB, needed=False),
+    ]
+    examined = [places.examine(place) for place in wanted]
+    trial, shm = examined[0][1], Path("/dev/shm")
+    free = places.free_bytes(shm) if shm.is_dir() else None
+    usable = limits.usable_cores(limits.cpu_quota())
+    return [
+        software.python(),
+        *accelerator.findings(report),
+        *software.packages(),
+        software.slurm(),
+        *(finding for finding, _ in examined),
+        places.locks(trial),
+        places.shared_memory(plan.loader_bytes, plan.num_workers, gpus, free),
+        limits.threads(usable, os.cpu_count() or 1, threads.get("threads"), plan.num_threads),
+        limits.memory(limits.free_memory(), limits.memory_left()),
+        limits.open_files(),
+        places.clock(trial),
+        software.git(),
+        software.compiler(),
+        software.wandb(),
+    ]
+
+
+def _composed(options: argparse.Namespace) -> Config:
     from forge.compose import composition as compose
     from forge.config.bounds import check_bounds
     from forge.config.problems import ConfigError
@@ -71,27 +127,14 @@ def _composed(options) -> Config:
 
 def _cache(cache_dir: str | None) -> Path:
     """Where forge.data keeps what it prepares."""
-    return Path(
-        os.path.abspath(
-            os.path.expanduser(cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge")
-        )
-    )
-
-
-def _no_config(error: Exception) -> Finding:
-    what = f"no config can be composed: {type(error).__name__}: {error}"
-    return missing(
-        "config",
-        what,
-        "install the packages that are missing; pip install -e . in a checkout installs all",
-        needed=True,
-    )
+    folder = cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge"
+    return Path(folder).expanduser().absolute()
 
 
 def _show(findings: Sequence[Finding], *, as_json: bool) -> int:
     lack = lacking(findings)
     content = {"ok": not lack, "findings": [dataclasses.asdict(finding) for finding in findings]}
-    print(json.dumps(content, indent=1) if as_json else report(findings))
+    print(json.dumps(content, indent=1) if as_json else render(findings))
     return 1 if lack else 0
 
 

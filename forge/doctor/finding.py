@@ -1,8 +1,11 @@
-"""One line of a diagnosis: what was looked at, how it is, what was found and what to do."""
+"""One line of a diagnosis, and asking another program with a time limit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 OK, WARN, MISSING = "ok", "warn", "missing"
@@ -10,7 +13,9 @@ OK, WARN, MISSING = "ok", "warn", "missing"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """`needed`: a plain run on the CPU cannot do without it. `fix` is empty only where all is well."""
+    """What was looked at, how it is, what was found and what to do. fix: empty only where all is
+    well. needed: a plain run on the CPU cannot do without it.
+    """
 
     check: str
     status: str
@@ -25,7 +30,6 @@ class Finding:
 
 
 def ok(check: str, found: str) -> Finding:
-    """It is as it should be."""
     return Finding(check=check, status=OK, found=found)
 
 
@@ -35,21 +39,65 @@ def warn(check: str, found: str, fix: str) -> Finding:
 
 
 def missing(check: str, found: str, fix: str, *, needed: bool = False) -> Finding:
-    """It is not there or does not work; `needed` when a plain run on the CPU needs it."""
+    """It is not there or does not work."""
     return Finding(check=check, status=MISSING, found=found, fix=fix, needed=needed)
 
 
-def lacking(findings: Sequence[Finding]) -> list[Finding]:
-    """What is missing that a plain run on the CPU needs."""
-    return [finding for finding in findings if finding.status == MISSING and finding.needed]
+def lacking(findings: Sequence[Finding]) -> list[str]:
+    """The checks that found missing what a plain run on the CPU needs."""
+    return [one.check for one in findings if one.status == MISSING and one.needed]
 
 
-def report(findings: Sequence[Finding]) -> str:
+def render(findings: Sequence[Finding]) -> str:
     """All findings and a last line that sums up."""
-    lack = lacking(findings)
-    last = (
-        f"missing, and every run needs it: {', '.join(f.check for f in lack)}"
-        if lack
-        else "a run on the CPU has all that it needs"
-    )
+    last = "a run on the CPU has all that it needs"
+    if lack := lacking(findings):
+        last = f"missing, and every run needs it: {', '.join(lack)}"
     return "\n".join([*(finding.render() for finding in findings), "", last])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a program printed, and its exit code: None out of time, negative for a signal."""
+
+    code: int | None
+    out: str
+    err: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line on stderr, else on stdout."""
+        lines = (self.err.strip() or self.out.strip()).splitlines()
+        return lines[-1].strip() if lines else ""
+
+
+def ask(
+    command: Sequence[str], *, seconds: float, environ: Mapping[str, str] | None = None
+) -> Answer | None:
+    """Run a program for at most so long; None when it cannot be started.
+
+    A program that hangs in a driver ignores SIGKILL: it is left behind, since waiting for it would
+    hang too.
+    """
+    pipe = subprocess.PIPE
+    try:
+        program = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            env=environ,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+    try:
+        texts = program.communicate(timeout=seconds)
+        code = program.returncode
+    except subprocess.TimeoutExpired as error:
+        texts, code = (error.output or b"", error.stderr or b""), None
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(program.pid, 9)
+            program.communicate(timeout=1)
+    out, err = (text.decode("utf-8", errors="replace") for text in texts)
+    return Answer(code=code, out=out, err=err)

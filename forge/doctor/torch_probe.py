@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 
@@ -21,7 +22,7 @@ def main() -> None:
     _step("starting gloo", "gloo", _gloo)
 
 
-def _step(doing: str, name: str, function) -> dict[str, Any]:
+def _step(doing: str, name: str, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     print(json.dumps({"doing": doing}), flush=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -29,8 +30,8 @@ def _step(doing: str, name: str, function) -> dict[str, Any]:
             found = function()
         except BaseException as error:
             found = {"error": f"{type(error).__name__}: {error}"}
-    said = [str(w.message).splitlines()[0] for w in caught if "CUDA" in str(w.message)]
-    found |= {"warning": said[0]} if said else {}
+    for warning in (str(w.message).splitlines()[0] for w in caught if "CUDA" in str(w.message)):
+        found.setdefault("warning", warning)
     print(json.dumps({name: found}), flush=True)
     return found
 
@@ -39,9 +40,9 @@ def _nvml() -> dict[str, Any]:
     import pynvml
 
     pynvml.nvmlInit()
-    version = pynvml.nvmlSystemGetCudaDriverVersion()
+    version, driver = pynvml.nvmlSystemGetCudaDriverVersion(), pynvml.nvmlSystemGetDriverVersion()
     return {
-        "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+        "driver": driver.decode() if isinstance(driver, bytes) else driver,
         "cuda": f"{version // 1000}.{version % 1000 // 10}",
         "devices": pynvml.nvmlDeviceGetCount(),
     }
@@ -52,7 +53,6 @@ def _torch() -> dict[str, Any]:
 
     return {
         "version": str(torch.__version__),
-        "file": torch.__file__,
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "cpu": torch.backends.cpu.get_cpu_capability(),
@@ -63,27 +63,20 @@ def _torch() -> dict[str, Any]:
 def _cuda() -> dict[str, Any]:
     import torch
 
-    if not torch.cuda.is_available():
-        return {"devices": []}
     devices = []
-    for index in range(torch.cuda.device_count()):
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         major, minor = torch.cuda.get_device_capability(index)
         with torch.cuda.device(index):
-            torch.ones(
-                2, device="cuda"
-            ).sum().item()  # a build without kernels for this GPU fails only here
-            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+            torch.ones(2, device="cuda").sum().item()  # fails where the build has no kernels for it
             free, total = torch.cuda.mem_get_info()
-        name = torch.cuda.get_device_name(index)
-        devices.append(
-            {
-                "name": name,
+            device = {
+                "name": torch.cuda.get_device_name(index),
                 "capability": f"{major}.{minor}",
-                "bf16": bf16,
+                "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
                 "free": free,
                 "total": total,
             }
-        )
+        devices.append(device)
     return {"devices": devices}
 
 
@@ -93,29 +86,24 @@ def _distributed() -> dict[str, Any]:
 
     if not dist.is_available():
         return {"gloo": False, "nccl": False}
-    nccl = dist.is_nccl_available()
-    version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else None  # pyright: ignore[reportAttributeAccessIssue]
-    return {"gloo": dist.is_gloo_available(), "nccl": nccl, "nccl_version": version}
+    nccl: Any = torch.cuda.nccl if dist.is_nccl_available() else None  # pyright: ignore[reportAttributeAccessIssue]
+    version = ".".join(map(str, nccl.version())) if nccl else None
+    return {"gloo": dist.is_gloo_available(), "nccl": bool(nccl), "nccl_version": version}
 
 
 def _gloo() -> dict[str, Any]:
-    """A group of one: it fails where the name of this host has no address, as a larger one would."""
+    """A group of one fails where this host's name has no address, as a larger one would."""
     import torch
     import torch.distributed as dist
 
-    if not (dist.is_available() and dist.is_gloo_available()):
-        return {}
-    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        dist.all_reduce(torch.ones(1))
-    finally:
-        dist.destroy_process_group()
+    if dist.is_available() and dist.is_gloo_available():
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            dist.all_reduce(torch.ones(1))
+        finally:
+            dist.destroy_process_group()
     return {}
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def unfit(target: str) -> str:
         ("torch.load", unfit("torch.load")),
         ("torch.optimizer.X", unfit("torch.optimizer.X")),
         ("torch.nn.Linear", unfit("torch.nn.Linear")),
-        ("forge.doctor.ask.ask", unfit("forge.doctor.ask.ask")),
+        ("forge.doctor.finding.ask", unfit("forge.doctor.finding.ask")),
         ("forge.build.build", unfit("forge.build.build")),
         ("forge.models.decoder.Decoder", unfit("forge.models.decoder.Decoder")),
         (

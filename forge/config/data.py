@@ -17,21 +17,16 @@ class Data(Section):
     prompt = ""
     _target_: str = MISSING
     val_fraction: float = opt(
-        0.05,
-        "share of the documents held out for validation, chosen by a hash of their content",
-        gt=0,
-        lt=1,
+        0.05, "share of documents held out for validation, chosen by a hash", gt=0, lt=1
     )
     cache_dir: str | None = opt(
         None,
-        "where tokenizers and shards are kept; null = $FORGE_CACHE, else ~/.cache/forge",
+        "cache of tokenizers and shards; null = $FORGE_CACHE, else ~/.cache/forge",
         free=True,
         path=True,
     )
     num_workers: int = opt(4, "loader processes; 0 = load in the training process", ge=0, free=True)
-    pin_memory: bool = opt(
-        True, "page-locked batches for faster copies to a GPU; without effect on a CPU", free=True
-    )
+    pin_memory: bool = opt(True, "page-locked batches, which copy faster to a GPU", free=True)
     prefetch_factor: int = opt(2, "batches each loader process keeps ready", ge=1, free=True)
     overfit_batches: int = opt(
         0, "train on the first N global batches over and over; 0 = off", ge=0
@@ -48,16 +43,16 @@ class PythonSource(Data):
 
 @dataclass(kw_only=True)
 class Text(Data):
-    """Your own text: files as they are, or rows of JSON, CSV or Parquet with a field that holds it."""
+    """Your own text: plain files, or rows of JSON, CSV or Parquet."""
 
     _target_: str = "forge.data.corpus.text_files"
     path: str = opt(
         "",
-        "a file, a directory, or a glob (** allowed) of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ... files",
+        "file, directory or glob of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ...",
         path=True,
-        several="for one run over several files a directory that holds them, or a glob such as 'data.path=texts/*.txt'",
+        several="for one run over several files a directory that holds them, "
+        "or a glob such as 'data.path=texts/*.txt'",
     )
     text_field: str = opt(
-        "text",
-        "the field, or column, that holds the text in a file of rows: .jsonl, .json, .csv, .tsv, .parquet",
+        "text", "field or column of the text in .jsonl, .json, .csv, .tsv and .parquet"
     )

@@ -25,19 +25,14 @@ class Eval(Section):
 
     enabled: bool = opt(False, "evaluate in the loop and at its end")
     interval: int = opt(1000, "evaluate every N steps", gt=0)
-    steps: int = opt(
-        50, "evaluate at most as many sequences as N steps train on; 0 = any number", ge=0
-    )
-    max_tokens: int = opt(1_000_000, "evaluate at most this many tokens; 0 = any number", ge=0)
+    steps: int = opt(50, "evaluate as many sequences as N steps train on; 0 = all", ge=0)
+    max_tokens: int = opt(1_000_000, "evaluate at most this many tokens; 0 = all", ge=0)
     target: float | None = opt(None, "stop once `metric` is at least this good; null = off")
     metric: str = opt("loss", "what target and patience look at", choices=METRICS)
     patience: int = opt(0, "stop after this many evaluations without improvement; 0 = off", ge=0)
     min_delta: float = opt(0.0, "least change of `metric` that counts as improvement", ge=0)
     sample_interval: int = opt(0, "print a sample every N steps; 0 = only at the end", ge=0)
-    sample_prompts: list[str] = opt(
-        [],
-        "texts to continue, one sample each; [] = one that fits the text: the beginning of a validation document",
-    )
+    sample_prompts: list[str] = opt([], "texts to continue; [] = one that fits the corpus")
     sample_tokens: int = opt(64, "tokens a sample; 0 = no samples", ge=0)
     sample_temperature: float = opt(0.8, "softmax temperature of samples; 0 = greedy", ge=0)
     sample_top_k: int = opt(50, "sample among the k likeliest tokens; 0 = all", ge=0)

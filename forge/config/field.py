@@ -1,4 +1,4 @@
-"""`opt(...)`: one option in one line, with all that is known of it; `Section`: a group of options."""
+"""`opt(...)`: one option in one line, with all that is known of it; `Section`: its options."""
 
 from __future__ import annotations
 

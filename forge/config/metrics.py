@@ -18,22 +18,14 @@ class Metrics(Section):
     log_interval: int = opt(10, "log every N steps", gt=0)
     enable_console: bool = opt(True, "progress bar and log lines on the terminal")
     enable_tensorboard: bool = opt(False, "write TensorBoard event files")
-    tensorboard_dir: str = opt(
-        "tb_logs", "directory of the event files, relative to the run directory"
-    )
+    tensorboard_dir: str = opt("tb_logs", "directory of the event files, inside the run directory")
     enable_wandb: bool = opt(False, "log to Weights & Biases")
     wandb_mode: str = opt(
         "online",
-        "offline needs no account, `wandb sync` uploads later; WANDB_MODE goes before online",
+        "offline: `wandb sync` uploads later; WANDB_MODE goes before online",
         choices=("online", "offline"),
     )
     wandb_project: str = opt("forge", "W&B project")
     wandb_run_name: str | None = opt(None, "W&B run name; null = the name of the run directory")
-    wandb_run_id: str = opt(
-        "", "W&B run id to go on with; empty = the one of this run directory, or a new one"
-    )
-    peak_tflops: float = opt(
-        0.0,
-        "peak of the device for MFU, in TFLOP/s; 0 = known from its name, else MFU is n/a",
-        ge=0,
-    )
+    wandb_run_id: str = opt("", "W&B run id to go on with; empty = that of this run")
+    peak_tflops: float = opt(0.0, "peak of the device for MFU, in TFLOP/s; 0 = by its name", ge=0)

@@ -19,18 +19,14 @@ class Model(Section):
     _target_: str = MISSING
     vocab_size: AutoInt = opt(
         32000,
-        "rows of the embedding table, one for each id of the tokenizer; auto = as many",
+        "rows of the embedding table; auto = one for each id of the tokenizer",
         gt=0,
         choices=("auto",),
     )
     pad_vocab_to: int = opt(
-        1,
-        "vocab_size is rounded up to a multiple of this; 128 suits matrix units and tensor parallelism",
-        gt=0,
+        1, "round vocab_size up to a multiple; 128 suits matrix units and tp", gt=0
     )
-    max_seq_len: int = opt(
-        2048, "longest sequence in tokens; train.seq_len must not exceed it", gt=0
-    )
+    max_seq_len: int = opt(2048, "longest sequence in tokens", gt=0)
 
     @property
     def is_moe(self) -> bool:
@@ -38,9 +34,7 @@ class Model(Section):
         return False
 
     def flops_per_token(self, seq_len: int) -> int | None:
-        """Training FLOPs a token, forward and backward; None = not known, and then no mfu is
-        logged.
-        """
+        """Training FLOPs a token, forward and backward; None = not known."""
         return None
 
 
@@ -74,7 +68,7 @@ class Decoder(Model):
     )
     init_std: float = opt(0.02, "standard deviation of the initial weights", gt=0)
     init_scale_residual: bool = opt(
-        True, "divide init_std of the layers that write to the residual stream by sqrt(2*n_layers)"
+        True, "divide init_std of layers that end in the residual by sqrt(2*n_layers)"
     )
     sdpa_backend: str = opt(
         "auto",
@@ -99,11 +93,8 @@ class Decoder(Model):
     @property
     def expert_hidden_dim(self) -> int:
         """Width of one expert, with null resolved to that of the dense feed-forward layer."""
-        return (
-            self.moe.ffn_hidden_dim
-            if self.moe.ffn_hidden_dim is not None
-            else self.computed_ffn_hidden_dim
-        )
+        width = self.moe.ffn_hidden_dim
+        return self.computed_ffn_hidden_dim if width is None else width
 
     @property
     def head_dim(self) -> int:
@@ -128,15 +119,9 @@ class Decoder(Model):
         return 256 * -(-int(4 * self.dim * 2 / 3 * self.ffn_dim_multiplier) // 256)
 
     def params_by_part(self) -> dict[str, int]:
-        """Parameter count of each part, in closed form; a test compares the sum with the built
-        model.
-        """
-        dim, heads_dim, kv_dim, ffn = (
-            self.dim,
-            self.n_heads * self.head_dim,
-            self.kv_heads * self.head_dim,
-            self.computed_ffn_hidden_dim,
-        )
+        """Parameters of each part, in closed form."""
+        dim, ffn = self.dim, self.computed_ffn_hidden_dim
+        heads_dim, kv_dim = self.n_heads * self.head_dim, self.kv_heads * self.head_dim
         norm = dim * (2 if self.norm_type == "layernorm" and self.bias else 1)
         attention, feed_forward = self._attention_matrices(), self._feed_forward_matrices(ffn)
         attention += 2 * self.head_dim if self.qk_norm else 0
@@ -144,9 +129,9 @@ class Decoder(Model):
             attention += heads_dim + 2 * kv_dim + dim
             feed_forward += ffn * (2 if self.is_gated else 1) + dim
         moe_layers, expert = self.n_moe_layers, self._feed_forward_matrices(self.expert_hidden_dim)
+        positions = self.max_seq_len if self.position == "learned" else 0
         parts = {
-            "embedding": self.vocab_size * dim
-            + (self.max_seq_len * dim if self.position == "learned" else 0),
+            "embedding": (self.vocab_size + positions) * dim,
             "attention": self.n_layers * attention,
             "feed-forward": (self.n_layers - moe_layers) * feed_forward,
             "norms": (2 * self.n_layers + 1) * norm,
@@ -168,29 +153,24 @@ class Decoder(Model):
     @property
     def num_active_params(self) -> int:
         """Parameters that one token meets: all but those of the experts it is not routed to."""
-        idle = max(self.moe.num_experts - self.moe.top_k, 0)
-        return self.num_params_estimate - self.n_moe_layers * idle * self._feed_forward_matrices(
-            self.expert_hidden_dim
-        )
+        idle = self.n_moe_layers * max(self.moe.num_experts - self.moe.top_k, 0)
+        expert = self._feed_forward_matrices(self.expert_hidden_dim)
+        return self.num_params_estimate - idle * expert
 
     def flops_per_token(self, seq_len: int) -> int:
-        """Training FLOPs a token, forward and backward.
+        """Training FLOPs a token, forward and backward (PaLM, arXiv:2204.02311, appendix B).
 
-        6 per weight of every matrix a token is multiplied with (the output head is one, and of the
-        experts those it is routed to; the embedding look-up, biases and norms are none) plus 12 *
-        n_layers * dim * seq_len for attention, causality not discounted (PaLM, arXiv:2204.02311,
-        appendix B).
+        6 for each weight of the matrices that a token is multiplied with: also of the output head,
+        and of experts those it is routed to. 12 * n_layers * dim * seq_len for attention, of which
+        causality takes nothing off.
         """
-        return (
-            sum(self.block_flops_per_token(layer, seq_len) for layer in range(self.n_layers))
-            + self.head_flops_per_token()
-        )
+        blocks = (self.block_flops_per_token(layer, seq_len) for layer in range(self.n_layers))
+        return sum(blocks) + self.head_flops_per_token()
 
     def block_flops_per_token(self, layer: int, seq_len: int) -> int:
         """The same of one block, counted from 0."""
-        matrices = self._attention_matrices() + self.active_feed_forward(
-            moe=is_moe_layer(self.moe, layer)
-        )
+        feed_forward = self.active_feed_forward(moe=is_moe_layer(self.moe, layer))
+        matrices = self._attention_matrices() + feed_forward
         return 6 * matrices + 12 * self.n_heads * self.head_dim * seq_len
 
     def head_flops_per_token(self) -> int:
@@ -198,18 +178,17 @@ class Decoder(Model):
         return 6 * self.vocab_size * self.dim
 
     def active_feed_forward(self, *, moe: bool) -> int:
-        """Weights of the matrices that one token meets in a block's feed-forward layer, or in its
-        router and experts.
+        """Weights of the matrices that a token meets in a feed-forward layer, or in router and
+        experts.
         """
         if not moe:
             return self._feed_forward_matrices(self.computed_ffn_hidden_dim)
         chosen = self.moe.top_k + self.moe.shared_experts
-        return self.moe.num_experts * self.dim + chosen * self._feed_forward_matrices(
-            self.expert_hidden_dim
-        )
+        expert = self._feed_forward_matrices(self.expert_hidden_dim)
+        return self.moe.num_experts * self.dim + chosen * expert
 
     def _attention_matrices(self) -> int:
-        return self.dim * (2 * self.n_heads * self.head_dim + 2 * self.kv_heads * self.head_dim)
+        return 2 * self.dim * self.head_dim * (self.n_heads + self.kv_heads)
 
     def _feed_forward_matrices(self, width: int) -> int:
         return self.dim * width * (3 if self.is_gated else 2)

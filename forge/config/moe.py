@@ -24,75 +24,45 @@ class MoE(Section):
 
     num_experts: int = opt(0, "experts of a layer; 0 = a dense model", ge=0)
     top_k: int = opt(2, "experts that each token goes to", gt=0)
-    frequency: int = opt(
-        1,
-        "every so many layers one has experts: 1 = all, 2 = the second, the fourth and so on",
-        gt=0,
-    )
-    first_num_dense_layers: int = opt(
-        0, "so many first layers have no experts, whatever frequency says", ge=0
-    )
+    frequency: int = opt(1, "every n-th layer has experts: 1 = all, 2 = every second", gt=0)
+    first_num_dense_layers: int = opt(0, "number of first layers without experts", ge=0)
     ffn_hidden_dim: int | None = opt(None, "width of one expert; null = model.ffn_hidden_dim", gt=0)
-    shared_experts: int = opt(
-        0, "experts that every token goes to, beside those the router chooses", ge=0
-    )
+    shared_experts: int = opt(0, "experts that every token goes to", ge=0)
     router: str = opt(
-        "softmax_topk",
-        "scores of the router: over all experts, or each expert for itself",
-        choices=ROUTERS,
+        "softmax_topk", "router scores: over all experts, or each by itself", choices=ROUTERS
     )
-    float32_gate_logits: bool = opt(
-        True, "multiply with the router's matrix in fp32, whatever precision.mixed_precision is"
-    )
+    float32_gate_logits: bool = opt(True, "compute the router in fp32")
     norm_topk_prob: bool = opt(True, "divide the weights of a token's experts by their sum")
     routed_scaling_factor: float = opt(1.0, "multiplies the weights of the routed experts", gt=0)
     n_routing_groups: int = opt(
-        1,
-        "groups of experts that lie side by side, of which a token chooses some first; 1 = no groups",
-        gt=0,
+        1, "groups of adjacent experts, of which a token first chooses some; 1 = off", gt=0
     )
-    topk_routing_group: int = opt(1, "groups that a token may choose its experts from", gt=0)
-    aux_loss_weight: float = opt(
-        0.01, "coefficient of the load balancing loss of each layer; 0 = off", ge=0
-    )
-    sequence_aux_loss_weight: float = opt(
-        0.0, "coefficient of the load balancing loss within each sequence; 0 = off", ge=0
-    )
-    z_loss_weight: float = opt(
-        0.0, "coefficient of the squared log-partition of the router's logits; 0 = off", ge=0
-    )
+    topk_routing_group: int = opt(1, "groups that a token chooses", gt=0)
+    aux_loss_weight: float = opt(0.01, "coefficient of the load balancing loss; 0 = off", ge=0)
+    sequence_aux_loss_weight: float = opt(0.0, "the same within each sequence; 0 = off", ge=0)
+    z_loss_weight: float = opt(0.0, "coefficient of the router's z-loss; 0 = off", ge=0)
     balance_scope: str = opt(
-        "sequence",
-        "what aux_loss_weight, capacity_factor and gradient_scale count tokens over",
-        choices=SCOPES,
+        "sequence", "tokens that balance, capacity and gradient_scale count over", choices=SCOPES
     )
     bias_update_rate: float = opt(
-        0.0,
-        "how far the selection bias of an expert moves in a step, to even the load; 0 = not at all",
-        ge=0,
+        0.0, "step of the selection bias that evens the load; 0 = off", ge=0
     )
     bias_schedule: str = opt(
-        "constant", "how bias_update_rate changes over train.max_steps", choices=SCHEDULES
+        "constant", "how bias_update_rate changes over the run", choices=SCHEDULES
     )
     capacity_factor: float = opt(
-        0.0,
-        "in training an expert takes so many times its even share of tokens, and no more; 0 = all",
-        ge=0,
+        0.0, "tokens an expert takes in training, in even shares; 0 = all", ge=0
     )
-    gradient_scale: bool = opt(
-        False, "divide the gradient of an expert's weights by its load, as a share of the even one"
-    )
+    gradient_scale: bool = opt(False, "divide the gradient of an expert by its load")
     kernel: str = opt(
         "auto",
-        "one kernel for all experts, or a loop over them; auto = grouped where torch has it",
+        "one kernel for all experts, or a loop; auto = grouped where torch has it",
         choices=KERNELS,
     )
 
 
 def is_moe_layer(moe: MoE, layer: int) -> bool:
-    """Whether a layer, counted from 0, has experts: every frequency-th one, behind the first dense
-    ones.
-    """
+    """Whether a layer, counted from 0, has experts."""
     return (
         moe.num_experts > 0
         and layer >= moe.first_num_dense_layers

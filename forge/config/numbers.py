@@ -71,7 +71,7 @@ def p_value(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Decimals:
-    """Writes all values of one metric with as many decimals as show three digits of their spread."""
+    """Writes the values of one metric with decimals that show three digits of their spread."""
 
     places: int
 

@@ -28,15 +28,10 @@ class Pretrain(Objective):
     _target_: str = "forge.objectives.pretrain.Pretrain"
     loss_fn: str = opt(
         "cross_entropy",
-        "cross_entropy, or chunked_cross_entropy, which never holds all logits at once",
+        "chunked_cross_entropy never holds all logits at once",
         choices=("cross_entropy", "chunked_cross_entropy"),
     )
-    z_loss_weight: float = opt(
-        0.0, "weight of the mean squared log-partition (PaLM uses 1e-4); 0 = off", ge=0
-    )
+    z_loss_weight: float = opt(0.0, "weight of the z-loss (PaLM uses 1e-4); 0 = off", ge=0)
     ce_chunk_size: int = opt(
-        0,
-        "tokens a chunk in chunked_cross_entropy; 0 = 4096 tokens or less, by the vocabulary",
-        ge=0,
-        acts_when=CHUNKED,
+        0, "tokens a chunk; 0 = at most 4096, by the vocabulary", ge=0, acts_when=CHUNKED
     )

@@ -16,7 +16,7 @@ class Optimizer(Section):
     _target_: str = MISSING
     lr: float = opt(3e-4, "peak learning rate", gt=0)
     weight_decay: float = opt(
-        0.1, "decoupled weight decay of the matrices; norms and biases are never decayed", ge=0
+        0.1, "decoupled weight decay of the matrices, not of norms and biases", ge=0
     )
     decay_embeddings: bool = opt(True, "apply weight decay to embedding tables too")
 

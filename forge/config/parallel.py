@@ -46,7 +46,7 @@ class Parallel(Section):
 
     layout: str = opt(
         "given",
-        "given = the degrees below; auto = where dp_shard is -1, degrees of 1 are chosen from ranks, memory and model",
+        "given = the degrees below; auto = degrees of 1 are chosen where dp_shard is -1",
         choices=("given", "auto"),
         acts_when=AUTO,
     )
@@ -54,63 +54,48 @@ class Parallel(Section):
     dp_replicate: int = opt(1, "replicas of the FSDP groups", ge=1)
     reshard_after_forward: str = opt(
         "auto",
-        "free gathered weights between forward and backward: auto = unless pp > 1, or nothing is sharded and memory allows",
+        "free gathered weights after forward; auto = not with pp, nor where nothing is sharded",
         choices=("auto", "always", "never"),
         acts_when=SHARDED,
         idle="never",
     )
     reduce_gradients: str = opt(
         "auto",
-        "reduce gradients once a step, or after each micro-batch, which needs memory for those of a block alone; auto = by memory",
+        "reduce gradients once a step, or each micro-batch, for less memory; auto = by memory",
         choices=("auto", "step", "micro_batch"),
         acts_when=ADDED_UP,
         idle="step",
     )
     cpu_offload: bool = opt(
-        False, "keep weights, gradients and optimizer state in the host's memory", acts_when=SHARDED
+        False, "keep weights, gradients and optimizer state on the CPU", acts_when=SHARDED
     )
     tp: int = opt(1, "tensor parallel degree", ge=1)
     sequence_parallel: bool = opt(
-        True, "with tp: cut sequences between attention and feed-forward layers", acts_when=TP
+        True, "with tp: cut sequences outside attention and feed-forward layers", acts_when=TP
     )
     loss_parallel: bool = opt(
-        True,
-        "with tp: make the loss of each rank's part of the logits, instead of gathering them",
-        acts_when=TP,
+        True, "with tp: compute the loss without gathering logits", acts_when=TP
     )
     pp: int = opt(1, "pipeline parallel degree", ge=1)
     pp_schedule: str = opt("1f1b", "pipeline schedule", choices=PP_SCHEDULES, acts_when=PP)
     pp_microbatches: int | None = opt(
-        None,
-        "parts that a step's sequences go through the pipeline in; null = worked out",
-        gt=0,
-        acts_when=PP,
-        idle=1,
+        None, "micro-batches of the pipeline; null = worked out", gt=0, acts_when=PP, idle=1
     )
     pp_stages_per_rank: int | None = opt(
-        None,
-        "stages of each rank; null = 2 for schedules that loop, else 1",
-        gt=0,
-        acts_when=PP,
-        idle=1,
+        None, "stages a rank; null = 2 for schedules that loop, else 1", gt=0, acts_when=PP, idle=1
     )
     pp_layers: list[int] = opt(
-        [],
-        "blocks of each stage, the first to the last; [] = stages of equal cost",
-        gt=0,
-        acts_when=PP,
+        [], "blocks of each stage in order; [] = equal cost", gt=0, acts_when=PP
     )
     cp: int = opt(1, "context parallel degree", ge=1)
     cp_method: str = opt(
         "all_gather",
-        "all_gather: of keys and values; ulysses: heads for sequence",
+        "gather keys and values, or exchange heads for sequence",
         choices=("all_gather", "ulysses"),
         acts_when=CP,
     )
     cp_load_balance: bool = opt(
-        True,
-        "with all_gather: pair an early with a late part of a sequence, for equal work",
-        acts_when=CP_ALL_GATHER,
+        True, "with all_gather: an early and a late part a rank", acts_when=CP_ALL_GATHER
     )
     ep: int = opt(1, "expert parallel degree", ge=1)
     nccl_timeout_sec: int = opt(
@@ -118,7 +103,7 @@ class Parallel(Section):
     )
     backend: str = opt(
         "cpu:gloo,cuda:nccl",
-        "torch.distributed backend of each device type, or one for all",
+        "torch.distributed backend, of each device type or of all",
         acts_when=SEVERAL_RANKS,
     )
 

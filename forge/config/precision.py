@@ -20,16 +20,12 @@ class Precision(Section):
     )
     residual_dtype: str = opt(
         "auto",
-        "number format of hidden states between layers: auto = that of mixed_precision, but fp32 with fp16, whose range is small",
+        "hidden states between layers; auto = mixed_precision, but fp32 with fp16",
         choices=("auto", "bf16", "fp16", "fp32"),
     )
     matmul_precision: str = opt(
         "high",
-        "with mixed_precision=fp32, matrix products: highest = fp32, high = TF32, medium = bf16, where the device has them",
+        "with mixed_precision=fp32: highest = fp32, high = TF32, medium = bf16",
         choices=("highest", "high", "medium"),
     )
-    init_loss_scale: float = opt(
-        65536.0,
-        "first loss scale of fp16; halved at an overflow, doubled after 2000 good steps",
-        gt=0,
-    )
+    init_loss_scale: float = opt(65536.0, "first loss scale of fp16; it adapts", gt=0)

@@ -15,12 +15,9 @@ class Profiling(Section):
 
     enable: bool = opt(False, "record a trace of steps start_step to end_step")
     start_step: int = opt(5, "first step recorded", gt=0)
-    end_step: int = opt(8, "last step recorded; must be greater than start_step", gt=0)
+    end_step: int = opt(8, "last step recorded", gt=0)
     ranks: list[int] = opt([0], "the ranks that record; [] = all of them", ge=0)
-    trace_dir: str = opt(
-        "profiler_traces", "directory of the traces, relative to the run directory"
-    )
+    trace_dir: str = opt("profiler_traces", "directory of the traces, inside the run directory")
     memory_snapshot: bool = opt(
-        False,
-        "also write a snapshot of the GPU's memory: at the end of the window, and where memory runs out; not on a CPU",
+        False, "also write a snapshot of the GPU's memory, when it runs out too"
     )

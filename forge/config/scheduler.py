@@ -36,9 +36,7 @@ class Constant(Scheduler):
 
     _target_: str = "forge.optim.schedules.constant"
     warmup_steps: int | None = opt(
-        2000,
-        f"steps of linear warm-up, of which the first has lr / warmup_steps; null = {WARMUP} of train.max_steps",
-        ge=0,
+        2000, f"steps of linear warm-up; null = {WARMUP} of train.max_steps", ge=0
     )
 
 
@@ -72,7 +70,7 @@ class WSD(Decay):
 
     _target_: str = "forge.optim.schedules.wsd"
     stable_steps: int | None = opt(
-        None, "steps at the peak; null = what warm-up and decay leave of train.max_steps", ge=0
+        None, "steps at the peak; null = what warm-up and decay leave", ge=0
     )
     wsd_decay_type: str = opt("cosine", "shape of the decay", choices=("cosine", "linear", "sqrt"))
 

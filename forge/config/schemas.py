@@ -63,24 +63,16 @@ def add(group: str, name: str, schema: type[Section]) -> None:
     if group not in SCHEMAS:
         raise ValueError(f"{place}: only these groups take further schemas: {', '.join(SCHEMAS)}")
     base = sections()[group]
-    if not (
-        isinstance(schema, type) and issubclass(schema, base) and dataclasses.is_dataclass(schema)
-    ):
+    is_class = isinstance(schema, type) and issubclass(schema, base)
+    # a subclass that is not decorated itself has no options of its own
+    if not is_class or set(inspect.get_annotations(schema)) - set(schema.__dataclass_fields__):
+        wanted = f"{base.__module__}.{base.__name__}"
         raise ValueError(
-            f"{place}: the schema must be a dataclass(kw_only=True) that subclasses {base.__module__}.{base.__name__}"
+            f"{place}: the schema must be a dataclass(kw_only=True) that subclasses {wanted}"
         )
-    undecorated = [
-        name for name in inspect.get_annotations(schema) if name not in schema.__dataclass_fields__
-    ]
-    if undecorated:
-        raise ValueError(
-            f"{place}: it is no dataclass itself, so {', '.join(undecorated)} would be no option; decorate it"
-        )
-    before = SCHEMAS[group].get(name)
-    if before is not None and (before.__module__, before.__qualname__) != (
-        schema.__module__,
-        schema.__qualname__,
-    ):
+    before = SCHEMAS[group].setdefault(name, schema)
+    # a module that is imported again defines the class again
+    if (before.__module__, before.__qualname__) != (schema.__module__, schema.__qualname__):
         raise ValueError(f"{place}: the name is taken by {before.__module__}.{before.__qualname__}")
     SCHEMAS[group][name] = schema
     _store().store(group=f"schema/{group}", name=name, node=schema)
@@ -95,12 +87,7 @@ def _store() -> ConfigStore:
 @functools.cache
 def sections() -> dict[str, type[Section]]:
     """The class of each root section: the base class where the group has variants."""
-    hints = types_of(Config)
-    return {
-        name: hint
-        for name, hint in hints.items()
-        if isinstance(hint, type) and issubclass(hint, Section)
-    }
+    return {name: hint for name, hint in types_of(Config).items() if _is_section(hint)}
 
 
 @functools.cache
@@ -129,13 +116,12 @@ def variants(group: str) -> dict[str, type[Section]]:
 
 
 def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], dataclasses.Field]]:
-    """Every option of a section and of the sections inside it: (name, dotted below the section; the
-    class it is declared in; field).
+    """(name below the section, class it is declared in, field) of every option of a section and of
+    the sections inside it.
     """
-    hints = types_of(schema)
     for field in dataclasses.fields(schema):
-        inner = hints[field.name]
-        if isinstance(inner, type) and issubclass(inner, Section):
+        inner = types_of(schema)[field.name]
+        if _is_section(inner):
             for name, owner, option in options_of(inner):
                 yield f"{field.name}.{name}", owner, option
         else:
@@ -143,7 +129,7 @@ def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], data
 
 
 def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]]:
-    """Every option: (key, variant name, schema, field); a field shared by variants comes once each."""
+    """Every option: (key, variant name, schema, field); one shared by variants comes once each."""
     for field in root_options():
         yield field.name, "", Config, field
     for group in sections():
@@ -162,10 +148,10 @@ def declared(key: str) -> Any:
     such option.
     """
     for name, _, schema, field in walk_options():
-        if key == name or key.startswith(f"{name}."):
-            hint = types_of(schema)[field.name]
-            if key == name:
-                return hint
+        hint = types_of(schema)[field.name]
+        if key == name:
+            return hint
+        if key.startswith(f"{name}."):
             return typing.get_args(hint)[1] if typing.get_origin(hint) is dict else None
     return None
 
@@ -174,11 +160,14 @@ def said(key: str, what: str) -> Any:
     """What the declaration of an option says of it beyond its type (see `opt`); None where there is
     no such option.
     """
-    return next(
-        (field.metadata.get(what) for name, _, _, field in walk_options() if name == key), None
-    )
+    found = (field.metadata.get(what) for name, _, _, field in walk_options() if name == key)
+    return next(found, None)
 
 
 def marked(what: str) -> list[str]:
     """The keys of all options that `opt` marks so: `path`, `time`, ..."""
     return [key for key, _, _, field in walk_options() if field.metadata.get(what)]
+
+
+def _is_section(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Section)

@@ -1,4 +1,4 @@
-"""The `sweep` group: an experiment of many runs, each a point, made by `python -m forge.train -m`."""
+"""The `sweep` group: an experiment of many runs, by `python -m forge.train -m`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ class Ablation(Section):
 
     all_free = True
 
-    baseline: str | None = opt(
-        None, "the arm that the others are compared with; null = no ablation"
-    )
+    baseline: str | None = opt(None, "arm that the others are compared with; null = no ablation")
     arms: dict[str, list[str]] = opt(
-        {},
-        "arms by name, each with the overrides that make it, like {base: [], wide: ['model.dim=256']}",
+        {}, "overrides of each arm by name, like {base: [], wide: ['model.dim=256']}"
     )
-    seeds: list[int] = opt([], "seeds that every arm is run with; empty = that of the config", ge=0)
+    seeds: list[int] = opt([], "seeds of every arm; empty = that of the config", ge=0)
 
 
 @dataclass(kw_only=True)
@@ -30,8 +27,7 @@ class Sweep(Section):
     all_free = True
 
     name: str | None = opt(
-        None,
-        "directory of the sweep below sweep.root; null = the experiment's name, else the model's preset",
+        None, "directory in sweep.root; null = name of the experiment, else of the model"
     )
     root: str = opt("sweeps", "where the directories of sweeps are")
     retry: bool = opt(False, "run points again that failed or were cancelled")

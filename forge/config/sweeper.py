@@ -16,9 +16,7 @@ class Sweeper(Section):
 
     all_free = True
 
-    params: dict[str, str] = opt(
-        {}, "what varies: values by key as on the command line, like {optimizer.lr: '1e-3,3e-3'}"
-    )
+    params: dict[str, str] = opt({}, "values by key, like {optimizer.lr: '1e-3,3e-3'}")
 
 
 @dataclass(kw_only=True)
@@ -30,13 +28,11 @@ class Basic(Sweeper):
 class Optuna(Sweeper):
     """Trial after trial, each chosen from what those before it have reached of run.objective."""
 
-    n_trials: int = opt(20, "trials in all, those of earlier commands included", gt=0)
-    n_jobs: int = opt(
-        1, "trials at a time as jobs of a cluster; on this machine launch.jobs says it", gt=0
-    )
+    n_trials: int = opt(20, "trials in all, with those of earlier commands", gt=0)
+    n_jobs: int = opt(1, "jobs of a cluster at a time; on this machine launch.jobs", gt=0)
     direction: str | None = opt(
         None,
-        "of run.objective; null = maximize for token_accuracy, minimize for all else",
+        "of run.objective; null = maximize for token_accuracy, else minimize",
         choices=DIRECTIONS,
     )
     sampler: str = opt("tpe", "how the next trial is chosen", choices=SAMPLERS)

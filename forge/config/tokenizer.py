@@ -45,11 +45,9 @@ class BPE(Tokenizer):
 
     _target_: str = "forge.data.tokenizer.train_bpe"
     vocab_size: int = opt(
-        4096, "entries, the 256 bytes and the end-of-text token included", ge=257, le=1 << 24
+        4096, "entries, with the 256 bytes and the end of text", ge=257, le=1 << 24
     )
-    train_bytes: int = opt(
-        64_000_000, "train on at most this many bytes of the training split", gt=0
-    )
+    train_bytes: int = opt(64_000_000, "train on at most this many bytes", gt=0)
 
     @property
     def n_ids(self) -> int | None:
@@ -61,9 +59,9 @@ class TokenizerFile(Tokenizer):
     """Any tokenizer.json of the Hugging Face `tokenizers` library."""
 
     _target_: str = "forge.data.tokenizer.load_file"
-    path: str = opt("", "path of the tokenizer.json, or of a directory that has one", path=True)
+    path: str = opt("", "a tokenizer.json, or its directory", path=True)
     eos_token: str | None = opt(
-        None, "token that ends a document; null = the usual names are tried", verbatim=True
+        None, "token that ends a document; null = a usual one", verbatim=True
     )
 
     @property
@@ -81,22 +79,17 @@ class TokenizerFile(Tokenizer):
 
     def end_token(self, known: Collection[str]) -> str | None:
         """The token that ends a document, if it is one of the known."""
-        return next(
-            (
-                token
-                for token in (USUAL_EOS if self.eos_token is None else (self.eos_token,))
-                if token in known
-            ),
-            None,
-        )
+        tokens = USUAL_EOS if self.eos_token is None else (self.eos_token,)
+        return next((token for token in tokens if token in known), None)
 
     def no_end_token(self, added: Sequence[str]) -> tuple[str, str]:
-        """What is wrong when `end_token` finds none, and what to do. added: the special tokens of
+        """(what is wrong, what to do) where `end_token` finds none. added: the special tokens of
         the file.
         """
         what = f"there is no token {self.eos_token} in {self.path}."
         if self.eos_token is None:
-            what = f"{self.path} has none of the usual tokens that end a document ({', '.join(USUAL_EOS[:5])}, ...)."
+            usual = ", ".join(USUAL_EOS[:5])
+            what = f"{self.path} has none of the usual tokens that end a document ({usual}, ...)."
         if not added:
             return what, "tokenizer.eos_token=... with one of its tokens"
         others = f"; its added tokens: {', '.join(added[:12])}" if len(added) > 1 else ""
@@ -105,8 +98,8 @@ class TokenizerFile(Tokenizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a tokenizer.json says: the number of its ids, up to the last one, its tokens, and those
-    that were added to the model's.
+    """What a tokenizer.json says: the number of ids, up to the last one, all tokens, and those that
+    were added to the model's.
     """
 
     n_ids: int
@@ -121,16 +114,10 @@ def _facts(path: str, changed: int, size: int) -> Facts | str:
     try:
         content = json.loads(Path(path).read_bytes())
         vocab = content["model"]["vocab"]  # a dict, or of Unigram a list of pairs
-        ids = (
-            dict(vocab)
-            if isinstance(vocab, dict)
-            else {piece: index for index, (piece, _) in enumerate(vocab)}
-        )
+        is_list = isinstance(vocab, list)
+        ids = {pair[0]: index for index, pair in enumerate(vocab)} if is_list else dict(vocab)
         added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
-        return Facts(
-            n_ids=max({**ids, **added}.values()) + 1,
-            tokens=frozenset({*ids, *added}),
-            added=tuple(added),
-        )
+        tokens = ids | added
+        return Facts(n_ids=max(tokens.values()) + 1, tokens=frozenset(tokens), added=tuple(added))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "it is not a tokenizer.json of the tokenizers library"

@@ -24,36 +24,22 @@ class Train(Section):
     """Batch, horizon, clipping, recomputation and compilation."""
 
     batch_size: int = opt(
-        8,
-        f"sequences a rank and micro-batch; -1 = at most {AT_ONCE}, of {FEW} a step over all ranks",
-        ge=-1,
-        free=True,
+        8, f"sequences a rank and micro-batch; -1 = {FEW} a step over all ranks", ge=-1, free=True
     )
     seq_len: int = opt(2048, "tokens a sequence", gt=0)
     grad_accum_steps: int = opt(1, "micro-batches a step", gt=0, free=True)
     global_batch_size: int | None = opt(
-        None, "sequences a step over all ranks; when given, grad_accum_steps follows", gt=0
+        None, "sequences a step over all ranks; grad_accum_steps follows", gt=0
     )
     global_batch_tokens: int | None = opt(None, "the same in tokens", gt=0)
     max_steps: int = opt(100_000, "stop after this many optimizer updates", gt=0)
     max_epochs: float = opt(
-        0.0,
-        "stop after this many passes over the training split, when that is sooner; 0 = off",
-        ge=0,
-        free=True,
+        0.0, "stop after this many passes over the training split; 0 = off", ge=0, free=True
     )
-    max_time: float = opt(
-        0.0,
-        "stop after this many minutes of training, when that is sooner; 0 = off",
-        ge=0,
-        free=True,
-    )
+    max_time: float = opt(0.0, "stop after this many minutes of training; 0 = off", ge=0, free=True)
     grad_clip_norm: float = opt(1.0, "clip the global gradient norm to this; 0 = off", ge=0)
     max_bad_steps: int = opt(
-        10,
-        "stop after this many steps in a row whose loss or gradient is not finite; 0 = never",
-        ge=0,
-        free=True,
+        10, "stop after this many non-finite steps in a row; 0 = never", ge=0, free=True
     )
     compile_model: bool = opt(True, "torch.compile each transformer block", free=True)
     compile_backend: str = opt(
@@ -64,23 +50,19 @@ class Train(Section):
     )
     activation_checkpointing: str = opt(
         "none",
-        "recompute in backward: none, full = every block, selective = all but matrix products and attention",
+        "recompute in backward: full = blocks, selective = all but matrix products and attention",
         choices=("none", "full", "selective"),
         free=True,
     )
     recompute_every: int = opt(
-        1,
-        "with activation_checkpointing: only in every n-th block",
-        gt=0,
-        free=True,
-        acts_when=RECOMPUTED,
+        1, "recompute in every n-th block only", gt=0, free=True, acts_when=RECOMPUTED
     )
     shutdown_timeout_sec: float = opt(
-        600.0, "seconds a stop may take, from the signal to the end of the save", gt=0, free=True
+        600.0, "seconds from a signal to the end of the save", gt=0, free=True
     )
     nccl_health_check_interval: int = opt(
         0,
-        "all-reduce as a sign of life every N steps; 0 = off",
+        "all-reduce every N steps as a sign of life; 0 = off",
         ge=0,
         free=True,
         acts_when=SEVERAL_RANKS,

@@ -1,4 +1,4 @@
-"""Whether W&B has a login, looked for where W&B looks, without importing it, which takes seconds."""
+"""Whether W&B has a login, looked for where W&B looks; importing it would take seconds."""
 
 from __future__ import annotations
 
@@ -7,29 +7,22 @@ import netrc
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from forge.config.metrics import Metrics
 
 NOT_SENT = ("offline", "dryrun", "disabled")
-CLOUD = (
-    "api.wandb.ai",
-    "api.forge.coreweave.com",
-)  # W&B's own server; the version decides which name is the default
+CLOUD = ("api.wandb.ai", "api.forge.coreweave.com")  # names of W&B's own server, by its version
 KEYS = {"api_key": "WANDB_API_KEY", "identity_token_file": "WANDB_IDENTITY_TOKEN_FILE"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Login:
-    """The server of W&B, and what has a login to it, if anything. fault: why a file cannot be read
-    that may.
-    """
+class Login(NamedTuple):
+    """The server of W&B, and where a login to it was found, if anywhere."""
 
     host: str
     source: str = ""
-    fault: str = ""
 
 
 def sends(section: Metrics, environ: Mapping[str, str] = os.environ) -> bool:
@@ -40,26 +33,18 @@ def sends(section: Metrics, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def login(environ: Mapping[str, str] = os.environ) -> Login:
-    """Where a login is; its value is not looked at."""
+    """Where a login is: in a variable, the settings, or .netrc; its value is not looked at."""
     address = urlsplit(_setting("base_url", environ) or f"https://{CLOUD[0]}")
     host = address.hostname or ""
     for key, variable in KEYS.items():
         if _setting(key, environ):
-            return Login(host=host, source=variable if environ.get(variable) else "its settings")
+            return Login(host, variable if environ.get(variable) else "its settings")
     file = Path(environ.get("NETRC") or _home(environ) / ".netrc").expanduser()
-    try:
+    with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
         machines = netrc.netrc(str(file))
-    except FileNotFoundError:
-        return Login(host=host)
-    except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
-        return Login(
-            host=host, fault=f"{file} cannot be read: {getattr(error, 'strerror', None) or error}"
-        )
-    known = any(
-        machines.authenticators(name)
-        for name in {host, address.netloc, *(CLOUD if host in CLOUD else ())}
-    )
-    return Login(host=host, source=str(file) if known else "")
+        names = {host, address.netloc, *(CLOUD if host in CLOUD else ())}
+        return Login(host, str(file) if any(map(machines.authenticators, names)) else "")
+    return Login(host)
 
 
 def _setting(name: str, environ: Mapping[str, str]) -> str | None:
@@ -70,9 +55,7 @@ def _setting(name: str, environ: Mapping[str, str]) -> str | None:
         return value
     own = Path(environ.get("WANDB_CONFIG_DIR") or _home(environ) / ".config" / "wandb").expanduser()
     files = configparser.ConfigParser(interpolation=None)
-    with suppress(
-        configparser.Error, OSError, UnicodeDecodeError
-    ):  # W&B passes over such a file too
+    with suppress(configparser.Error, OSError, UnicodeDecodeError):  # W&B ignores such files too
         files.read([own / "settings", Path("wandb", "settings")], encoding="utf-8")
     return files.get("default", name, fallback=None)
 

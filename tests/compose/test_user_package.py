@@ -222,7 +222,7 @@ class Undecorated(Other):
             "model",
             "mine",
             Undecorated,
-            "it is no dataclass itself, so more would be no option; decorate it",
+            "the schema must be a dataclass(kw_only=True) that subclasses forge.config.model.Model",
         ),
         ("model", "decoder", Other, "the name is taken by forge.config.model.Decoder"),
     ],

@@ -59,8 +59,7 @@ def wandb_login(metrics: Metrics, launch: Launch) -> Findings:
 
     found = login()
     if sends(metrics) and not found.source:
-        fault = f" ({found.fault})" if found.fault else ""
-        what = f"W&B has no login to {found.host} here{fault}, so nothing would be logged there."
+        what = f"W&B has no login to {found.host} here, so nothing would be logged there."
         yield "metrics.enable_wandb", what, "type wandb login, or metrics.wandb_mode=offline"
 
 

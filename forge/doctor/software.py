@@ -156,6 +156,4 @@ def wandb(environ: Mapping[str, str] = os.environ) -> Finding:
     found = login(environ)
     if found.source:
         return ok("W&B", f"logged in to {found.host} by {found.source}")
-    if found.fault:
-        return warn("W&B", found.fault, f"correct the file; {only}")
     return missing("W&B", f"no login to {found.host}", f"wandb login; {only}")

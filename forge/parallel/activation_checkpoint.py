@@ -1,6 +1,4 @@
-"""Activation checkpointing: recompute a block's activations in backward instead of keeping them
-(arXiv:1604.06174).
-"""
+"""Activation checkpointing (arXiv:1604.06174): recompute a block's activations in backward."""
 
 from __future__ import annotations
 
@@ -32,22 +30,22 @@ SAVED_BY_SELECTIVE = [
     c10d.reduce_scatter_tensor.default,
     c10d.all_reduce.default,  # the same, without sequence parallel
 ]
-"""Not here: bmm, the math kernel's scores, whose memory grows with seq^2, and experts with a
-capacity; norms, activations, rotations,
-casts: cheap to repeat; all-gathers: what they give is as large as what is saved by not keeping it.
+"""Not kept, because cheap to repeat or as large as what is saved: norms, activations, rotations,
+casts, all-gathers, and bmm (the math kernel's scores, whose memory grows with seq^2, and experts
+with a capacity).
 """
 
 
 def recompute(model: nn.Module, mode: str, *, every: int = 1, layers: bool = False) -> None:
-    """Make each block keep less for backward, in place: none; full = its input only; selective =
-    SAVED_BY_SELECTIVE too.
+    """Make blocks keep less for backward, in place.
 
-    every: only the first of each so many blocks. layers: where selective, recompute attention,
-    experts and shared experts of a block apart, and keep what is around them. Where FSDP gathers
-    experts by themselves it does so inside of the block, and not in the same way when that runs
-    again, which torch's selective recompute takes for another computation (torch 2.13). Only the
-    class of a block changes, so parameter names stay, and copies of the model run their own
-    weights.
+    mode: none; full = keep a block's input only; selective = keep the results of SAVED_BY_SELECTIVE
+    too. every: only the first of each so many blocks. layers: with selective, recompute attention,
+    experts and shared experts each for themselves, and keep what is around them. Needed where FSDP
+    gathers experts inside the block: in the second run it does so differently, which torch's
+    selective recompute takes for another computation (torch 2.13).
+
+    Only classes change, so parameter names stay.
     """
     if mode not in ("none", "full", "selective"):
         raise ValueError(
@@ -82,7 +80,7 @@ _run_again_selectively = functools.partial(
 
 
 class Recomputed(nn.Module):
-    """Mixin before a block's own class: forward keeps the inputs and runs again in backward."""
+    """Mixin of a block: forward keeps the inputs and runs again in backward."""
 
     checkpoint: Any = staticmethod(_run_again)
 
@@ -92,13 +90,13 @@ class Recomputed(nn.Module):
 
 
 class RecomputedSelectively(Recomputed):
-    """The same, but costly operations are not run again."""
+    """The same, but the results of costly operations are kept."""
 
     checkpoint: Any = staticmethod(_run_again_selectively)
 
 
 class RecomputedExperts(RecomputedSelectively):
-    """The same of experts, which have two ways in."""
+    """The same for experts, which have two entry points."""
 
     def equal(self, x: Tensor) -> Tensor:
         """As the experts' own."""

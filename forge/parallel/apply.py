@@ -1,4 +1,4 @@
-"""Every technique that changes how a model runs, in the order they go on."""
+"""Every technique that changes how a model runs, in the order they are applied."""
 
 from __future__ import annotations
 
@@ -25,22 +25,20 @@ from forge.parallel.tensor import spread_width
 def apply(
     make: Callable[[], nn.Module], cfg: Config, mesh: Mesh | None, device: torch.device
 ) -> nn.Module:
-    """The model laid out over the ranks of the mesh, with its initial weights, of which each rank
-    fills what it owns.
+    """The model laid out over the ranks of the mesh, with initial weights; each rank fills its
+    part.
 
-    make: builds the model; it is called where nothing takes memory. The stages of a pipeline are
-    cut first; then for each part
+    make: builds the model; called on the meta device. A pipeline is cut into stages first; then on
+    each
 
-    1. the width: heads, feed-forward and vocabulary over tp, and sequences between layers;
-    2. experts over ep, and what they count over all ranks;
-    3. the context: sequences over cp, inside attention;
-    4. what backward computes again, and 5. compilation, of all that is inside a block by then;
-    6. FSDP, last: it gathers and frees the parameters around all of it, in 16 bits where matrices
-    are multiplied in them, and adds up
-       gradients.
+    1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers; 2.
+    expert parallelism, and counts of routed tokens over all ranks; 3. context parallelism:
+    sequences over cp, inside attention; 4. activation checkpointing, then 5. compilation, of all
+    that is inside a block by then; 6. FSDP, last: it gathers and frees all parameters, in 16 bits
+    if so configured, and sums gradients.
 
-    Without a mesh only what one device does too, recompute and compile; the weights are then
-    multiplied as they are, in fp32. Parameter names are those of the plain model throughout.
+    Without a mesh only 4 and 5; the weights are then multiplied as they are, in fp32. Parameter
+    names are always those of the plain model.
     """
 
     def fresh() -> nn.Module:
@@ -86,9 +84,7 @@ def apply(
 
 
 def apply_to_blocks(model: nn.Module, cfg: Config) -> None:
-    """What one device does too: recompute, first, so that the compiler sees what is recomputed, and
-    compile.
-    """
+    """Recompute, then compile, so that the compiler sees what is recomputed."""
     train = cfg.train
     recompute(
         model,

@@ -1,10 +1,9 @@
 """Collectives that gradients flow through, on the plain local tensors of each rank.
 
-Each says what it does backward: which one is right follows from whether the ranks go on with the
-result in different ways, so that their gradients must be added up, or all in the same way, so that
-each has the whole gradient already. They are made of the operators under torch's functional
-collectives, whose names are the same since torch 2.3, and which torch.compile traces without a
-break. All ranks of a group call the same ones in the same order, with sizes that fit.
+Which one is right follows from backward: ranks that use the result differently each have a summand
+of its gradient; ranks that use it in the same way each have the whole gradient. Built on the
+operators of torch's functional collectives, which torch.compile traces without a break. All ranks
+of a group call the same ones in the same order, with sizes that fit.
 """
 
 from __future__ import annotations
@@ -22,39 +21,30 @@ ops = torch.ops._c10d_functional
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """All ranks' parts, one after another along `dim`, for ranks that use them differently;
-    backward: reduce-scatter.
-    """
-    return _Gather.apply(x, dim % x.dim(), group.group_name, group.size())
+    """All ranks' parts along `dim`, for ranks that use them differently; backward: reduce-scatter."""
+    return _Pair.apply(x, "gather", dim % x.dim(), group.group_name, group.size())
 
 
 def scatter_sum(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part along `dim` of the sum over ranks (reduce-scatter); backward: all-gather.
-    `dim` is a multiple of their number.
-    """
-    return _ScatterSum.apply(x, dim % x.dim(), group.group_name, group.size())
+    """This rank's part along `dim` of the sum over ranks (reduce-scatter); backward: all-gather."""
+    return _Pair.apply(x, "scatter_sum", dim % x.dim(), group.group_name, group.size())
 
 
 def sum_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over ranks (all-reduce), for ranks that use it in the same way; backward: nothing to
-    do.
-    """
-    return _SumOver.apply(x, group.group_name)
+    """The sum over ranks (all-reduce), for ranks that use it in the same way; backward: identity."""
+    return _Pair.apply(x, "sum_over", group.group_name)
 
 
 def sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x, which is the same on all ranks, for ranks that use it differently; backward: the sum over
-    ranks (all-reduce).
-    """
-    return _SumGradient.apply(x, group.group_name)
+    """x, equal on all ranks, for ranks that use it differently; backward: all-reduce."""
+    return _Pair.apply(x, "sum_gradient", group.group_name)
 
 
 def gather_equal(x: Tensor, dim: int, group: dist.ProcessGroup, size: int | None = None) -> Tensor:
-    """All ranks' parts along `dim`, for ranks that use them in the same way; backward: this rank's
-    part of the gradient.
+    """All ranks' parts along `dim`, for ranks that use them alike; backward: this rank's part.
 
-    size: the length of the whole, where the parts are those of torch.chunk, of which the last ones
-    may be shorter or empty; null = they are equal.
+    size: the length of the whole if the parts are those of torch.chunk, of which the last ones may
+    be shorter or empty; null = equal parts.
     """
     dim, ranks, length = dim % x.dim(), group.size(), x.shape[dim % x.dim()]
     size = length * ranks if size is None else size
@@ -63,46 +53,57 @@ def gather_equal(x: Tensor, dim: int, group: dist.ProcessGroup, size: int | None
     assert length == min(chunk, size - start), (tuple(x.shape), dim, group.rank(), size)
     if length < chunk:
         x = torch.cat((x, x.new_zeros((*x.shape[:dim], chunk - length, *x.shape[dim + 1 :]))), dim)
-    # Short parts are the last ones, so that what they were filled up with lies together at the end.
-    return _GatherEqual.apply(x, dim, group.group_name, ranks, group.rank()).narrow(dim, 0, size)
+    # Short parts are the last ones, so their padding lies together at the end.
+    whole = _Pair.apply(x, "gather_equal", dim, group.group_name, ranks, group.rank())
+    return whole.narrow(dim, 0, size)
 
 
 def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
-    """Cut x along `split`, a part for each rank, and put what comes from them together along `join`
-    (all-to-all); backward: the reverse.
-    """
-    return _Exchange.apply(x, split % x.dim(), join % x.dim(), group.group_name, group.size())
+    """Part i along `split` goes to rank i; what comes is joined along `join` (all-to-all)."""
+    split, join = split % x.dim(), join % x.dim()
+    return _Pair.apply(x, "exchange", split, join, group.group_name, group.size())
 
 
 def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """counts: [ranks * n], n for each rank -> [ranks * n], n from each (all-to-all); without
-    gradient.
-    """
+    """counts: [ranks * n], n for each rank -> [ranks * n], n from each (all-to-all); no gradient."""
     each = [len(counts) // group.size()] * group.size()
-    return ops.wait_tensor(ops.all_to_all_single(counts.contiguous(), each, each, group.group_name))
+    return _all_to_all_rows(counts, each, each, group.group_name)
 
 
 def exchange_rows(
     x: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup
 ) -> Tensor:
-    """x: [sum(send), dim], so many rows for each rank, or none -> [sum(receive), dim] (all-to-all);
-    backward: the reverse.
-    """
-    return _ExchangeRows.apply(x, send, receive, group.group_name)
+    """x: [sum(send), dim], `send[i]` rows for rank i -> [sum(receive), dim] (all-to-all)."""
+    return _Pair.apply(x, "exchange_rows", send, receive, group.group_name)
 
 
-def _not_a_view(x: Tensor) -> Tensor:
-    """x, but no view in autograd's eyes: fully_shard warns of a module that returns one."""
+class _Pair(torch.autograd.Function):
+    """A collective, by its name in PAIRS, and the one that takes the gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str, *args: Any) -> Tensor:
+        ctx.name, ctx.args = name, args
+        return PAIRS[name][0](x, *args)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return PAIRS[ctx.name][1](gradient, *ctx.args), None, *(None for _ in ctx.args)
+
+
+def _not_a_view(x: Tensor, group: str = "") -> Tensor:
+    """x as a new tensor to autograd: fully_shard warns of a module that returns a view."""
     return torch.ops.aten._unsafe_view(x, x.shape)
 
 
-def _all_gather(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
+def _all_gather(x: Tensor, dim: int, group: str, ranks: int, rank: int = 0) -> Tensor:
     parts = ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), ranks, group))
-    return (
-        _not_a_view(parts.unflatten(0, (ranks, -1)).movedim(0, dim).flatten(dim, dim + 1))
-        if dim
-        else parts
-    )
+    if dim == 0:
+        return parts
+    return _not_a_view(parts.unflatten(0, (ranks, -1)).movedim(0, dim).flatten(dim, dim + 1))
+
+
+def _own_chunk(x: Tensor, dim: int, group: str, ranks: int, rank: int) -> Tensor:
+    return x.chunk(ranks, dim)[rank].contiguous()
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
@@ -115,98 +116,36 @@ def _all_reduce(x: Tensor, group: str) -> Tensor:
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), "sum", group))
 
 
+def _identity(x: Tensor, group: str) -> Tensor:
+    return x
+
+
 def _all_to_all(x: Tensor, split: int, join: int, group: str, ranks: int) -> Tensor:
     assert x.shape[split] % ranks == 0, (tuple(x.shape), split, ranks)
-    parts = x.unflatten(split, (ranks, -1)).movedim(split, 0).contiguous()
+    parts = x.unflatten(split, (ranks, -1)).movedim(split, 0)
     ones = [1] * ranks
-    return (
-        ops.wait_tensor(ops.all_to_all_single(parts, ones, ones, group))
-        .movedim(0, join)
-        .flatten(join, join + 1)
-    )
+    return _all_to_all_rows(parts, ones, ones, group).movedim(0, join).flatten(join, join + 1)
+
+
+def _all_to_all_back(x: Tensor, split: int, join: int, group: str, ranks: int) -> Tensor:
+    return _all_to_all(x, join, split, group, ranks)
 
 
 def _all_to_all_rows(x: Tensor, send: list[int], receive: list[int], group: str) -> Tensor:
     return ops.wait_tensor(ops.all_to_all_single(x.contiguous(), receive, send, group))
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
-        ctx.dim, ctx.group, ctx.ranks = dim, group, ranks
-        return _all_gather(x, dim, group, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _reduce_scatter(gradient, ctx.dim, ctx.group, ctx.ranks), None, None, None
+def _all_to_all_rows_back(x: Tensor, send: list[int], receive: list[int], group: str) -> Tensor:
+    return _all_to_all_rows(x, receive, send, group)
 
 
-class _ScatterSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
-        ctx.dim, ctx.group, ctx.ranks = dim, group, ranks
-        return _reduce_scatter(x, dim, group, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _all_gather(gradient, ctx.dim, ctx.group, ctx.ranks), None, None, None
-
-
-class _SumOver(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        return _all_reduce(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return gradient, None
-
-
-class _SumGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        ctx.group = group
-        return _not_a_view(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _all_reduce(gradient, ctx.group), None
-
-
-class _GatherEqual(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: str, ranks: int, rank: int) -> Tensor:
-        ctx.dim, ctx.ranks, ctx.rank = dim, ranks, rank
-        return _all_gather(x, dim, group, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return gradient.chunk(ctx.ranks, ctx.dim)[ctx.rank].contiguous(), None, None, None, None
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, split: int, join: int, group: str, ranks: int) -> Tensor:
-        ctx.split, ctx.join, ctx.group, ctx.ranks = split, join, group, ranks
-        return _all_to_all(x, split, join, group, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return (
-            _all_to_all(gradient, ctx.join, ctx.split, ctx.group, ctx.ranks),
-            None,
-            None,
-            None,
-            None,
-        )
-
-
-class _ExchangeRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, send: list[int], receive: list[int], group: str) -> Tensor:
-        ctx.send, ctx.receive, ctx.group = send, receive, group
-        return _all_to_all_rows(x, send, receive, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _all_to_all_rows(gradient, ctx.receive, ctx.send, ctx.group), None, None, None
+PAIRS = {
+    "gather": (_all_gather, _reduce_scatter),
+    "scatter_sum": (_reduce_scatter, _all_gather),
+    "sum_over": (_all_reduce, _identity),
+    "sum_gradient": (_not_a_view, _all_reduce),
+    "gather_equal": (_all_gather, _own_chunk),
+    "exchange": (_all_to_all, _all_to_all_back),
+    "exchange_rows": (_all_to_all_rows, _all_to_all_rows_back),
+}
+"""By name: forward and backward, which take the same arguments."""

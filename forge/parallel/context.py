@@ -1,10 +1,9 @@
-"""Context parallelism: each cp rank has a part of every sequence, and attention is where the parts
-meet.
+"""Context parallelism: each cp rank has a part of every sequence; only attention needs the others'.
 
-all_gather (as for Llama 3, arXiv:2407.21783 section 3.3.2): a rank's queries read the keys and
-values of all, gathered. ulysses (arXiv:2309.14509): ranks exchange parts of the sequence for heads,
-each attends over whole sequences with its heads, and back. Positions are those in the whole
-sequence. Gradients of parameters need nothing: FSDP adds them up over cp ranks too.
+all_gather (as for Llama 3, arXiv:2407.21783 section 3.3.2): a rank's queries read the gathered keys
+and values of all. ulysses (arXiv:2309.14509): ranks exchange sequence parts for heads, attend over
+whole sequences with some heads, and exchange back. Positions are those in the whole sequence. FSDP
+sums the gradients of parameters over cp ranks too.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Which part of a sequence a rank has, of equal ones.
+    """Which of `ranks` equal parts of a sequence a rank has.
 
-    balanced: the sequence is cut into 2 * ranks chunks, and rank r has chunk r and the r-th from
-    the end. Late queries read more keys than early ones, so that contiguous parts would leave the
-    first rank idle most of the time.
+    balanced: the sequence is cut into 2 * ranks chunks, and rank r has chunks r and -1 - r. Late
+    queries read more keys than early ones, so with contiguous parts the first rank would idle.
     """
 
     rank: int
@@ -61,14 +59,12 @@ def part_of(mesh: Mesh) -> Part:
 
 
 def own_part(tensor: Tensor, mesh: Mesh) -> Tensor:
-    """[batch, seq] -> what this cp rank has of it, [batch, seq / cp], in the order that the model
-    expects.
-    """
+    """[batch, seq] -> this cp rank's part, [batch, seq / cp], in the order that the model expects."""
     return part_of(mesh).of(tensor, 1)
 
 
 def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
-    """Make a decoder, or a part of one, read this rank's part of each sequence, in place."""
+    """Make a decoder, or a stage of one, read this rank's part of each sequence, in place."""
     sequences, part, group = cut_sequences(model), part_of(mesh), mesh.axes.get_group("cp")
     for module in model.modules():
         if isinstance(module, Attention):
@@ -91,8 +87,8 @@ class OverGatheredKeys(nn.Module):
     backend: str
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, seq / cp, head_dim] over k, v: [batch, kv_heads, seq / cp, head_dim] ->
-        as q.
+        """q: [batch, heads, seq / cp, head_dim]; k, v: [batch, kv_heads, seq / cp, head_dim] -> as
+        q.
         """
         of_ranks = gather(torch.stack((k, v)), 0, self.group).unflatten(0, (self.part.ranks, 2))
         if not self.part.balanced:
@@ -107,22 +103,22 @@ class OverGatheredKeys(nn.Module):
         )
 
     def _attend(self, q: Tensor, chunks: Tensor, end: int) -> Tensor:
-        """q, the queries of chunk end - 1, over the keys and values up to there; chunks: [2, batch,
-        kv_heads, chunk, seq, head_dim].
+        """Queries of chunk end - 1 over chunks: [2, batch, kv_heads, chunk, seq, head_dim] up to
+        it.
         """
         k, v = chunks[:, :, :, :end].flatten(3, 4).unbind(0)
         return causal_attention(q, k, v, self.backend)
 
 
 class OverExchangedHeads(nn.Module):
-    """Mixin of attention: a part of the heads over whole sequences."""
+    """Mixin of attention: some of the heads over whole sequences."""
 
     part: Part
     group: dist.ProcessGroup
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, seq / cp, head_dim] over k, v: [batch, kv_heads, seq / cp, head_dim] ->
-        as q.
+        """q: [batch, heads, seq / cp, head_dim]; k, v: [batch, kv_heads, seq / cp, head_dim] -> as
+        q.
         """
         q = exchange(q, 1, 2, self.group)
         k, v = exchange(torch.stack((k, v)), 2, 3, self.group).unbind(0)
@@ -136,9 +132,7 @@ class RotationOfPart(nn.Module):
     sequences: Sequences
 
     def forward(self, start: int, seq: int) -> Rotation:
-        """Of `seq` positions from `start` on, or of this rank's, which are `seq`, of a sequence
-        that is cut.
-        """
+        """The rotation of `seq` positions: from `start` on, or this rank's of a cut sequence."""
         if not self.sequences.cut:
             return super().forward(start, seq)
         cos, sin = super().forward(start, seq * self.part.ranks)
@@ -152,7 +146,7 @@ class PositionsOfPart(nn.Module):
     sequences: Sequences
 
     def forward(self, index: Tensor) -> Tensor:
-        """index: [seq], counted from 0 in this rank's part of a sequence that is cut -> [seq, dim]."""
+        """index: [seq], counted from 0 in this rank's part of a cut sequence -> [seq, dim]."""
         if self.sequences.cut:
             index = self.part.of(torch.arange(len(index) * self.part.ranks, device=index.device), 0)
         return super().forward(index)

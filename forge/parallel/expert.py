@@ -1,10 +1,9 @@
-"""Expert parallelism (GShard, arXiv:2006.16668): each ep rank has some of the experts, and tokens
-travel to theirs and back.
+"""Expert parallelism (GShard, arXiv:2006.16668): each ep rank has some of the experts.
 
-Every ep rank draws data of its own. A token's assignments are sorted by expert, and so by rank;
-ranks tell each other how many come, send them (all-to-all), and the receiver sorts what came by
-expert. With a capacity all send as many, and nobody has to tell. Under tensor parallelism each rank
-has a part of the hidden width of its experts, too, and what an expert gives is a summand.
+Every ep rank draws its own data. Assignments are sorted by expert, and so by rank; ranks exchange
+counts, then tokens (all-to-all), and the receiver sorts them by expert. With a capacity all send
+equal numbers and no counts are needed. Under tp each rank has a part of the hidden width of its
+experts, and their output is a summand.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ HIDDEN = {"w_gate": 1, "w_up": 1, "w_down": 2}
 
 
 def spread_experts(model: nn.Module, mesh: Mesh) -> None:
-    """Cut the experts of a model, or of a part of one, over ep and tp, in place and before they
-    have memory.
-    """
+    """Cut the experts of a model or a stage over ep and tp, in place, while on the meta device."""
     ep, tp = mesh.parallel.ep, mesh.parallel.tp
     for module in model.modules():
         if isinstance(module, Experts) and ep * tp > 1:
@@ -42,7 +39,7 @@ def spread_experts(model: nn.Module, mesh: Mesh) -> None:
 
 
 def _place(experts: Experts, mesh: Mesh) -> None:
-    """Make the weights DTensors, on the view of the mesh that FSDP will take for them."""
+    """Make the weights DTensors on the mesh that FSDP takes for them."""
     parallel = mesh.parallel
     over: DeviceMesh = (
         mesh.tp
@@ -60,7 +57,7 @@ def _place(experts: Experts, mesh: Mesh) -> None:
 
 
 class LocalExperts:
-    """Mixin of experts that computes with what is local of their weights."""
+    """Mixin of experts that computes with the local part of their weights."""
 
     def weights(self) -> tuple[Tensor, ...]:
         """As the experts' own."""
@@ -69,14 +66,15 @@ class LocalExperts:
 
 
 class OverRanks:
-    """Mixin of a mixture of experts: it sends the rows of each expert to the rank that has it."""
+    """Mixin of a mixture of experts: sends the rows of each expert to the rank that has it."""
 
     group: dist.ProcessGroup
     ranks: int
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. On CUDA it waits for the
-        device, once, to learn how many come.
+        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim].
+
+        On CUDA it waits for the device once, for the numbers of rows that come.
         """
         come = exchange_counts(counts, self.group).unflatten(
             0, (self.ranks, -1)

@@ -1,6 +1,4 @@
-"""Fully sharded data parallelism (arXiv:2304.11277), by torch's fully_shard; with one shard it
-replicates, as DDP does.
-"""
+"""Fully sharded data parallelism (arXiv:2304.11277), by torch's fully_shard; one shard = DDP."""
 
 from __future__ import annotations
 
@@ -35,12 +33,11 @@ def shard(
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
 ) -> None:
-    """Shard each block, the embedding, the output head, and all else with the root, over the data
-    ranks, in place.
+    """Shard each block, the embedding, the output head and the root over the data ranks, in place.
 
-    Gradients are reduced by SUM and divided by nothing: the loss carries 1 / (target tokens of the
-    step), and that is all. param_dtype: what weights are gathered in; nothing else is cast, and
-    gradients are reduced in fp32.
+    Gradients are summed and divided by nothing: the loss carries 1 / (target tokens of the step).
+    param_dtype: type that weights are gathered in; nothing else is cast, and gradients are reduced
+    in fp32.
     """
     # What a module is given stays as it is: rotary tables are fp32, and hidden states what the
     # config says.
@@ -100,8 +97,8 @@ def shard(
 
 
 def _ends(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
-    """The embedding and the output head of a decoder, each gathered when it is needed; a table that
-    is both stays with the root.
+    """The embedding and output head of a decoder, gathered when needed; a tied table stays with the
+    root.
     """
     if not isinstance(model, Decoder) or model.section.tie_embeddings:
         return None, None
@@ -109,10 +106,10 @@ def _ends(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
 
 
 def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
-    """Along which dimension a parameter is sharded; null = rows, as torch does. Packed experts:
-    across, where there are fewer than ranks.
+    """The dimension along which a parameter is sharded; null = rows, as in torch.
 
-    Else some ranks would have none, and all would gather as many zeros as ranks that have one.
+    Packed experts, fewer than ranks, are cut across if possible: else some ranks would have none,
+    and all would gather padding for them.
     """
     here = local(parameter)
     if here.dim() != 3 or len(here) >= ranks:
@@ -133,11 +130,11 @@ def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
 
 
 def _fetch_ahead(groups: list[list[nn.Module]]) -> None:
-    """While the modules of a group compute, gather the weights of the next one, in forward, and of
-    the one before, in backward.
+    """While a group of modules computes, gather the weights of the next (in backward: previous)
+    one.
 
-    FSDP does so by itself as long as the CPU runs ahead of the device, which it cannot where it
-    must learn how many tokens come.
+    FSDP does so by itself only while the CPU runs ahead of the device, which it cannot where it
+    waits for counts of tokens.
     """
     for group, following in pairwise(groups):
         group[0].set_modules_to_forward_prefetch(following)  # type: ignore[operator]
@@ -160,11 +157,10 @@ class LetsGo(nn.Module):
 
 
 def reduce_in_backward(model: nn.Module, *, last: bool, each: bool) -> None:
-    """Which gradients the next backward pass reduces: those of all micro-batches, in the last one;
-    or `each` its own.
+    """Whether the next backward pass reduces gradients: `each` its own, else the last those of all.
 
-    Unreduced, gradients of whole weights add up on each rank. With replicas of shards those of each
-    micro-batch are added up over the shards only, and over replicas in the last.
+    Unreduced, gradients of whole weights add up on each rank. With replicas those of each
+    micro-batch are reduced over shards only, and over replicas in the last.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last or each)

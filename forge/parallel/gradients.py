@@ -1,4 +1,4 @@
-"""The norm of the whole gradient, wherever its parts are, and clipping by it."""
+"""The norm of all gradients, wherever their parts are, and clipping by it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def clip(
 ) -> tuple[Tensor, Tensor]:
     """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place.
 
-    Returns the norm from before, and the sum over all ranks of `also`, a number that travels with
-    it; neither is waited for. spread: whether parameters are laid out over ranks; then all ranks
-    call this, and all get the same norm, over all shards and all stages of a pipeline: each adds
-    the squares of what it alone has, or has as the first of its copies. counted: whether a
-    parameter, by name, counts here, and is not the copy of one that does elsewhere.
+    Returns the norm from before, and the sum over all ranks of the number `also`; neither is waited
+    for. spread: parameters are laid out over ranks; then all ranks call this and get the same norm,
+    over all shards and stages: each adds the squares of what it has as the first of its copies.
+    counted: whether a parameter, by name, counts here, not being a copy of another stage's.
     """
     found = [(name, p.grad) for name, p in named if p.grad is not None]
     own = [

@@ -1,6 +1,4 @@
-"""Initial weights of a model that is laid out: each rank draws the rows it owns, and no rank ever
-holds the whole.
-"""
+"""Initial weights of a model that is laid out: each rank draws the rows it owns."""
 
 from __future__ import annotations
 
@@ -21,11 +19,10 @@ def materialize(
     buffers: torch.device | None = None,
     num_threads: int | None = None,
 ) -> None:
-    """Allocate a model built on the meta device and fill it as `init_weights` fills a whole one, to
-    the bit.
+    """Allocate a model built on the meta device and fill it as `init_weights` does, to the bit.
 
-    A tied weight is drawn once, under its first name. buffers: their device, where it is another
-    one than that of the parameters. Raises ValueError for a buffer that the model gives no value.
+    A tied weight is drawn once, under its first name. buffers: their device, if not that of the
+    parameters. Raises ValueError for a buffer that the model gives no value.
     """
     allocate(model, device, buffers=buffers)
     init_weights(
@@ -40,9 +37,7 @@ def materialize(
 def allocate(
     model: nn.Module, device: torch.device, *, buffers: torch.device | None = None
 ) -> None:
-    """Give a model built on the meta device memory; what is in a buffer then is marked, for
-    `check_buffers`.
-    """
+    """Give a model on the meta device memory; buffers are filled with NaN, for `check_buffers`."""
     model.to_empty(device=device)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):

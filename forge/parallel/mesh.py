@@ -1,4 +1,4 @@
-"""One world of ranks, seen through the views that techniques ask for by role."""
+"""One world of ranks, seen through the meshes that techniques ask for by role."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from forge.config.parallel import Parallel
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The views of one world, all over the same ranks in the same order, slowest axis first: pp,
-    dp_replicate, dp_shard, cp, ep, tp.
+    """Meshes over the same ranks in the same order, slowest axis first.
 
-    axes: all six. dense: (pp, dp_replicate, fsdp, tp), where fsdp = dp_shard * cp * ep, for
-    parameters without experts. sums: (tokens, tp), where tokens = pp * dp_replicate * fsdp: every
-    rank that has a part of the step's tokens, and the stages, of which one finds the loss and the
-    others none. stages: (pp, tokens, tp), the same for each stage alone. experts: (pp,
-    dp_replicate, efsdp, ep, tp), where efsdp = dp_shard * cp, for parameters of experts, of which
-    each ep rank has some; where ep is 1 they lie as all others do.
+    axes: pp, dp_replicate, dp_shard, cp, ep, tp. dense: pp, dp_replicate, fsdp = dp_shard * cp *
+    ep, tp; for parameters other than experts. sums: tokens = pp * dp_replicate * fsdp, tp; of a
+    pipeline's stages one has the loss, others zero. stages: pp, tokens = dp_replicate * fsdp, tp.
+    experts: pp, dp_replicate, efsdp = dp_shard * cp, ep, tp; with ep = 1 the same as dense.
 
-    The views are meshes of their own and not slices flattened from one, which no public call of
-    torch does.
+    They are meshes of their own: torch has no public call to flatten slices of one.
     """
 
     parallel: Parallel
@@ -71,13 +67,13 @@ class Mesh:
 
     @property
     def loss_group(self) -> dist.ProcessGroup:
-        """Over which the sums of a loss are added up."""
+        """The ranks over which the loss is summed."""
         return self.sums.get_group("tokens")
 
     @property
     def stage_group(self) -> dist.ProcessGroup:
-        """The ranks that have a part of a micro-batch's tokens, in a stage of the pipeline; in the
-        order in which they draw the batch.
+        """The ranks of a pipeline stage with a part of a micro-batch's tokens, in the order of the
+        batch.
         """
         return self.stages.get_group("tokens")
 
@@ -90,9 +86,7 @@ class Mesh:
 
 
 def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
-    """The mesh of a layout; torch.distributed is initialised, and its world is the product of the
-    degrees.
-    """
+    """The mesh of a layout. torch.distributed is initialised with as many ranks."""
     p, tokens = parallel, parallel.dp_replicate * parallel.dp_shard * parallel.cp * parallel.ep
 
     def view(**axes: int) -> DeviceMesh:

@@ -12,7 +12,7 @@ from forge.models.init import select
 
 
 def local(values: Tensor) -> Tensor:
-    """The part of a DTensor that is here; a plain tensor itself."""
+    """The local part of a DTensor; a plain tensor itself."""
     return values.to_local() if isinstance(values, DTensor) else values
 
 
@@ -22,9 +22,7 @@ def copy_owned(values: Tensor, whole: Tensor) -> None:
 
 
 def owned(values: Tensor) -> list[Tensor]:
-    """The global indices along each dimension of what this rank holds of a tensor; of a plain one
-    all.
-    """
+    """The global indices along each dimension of what this rank holds; of a plain tensor all."""
     indices = [torch.arange(size) for size in values.shape]
     if isinstance(values, DTensor):
         mesh, coordinate = values.device_mesh, values.device_mesh.get_coordinate()
@@ -39,9 +37,7 @@ def owned(values: Tensor) -> list[Tensor]:
 
 
 def _cut_order(placements: Sequence[Placement]) -> list[int]:
-    """Mesh axes in the order in which they cut: strided shards, FSDP's of what TP has cut, come
-    last and in reverse.
-    """
+    """Mesh axes in the order in which they cut: strided shards (FSDP after TP) last and in reverse."""
     strided = [
         axis
         for axis, placement in enumerate(placements)

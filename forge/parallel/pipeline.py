@@ -1,6 +1,4 @@
-"""Pipeline parallelism: the model is cut into stages, and the micro-batches of a step go through
-them one after another.
-"""
+"""Pipeline parallelism: the model is cut into stages that micro-batches go through in turn."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ TABLE = "embedding.weight"
 
 
 def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[int, nn.Module]]:
-    """The stages of this rank by number: each a model from `make` that keeps the stage's blocks.
-    Before anything has memory.
+    """This rank's stages by number: each a model from `make` that keeps the stage's blocks.
 
     Raises ValueError for a model that cannot be cut.
     """
@@ -57,11 +54,10 @@ def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[in
 
 
 class Pipeline(nn.Module):
-    """This rank's stages of a model, under the names that the whole model gives them.
+    """This rank's stages of a model, under the names of the whole model.
 
-    Trained by `step`; read, for evaluation and sampling, by `hidden` and `spread_head`, which all
-    ranks of the pipeline call alike. Of tied embeddings the first and the last stage each have a
-    copy, which get equal gradients and so stay equal.
+    Trained by `step`; read by `hidden` and `spread_head`, which all ranks of the pipeline call
+    alike. Of tied embeddings the first and the last stage each have a copy, with equal gradients.
     """
 
     def __init__(
@@ -121,7 +117,7 @@ class Pipeline(nn.Module):
             yield from part.named_parameters(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The same for state."""
+        """As above."""
         return {
             name: value
             for part in self.parts
@@ -129,8 +125,8 @@ class Pipeline(nn.Module):
         }
 
     def counted(self, name: str) -> bool:
-        """Whether a parameter of this rank counts in sums over all parameters of the model; the
-        second copy of a tied table does not.
+        """Whether a parameter here counts in sums over the model: not the second copy of a tied
+        table.
         """
         return not (self.section.tie_embeddings and name == TABLE and self.last and not self.first)
 
@@ -149,10 +145,10 @@ class Pipeline(nn.Module):
         return self.spread_head().logits(hidden)
 
     def hidden(self, tokens: Tensor, *, cache: PartCaches | None = None) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim], on the rank of the
-        last stage; zeros on the others.
+        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; without gradients.
 
-        Without gradients. All ranks of the pipeline call it, with the same tokens, of any shape.
+        Zeros on ranks without the last stage. All ranks of the pipeline call it, with the same
+        tokens.
         """
         with_cache = cache is not None
         states = pass_through(
@@ -172,26 +168,22 @@ class Pipeline(nn.Module):
         return PartCaches({stage: part.new_cache(max_len) for stage, part in parts})  # type: ignore[operator]
 
     def own_head(self) -> Head | None:
-        """The head on the rank of the last stage, for sums that are then added up over the
-        pipeline; after `hidden`.
-        """
+        """The head on the rank of the last stage, for sums that are added up over the pipeline."""
         return head_of(self._by_stage()[self.line.last]) if self.last else None
 
     def spread_head(self) -> Head:
-        """The head, whose logits reach every rank of the pipeline; after `hidden`."""
+        """The head, whose logits reach every rank of the pipeline."""
         return SharedHead(self.line, self.own_head(), self.section.vocab_size)
 
     def step(
         self, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Forward and backward of all that this rank reads in one step; gradients are then in
-        `.grad`, added up over data ranks.
+        """Forward and backward of one step; gradients are then in `.grad`, summed over data ranks.
 
-        batches: micro-batches, tuples of tensors [batch, ...] of which the first are tokens [batch,
-        seq]. Their sequences are put together and go through the stages in
-        `parallel.pp_microbatches` equal parts. weight: 1 / target tokens of the step, over all
-        ranks. Returns the sum of the weighted losses and the objective's sums, where the last stage
-        is; zeros elsewhere.
+        batches: micro-batches, tuples of tensors [batch, ...], tokens [batch, seq] first. Their
+        sequences go through the stages in `parallel.pp_microbatches` equal parts. weight: 1 /
+        target tokens of the step, over all ranks. Returns the sum of the weighted losses and the
+        objective's sums on the rank of the last stage; zeros elsewhere.
         """
         from forge.parallel.pipeline_schedule import Ending
 
@@ -220,9 +212,7 @@ class Pipeline(nn.Module):
         return dict(zip(self.stages, self.parts, strict=True))
 
     def _between(self, rows: int, seq: int, *, whole: bool = False) -> tuple[int, int, int]:
-        """Shape of hidden states between stages; sequence parallelism cuts them unless they are to
-        be whole.
-        """
+        """Shape of hidden states between stages, cut by sequence parallelism unless `whole`."""
         return rows, seq if whole else seq // self.sequence_parts, self.section.dim
 
     def _make_schedule(self, rows: int, seq: int) -> Any:
@@ -240,9 +230,7 @@ class Pipeline(nn.Module):
         )
 
     def _add_tied_gradients(self) -> None:
-        """The gradient of a tied table is the sum of what its two copies found; each gets the
-        other's.
-        """
+        """The gradient of a tied table is the sum of those of its two copies; they exchange them."""
         if not self.section.tie_embeddings or self.first == self.last:
             return
         part = self.parts[0] if self.first else self.parts[-1]
@@ -257,9 +245,7 @@ class Pipeline(nn.Module):
         own.add_(other)
 
     def _reports(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The step's loss and sums; the first time, ranks without the last stage ask which there
-        are.
-        """
+        """The step's loss and sums; at first, ranks without the last stage ask for their names."""
         ending, self._ending = self._ending, None
         if self._reported is None:
             box = [

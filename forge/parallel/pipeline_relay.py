@@ -1,6 +1,4 @@
-"""Reading with a pipeline, without gradients: hidden states go from stage to stage, and logits back
-to all.
-"""
+"""Reading with a pipeline, without gradients: states pass from stage to stage, logits to all."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ from forge.parallel.stages import owner
 class Line:
     """The stages of a pipeline as one of its ranks sees them.
 
-    group: the ranks that hidden states pass between, those of one pipeline. between: type of hidden
-    states on their way; after: of what the last stage gives.
+    group: the ranks of this pipeline. between: type of hidden states between stages; after: of what
+    the last stage gives.
     """
 
     group: dist.ProcessGroup
@@ -46,14 +44,12 @@ class Line:
         return self.after if stage == self.last else self.between
 
     def has(self, stage: int) -> bool:
-        """Whether this rank has a stage; there is none before the first and after the last."""
+        """Whether this rank has a stage; False for numbers outside of the pipeline."""
         return 0 <= stage < self.num_stages and self.owner(stage) == self.rank
 
 
 class PartCaches:
-    """Keys and values of each part of the model that a rank has: a part tells from its own how far
-    it has read.
-    """
+    """Keys and values of each stage of a rank."""
 
     def __init__(self, caches: dict[int, KVCache]) -> None:
         self.caches = caches
@@ -71,10 +67,9 @@ def pass_through(
     shape: tuple[int, ...],
     cache: PartCaches | None,
 ) -> Tensor | None:
-    """Tokens through all stages; returns the last one's hidden states, on the rank that has it.
+    """Tokens through all stages; returns the last one's hidden states on the rank that has it.
 
-    shape: of hidden states between stages. Every rank of the pipeline calls it, with the same
-    tokens.
+    shape: of hidden states between stages. All ranks of the pipeline call it, with the same tokens.
     """
     x = tokens
     for stage, part in parts.items():
@@ -89,17 +84,15 @@ def pass_through(
 
 
 class SharedHead(Head):
-    """The head of the last stage, whose logits all ranks of the pipeline get: each then samples the
-    same token.
-    """
+    """The head of the last stage, whose logits all ranks get, so that all sample the same token."""
 
     def __init__(self, line: Line, head: Head | None, vocab_size: int) -> None:
         """head: the last stage's, on the rank that has it."""
         self.line, self.head, self.vocab_size = line, head, vocab_size
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [..., dim], of which only the last stage's is read -> fp32 [..., vocab], the same
-        on all ranks; without gradients.
+        """hidden: [..., dim], read on the last stage -> fp32 [..., vocab] on all ranks; no
+        gradients.
         """
         shape = (*hidden.shape[:-1], self.vocab_size)
         with torch.no_grad():

@@ -1,6 +1,4 @@
-"""Training with a pipeline: the stages as torch.distributed.pipelining runs them, and the loss at
-their end.
-"""
+"""Training with a pipeline: torch.distributed.pipelining runs the stages, and the loss at the end."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ SCHEDULES = {
 
 
 class Stage:
-    """Mixin of a part of the model: called, it gives hidden states, as they go to the next stage.
-    FSDP acts around the call.
-    """
+    """Mixin of a part of the model: called, it gives hidden states, as they go to the next stage."""
 
     gives: torch.dtype
 
@@ -47,17 +43,13 @@ class Stage:
 
 
 def make_stage(part: nn.Module, gives: torch.dtype) -> None:
-    """Let a part be called as a stage, in place; after FSDP, which looks at what it wraps when it
-    wraps it.
-    """
+    """Let a part be called as a stage, in place; after FSDP, which looks at what it wraps."""
     mix_in(part, Stage)
     part.gives = gives  # type: ignore[assignment]
 
 
 class Ending:
-    """The loss of one step's micro-batches, as the last stage makes it; its sums are read when the
-    step is over.
-    """
+    """The loss of one step's micro-batches, on the last stage; its sums are read after the step."""
 
     def __init__(
         self,
@@ -71,7 +63,7 @@ class Ending:
         self.sums: dict[str, Tensor] = {}
 
     def __call__(self, hidden: Tensor, number: Tensor) -> Tensor:
-        """The weighted loss of a micro-batch, by its number, from what the last stage gave for it."""
+        """The weighted loss of micro-batch `number`, from what the last stage gave for it."""
         losses = self.objective(Read(self.part, hidden), self.batches[int(number)])
         loss = losses.total * self.weight
         self.total = loss.detach() if self.total is None else self.total + loss.detach()
@@ -81,9 +73,7 @@ class Ending:
 
 
 class Read:
-    """The model as an objective sees it, with one micro-batch already read: any question for hidden
-    states is answered with those.
-    """
+    """The model as an objective sees it, with one micro-batch's hidden states already computed."""
 
     def __init__(self, part: nn.Module, states: Tensor) -> None:
         self.part, self.states = part, states
@@ -112,9 +102,8 @@ def make_schedule(
 ) -> Any:
     """torch's schedule over this rank's stages.
 
-    tokens, between, after: shapes of one micro-batch as it comes in, between stages and behind the
-    last one. They are given, because torch would else find them by running every stage on memory
-    that nothing was written to.
+    tokens, between, after: shapes of one micro-batch as it comes in, between stages, and behind the
+    last. Given, because torch would find them by running every stage on uninitialised memory.
     """
 
     def shaped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,4 @@
-"""What a mixture of experts counts over more tokens than a rank has: sequences under context
-parallelism, and whole micro-batches.
-"""
+"""Counts of a mixture of experts over tokens of several ranks: cut sequences, whole micro-batches."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ class Spread:
     """Where the tokens of a micro-batch are.
 
     part: which part of each sequence is here. sequences: the ranks with the other parts. batch: all
-    ranks with tokens of the micro-batch, dp * cp * ep of them, of which this one is number dp_rank,
-    part.rank, ep_rank.
+    dp * cp * ep ranks with tokens of the micro-batch; this one is dp_rank, part.rank, ep_rank.
     """
 
     part: Part
@@ -36,14 +33,12 @@ class Spread:
 
     @property
     def pieces(self) -> int:
-        """The runs of tokens that are here of a sequence."""
+        """Runs of tokens that are here of a sequence."""
         return 2 if self.part.balanced else 1
 
 
 def spread_scopes(model: nn.Module, mesh: Mesh) -> None:
-    """Make the mixtures of experts of a model, or of a part of one, count over all ranks that share
-    a scope, in place.
-    """
+    """Make the mixtures of a model or a stage count over all ranks that share a scope, in place."""
     parallel = mesh.parallel
     dp_rank = mesh.axes.get_local_rank(
         "dp_replicate"
@@ -115,8 +110,6 @@ class SpreadScopes:
 
 
 def _there_and_back(of_ranks: Tensor) -> Tensor:
-    """[dp, ep, sequence, 2, cp, expert] -> [dp, ep, sequence, 2 * cp, expert], in the order of
-    positions.
-    """
+    """[dp, ep, sequence, 2, cp, expert] -> [dp, ep, sequence, 2 * cp, expert], by position."""
     early, late = of_ranks.unbind(3)
     return torch.cat((early, late.flip(3)), 3)

@@ -11,9 +11,7 @@ from forge.config.parallel import V_SCHEDULE
 
 
 def owner(stage: int, pp: int, schedule: str) -> int:
-    """The pipeline rank that has a stage: stages loop over the ranks; under zbv they go there and
-    back (arXiv:2401.10241, section 6).
-    """
+    """The pipeline rank that has a stage; under zbv they go there and back (arXiv:2401.10241, 6)."""
     lap, rank = divmod(stage, pp)
     return pp - 1 - rank if schedule == V_SCHEDULE and lap % 2 else rank
 
@@ -24,12 +22,11 @@ def stages_of(rank: int, pp: int, per_rank: int, schedule: str) -> tuple[int, ..
 
 
 def cut_by_cost(section: Decoder, num_stages: int, seq_len: int) -> list[int]:
-    """How many blocks each stage has, the first to the last, so that the costliest stage costs as
-    little as can be.
+    """Numbers of blocks of each stage such that the costliest stage costs as little as can be.
 
-    Each has at least one. The last stage computes the output head too, and looking up embeddings is
-    free. Of cuts that are equally good the most even one is taken, and of those the one that gives
-    more to later stages, which under 1F1B keep the activations of fewer micro-batches.
+    Each has at least one. The last stage computes the output head too; looking up embeddings is
+    free. Of equally good cuts the most even one is taken, and of those the one with more blocks in
+    later stages, which under 1F1B keep the activations of fewer micro-batches.
     """
     n_layers = section.n_layers
     assert 1 <= num_stages <= n_layers, (num_stages, n_layers)
@@ -44,11 +41,9 @@ def cut_by_cost(section: Decoder, num_stages: int, seq_len: int) -> list[int]:
 def _best(
     before: list[int], num_stages: int, total: Callable[[int, int], int], limit: int
 ) -> tuple[int, list[int]]:
-    """The cut into stages of no more than `limit` with the least total, from the last stage to the
-    first, and that total.
+    """The least total of a cut into stages of at most `limit` each, and that cut.
 
-    before: the cost of all blocks before each. total: of a first stage, and of the total of the
-    others.
+    before: the cost of all blocks before each. total: of the first stage and the others' total.
     """
     n_layers = len(before) - 1
     found: dict[int, tuple[int, list[int]]] = {

@@ -1,10 +1,10 @@
-"""Tensor parallelism (arXiv:1909.08053): each rank has some heads, some of the feed-forward width
-and some rows of the vocabulary.
+"""Tensor parallelism (arXiv:1909.08053): each rank has some heads, feed-forward width and
+vocabulary.
 
-With sequence parallel (arXiv:2205.05198) the hidden states between layers are cut along the
-sequence, so that norms and residuals are not repeated; a layer then begins with an all-gather and
-ends with a reduce-scatter, where it would else end with an all-reduce. Parameters are DTensors, for
-FSDP, the optimizer and checkpoints; the layers compute with what is local of them.
+With sequence parallel (arXiv:2205.05198) hidden states between layers are cut along the sequence: a
+layer begins with an all-gather and ends with a reduce-scatter, where it would else end with an
+all-reduce. Parameters are DTensors, for FSDP, the optimizer and checkpoints; layers compute with
+their local parts.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from forge.parallel.collectives import gather, gather_equal, scatter_sum, sum_gr
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import Sequences, cut_sequences, mix_in
 
+ALWAYS, WHERE_CUT, NEVER = "always", "where sequences are cut", "never"
+
 
 class Width:
-    """The ranks that share each matrix, and how hidden states pass between them and the layers they
-    share.
-    """
+    """The ranks that share each matrix, and how hidden states go into and out of shared layers."""
 
     def __init__(self, mesh: DeviceMesh, sequences: Sequences, sequence_parallel: bool) -> None:
         self.mesh, self.sequences, self.sequence_parallel = mesh, sequences, sequence_parallel
@@ -46,15 +46,11 @@ class Width:
 
     @property
     def cut(self) -> bool:
-        """Whether hidden states between layers are this rank's part of the sequence, [batch, seq /
-        size, dim].
-        """
+        """Whether hidden states between layers are this rank's part, [batch, seq / size, dim]."""
         return self.sequence_parallel and self.sequences.cut
 
     def enter(self, x: Tensor) -> Tensor:
-        """Hidden states as they are between layers -> [batch, seq, dim], which each rank uses in
-        its own way.
-        """
+        """Hidden states between layers -> [batch, seq, dim], which ranks use differently."""
         return gather(x, 1, self.group) if self.cut else sum_gradient(x, self.group)
 
     def leave(self, x: Tensor) -> Tensor:
@@ -62,13 +58,13 @@ class Width:
         return scatter_sum(x, 1, self.group) if self.cut else sum_over(x, self.group)
 
     def part(self, rows: int) -> slice:
-        """What this rank has of `rows` rows, as torch.chunk cuts them."""
+        """This rank's part of `rows` rows, as torch.chunk cuts them."""
         size = -(-rows // self.size)
         return slice(min(self.rank * size, rows), min((self.rank + 1) * size, rows))
 
 
 def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
-    """Cut a decoder, or a part of one, over the tp ranks, in place and before it has memory."""
+    """Cut a decoder or a stage over the tp ranks, in place, while on the meta device."""
     width = Width(mesh.tp, cut_sequences(model), parallel.sequence_parallel)
     for module in model.modules():
         if isinstance(module, Attention):
@@ -97,7 +93,7 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
 
 def _spread_attention(attention: Attention, width: Width) -> None:
     heads, kv_heads = (
-        linear.out_features // attention.head_dim for linear in (attention.wq, attention.wk)
+        each.out_features // attention.head_dim for each in (attention.wq, attention.wk)
     )
     _change(attention.wq, Local, width, Shard(0))
     for linear in (attention.wk, attention.wv):
@@ -122,9 +118,7 @@ def _spread_feed_forward(layer: FeedForward, width: Width, last: type) -> None:
 
 
 def _spread_mixture(layer: MoE, width: Width) -> None:
-    """All but the experts, of which `forge.parallel.expert` cuts the width too. Routed and shared
-    ones are summed at once.
-    """
+    """All but the experts, see `forge.parallel.expert`. Routed and shared ones are summed at once."""
     _change(layer.router, SharedRouter, width, Replicate())
     if layer.shared is not None:
         _spread_feed_forward(layer.shared, width, Local)
@@ -146,17 +140,15 @@ def _change(
     for name, parameter in module.named_parameters(recurse=False):
         place = bias if name == "bias" and bias is not None else placement
         assert place is not None, name
-        module.register_parameter(
-            name, nn.Parameter(distribute_tensor(parameter.detach(), width.mesh, [place]))
-        )
+        values = distribute_tensor(parameter.detach(), width.mesh, [place])
+        module.register_parameter(name, nn.Parameter(values))
 
 
 class Local:
-    """Mixin of a linear layer that computes with what is local of its parameters; here each rank
-    has rows of its own.
-    """
+    """Mixin of a linear layer with rows on each rank: computes with the local part."""
 
     width: Width
+    sums_gradient = NEVER  # whether that of a replicated parameter is the sum of the ranks'
     _parameters: dict[str, nn.Parameter | None]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -170,70 +162,55 @@ class Local:
         assert weight is not None
         return weight, bias
 
-    @property
-    def sums_gradient(self) -> bool:
-        """Whether the gradient of a parameter that all ranks have is the sum of what each finds."""
-        return False
-
     def _local(self, name: str) -> Tensor | None:
         parameter = self._parameters.get(name)
         if not isinstance(parameter, DTensor):
             return parameter
-        if self.sums_gradient and isinstance(parameter.placements[-1], Replicate):
+        summed = self.sums_gradient == ALWAYS or (
+            self.sums_gradient == WHERE_CUT and self.width.cut
+        )
+        if summed and isinstance(parameter.placements[-1], Replicate):
             return parameter.to_local(grad_placements=[Partial()])
         return parameter.to_local()
 
 
 class Norm(Local):
-    """Mixin of a norm between attention and feed-forward: of cut sequences each rank sees a part."""
+    """Mixin of a norm between attention and feed-forward: sees a part of cut sequences."""
+
+    sums_gradient = WHERE_CUT
 
     def forward(self, x: Tensor) -> Tensor:
         """As the norm's own."""
         return self.normalise(x, *self.local())  # type: ignore[attr-defined]
 
-    @property
-    def sums_gradient(self) -> bool:
-        return self.width.cut
-
 
 class OfHeads(Norm):
     """Mixin of a norm of heads: each rank has some of them."""
 
-    @property
-    def sums_gradient(self) -> bool:
-        return True
+    sums_gradient = ALWAYS
 
 
 class SharedHead(Local):
-    """Mixin of the key or value layer when there are fewer heads than ranks: a rank computes the
-    one that its queries read.
-    """
+    """Mixin of keys or values with fewer heads than ranks: computes the one that its queries read."""
 
+    sums_gradient = ALWAYS
     rows: slice
 
     def local(self) -> tuple[Tensor, Tensor | None]:
         weight, bias = super().local()
         return weight[self.rows], None if bias is None else bias[self.rows]
 
-    @property
-    def sums_gradient(self) -> bool:
-        return True
-
 
 class Summed(Local):
-    """Mixin of the layer that ends attention or feed-forward: a rank has some inputs, and the
-    outputs are summed.
-    """
+    """Mixin of the layer that ends attention or feed-forward: columns on each rank, outputs summed."""
+
+    sums_gradient = WHERE_CUT
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, seq, inputs of this rank] -> hidden states between layers."""
         weight, bias = self.local()
         x = self.width.leave(F.linear(x, weight))
         return x if bias is None else x + bias
-
-    @property
-    def sums_gradient(self) -> bool:
-        return self.width.cut
 
 
 class Entered:
@@ -247,7 +224,7 @@ class Entered:
 
 
 class Mixture(Entered):
-    """Mixin of a mixture of experts: what it gives is a summand."""
+    """Mixin of a mixture of experts: its output is a summand."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Hidden states between layers -> the same."""
@@ -255,7 +232,9 @@ class Mixture(Entered):
 
 
 class SharedRouter(Local):
-    """Mixin of a router: all ranks choose the same experts, and each has a part of what they give."""
+    """Mixin of a router: all ranks choose the same experts, and have a part of each one's output."""
+
+    sums_gradient = ALWAYS
 
     def forward(self, x: Tensor) -> Any:
         """As the router's own."""
@@ -264,10 +243,6 @@ class SharedRouter(Local):
     def matrix(self) -> Tensor:
         """As the router's own."""
         return self.local()[0]
-
-    @property
-    def sums_gradient(self) -> bool:
-        return True
 
 
 class Last(Norm):
@@ -279,7 +254,7 @@ class Last(Norm):
 
 
 class Rows(Local):
-    """Mixin of the embedding table: a rank has some rows, and what it cannot look up is 0."""
+    """Mixin of the embedding table: a rank has some rows; what it cannot look up is 0."""
 
     num_embeddings: int
 
@@ -292,22 +267,18 @@ class Rows(Local):
 
 
 class Positions(Local):
-    """Mixin of a table of learned positions: what is added to cut hidden states is cut as they are."""
+    """Mixin of a table of learned positions: cut as the hidden states it is added to."""
+
+    sums_gradient = WHERE_CUT
 
     def forward(self, index: Tensor) -> Tensor:
         """[seq] -> [seq, dim], or this rank's part of it."""
         part = index.chunk(self.width.size)[self.width.rank] if self.width.cut else index
         return F.embedding(part, self.local()[0])
 
-    @property
-    def sums_gradient(self) -> bool:
-        return self.width.cut
-
 
 class Rotation:
-    """Mixin of the rotary table in a part of a model whose hidden states come in cut: attention
-    reads whole sequences.
-    """
+    """Mixin of the rotary table of a stage that gets cut hidden states: attention reads all."""
 
     width: Width
 

@@ -17,18 +17,20 @@ from forge.parallel.modules import blocks_of, mix_in
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 
 SAVED_BY_SELECTIVE = [
-    aten.mm.default,  # a linear layer: most of a block's FLOPs
-    aten.addmm.default,  # a linear layer with bias: the same
-    # attention: FLOPs grow with seq^2, its output only with seq
+    # Linear layers: most of a block's FLOPs.
+    aten.mm.default,
+    aten.addmm.default,
+    # Attention: its FLOPs grow with seq^2, its output only with seq.
     aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,  # the same, by another kernel
-    aten._scaled_dot_product_cudnn_attention.default,  # the same
-    aten._scaled_dot_product_flash_attention_for_cpu.default,  # the same, and the one a CPU has
-    aten._grouped_mm.default,  # experts: most of a block's FLOPs that has them
-    torch.ops.forge.looped_mm.default,  # the same, by a loop
-    # what ends a layer under tensor parallelism: to run it again is to send it again
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    # Experts: most of the FLOPs of a block that has them.
+    aten._grouped_mm.default,
+    torch.ops.forge.looped_mm.default,
+    # The end of a layer under tensor parallelism, with and without sequence parallel.
     c10d.reduce_scatter_tensor.default,
-    c10d.all_reduce.default,  # the same, without sequence parallel
+    c10d.all_reduce.default,
 ]
 """Not kept, because cheap to repeat or as large as what is saved: norms, activations, rotations,
 casts, all-gathers, and bmm (the math kernel's scores, whose memory grows with seq^2, and experts
@@ -48,27 +50,23 @@ def recompute(model: nn.Module, mode: str, *, every: int = 1, layers: bool = Fal
     Only classes change, so parameter names stay.
     """
     if mode not in ("none", "full", "selective"):
-        raise ValueError(
-            f"train.activation_checkpointing={mode!r}: must be none, full or selective"
-        )
+        what = f"train.activation_checkpointing={mode!r}"
+        raise ValueError(f"{what}: must be none, full or selective")
     if mode == "none":
         return
     for block in blocks_of(model)[::every]:
-        assert not any(isinstance(module, Recomputed) for module in block.modules()), (
-            "the blocks are checkpointed already"
-        )
-        if mode == "selective" and layers:
-            for layer in [
-                module
-                for module in block.modules()
-                if isinstance(module, Attention | Experts | FeedForward)
-            ]:
-                mix_in(
-                    layer,
-                    RecomputedExperts if isinstance(layer, Experts) else RecomputedSelectively,
-                )
+        modules = list(block.modules())
+        assert not any(isinstance(module, Recomputed) for module in modules), "already checkpointed"
+        if mode == "full":
+            mix_in(block, Recomputed)
+        elif not layers:
+            mix_in(block, RecomputedSelectively)
         else:
-            mix_in(block, Recomputed if mode == "full" else RecomputedSelectively)
+            for module in modules:
+                if isinstance(module, Experts):
+                    mix_in(module, RecomputedExperts)
+                elif isinstance(module, Attention | FeedForward):
+                    mix_in(module, RecomputedSelectively)
 
 
 # Nothing in a block draws random numbers, so there is no generator state to keep.

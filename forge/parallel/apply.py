@@ -45,7 +45,7 @@ def apply(
         with torch.device("meta"):
             return make()
 
-    residual = FORMATS[cfg.precision.residual_dtype]
+    half = HALF.get(cfg.precision.mixed_precision)
     parts = cut(fresh, cfg, mesh) if mesh is not None and cfg.parallel.pp > 1 else [(0, fresh())]
     for _, part in parts:
         if mesh is not None:
@@ -63,40 +63,27 @@ def apply(
             shard(
                 part,
                 mesh,
-                param_dtype=HALF.get(cfg.precision.mixed_precision),
+                param_dtype=half,
                 reshard_after_forward=cfg.parallel.reshard_after_forward == "always",
                 cpu_offload=cfg.parallel.cpu_offload,
             )
-            if cfg.precision.mixed_precision in HALF and isinstance(part, Decoder):
-                part.residual_dtype = residual
-    model = (
-        Pipeline(parts, cfg, mesh, device)
-        if mesh is not None and cfg.parallel.pp > 1
-        else parts[0][1]
-    )
-    materialize(
-        model,
-        torch.device("cpu") if mesh is not None and cfg.parallel.cpu_offload else device,
-        cfg.seed,
-        buffers=device,
-    )
+            if half is not None and isinstance(part, Decoder):
+                part.residual_dtype = FORMATS[cfg.precision.residual_dtype]
+    pipelined = mesh is not None and cfg.parallel.pp > 1
+    model = Pipeline(parts, cfg, mesh, device) if pipelined else parts[0][1]
+    offloaded = mesh is not None and cfg.parallel.cpu_offload
+    place = torch.device("cpu") if offloaded else device
+    materialize(model, place, cfg.seed, buffers=device)
     return model
 
 
 def apply_to_blocks(model: nn.Module, cfg: Config) -> None:
     """Recompute, then compile, so that the compiler sees what is recomputed."""
-    train = cfg.train
-    recompute(
-        model,
-        train.activation_checkpointing,
-        every=train.recompute_every,
-        layers=cfg.parallel.ep > 1,
-    )
+    train, mode, ep = cfg.train, cfg.train.activation_checkpointing, cfg.parallel.ep
+    recompute(model, mode, every=train.recompute_every, layers=ep > 1)
     if train.compile_model:
         # What a fully recomputed block keeps for backward is its parameters, and the compiler
-        # cannot keep a DTensor (torch 2.13).
-        # And it cannot know how many tokens come to the experts of a rank.
-        layers = cfg.parallel.ep > 1 or (
-            cfg.parallel.tp > 1 and train.activation_checkpointing == "full"
-        )
-        compile_blocks(model, train.compile_backend, layers=layers, mixtures=cfg.parallel.ep == 1)
+        # cannot keep a DTensor (torch 2.13). Nor can it know how many tokens come to a rank's
+        # experts.
+        layers = ep > 1 or (cfg.parallel.tp > 1 and mode == "full")
+        compile_blocks(model, train.compile_backend, layers=layers, mixtures=ep == 1)

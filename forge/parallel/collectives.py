@@ -21,7 +21,7 @@ ops = torch.ops._c10d_functional
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """All ranks' parts along `dim`, for ranks that use them differently; backward: reduce-scatter."""
+    """All ranks' parts along `dim`, for ranks that use them differently; back: reduce-scatter."""
     return _Pair.apply(x, "gather", dim % x.dim(), group.group_name, group.size())
 
 
@@ -31,7 +31,7 @@ def scatter_sum(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def sum_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over ranks (all-reduce), for ranks that use it in the same way; backward: identity."""
+    """The sum over ranks (all-reduce), for ranks that use it alike; backward: identity."""
     return _Pair.apply(x, "sum_over", group.group_name)
 
 
@@ -65,7 +65,7 @@ def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tens
 
 
 def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """counts: [ranks * n], n for each rank -> [ranks * n], n from each (all-to-all); no gradient."""
+    """counts: [ranks * n], n for each rank -> [ranks * n], n from each (all-to-all)."""
     each = [len(counts) // group.size()] * group.size()
     return _all_to_all_rows(counts, each, each, group.group_name)
 

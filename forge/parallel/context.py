@@ -44,11 +44,8 @@ class Part:
         pieces = 2 * self.ranks if self.balanced else self.ranks
         assert whole.shape[dim] % pieces == 0, (tuple(whole.shape), dim, pieces)
         chunks = whole.chunk(pieces, dim)
-        return (
-            torch.cat((chunks[self.rank], chunks[-1 - self.rank]), dim)
-            if self.balanced
-            else chunks[self.rank]
-        )
+        first, second = chunks[self.rank], chunks[-1 - self.rank]
+        return torch.cat((first, second), dim) if self.balanced else first
 
 
 def part_of(mesh: Mesh) -> Part:
@@ -59,19 +56,17 @@ def part_of(mesh: Mesh) -> Part:
 
 
 def own_part(tensor: Tensor, mesh: Mesh) -> Tensor:
-    """[batch, seq] -> this cp rank's part, [batch, seq / cp], in the order that the model expects."""
+    """[batch, seq] -> this cp rank's part, [batch, seq / cp], in the model's order."""
     return part_of(mesh).of(tensor, 1)
 
 
 def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
     """Make a decoder, or a stage of one, read this rank's part of each sequence, in place."""
     sequences, part, group = cut_sequences(model), part_of(mesh), mesh.axes.get_group("cp")
+    gathers = cfg.parallel.cp_method == "all_gather"
     for module in model.modules():
         if isinstance(module, Attention):
-            mix_in(
-                module,
-                OverGatheredKeys if cfg.parallel.cp_method == "all_gather" else OverExchangedHeads,
-            )
+            mix_in(module, OverGatheredKeys if gathers else OverExchangedHeads)
             module.part, module.group = part, group  # type: ignore[assignment]
     for module, mixin in ((model.rotary, RotationOfPart), (model.positions, PositionsOfPart)):
         if module is not None:
@@ -87,9 +82,7 @@ class OverGatheredKeys(nn.Module):
     backend: str
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, seq / cp, head_dim]; k, v: [batch, kv_heads, seq / cp, head_dim] -> as
-        q.
-        """
+        """q: [batch, heads, seq / cp, head_dim]; k, v: the same of kv_heads -> as q."""
         of_ranks = gather(torch.stack((k, v)), 0, self.group).unflatten(0, (self.part.ranks, 2))
         if not self.part.balanced:
             return self._attend(q, of_ranks.permute(1, 2, 3, 0, 4, 5), self.part.rank + 1)
@@ -97,15 +90,12 @@ class OverGatheredKeys(nn.Module):
         early, late = of_ranks.unflatten(4, (2, -1)).permute(1, 2, 3, 4, 0, 5, 6).unbind(3)
         chunks = torch.cat((early, late.flip(3)), 3)
         first, second = q.chunk(2, 2)
-        ends = self.part.rank + 1, 2 * self.part.ranks - self.part.rank
-        return torch.cat(
-            (self._attend(first, chunks, ends[0]), self._attend(second, chunks, ends[1])), 2
-        )
+        early_heads = self._attend(first, chunks, self.part.rank + 1)
+        late_heads = self._attend(second, chunks, 2 * self.part.ranks - self.part.rank)
+        return torch.cat((early_heads, late_heads), 2)
 
     def _attend(self, q: Tensor, chunks: Tensor, end: int) -> Tensor:
-        """Queries of chunk end - 1 over chunks: [2, batch, kv_heads, chunk, seq, head_dim] up to
-        it.
-        """
+        """Queries of chunk end - 1 over chunks: [2, batch, kv_heads, chunk, seq, head_dim]."""
         k, v = chunks[:, :, :, :end].flatten(3, 4).unbind(0)
         return causal_attention(q, k, v, self.backend)
 
@@ -117,9 +107,7 @@ class OverExchangedHeads(nn.Module):
     group: dist.ProcessGroup
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, seq / cp, head_dim]; k, v: [batch, kv_heads, seq / cp, head_dim] -> as
-        q.
-        """
+        """q: [batch, heads, seq / cp, head_dim]; k, v: the same of kv_heads -> as q."""
         q = exchange(q, 1, 2, self.group)
         k, v = exchange(torch.stack((k, v)), 2, 3, self.group).unbind(0)
         return exchange(super().attend(q, k, v), 2, 1, self.group)  # type: ignore[misc]

@@ -41,18 +41,12 @@ def spread_experts(model: nn.Module, mesh: Mesh) -> None:
 def _place(experts: Experts, mesh: Mesh) -> None:
     """Make the weights DTensors on the mesh that FSDP takes for them."""
     parallel = mesh.parallel
-    over: DeviceMesh = (
-        mesh.tp
-        if parallel.ep == 1
-        else mesh.experts["ep", "tp"]
-        if parallel.tp > 1
-        else mesh.experts["ep"]
-    )
+    axes = ("ep",) * (parallel.ep > 1) + ("tp",) * (parallel.tp > 1)
+    over: DeviceMesh = mesh.experts[axes] if parallel.ep > 1 else mesh.tp
     for name, weight in list(experts.named_parameters(recurse=False)):
-        cuts = [Shard(EXPERT)] * (parallel.ep > 1) + [Shard(HIDDEN[name])] * (parallel.tp > 1)
-        experts.register_parameter(
-            name, nn.Parameter(distribute_tensor(weight.detach(), over, cuts))
-        )
+        cuts = [Shard(EXPERT if axis == "ep" else HIDDEN[name]) for axis in axes]
+        values = distribute_tensor(weight.detach(), over, cuts)
+        experts.register_parameter(name, nn.Parameter(values))
     mix_in(experts, LocalExperts)
 
 
@@ -61,8 +55,7 @@ class LocalExperts:
 
     def weights(self) -> tuple[Tensor, ...]:
         """As the experts' own."""
-        found = super().weights()  # type: ignore[misc]
-        return tuple(local(weight) for weight in found)
+        return tuple(local(weight) for weight in super().weights())  # type: ignore[misc]
 
 
 class OverRanks:
@@ -76,21 +69,15 @@ class OverRanks:
 
         On CUDA it waits for the device once, for the numbers of rows that come.
         """
-        come = exchange_counts(counts, self.group).unflatten(
-            0, (self.ranks, -1)
-        )  # [rank, expert of this one]
-        sizes = torch.stack((counts.unflatten(0, (self.ranks, -1)).sum(1), come.sum(1))).tolist()
-        send, receive = sizes
+        of_ranks = counts.unflatten(0, (self.ranks, -1))
+        come = exchange_counts(counts, self.group).view_as(of_ranks)  # [rank, own expert]
+        send, receive = torch.stack((of_ranks.sum(1), come.sum(1))).tolist()
         x = exchange_rows(x, send, receive, self.group)
-        expert = (
-            torch.arange(come.shape[1], device=x.device)
-            .repeat(self.ranks)
-            .repeat_interleave(come.flatten(), output_size=sum(receive))
-        )
+        expert = torch.arange(come.shape[1], device=x.device).repeat(self.ranks)
+        expert = expert.repeat_interleave(come.flatten(), output_size=len(x))
         by_expert = expert.argsort(stable=True)
-        back = torch.empty_like(by_expert).scatter_(
-            0, by_expert, torch.arange(len(by_expert), device=x.device)
-        )
+        places = torch.arange(len(x), device=x.device)
+        back = torch.empty_like(by_expert).scatter_(0, by_expert, places)
         y = super().run_experts(rearrange(x, by_expert, back), come.sum(0))  # type: ignore[misc]
         return exchange_rows(rearrange(y, back, by_expert), receive, send, self.group)
 

@@ -39,67 +39,49 @@ def shard(
     param_dtype: type that weights are gathered in; nothing else is cast, and gradients are reduced
     in fp32.
     """
-    # What a module is given stays as it is: rotary tables are fp32, and hidden states what the
-    # config says.
-    policy = MixedPrecisionPolicy(
-        param_dtype, torch.float32 if param_dtype is not None else None, cast_forward_inputs=False
-    )
-    offload = (
-        CPUOffloadPolicy(pin_memory=mesh.axes.device_type == "cuda")
-        if cpu_offload
-        else OffloadPolicy()
-    )
+    # Inputs of modules are not cast: rotary tables are fp32, and hidden states as configured.
+    reduce_dtype = torch.float32 if param_dtype is not None else None
+    policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
+    pinned = mesh.axes.device_type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
     common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
-    again: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
+    kept: dict[str, Any] = {**common, "mesh": mesh.fsdp, "reshard_after_forward": False}
+    freed: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
+    of_block = partial(placement, ranks=mesh.parallel.fsdp)
+    of_experts = partial(placement, ranks=mesh.parallel.efsdp)
     embedding, head = _ends(model)
     groups = []
     for block in blocks_of(model):
         groups.append([block])
         if mesh.parallel.ep > 1:
             for layer in [module for module in block.modules() if isinstance(module, Experts)]:
-                fully_shard(
-                    layer,
-                    mesh=mesh.experts_fsdp,
-                    shard_placement_fn=partial(placement, ranks=mesh.experts["efsdp"].size()),
-                    **again,
-                )
+                fully_shard(layer, mesh=mesh.experts_fsdp, shard_placement_fn=of_experts, **freed)
                 register_fsdp_forward_method(layer, "equal")
                 groups[-1].append(layer)
-        fully_shard(
-            block,
-            mesh=mesh.fsdp,
-            shard_placement_fn=partial(placement, ranks=mesh.dense["fsdp"].size()),
-            **again,
-        )
+        fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
     if embedding is not None:
-        fully_shard(embedding, mesh=mesh.fsdp, **again).set_unshard_in_backward(
-            False
-        )  # its gradient does not need it
+        sharded = fully_shard(embedding, mesh=mesh.fsdp, **freed)
+        sharded.set_unshard_in_backward(False)  # its gradient does not need it
         groups.insert(0, [embedding])
-    if head is not None:  # needed again at once, in backward
-        fully_shard(head, mesh=mesh.fsdp, reshard_after_forward=False, **common)
+    if head is not None:
+        fully_shard(head, **kept)
         register_fsdp_forward_method(head, "receive")
         groups.append([head])
-    fully_shard(model, mesh=mesh.fsdp, reshard_after_forward=False, **common)
+    fully_shard(model, **kept)
     if mesh.parallel.ep > 1:
         _fetch_ahead([[model], *groups])
     register_fsdp_forward_method(model, "hidden")
-    mix_in(model, LetsGo)
-    alone = mesh.fsdp.size() == 1
+    mix_in(model, ReshardsOnModeChange)
+    if mesh.fsdp.size() == 1:
+        return  # no rank adds anything, and a factor would be one more copy
     for module in model.modules():
-        if (
-            isinstance(module, FSDPModule) and not alone
-        ):  # where no rank adds anything, a factor would be one more copy
-            module.set_gradient_divide_factor(
-                1.0
-            )  # holds for one module each, not for those below it
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # of this module, not of those below it
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
 
 
 def _ends(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
-    """The embedding and output head of a decoder, gathered when needed; a tied table stays with the
-    root.
-    """
+    """The embedding and output head of a decoder; a tied table stays with the root."""
     if not isinstance(model, Decoder) or model.section.tie_embeddings:
         return None, None
     return model.embedding, model.output
@@ -114,24 +96,14 @@ def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
     here = local(parameter)
     if here.dim() != 3 or len(here) >= ranks:
         return None
-    cut = (
-        {place.dim for place in parameter.placements if isinstance(place, Shard)}
-        if isinstance(parameter, DTensor)
-        else set()
-    )
-    return next(
-        (
-            Shard(dim)
-            for dim in sorted((1, 2), key=lambda dim: dim in cut)
-            if here.shape[dim] % ranks == 0
-        ),
-        None,
-    )
+    placements = parameter.placements if isinstance(parameter, DTensor) else ()
+    cut = {place.dim for place in placements if isinstance(place, Shard)}
+    dims = [dim for dim in (1, 2) if here.shape[dim] % ranks == 0]
+    return Shard(min(dims, key=lambda dim: dim in cut)) if dims else None
 
 
 def _fetch_ahead(groups: list[list[nn.Module]]) -> None:
-    """While a group of modules computes, gather the weights of the next (in backward: previous)
-    one.
+    """While a group of modules computes, gather the next one's weights (backward: the previous's).
 
     FSDP does so by itself only while the CPU runs ahead of the device, which it cannot where it
     waits for counts of tokens.
@@ -141,14 +113,13 @@ def _fetch_ahead(groups: list[list[nn.Module]]) -> None:
         following[0].set_modules_to_backward_prefetch(group)  # type: ignore[operator]
 
 
-class LetsGo(nn.Module):
-    """Mixin of a sharded model: it lets go of weights that it still holds gathered when reading
-    begins and when it ends.
+class ReshardsOnModeChange(nn.Module):
+    """Mixin of a sharded model: frees weights that are still gathered in train() and eval().
 
-    So its parameters are those that are trained, whoever asks for them between updates.
+    So between updates its parameters are those that are trained.
     """
 
-    def train(self, mode: bool = True) -> LetsGo:
+    def train(self, mode: bool = True) -> ReshardsOnModeChange:
         """As any module's."""
         for module in self.modules():
             if isinstance(module, FSDPModule):

@@ -35,16 +35,14 @@ def clip(
     ]
     like = local(found[0][1]) if found else torch.zeros(())
     sums = torch.full((2,), also, dtype=torch.float64, device=like.device)  # of squares, and `also`
-    # In fp64, or the norm of a large tensor depends on how it is cut: fp32 sums on a CPU are off by
-    # 1e-4 (torch 2.13).
+    # In fp64: sums in fp32 depend on how a tensor is cut, by 1e-4 on a CPU (torch 2.13).
     sums[0] = torch.stack(torch._foreach_norm(own, 2, torch.float64)).square().sum() if own else 0.0  # type: ignore[arg-type]
     if spread:
         dist.all_reduce(sums)
     norm = sums[0].sqrt().to(like.dtype)
     if max_norm > 0 and found:
-        factor = (max_norm / (norm + 1e-6)).clamp(
-            max=1.0
-        )  # as torch.nn.utils.clip_grads_with_norm_
+        # As torch.nn.utils.clip_grads_with_norm_ does.
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([local(gradient) for _, gradient in found], factor)  # type: ignore[attr-defined]
     return norm, sums[1]
 
@@ -54,8 +52,5 @@ def _is_first_copy(gradient: Tensor) -> bool:
         return dist.get_rank() == 0
     coordinate = gradient.device_mesh.get_coordinate()
     assert coordinate is not None
-    return all(
-        where == 0
-        for where, place in zip(coordinate, gradient.placements, strict=True)
-        if isinstance(place, Replicate)
-    )
+    placed = zip(coordinate, gradient.placements, strict=True)
+    return all(index == 0 for index, place in placed if isinstance(place, Replicate))

@@ -55,7 +55,5 @@ def check_buffers(model: nn.Module) -> None:
         if buffer.is_floating_point() and bool(buffer.isnan().any())
     ]
     if unset:
-        owner = type(model).__name__
-        raise ValueError(
-            f"{owner}.reset_buffers() gives {', '.join(unset)} no value; a model is built without memory, so it sets every buffer"
-        )
+        what = f"{type(model).__name__}.reset_buffers() gives {', '.join(unset)} no value"
+        raise ValueError(f"{what}; a model is built without memory, so it sets every buffer")

@@ -45,20 +45,15 @@ class Mesh:
     @property
     def fsdp(self) -> DeviceMesh:
         """What fully_shard takes: 1-D, or 2-D with replicas first."""
-        return (
-            self.dense["dp_replicate", "fsdp"]
-            if self.parallel.dp_replicate > 1
-            else self.dense["fsdp"]
-        )
+        return self._sharded(self.dense, "fsdp")
 
     @property
     def experts_fsdp(self) -> DeviceMesh:
         """The same for experts, where ep is above 1."""
-        return (
-            self.experts["dp_replicate", "efsdp"]
-            if self.parallel.dp_replicate > 1
-            else self.experts["efsdp"]
-        )
+        return self._sharded(self.experts, "efsdp")
+
+    def _sharded(self, view: DeviceMesh, axis: str) -> DeviceMesh:
+        return view["dp_replicate", axis] if self.parallel.dp_replicate > 1 else view[axis]
 
     @property
     def tp(self) -> DeviceMesh:
@@ -72,39 +67,31 @@ class Mesh:
 
     @property
     def stage_group(self) -> dist.ProcessGroup:
-        """The ranks of a pipeline stage with a part of a micro-batch's tokens, in the order of the
-        batch.
-        """
+        """The ranks of a stage with a part of a micro-batch's tokens, in the order of the batch."""
         return self.stages.get_group("tokens")
 
     def groups(self) -> list[dist.ProcessGroup]:
         """All groups of this rank."""
-        views = {
-            id(view): view for view in (self.axes, self.dense, self.sums, self.stages, self.experts)
-        }
-        return [group for view in views.values() for group in view.get_all_groups()]
+        views = (self.axes, self.dense, self.sums, self.stages, self.experts)
+        distinct = {id(view): view for view in views}.values()
+        return [group for view in distinct for group in view.get_all_groups()]
 
 
 def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
     """The mesh of a layout. torch.distributed is initialised with as many ranks."""
-    p, tokens = parallel, parallel.dp_replicate * parallel.dp_shard * parallel.cp * parallel.ep
+    p, fsdp, efsdp = parallel, parallel.fsdp, parallel.efsdp
+    pp, replicas = {"pp": p.pp}, {"dp_replicate": p.dp_replicate}
 
     def view(**axes: int) -> DeviceMesh:
-        return init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        sizes = {**axes, "tp": p.tp}
+        return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
-    dense = view(pp=p.pp, dp_replicate=p.dp_replicate, fsdp=p.dp_shard * p.cp * p.ep, tp=p.tp)
-    sums = view(tokens=p.pp * tokens, tp=p.tp)
+    dense, sums = view(**pp, **replicas, fsdp=fsdp), view(tokens=p.pp * p.dp_replicate * fsdp)
     return Mesh(
         parallel=parallel,
-        axes=view(
-            pp=p.pp, dp_replicate=p.dp_replicate, dp_shard=p.dp_shard, cp=p.cp, ep=p.ep, tp=p.tp
-        ),
+        axes=view(**pp, **replicas, dp_shard=p.dp_shard, cp=p.cp, ep=p.ep),
         dense=dense,
         sums=sums,
-        stages=view(pp=p.pp, tokens=tokens, tp=p.tp) if p.pp > 1 else sums,
-        experts=view(
-            pp=p.pp, dp_replicate=p.dp_replicate, efsdp=p.dp_shard * p.cp, ep=p.ep, tp=p.tp
-        )
-        if p.ep > 1
-        else dense,
+        stages=view(**pp, tokens=p.dp_replicate * fsdp) if p.pp > 1 else sums,
+        experts=view(**pp, **replicas, efsdp=efsdp, ep=p.ep) if p.ep > 1 else dense,
     )

@@ -29,23 +29,14 @@ def owned(values: Tensor) -> list[Tensor]:
         assert coordinate is not None, "this rank is not in the mesh of its parameter"
         for axis in _cut_order(values.placements):
             dim = values.placements[axis].dim  # type: ignore[attr-defined]
-            parts = torch.chunk(indices[dim], mesh.size(axis))
-            indices[dim] = (
-                parts[coordinate[axis]] if coordinate[axis] < len(parts) else indices[dim][:0]
-            )
+            parts = dict(enumerate(torch.chunk(indices[dim], mesh.size(axis))))
+            indices[dim] = parts.get(coordinate[axis], indices[dim][:0])
     return indices
 
 
 def _cut_order(placements: Sequence[Placement]) -> list[int]:
-    """Mesh axes in the order in which they cut: strided shards (FSDP after TP) last and in reverse."""
-    strided = [
-        axis
-        for axis, placement in enumerate(placements)
-        if type(placement).__name__ == "_StridedShard"
-    ]
-    plain = [
-        axis
-        for axis, placement in enumerate(placements)
-        if isinstance(placement, Shard) and axis not in strided
-    ]
-    return plain + strided[::-1]
+    """Mesh axes in the order in which they cut: strided shards (FSDP after TP) last, reversed."""
+    names = [type(placement).__name__ for placement in placements]
+    strided = [axis for axis, name in enumerate(names) if name == "_StridedShard"]
+    shards = [axis for axis, placement in enumerate(placements) if isinstance(placement, Shard)]
+    return [axis for axis in shards if axis not in strided] + strided[::-1]

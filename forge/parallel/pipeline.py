@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -32,23 +33,15 @@ def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[in
     assert parallel.pp_stages_per_rank is not None
     num_stages = parallel.pp * parallel.pp_stages_per_rank
     if not isinstance(section, DecoderConfig):
-        raise ValueError(
-            f"parallel.pp={parallel.pp}: {section._target_} cannot be cut into stages, only decoders can; set parallel.pp=1"
-        )
+        what = f"parallel.pp={parallel.pp}: {section._target_} cannot be cut into stages"
+        raise ValueError(f"{what}, only decoders can; set parallel.pp=1")
     layers = list(parallel.pp_layers) or cut_by_cost(section, num_stages, cfg.train.seq_len)
     assert (len(layers), sum(layers)) == (num_stages, section.n_layers), layers
     starts = [0, *accumulate(layers)]
-    parts = []
-    for stage in stages_of(
-        mesh.axes.get_local_rank("pp"),
-        parallel.pp,
-        parallel.pp_stages_per_rank,
-        parallel.pp_schedule,
-    ):
-        part = make()
-        part.keep(
-            range(starts[stage], starts[stage + 1]), first=stage == 0, last=stage == num_stages - 1
-        )  # type: ignore[operator]
+    parts, rank = [], mesh.axes.get_local_rank("pp")
+    for stage in stages_of(rank, parallel.pp, parallel.pp_stages_per_rank, parallel.pp_schedule):
+        part, blocks = make(), range(starts[stage], starts[stage + 1])
+        part.keep(blocks, first=stage == 0, last=stage == num_stages - 1)  # type: ignore[operator]
         parts.append((stage, part))
     return parts
 
@@ -65,9 +58,8 @@ class Pipeline(nn.Module):
     ) -> None:
         """parts: what `cut` gave, with every other technique applied."""
         super().__init__()
-        from forge.parallel.pipeline_schedule import (
-            make_stage,
-        )  # torch's pipelines take 2 s to import
+        # Imported here, because torch's pipelines take 2 s to import.
+        from forge.parallel.pipeline_schedule import make_stage
 
         parallel, section = cfg.parallel, cfg.model
         assert isinstance(section, DecoderConfig)
@@ -95,8 +87,7 @@ class Pipeline(nn.Module):
         self._reported: tuple[torch.dtype, dict[str, torch.dtype]] | None = None
         for stage, part in parts:
             make_stage(part, self.line.gives(stage))
-        # The first use of an NCCL group is by all its ranks, or point-to-point messages between
-        # some of them are undefined.
+        # NCCL: before point-to-point messages a group must have been used by all its ranks.
         dist.all_reduce(torch.zeros((), device=device), group=self.line.group)
 
     @property
@@ -118,16 +109,11 @@ class Pipeline(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As above."""
-        return {
-            name: value
-            for part in self.parts
-            for name, value in part.state_dict(*args, **kwargs).items()
-        }
+        states = [part.state_dict(*args, **kwargs) for part in self.parts]
+        return {name: value for state in states for name, value in state.items()}
 
     def counted(self, name: str) -> bool:
-        """Whether a parameter here counts in sums over the model: not the second copy of a tied
-        table.
-        """
+        """Whether a parameter counts in sums over the model: not a tied table's second copy."""
         return not (self.section.tie_embeddings and name == TABLE and self.last and not self.first)
 
     def init_std(self, name: str) -> float:
@@ -150,14 +136,8 @@ class Pipeline(nn.Module):
         Zeros on ranks without the last stage. All ranks of the pipeline call it, with the same
         tokens.
         """
-        with_cache = cache is not None
-        states = pass_through(
-            self.line,
-            self._by_stage(),
-            tokens,
-            self._between(*tokens.shape, whole=with_cache),
-            cache,
-        )
+        shape = self._between(*tokens.shape, whole=cache is not None)
+        states = pass_through(self.line, self._by_stage(), tokens, shape, cache)
         if states is None:
             states = torch.zeros((), dtype=self.line.after, device=self.line.device)
         return states.expand(*tokens.shape, self.section.dim)
@@ -196,14 +176,10 @@ class Pipeline(nn.Module):
         inputs: tuple[Tensor, ...] = (tokens,) if self.first else ()
         kwargs: dict[str, Any] = {"return_outputs": False}
         if self.last:
-            micro = [
-                type(batches[0])(*tensors)
-                for tensors in zip(*(field.chunk(count) for field in fields), strict=True)
-            ]
+            chunks = zip(*(field.chunk(count) for field in fields), strict=True)
+            micro = [type(batches[0])(*tensors) for tensors in chunks]
             self._ending = Ending(parts[self.line.last], micro, objective, weight)
-            kwargs["target"] = torch.arange(
-                count
-            )  # of a micro-batch its number, by which the loss finds all of it
+            kwargs["target"] = torch.arange(count)  # the loss finds a micro-batch by its number
         self._schedule.step(*inputs, **kwargs)
         self._add_tied_gradients()
         return self._reports()
@@ -230,7 +206,7 @@ class Pipeline(nn.Module):
         )
 
     def _add_tied_gradients(self) -> None:
-        """The gradient of a tied table is the sum of those of its two copies; they exchange them."""
+        """Give each copy of a tied table the sum of both gradients."""
         if not self.section.tie_embeddings or self.first == self.last:
             return
         part = self.parts[0] if self.first else self.parts[-1]
@@ -248,22 +224,16 @@ class Pipeline(nn.Module):
         """The step's loss and sums; at first, ranks without the last stage ask for their names."""
         ending, self._ending = self._ending, None
         if self._reported is None:
-            box = [
-                (ending.total.dtype, {name: value.dtype for name, value in ending.sums.items()})
-                if ending is not None
-                else None
-            ]
-            group, device = self.line.group, self.line.device
-            dist.broadcast_object_list(
-                box, group=group, group_src=self.line.owner(self.line.last), device=device
-            )
+            box: list[Any] = [None]
+            if ending is not None:
+                dtypes = {name: value.dtype for name, value in ending.sums.items()}
+                box = [(ending.total.dtype, dtypes)]
+            last, group = self.line.owner(self.line.last), self.line.group
+            dist.broadcast_object_list(box, group=group, group_src=last, device=self.line.device)
             self._reported = box[0]
         if ending is not None:
             return ending.total, ending.sums
         assert self._reported is not None
+        zeros = partial(torch.zeros, (), device=self.line.device)
         dtype, dtypes = self._reported
-        zeros = {
-            name: torch.zeros((), dtype=each, device=self.line.device)
-            for name, each in dtypes.items()
-        }
-        return torch.zeros((), dtype=dtype, device=self.line.device), zeros
+        return zeros(dtype=dtype), {name: zeros(dtype=each) for name, each in dtypes.items()}

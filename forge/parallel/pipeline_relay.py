@@ -91,9 +91,7 @@ class SharedHead(Head):
         self.line, self.head, self.vocab_size = line, head, vocab_size
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [..., dim], read on the last stage -> fp32 [..., vocab] on all ranks; no
-        gradients.
-        """
+        """hidden: [..., dim], read on the last stage -> fp32 [..., vocab] on all ranks."""
         shape = (*hidden.shape[:-1], self.vocab_size)
         with torch.no_grad():
             if self.head is not None:

@@ -1,4 +1,4 @@
-"""Training with a pipeline: torch.distributed.pipelining runs the stages, and the loss at the end."""
+"""Training with a pipeline: torch.distributed.pipelining runs the stages; the loss at the end."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ SCHEDULES = {
 
 
 class Stage:
-    """Mixin of a part of the model: called, it gives hidden states, as they go to the next stage."""
+    """Mixin of a part of the model: called, it gives hidden states for the next stage."""
 
     gives: torch.dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [batch, seq] or hidden states [batch, seq, dim] -> hidden states."""
-        # The class's own method: the instance's has been wrapped by FSDP, which would act a second
-        # time.
+        # The class's own method: the instance's is wrapped by FSDP, which would act twice.
         return super().hidden(x).to(self.gives)  # type: ignore[misc]
 
 
@@ -109,15 +108,14 @@ def make_schedule(
     def shaped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
+    first = torch.empty(tokens, dtype=torch.int64, device="meta")
     stages = [
         PipelineStage(
             part,
             stage,
             line.num_stages,
             line.device,
-            input_args=torch.empty(tokens, dtype=torch.int64, device="meta")
-            if stage == 0
-            else shaped(between, line.between),
+            input_args=first if stage == 0 else shaped(between, line.between),
             output_args=shaped(after if stage == line.last else between, line.gives(stage)),
             group=line.group,
         )

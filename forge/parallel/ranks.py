@@ -54,7 +54,7 @@ class Ranks:
         return own_part(values, self.mesh)
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over all ranks with a part of the batch, in place; does not wait for the device."""
+        """The sum over all ranks with a part of the batch, in place and asynchronous."""
         if self.mesh is not None and self.size > 1:
             dist.all_reduce(values, group=self.mesh.loss_group)
         return values

@@ -89,7 +89,7 @@ class Rendezvous:
             self.store.wait([f"{LEFT}/all"], timedelta(seconds=LEAVE_SECONDS))
 
     def missing(self, step: int, timeout: timedelta) -> list[int]:
-        """The ranks that do not call this for the step within the timeout. All call it, once a step."""
+        """The ranks that do not call this within the timeout. All call it, once a step."""
         self.store.set(f"{ALIVE}/of/{_rank()}", str(step))
         if self.store.add(f"{ALIVE}/at/{step}", 1) == _world_size():
             self.store.set(f"{ALIVE}/all_at/{step}", "")
@@ -144,7 +144,7 @@ class Rendezvous:
             thread.join()
 
     def _pass(self, turn: str, gate: str, patience: timedelta, expected: Iterable[int]) -> None:
-        """Wait until a gate opens. It polls: store.wait would warn on the terminal at each timeout."""
+        """Poll until a gate opens: store.wait would warn on the terminal at each timeout."""
         seconds = patience.total_seconds()
         signs, last_sign, longest = -1, time.monotonic(), min(POLL_SECONDS, seconds / 4)
         pause = longest / 64

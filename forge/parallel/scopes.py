@@ -1,4 +1,4 @@
-"""Counts of a mixture of experts over tokens of several ranks: cut sequences, whole micro-batches."""
+"""Counts of a mixture of experts over several ranks: of cut sequences and micro-batches."""
 
 from __future__ import annotations
 
@@ -39,18 +39,15 @@ class Spread:
 
 def spread_scopes(model: nn.Module, mesh: Mesh) -> None:
     """Make the mixtures of a model or a stage count over all ranks that share a scope, in place."""
-    parallel = mesh.parallel
-    dp_rank = mesh.axes.get_local_rank(
-        "dp_replicate"
-    ) * parallel.dp_shard + mesh.axes.get_local_rank("dp_shard")
+    parallel, rank = mesh.parallel, mesh.axes.get_local_rank
     spread = Spread(
         part=part_of(mesh),
         sequences=mesh.axes.get_group("cp"),
         batch=mesh.stage_group,
         dp=parallel.dp_replicate * parallel.dp_shard,
         ep=parallel.ep,
-        dp_rank=dp_rank,
-        ep_rank=mesh.axes.get_local_rank("ep"),
+        dp_rank=rank("dp_replicate") * parallel.dp_shard + rank("dp_shard"),
+        ep_rank=rank("ep"),
     )
     for module in model.modules():
         if isinstance(module, MoE):
@@ -88,28 +85,19 @@ class SpreadScopes:
         spread, part = self.spread, self.spread.part
         dp, ep = (1, 1) if apart else (spread.dp, spread.ep)
         everywhere = gather(counts, 0, spread.sequences if apart else spread.batch)
-        of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces)).permute(
-            0, 2, 3, 4, 1, 5
-        )
-        # [dp, ep, sequence, piece, cp, expert]: the first pieces are in the order of cp ranks, the
-        # second ones in the reverse.
-        ordered = of_ranks.flatten(3, 4) if not part.balanced else _there_and_back(of_ranks)
-        before = ordered.cumsum(3) if apart else ordered.flatten(0, 3).cumsum(0).view_as(ordered)
-        here = (
-            (before - ordered)[0, 0]
-            if apart
-            else (before - ordered)[spread.dp_rank, spread.ep_rank]
-        )
-        return part.of(here, 1).flatten(0, 1)
+        of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces))
+        pieces = of_ranks.permute(0, 2, 3, 4, 1, 5)  # [dp, ep, sequence, piece, cp, expert]
+        if part.balanced:  # the second pieces are in the reverse order of cp ranks
+            early, late = pieces.unbind(3)
+            ordered = torch.cat((early, late.flip(3)), 3)
+        else:
+            ordered = pieces.flatten(3, 4)
+        until = ordered.cumsum(3) if apart else ordered.flatten(0, 3).cumsum(0).view_as(ordered)
+        here = (0, 0) if apart else (spread.dp_rank, spread.ep_rank)
+        return part.of((until - ordered)[here], 1).flatten(0, 1)
 
     def parts(self, scopes: int, *, apart: bool) -> int:
         """As the layer's own."""
         if apart:
             return self.spread.part.ranks * self.spread.pieces
         return scopes * self.spread.dp * self.spread.part.ranks * self.spread.ep
-
-
-def _there_and_back(of_ranks: Tensor) -> Tensor:
-    """[dp, ep, sequence, 2, cp, expert] -> [dp, ep, sequence, 2 * cp, expert], by position."""
-    early, late = of_ranks.unbind(3)
-    return torch.cat((early, late.flip(3)), 3)

@@ -11,7 +11,7 @@ from forge.config.parallel import V_SCHEDULE
 
 
 def owner(stage: int, pp: int, schedule: str) -> int:
-    """The pipeline rank that has a stage; under zbv they go there and back (arXiv:2401.10241, 6)."""
+    """The pipeline rank that has a stage; zbv goes there and back (arXiv:2401.10241, section 6)."""
     lap, rank = divmod(stage, pp)
     return pp - 1 - rank if schedule == V_SCHEDULE and lap % 2 else rank
 
@@ -46,9 +46,8 @@ def _best(
     before: the cost of all blocks before each. total: of the first stage and the others' total.
     """
     n_layers = len(before) - 1
-    found: dict[int, tuple[int, list[int]]] = {
-        n_layers: (0, [])
-    }  # of the blocks from each on, in as many stages as were added
+    # By first block: the best cut of all blocks from there on, into as many stages as were added.
+    found: dict[int, tuple[int, list[int]]] = {n_layers: (0, [])}
 
     def options(start: int) -> Iterator[tuple[int, list[int]]]:
         for end, (others, layers) in sorted(found.items()):
@@ -56,9 +55,6 @@ def _best(
                 yield total(before[end] - before[start], others), [end - start, *layers]
 
     for _ in range(num_stages):
-        found = {
-            start: min(these, key=itemgetter(0))
-            for start in range(n_layers)
-            if (these := list(options(start)))
-        }
+        choices = {start: list(options(start)) for start in range(n_layers)}
+        found = {start: min(cuts, key=itemgetter(0)) for start, cuts in choices.items() if cuts}
     return found[0]

@@ -118,7 +118,7 @@ def _spread_feed_forward(layer: FeedForward, width: Width, last: type) -> None:
 
 
 def _spread_mixture(layer: MoE, width: Width) -> None:
-    """All but the experts, see `forge.parallel.expert`. Routed and shared ones are summed at once."""
+    """All but the experts (`forge.parallel.expert`). Routed and shared ones are summed at once."""
     _change(layer.router, SharedRouter, width, Replicate())
     if layer.shared is not None:
         _spread_feed_forward(layer.shared, width, Local)
@@ -191,7 +191,7 @@ class OfHeads(Norm):
 
 
 class SharedHead(Local):
-    """Mixin of keys or values with fewer heads than ranks: computes the one that its queries read."""
+    """Mixin of keys or values with fewer heads than ranks: computes what its queries read."""
 
     sums_gradient = ALWAYS
     rows: slice
@@ -202,7 +202,7 @@ class SharedHead(Local):
 
 
 class Summed(Local):
-    """Mixin of the layer that ends attention or feed-forward: columns on each rank, outputs summed."""
+    """Mixin of the last layer of attention or feed-forward: a rank has columns, outputs add up."""
 
     sums_gradient = WHERE_CUT
 
@@ -232,7 +232,7 @@ class Mixture(Entered):
 
 
 class SharedRouter(Local):
-    """Mixin of a router: all ranks choose the same experts, and have a part of each one's output."""
+    """Mixin of a router: all ranks choose the same experts, and have a part of their output."""
 
     sums_gradient = ALWAYS
 

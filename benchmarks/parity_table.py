@@ -87,7 +87,7 @@ def main() -> int:
     ]
     print("# Every layout computes what one device does\n")
     print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, gloo ranks on a CPU.")
-    print("The tests are tests/parallel/test_parity.py and test_parity_moe.py.\n")
+    print("The test is tests/parallel/test_parity.py.\n")
     print(
         f"Plain SGD with lr={LR:g} through the path of training, on the same global batches as one device ({'; '.join(bounds)})."
     )
@@ -123,9 +123,7 @@ def main() -> int:
     print(
         "gradients and of all weights. A layout rounds what one device rounds, so it is as far: on the left one device, on the right the"
     )
-    print(
-        f"layout, after {STEPS[torch.float32]} steps. The test is tests/parallel/test_parity_bf16.py.\n"
-    )
+    print(f"layout, after {STEPS[torch.float32]} steps.\n")
     print("| layout | model | overrides | loss | | gradients | | weights | |")
     print(f"|{' --- |' * 9}", flush=True)
     for case in BF16_CASES:

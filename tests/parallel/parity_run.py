@@ -1,16 +1,15 @@
-"""How a layout of the parity matrix is measured: on forked ranks, in each number format, against
-one device.
-"""
+"""How a layout of the parity matrix is measured: on forked ranks, against one device."""
 
 from __future__ import annotations
 
 import functools
 import json
 import tempfile
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -33,6 +32,7 @@ from forge.training.whole import Found
 
 LR = 0.1
 STEPS = {torch.float64: 5, torch.float32: 3}
+FORMATS = ("float64", "float32")
 
 
 class Tokens:
@@ -62,19 +62,14 @@ def on_one_device(model: str, dtype: torch.dtype) -> tuple[Record, Tensor | None
 
 def record_of(config: Config, ranks: Ranks, dtype: torch.dtype) -> tuple[Record, Tensor | None]:
     """One side of a comparison; the choices of experts where there are any that can be seen."""
-    with (
-        recorded()
-        if config.model.is_moe and not config.train.compile_model
-        else nullcontext() as calls
-    ):
+    seen = config.model.is_moe and not config.train.compile_model
+    with recorded() if seen else nullcontext() as calls:
         record = measure(config, ranks, Tokens(), dtype=dtype, steps=STEPS[dtype], lr=LR)  # type: ignore[arg-type]
     return record, None if calls is None else calls.counts(config, ranks, Tokens(), STEPS[dtype])
 
 
 def skip_what_torch_cannot(error: ConfigError) -> None:
-    """Skip the test of a layout that is refused on the torch that is installed, and not on newer
-    ones.
-    """
+    """Skip a layout that is refused only because of the torch that is installed."""
     said = [problem.what for problem in error.problems if problem.rule == pp_torch.id]
     if len(said) == len(error.problems):
         pytest.skip(said[0])
@@ -86,31 +81,36 @@ def world_of(config: Config) -> int:
 
 
 def this_rank(config: Config) -> Ranks:
-    """The ranks that `on_ranks` has joined, laid out; one in fp32 alone, and one in 16 bits as
-    `forge.parallel.ranks.join` has it.
-    """
+    """The rank that `on_ranks` has made, as `forge.parallel.ranks.join` would give it."""
     if dist.get_world_size() == 1:
-        return (
-            Ranks()
-            if config.precision.mixed_precision == "fp32"
-            else Ranks(mesh=make_mesh(config.parallel, "cpu"))
-        )
-    host = dist.new_group()
+        if config.precision.mixed_precision == "fp32":
+            return Ranks()
+        return Ranks(mesh=make_mesh(config.parallel, "cpu"))
+    host, mesh = dist.new_group(), make_mesh(config.parallel, "cpu")
     assert isinstance(host, dist.ProcessGroup)
-    return Ranks(
-        rank=dist.get_rank(),
-        size=dist.get_world_size(),
-        mesh=make_mesh(config.parallel, "cpu"),
-        host=host,
-    )
+    return Ranks(rank=dist.get_rank(), size=dist.get_world_size(), mesh=mesh, host=host)
+
+
+def main_ranks(config: Config, work: Callable[[Ranks], Any]) -> Any:
+    """What work gives on the main one of forked ranks, as JSON has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "result.json"
+
+        def run(rank: int) -> None:
+            result = work(this_rank(config))
+            if rank == 0:
+                file.write_text(json.dumps(result))
+
+        on_ranks(world_of(config), run)
+        return json.loads(file.read_text())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How far a layout is from one device in one number format; no faults: within the bounds.
 
-    same_state: whether buffers, selection biases that is, are equal to the bit. same_choices:
-    whether every token went to the same experts; null where that is not seen.
+    same_state: whether buffers (selection biases) are equal to the bit. same_choices: whether every
+    token went to the same experts; null where that is not seen.
     """
 
     dtype: str
@@ -123,56 +123,52 @@ class Outcome:
     same_choices: bool | None
 
 
-def outcomes(case: Case) -> list[Outcome]:
-    """Measure a layout in every number format, on the same forked ranks, and compare it with one
-    device.
-    """
-    references = {dtype: on_one_device(case.model, dtype) for dtype in STEPS}
+def outcomes(case: Case, formats: tuple[str, ...] = FORMATS) -> list[Outcome]:
+    """A layout compared with one device in these number formats, on the same forked ranks."""
+    dtypes = [getattr(torch, name) for name in formats]
+    references = {dtype: on_one_device(case.model, dtype) for dtype in dtypes}
     try:
         config = config_of(case.model, case.layout)
     except ConfigError as error:
         skip_what_torch_cannot(error)
         raise
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "outcomes.json"
 
-        def work(rank: int) -> None:
-            ranks, found = this_rank(config), []
-            for dtype, (reference, wanted) in references.items():
-                record, choices = record_of(config, ranks, dtype)
-                if rank == 0:
-                    verdict = compare(
-                        reference, record, BOUNDS[dtype], may_vanish=may_vanish(config)
-                    )
-                    loss, gradient, weights = verdict.largest()
-                    found.append(
-                        Outcome(
-                            dtype=str(dtype).removeprefix("torch."),
-                            loss=loss,
-                            gradient=gradient,
-                            weights=weights,
-                            faults=verdict.faults,
-                            shown=f"{dtype}\n{table(verdict, BOUNDS[dtype])}",
-                            same_state=all(
-                                torch.equal(value, record.state[name])
-                                for name, value in reference.state.items()
-                            ),  # type: ignore[arg-type]
-                            same_choices=None
-                            if choices is None or wanted is None
-                            else torch.equal(choices, wanted),
-                        )
-                    )
-            if rank == 0:
-                file.write_text(json.dumps([asdict(outcome) for outcome in found]))
+    def work(ranks: Ranks) -> list[dict[str, Any]]:
+        sides = {dtype: record_of(config, ranks, dtype) for dtype in dtypes}
+        if not ranks.main:
+            return []
+        return [
+            asdict(_compared(config, dtype, references[dtype], sides[dtype])) for dtype in dtypes
+        ]
 
-        on_ranks(world_of(config), work)
-        return [Outcome(**outcome) for outcome in json.loads(file.read_text())]
+    return [Outcome(**outcome) for outcome in main_ranks(config, work)]
+
+
+def _compared(
+    config: Config,
+    dtype: torch.dtype,
+    one: tuple[Record, Tensor | None],
+    many: tuple[Record, Tensor | None],
+) -> Outcome:
+    (reference, wanted), (record, choices) = one, many
+    verdict = compare(reference, record, BOUNDS[dtype], may_vanish=may_vanish(config))
+    loss, gradient, weights = verdict.largest()
+    state = [(value, record.state[name]) for name, value in reference.state.items()]
+    seen = choices is not None and wanted is not None
+    return Outcome(
+        dtype=str(dtype).removeprefix("torch."),
+        loss=loss,
+        gradient=gradient,
+        weights=weights,
+        faults=verdict.faults,
+        shown=f"{dtype}\n{table(verdict, BOUNDS[dtype])}",
+        same_state=all(torch.equal(a, b) for a, b in state),  # type: ignore[arg-type]
+        same_choices=torch.equal(choices, wanted) if seen else None,
+    )
 
 
 class Distance(NamedTuple):
-    """How far training in bf16 is from fp32 on one device: losses, and all gradients and weights,
-    ||a - b|| / ||b||, of all steps.
-    """
+    """How far training in bf16 is from fp32 on one device: ||a - b|| / ||b||, over all steps."""
 
     loss: float
     gradient: float
@@ -184,26 +180,21 @@ def distance_in_bf16(model: str, layout: str) -> Distance:
     """Measured on forked ranks, one where the layout has one."""
     config = config_of(model, f"precision=bf16 {layout}")
     exact, _ = on_one_device(model, torch.float32)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "distance.json"
 
-        def work(rank: int) -> None:
-            record, _ = record_of(config, this_rank(config), torch.float32)
-            if rank == 0:
-                loss = max(abs(a - b) / b for a, b in zip(record.losses, exact.losses, strict=True))
-                gradient = _apart(record.gradients, exact.gradients)
-                file.write_text(json.dumps([loss, gradient, _apart([record.after], [exact.after])]))
+    def work(ranks: Ranks) -> list[float]:
+        record, _ = record_of(config, ranks, torch.float32)
+        if not ranks.main:
+            return []
+        loss = max(abs(a - b) / b for a, b in zip(record.losses, exact.losses, strict=True))
+        gradient = _distance(record.gradients, exact.gradients)
+        return [loss, gradient, _distance([record.after], [exact.after])]
 
-        on_ranks(world_of(config), work)
-        return Distance(*json.loads(file.read_text()))
+    return Distance(*main_ranks(config, work))
 
 
-def _apart(found: list[Found], exact: list[Found]) -> float:
+def _distance(found: list[Found], exact: list[Found]) -> float:
     pairs = [(a[name], b[name]) for a, b in zip(found, exact, strict=True) for name in b]
     both = [(a.double(), b.double()) for a, b in pairs if a is not None and b is not None]
     assert len(both) == len(pairs), "a gradient is missing"
-    return float(
-        (
-            sum((a - b).square().sum() for a, b in both) / sum(b.square().sum() for _, b in both)
-        ).sqrt()
-    )  # type: ignore[union-attr]
+    difference = sum(float((a - b).square().sum()) for a, b in both)
+    return (difference / sum(float(b.square().sum()) for _, b in both)) ** 0.5

@@ -1,5 +1,7 @@
-"""Every layout computes what one device does: initial weights to the bit; losses, gradients and
-weights after updates up to rounding.
+"""Every layout computes what one device does.
+
+Initial weights to the bit; losses, gradients and weights after updates up to rounding; of mixtures
+of experts also the choices, and selection biases to the bit.
 """
 
 from __future__ import annotations
@@ -7,23 +9,61 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from parity_cases import CASES, MOE_CASES, REFUSED, Case, Refused
-from parity_run import config_of, outcomes
+import torch
+from parity_cases import BF16_CASES, CASES, MOE_CASES, REFUSED, Case, InBf16, Refused
+from parity_run import (
+    FORMATS,
+    STEPS,
+    Tokens,
+    config_of,
+    distance_in_bf16,
+    on_one_device,
+    outcomes,
+)
 
 from forge.config.problems import ConfigError
+from forge.parallel.ranks import Ranks
+from forge.training.assemble import train_loader
+
+ALL = [*CASES, *MOE_CASES]
 
 
-def marked(case: Case):
-    return pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else [])
+def params():
+    """Of each layout the formats of `make test`, and the other ones for `make nightly`."""
+    for case in ALL:
+        rest = tuple(name for name in FORMATS if name not in case.formats)
+        if case.formats:
+            yield pytest.param(case, case.formats, id=case.name)
+        if rest:
+            marks = [pytest.mark.nightly]
+            yield pytest.param(case, rest, id=f"{case.name}, {' '.join(rest)}", marks=marks)
 
 
-@pytest.mark.parametrize("case", [marked(case) for case in CASES])
-def test_a_layout_equals_one_device(case: Case) -> None:
-    found = outcomes(case)
-    assert [outcome.dtype for outcome in found] == ["float64", "float32"]
-    assert not any(outcome.faults for outcome in found), "\n\n".join(
-        outcome.shown for outcome in found
-    )
+@pytest.mark.parametrize(("case", "formats"), params())
+def test_a_layout_equals_one_device(case: Case, formats: tuple[str, ...]) -> None:
+    found = outcomes(case, formats)
+    assert tuple(outcome.dtype for outcome in found) == formats
+    assert not any(outcome.faults for outcome in found), "\n\n".join(each.shown for each in found)
+    seen = case in MOE_CASES and "compile_model" not in case.layout
+    assert all(outcome.same_state for outcome in found)
+    assert {outcome.same_choices for outcome in found} == {True if seen else None}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[] if case.name == "tp2" else pytest.mark.nightly)
+        for case in BF16_CASES
+    ],
+)
+def test_a_layout_in_bf16_is_as_far_from_fp32_as_one_device(case: InBf16) -> None:
+    """It rounds the same things, and no others."""
+    one = distance_in_bf16(case.model, case.both)
+    many = distance_in_bf16(case.model, f"{case.both} {case.layout}")
+    assert 1e-3 < one.gradient < 0.1, "bf16 was not used"
+    assert many.gradient <= 1.1 * one.gradient
+    assert many.weights <= 1.1 * one.weights
+    assert many.loss <= 0.01
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
@@ -33,26 +73,30 @@ def test_what_cannot_hold_is_refused(case: Refused) -> None:
     assert case.rule in {problem.rule for problem in caught.value.problems}
 
 
+def test_choices_are_seen_and_biases_move() -> None:
+    """Without it the comparison of choices would compare nothing."""
+    config, steps = config_of("moe"), STEPS[torch.float64]
+    record, choices = on_one_device("moe", torch.float64)
+    assert choices is not None
+    assert len(record.state) == 3
+    assert all(value is not None and len(value.unique()) > 2 for value in record.state.values())
+    read = torch.zeros(301, dtype=torch.int64)
+    loader = train_loader(config, Tokens(), Ranks(), torch.device("cpu"))  # type: ignore[arg-type]
+    for _, step in zip(range(steps), loader, strict=False):
+        for batch in step.batches:
+            read += torch.bincount(batch.tokens.flatten(), minlength=301)
+    assert all(torch.equal(layer.sum(1), 2 * read) for layer in choices)
+    assert not torch.equal(choices[0], choices[1])
+
+
 def test_the_committed_table_has_every_layout() -> None:
     """benchmarks/parity_table.py makes it."""
-    lines = (
-        (Path(__file__).parents[2] / "benchmarks" / "results" / "parity.md")
-        .read_text(encoding="utf-8")
-        .splitlines()
-    )
+    table = Path(__file__).parents[2] / "benchmarks" / "results" / "parity.md"
+    lines = table.read_text(encoding="utf-8").splitlines()
     held = [line for line in lines if line.endswith("| yes |")]
-    cases = [*CASES, *MOE_CASES]
-    assert len(held) == len(cases)
-    assert all(
-        line.startswith(f"| {case.name} | {case.model} | `{case.layout}` |")
-        for line, case in zip(held, cases, strict=True)
-    )
-    assert all(
-        any(line.startswith(f"| {case.name} | `{case.layout}` | `{case.rule}` |") for line in lines)
-        for case in REFUSED
-    )
-
-
-def test_names_are_of_one_case_each() -> None:
-    names = [case.name for case in [*CASES, *MOE_CASES, *REFUSED]]
-    assert len(names) == len(set(names))
+    starts = [f"| {case.name} | {case.model} | `{case.layout}` |" for case in ALL]
+    assert [line[: len(start)] for line, start in zip(held, starts, strict=True)] == starts
+    for case in REFUSED:
+        assert any(
+            line.startswith(f"| {case.name} | `{case.layout}` | `{case.rule}` |") for line in lines
+        )

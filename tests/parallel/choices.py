@@ -1,6 +1,4 @@
-"""Which experts every token of some steps goes to, counted so that all layouts of the same steps
-give the same counts.
-"""
+"""Which experts tokens go to, counted so that all layouts of the same steps give equal counts."""
 
 from __future__ import annotations
 
@@ -23,39 +21,34 @@ from forge.training.assemble import train_loader
 
 @dataclass
 class Calls:
-    """The experts that routers chose, [tokens, top_k], by layer and in the order of micro-batches."""
+    """The experts that routers chose, [tokens, top_k], by layer, in the order of micro-batches."""
 
     of_layer: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def counts(self, config: Config, ranks: Ranks, store: Any, steps: int) -> Tensor:
-        """[layers with experts, vocab, experts] int64: how often an occurrence of a token went to
-        an expert, on all ranks together.
+        """[layers with experts, vocab, experts]: how often a token id went to an expert, anywhere.
 
-        Of some hundred tokens drawn from as many, most occur once or never, so that two choices
-        that are exchanged change it.
+        Most ids occur once or never, so that two choices that are exchanged change it.
         """
         section = config.model
         assert isinstance(section, Decoder)
-        found = torch.zeros(
-            section.n_moe_layers, section.vocab_size, section.moe.num_experts, dtype=torch.int64
-        )
+        sizes = section.n_moe_layers, section.vocab_size, section.moe.num_experts
+        found = torch.zeros(sizes, dtype=torch.int64)
         tokens = self._tokens(config, ranks, store, steps)
         for layer, choices in self.of_layer.items():
             assert len(choices) == len(tokens), (layer, len(choices), len(tokens))
             for read, experts in zip(tokens, choices, strict=True):
                 assert len(read) == len(experts), (len(read), len(experts))
-                found[layer].index_put_(
-                    (read.unsqueeze(1), experts), torch.ones(()).long(), accumulate=True
-                )
+                index = read.unsqueeze(1), experts
+                found[layer].index_put_(index, torch.ones(()).long(), accumulate=True)
         return ranks.total(found)
 
     @staticmethod
     def _tokens(config: Config, ranks: Ranks, store: Any, steps: int) -> list[Tensor]:
         """What this rank reads in each micro-batch, [tokens]."""
         found: list[Tensor] = []
-        for _, step in zip(
-            range(steps), train_loader(config, store, ranks, torch.device("cpu")), strict=False
-        ):
+        loader = train_loader(config, store, ranks, torch.device("cpu"))
+        for _, step in zip(range(steps), loader, strict=False):
             batches = [ranks.own_part(batch.tokens) for batch in step.batches]
             if config.parallel.pp > 1:
                 assert config.parallel.pp_microbatches is not None
@@ -66,9 +59,7 @@ class Calls:
 
 @contextmanager
 def recorded() -> Iterator[Calls]:
-    """Whatever routers choose meanwhile, but not when a block is run again in backward. Not of what
-    is compiled.
-    """
+    """What routers choose meanwhile, except when a block is recomputed. Not of what is compiled."""
     calls, layer = Calls(), [0]
 
     def enter(module: nn.Module, args: Any) -> None:

@@ -26,16 +26,9 @@ def fresh_compiler() -> Iterator[None]:
 @pytest.fixture
 def small_decoder() -> Callable[..., Decoder]:
     def make(**options: Any) -> Decoder:
-        sizes = {
-            "dim": 32,
-            "n_layers": 3,
-            "n_heads": 4,
-            "n_kv_heads": 2,
-            "vocab_size": 61,
-            "max_seq_len": 24,
-            "ffn_hidden_dim": 48,
-        }
-        model = Decoder(DecoderConfig(**(sizes | {"init_std": 0.2} | options)))
+        sizes = {"dim": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "ffn_hidden_dim": 48}
+        others = {"vocab_size": 61, "max_seq_len": 24, "init_std": 0.2}
+        model = Decoder(DecoderConfig(**(sizes | others | options)))
         init_weights(model, 0)
         return model
 
@@ -51,9 +44,8 @@ def tokens() -> torch.Tensor:
 def gradients(tokens: torch.Tensor) -> Callable[[torch.nn.Module], dict[str, torch.Tensor]]:
     def of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         model.zero_grad()
-        torch.nn.functional.cross_entropy(
-            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
-        ).backward()
+        logits = model(tokens[:, :-1]).flatten(0, 1)
+        torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
         return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
     return of

@@ -1,4 +1,4 @@
-"""A pipeline reads, evaluates and writes text as one device does; its training is in test_parity."""
+"""A pipeline reads, evaluates and writes text as one device does."""
 
 from __future__ import annotations
 

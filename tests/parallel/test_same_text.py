@@ -41,21 +41,12 @@ class Characters:
 def texts(model: Decoder, folder: Path, ranks: Ranks) -> list[str]:
     """What a callback writes for the prompts."""
     folder.mkdir()
-    options: Any = {
-        "tokenizer": Characters(),
-        "device": torch.device("cpu"),
-        "run_dir": folder,
-        "seed": 1,
-        "show": False,
-    }
+    common: Any = {"tokenizer": Characters(), "device": torch.device("cpu"), "show": False}
     loop: Any = SimpleNamespace(paused=nullcontext, state=SimpleNamespace(step=4))
-    Samples(SECTION, model=model, ranks=ranks, **options).sample(loop)
+    Samples(SECTION, model=model, ranks=ranks, run_dir=folder, seed=1, **common).sample(loop)
     file = folder / "samples.jsonl"
-    return (
-        [json.loads(line)["text"] for line in file.read_text().splitlines()]
-        if file.exists()
-        else []
-    )
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line)["text"] for line in lines]
 
 
 def sharded(model: Decoder, rank: int) -> Ranks:
@@ -72,9 +63,7 @@ def test_the_text_is_the_main_ranks(
     small_decoder: Callable[..., Decoder],
     tmp_path: Path,
 ) -> None:
-    """One that drew for itself would end its text at another time, and leave the other waiting for
-    its shards.
-    """
+    """A rank that drew for itself might end sooner; the other would wait for its shards."""
     expected = texts(small_decoder(), tmp_path / "alone", Ranks())
     assert len(expected) == 2
     assert max(map(len, expected)) < 20  # both end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import accumulate, combinations, pairwise
 
 import pytest
 
@@ -27,8 +27,8 @@ def costs(section: Decoder, seq_len: int) -> tuple[list[int], int]:
 
 def costliest(section: Decoder, seq_len: int, cut: tuple[int, ...]) -> int:
     blocks, head = costs(section, seq_len)
-    edges = [sum(cut[:stage]) for stage in range(len(cut) + 1)]
-    stages = [sum(blocks[first:last]) for first, last in zip(edges, edges[1:], strict=False)]
+    edges = [0, *accumulate(cut)]
+    stages = [sum(blocks[first:last]) for first, last in pairwise(edges)]
     stages[-1] += head
     return max(stages)
 

@@ -182,7 +182,7 @@ def pieces(layer: MoE, x: Tensor, y_grad: Tensor) -> dict[str, Work]:
 def places(layer: MoE, chosen: Tensor, sequences: int) -> tuple[Order, Room | None]:
     """chosen: [tokens, top_k] -> the sorted order, and the rows of a capacity."""
     section = layer.section
-    found = order(chosen, section.num_experts, sequences, apart=True)
+    found = order(chosen, section.num_experts, sequences, per_sequence=True)
     if not section.capacity_factor:
         return found, None
     size = capacity(

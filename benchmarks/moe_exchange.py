@@ -123,7 +123,7 @@ def exchanges(layer: MoE, x: torch.Tensor, group: dist.ProcessGroup) -> tuple[Wo
 
         return equal, 4 * there.nbytes // RANKS
 
-    counts = order(routed.experts, section.num_experts, len(x), apart=False).counts[0]
+    counts = order(routed.experts, section.num_experts, len(x), per_sequence=False).counts[0]
     come = exchange_counts(counts, group)
     send, receive = (each.unflatten(0, (RANKS, -1)).sum(1).tolist() for each in (counts, come))
     there, back = x.new_ones(sum(send), x.shape[2]), x.new_ones(sum(receive), x.shape[2])

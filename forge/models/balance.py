@@ -1,8 +1,4 @@
-"""All mixtures of experts of a model over a step: the scale of their auxiliary losses, their load,
-and the bias that evens it.
-
-A few operations for all layers together, since a layer has little of each.
-"""
+"""All mixtures of experts over a step: scale of their losses, their load, and their bias."""
 
 from __future__ import annotations
 
@@ -19,12 +15,11 @@ from forge.models.routing_record import SUMS
 
 
 class RoutingReport(NamedTuple):
-    """One step, over all its tokens, as means over the model's layers with experts; scalars, still
-    on the device.
+    """One step, over all its tokens; scalars on the device, means over the layers with experts.
 
-    sums: auxiliary losses, without their coefficients, as sums over tokens. means: load_max and
-    load_min, the busiest and the idlest expert's load over the even one; entropy of a token's
-    shares, in nats; dropped, of the assignments; bias, from lowest to highest.
+    sums: auxiliary losses without coefficients, summed over tokens. means: load_max and load_min,
+    of the busiest and the idlest expert over the even load; entropy of a token's shares, in nats;
+    dropped, share of the assignments; bias, from lowest to highest.
     """
 
     sums: dict[str, Tensor]
@@ -35,9 +30,7 @@ class Balance:
     """Tells the layers when a step begins and ends; false for a model without experts."""
 
     def __init__(self, model: nn.Module, *, max_steps: int) -> None:
-        """max_steps: those of the run, which bias schedules span. Of a stage of a pipeline the
-        layers are some of the whole model's.
-        """
+        """max_steps: of the run, which bias schedules span."""
         self.layers = [module for module in model.modules() if isinstance(module, MoE)]
         section = getattr(model, "section", None)
         self.section = section if isinstance(section, DecoderConfig) and section.is_moe else None
@@ -51,8 +44,8 @@ class Balance:
         return self.section is not None
 
     def begin(self, scale: Tensor | float) -> None:
-        """Before the first micro-batch. scale: 1 / target tokens of the step, over all ranks, times
-        a loss scale.
+        """Before the first micro-batch. scale: 1 / target tokens of the step on all ranks, times a
+        loss scale.
         """
         if self.layers:
             buffers = [buffer for layer in self.layers for buffer in layer.record.buffers()]
@@ -65,19 +58,16 @@ class Balance:
     def end(
         self, number: int, *, skipped: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x
     ) -> RoutingReport:
-        """After update `number`, counted from 0: moves the selection biases, unless the update was
-        skipped, and reports.
+        """After update `number`, from 0: report, and move the selection biases unless it was
+        skipped.
 
-        total: sums a tensor over all ranks that have other tokens or other layers. Waits for
-        nothing.
+        total: sums a tensor over all ranks that have other tokens or other layers. Asynchronous.
         """
         assert self.section is not None
         section, n_layers = self.section.moe, self.section.n_moe_layers
         records = total(self._records(n_layers, section.num_experts, skipped.device))
-        counts, (*named, ranges, copies) = (
-            records[:, : section.num_experts],
-            records[:, section.num_experts :].unbind(1),
-        )
+        counts = records[:, : section.num_experts]
+        *named, ranges, copies = records[:, section.num_experts :].unbind(1)
         sums: dict[str, Tensor] = dict(zip(SUMS, named, strict=True))
         means = {
             "load_max": counts.amax(1) / counts.mean(1).clamp(min=1),
@@ -92,31 +82,25 @@ class Balance:
         weights = {
             "aux_loss": section.aux_loss_weight,
             "sequence_aux_loss": section.sequence_aux_loss_weight,
+            "router_z_loss": section.z_loss_weight,
         }
-        weights["router_z_loss"] = section.z_loss_weight
         return RoutingReport(
             {name: sums[name].sum() / n_layers for name, weight in weights.items() if weight},
             {f"moe/{name}": values.sum() / n_layers for name, values in means.items()},
         )
 
     def _records(self, n_layers: int, experts: int, device: torch.device) -> Tensor:
-        """[layers of the model, experts + len(SUMS) + 2] fp64: the counts and sums of a layer, how
-        far apart its biases are, and 1.
+        """[layers of the model, experts + len(SUMS) + 2] fp64: counts, sums, range of the bias, and
+        1.
 
-        Rows of layers that other stages have are 0.
+        Rows of layers in other stages are 0.
         """
         records = torch.zeros(n_layers, experts + len(SUMS) + 2, dtype=torch.float64, device=device)
         if self.layers:
-            counts, sums, bias = (
-                torch.stack(tensors).double()
-                for tensors in zip(
-                    *(
-                        (of.record.counts, of.record.sums, of.router.selection_bias)
-                        for of in self.layers
-                    ),
-                    strict=True,
-                )
-            )
+            found = [
+                (of.record.counts, of.record.sums, of.router.selection_bias) for of in self.layers
+            ]
+            counts, sums, bias = (torch.stack(each).double() for each in zip(*found, strict=True))
             ranges = bias.amax(1, keepdim=True) - bias.amin(1, keepdim=True)
             rows = torch.cat([counts, sums, ranges, torch.ones_like(ranges)], dim=1)
             self.numbers = self.numbers.to(device)
@@ -124,14 +108,13 @@ class Balance:
         return records
 
     def _move(self, counts: Tensor, number: int, skipped: Tensor) -> None:
-        """b_i += rate * sign(mean load - load_i), from the assignments of a whole step
-        (arXiv:2408.15664, algorithm 1).
+        """b_i += rate * sign(mean load - load_i), over a whole step (arXiv:2408.15664, algorithm
+        1).
         """
         assert self.section is not None
         section = self.section.moe
-        rate = section.bias_update_rate * bias_factor(
-            section.bias_schedule, number / self.max_steps
-        )
+        factor = bias_factor(section.bias_schedule, number / self.max_steps)
+        rate = section.bias_update_rate * factor
         steps = (rate * (counts.mean(1, keepdim=True) - counts).sign()).where(~skipped, 0)
         if self.layers:
             biases = [layer.router.selection_bias for layer in self.layers]
@@ -139,10 +122,9 @@ class Balance:
 
 
 def bias_factor(schedule: str, done: float) -> float:
-    """What bias_update_rate is multiplied with when a share `done` of the run is done, 0 to 1.
+    """Factor of bias_update_rate when a share `done` of the run is done, 0 to 1.
 
-    constant: 1. cosine_decay: (1 + cos(pi * done)) / 2. linear_warmup: min(1, 10 * done), over the
-    first tenth.
+    constant: 1. cosine_decay: (1 + cos(pi * done)) / 2. linear_warmup: min(1, 10 * done).
     """
     if schedule == "cosine_decay":
         return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))

@@ -6,10 +6,9 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Keys and values of one layer, [batch, kv_heads, max_len, head_dim], of which the first
-    `length` are filled.
+    """Keys and values of one layer, [batch, kv_heads, max_len, head_dim], filled up to `length`.
 
-    The first call allocates them: the layer knows its own heads, type and device best.
+    Allocated at the first call, which knows heads, type and device.
     """
 
     def __init__(self, max_len: int) -> None:
@@ -19,8 +18,7 @@ class LayerCache:
         self._values: Tensor | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values [batch, kv_heads, seq, head_dim]; returns all so far, [batch,
-        kv_heads, length, head_dim].
+        """Add keys and values [batch, kv_heads, seq, head_dim]; returns all so far.
 
         Raises ValueError past max_len.
         """
@@ -38,7 +36,7 @@ class LayerCache:
 
 
 class KVCache:
-    """One LayerCache a layer, for sequences of at most `max_len` tokens. For use without gradients."""
+    """One LayerCache a layer, for at most `max_len` tokens. For use without gradients."""
 
     def __init__(self, n_layers: int, max_len: int) -> None:
         self.max_len = max_len
@@ -47,6 +45,5 @@ class KVCache:
     @property
     def length(self) -> int:
         """Tokens read so far."""
-        return max(
-            layer.length for layer in self.layers
-        )  # a part of a model fills those of its own layers
+        # A stage of a pipeline fills only those of its own layers.
+        return max(layer.length for layer in self.layers)

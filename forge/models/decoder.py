@@ -28,8 +28,8 @@ RESIDUAL_WRITERS = (
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward or experts, each on a normalised copy of the residual stream and
-    added back to it.
+    """Attention, then feed-forward or experts, each normalised before and added to the residual
+    stream.
     """
 
     def __init__(self, section: DecoderConfig, layer: int) -> None:
@@ -50,25 +50,21 @@ class Block(nn.Module):
 
 
 class OutputHead(nn.Linear):
-    """The output head, whose weight losses read and multiply with some rows of hidden states at a
-    time.
-    """
+    """The output head, whose weight losses multiply with some rows of hidden states at a time."""
 
     def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
-        """What the head reads: normalised hidden states. All passes here, so that the weight is
-        there by then (`forge.parallel.fsdp`).
+        """Normalised hidden states: a call in which FSDP gathers the weight
+        (`forge.parallel.fsdp`).
         """
         return norm(hidden)
 
 
 class Decoder(nn.Module):
-    """Token ids to next-token logits.
+    """Token ids to next-token logits, or a stage of such a model, cut out by `keep`.
 
-    residual_dtype: of hidden states between layers; null = that of the embeddings.
-
-    It may be a part of a model, cut out by `keep`: then hidden states of the part before come in,
-    or those for the part after go out. Weights are torch's defaults until
-    `forge.models.init.init_weights` has run. May be built on the meta device.
+    A stage takes hidden states instead of tokens, or gives them, or both. Weights are torch's
+    defaults until `forge.models.init.init_weights`. residual_dtype: of hidden states between
+    layers; null = that of the embeddings.
     """
 
     residual_dtype: torch.dtype | None = None
@@ -79,50 +75,38 @@ class Decoder(nn.Module):
         self.max_seq_len = section.max_seq_len
         self.reads_tokens = True
         self.embedding: nn.Embedding | None = nn.Embedding(section.vocab_size, section.dim)
-        self.positions = (
-            nn.Embedding(section.max_seq_len, section.dim)
-            if section.position == "learned"
-            else None
-        )
-        self.rotary = (
-            RotaryTable(section.head_dim, section.max_seq_len, section.rope_theta)
-            if section.position == "rope"
-            else None
-        )
-        self.blocks = nn.ModuleDict(
-            {str(layer): Block(section, layer) for layer in range(section.n_layers)}
-        )
+        self.positions: nn.Embedding | None = None
+        if section.position == "learned":
+            self.positions = nn.Embedding(section.max_seq_len, section.dim)
+        self.rotary: RotaryTable | None = None
+        if section.position == "rope":
+            self.rotary = RotaryTable(section.head_dim, section.max_seq_len, section.rope_theta)
+        blocks = {str(layer): Block(section, layer) for layer in range(section.n_layers)}
+        self.blocks = nn.ModuleDict(blocks)
         self.norm: nn.Module | None = make_norm(section)
-        self.output = (
-            None
-            if section.tie_embeddings
-            else OutputHead(section.dim, section.vocab_size, bias=False)
-        )
+        self.output: OutputHead | None = None
+        if not section.tie_embeddings:
+            self.output = OutputHead(section.dim, section.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         """tokens: [batch, seq] -> logits [batch, seq, vocab]."""
         return self.logits(self.hidden(tokens, cache=cache))
 
     def hidden(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]. Hidden states come
-        in where `reads_tokens` is false.
+        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim].
 
-        With a cache the tokens continue those it has seen, and are added to it.
-        Raises ValueError past max_seq_len.
+        With a cache the tokens follow those in it, and are added. Hidden states come in where
+        `reads_tokens` is false. Raises ValueError past max_seq_len.
         """
         start, seq = cache.length if cache is not None else 0, tokens.shape[1]
         if start + seq > self.max_seq_len:
-            raise ValueError(
-                f"model.max_seq_len={self.max_seq_len}: {start + seq} tokens are too many"
-            )
+            limit = f"model.max_seq_len={self.max_seq_len}"
+            raise ValueError(f"{limit}: {start + seq} tokens are too many")
         x = self.embed(tokens, start) if self.reads_tokens else tokens
         rotation = self.rotary(start, seq) if self.rotary is not None else None
         for layer, block in self.blocks.items():
-            x = (
-                block(x, rotation)
-                if cache is None
-                else block(x, rotation, cache.layers[int(layer)])
-            )
+            seen = () if cache is None else (cache.layers[int(layer)],)
+            x = block(x, rotation, *seen)
         if self.norm is None:
             return x
         return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
@@ -134,9 +118,8 @@ class Decoder(nn.Module):
         x = x if self.residual_dtype is None else x.to(self.residual_dtype)
         if self.positions is None:
             return x
-        return x + self.positions(
-            torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        )
+        index = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        return x + self.positions(index)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., dim] -> [..., vocab]."""
@@ -150,8 +133,8 @@ class Decoder(nn.Module):
         return head.weight
 
     def keep(self, layers: range, *, first: bool, last: bool) -> None:
-        """Cut the model down to a run of its blocks, with what is before the first one and after
-        the last one of all.
+        """Cut the model down to these blocks, with what is before the first and after the last of
+        all.
         """
         for layer in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[layer]
@@ -167,9 +150,8 @@ class Decoder(nn.Module):
         """An empty cache for sequences of at most `max_len` tokens; null = max_seq_len."""
         max_len = self.max_seq_len if max_len is None else max_len
         if max_len > self.max_seq_len:
-            raise ValueError(
-                f"model.max_seq_len={self.max_seq_len}: a cache of {max_len} tokens is too long"
-            )
+            limit = f"model.max_seq_len={self.max_seq_len}"
+            raise ValueError(f"{limit}: a cache of {max_len} tokens is too long")
         return KVCache(self.section.n_layers, max_len)
 
     def reset_buffers(self) -> None:
@@ -179,7 +161,7 @@ class Decoder(nn.Module):
                 module.reset_buffers()
 
     def init_std(self, name: str) -> float:
-        """Standard deviation of the initial values of the parameter `name`.
+        """Standard deviation of the initial values of parameter `name`.
 
         Layers that write to the residual stream get 1/sqrt(2 * n_layers) of it (GPT-2; Radford et
         al. 2019, section 2.3).

@@ -1,6 +1,4 @@
-"""Tokens on their way to experts and back: sorted by expert, or in as many rows for each as it has
-room for.
-"""
+"""Tokens to experts and back: sorted by expert, or in a fixed number of rows for each."""
 
 from __future__ import annotations
 
@@ -12,15 +10,14 @@ from torch import Tensor
 
 
 class Order(NamedTuple):
-    """The assignments of tokens to experts, sorted by expert, and of one expert by token. Nothing
-    in it waits for the device.
+    """The assignments of tokens to experts, sorted by expert, and of one expert by token.
 
     There are n = tokens * top_k assignments; number i is that of token i // top_k. A scope is what
-    is counted over: each sequence, or all of them.
-    by_expert: [n], the assignment at each place of the sorted order. place: [n], the place of each
-    assignment. expert, scope: [n], in sorted order. rank: [n], in sorted order, how many of the
-    same expert and scope are before it. counts: [scopes, experts]. starts: [scopes, experts], the
-    place of the first. of_sequences: [sequences, experts], counts.
+    is counted over: each sequence, or all of them. by_expert: [n], the assignment at each place of
+    the sorted order. place: [n], the place of each assignment. expert, scope: [n], in sorted order.
+    rank: [n], in sorted order, how many of the same expert and scope are before it. counts:
+    [scopes, experts]. starts: [scopes, experts], the place of the first. of_sequences: [sequences,
+    experts], counts.
     """
 
     by_expert: Tensor
@@ -33,56 +30,32 @@ class Order(NamedTuple):
     of_sequences: Tensor
 
 
-def order(experts: Tensor, num_experts: int, sequences: int, *, apart: bool) -> Order:
-    """experts: [tokens, top_k], of so many sequences one after another; apart: whether each of them
-    is a scope of its own.
-    """
+def order(experts: Tensor, num_experts: int, sequences: int, *, per_sequence: bool) -> Order:
+    """experts: [tokens, top_k] of `sequences` equal sequences, which may each be a scope."""
     chosen = experts.flatten()
     n, device = len(chosen), chosen.device
     by_expert = chosen.argsort(stable=True)
     everywhere = torch.arange(n, device=device)
     place = torch.empty_like(by_expert).scatter_(0, by_expert, everywhere)
     expert, sequence = chosen[by_expert], by_expert // (n // sequences)
-    run = (
-        expert * sequences + sequence
-    )  # the sort is stable, so an expert's assignments from one sequence are a run
+    # The sort is stable, so an expert's assignments from one sequence are a run.
+    run = expert * sequences + sequence
     edges = torch.searchsorted(run, torch.arange(num_experts * sequences + 1, device=device))
     of_sequences = edges.diff().view(num_experts, sequences).t()
     starts = edges[:-1].view(num_experts, sequences).t()
-    if apart:
-        return Order(
-            by_expert,
-            place,
-            expert,
-            sequence,
-            everywhere - edges[run],
-            of_sequences,
-            starts,
-            of_sequences,
-        )
-    counts, starts, scope = (
-        of_sequences.sum(0, keepdim=True),
-        starts[:1],
-        torch.zeros_like(sequence),
-    )
-    return Order(
-        by_expert,
-        place,
-        expert,
-        scope,
-        everywhere - starts[0, expert],
-        counts,
-        starts,
-        of_sequences,
-    )
+    if per_sequence:
+        scope, first, counts = sequence, edges[run], of_sequences
+    else:
+        starts, scope = starts[:1], torch.zeros_like(sequence)
+        first, counts = starts[0, expert], of_sequences.sum(0, keepdim=True)
+    rank = everywhere - first
+    return Order(by_expert, place, expert, scope, rank, counts, starts, of_sequences)
 
 
 def capacity(factor: float, tokens: int, top_k: int, num_experts: int) -> int:
-    """Assignments that an expert takes of so many tokens, whichever of their choices it is:
-    ceil(factor * tokens * top_k / experts).
+    """Assignments that an expert takes of so many tokens: ceil(factor * tokens * top_k / experts).
 
-    GShard (arXiv:2006.16668, section 2.2), of all choices together; no more than tokens, which
-    choose an expert once.
+    GShard (arXiv:2006.16668, section 2.2), of all choices together; no more than tokens.
     """
     return min(math.ceil(factor * tokens * top_k / num_experts), tokens)
 
@@ -98,15 +71,12 @@ def gather(y: Tensor, found: Order) -> Tensor:
 
 
 def rearrange(x: Tensor, index: Tensor, back: Tensor) -> Tensor:
-    """x: [n, dim], its rows in the order of `index`: [n], a permutation, of which `back` is the
-    inverse.
-    """
+    """x: [n, dim], its rows in the order of the permutation index: [n]; back: its inverse."""
     return _Move.apply(x, index, None, back, None)
 
 
 class Room(NamedTuple):
-    """Which assignments, in sorted order, are in which rows, where each expert has as many for each
-    scope.
+    """Which assignments are in which rows, where each expert has equally many for each scope.
 
     source: [experts * scopes * rows], the assignment in a row, if it is filled. slot: [n], the row
     of an assignment, if it is kept.
@@ -119,9 +89,7 @@ class Room(NamedTuple):
 
 
 def room(found: Order, rows: int, left: Tensor) -> Room:
-    """left: [scopes, experts], how many assignments an expert takes of those here, of which there
-    are so many rows.
-    """
+    """The room with so many rows; left: [scopes, experts], how many an expert takes."""
     (scopes, _), n = found.counts.shape, len(found.rank)
     row = torch.arange(rows, device=left.device)
     source = found.starts.t().unsqueeze(-1) + row
@@ -147,9 +115,7 @@ def scale_gradient(x: Tensor, factor: Tensor) -> Tensor:
 
 
 class _Spread(torch.autograd.Function):
-    """Its gradient adds up the copies of a token in a fixed order, where that of indexing adds them
-    in any.
-    """
+    """Its gradient adds up the copies of a token in a fixed order; that of indexing does not."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, by_expert: Tensor, place: Tensor) -> Tensor:
@@ -164,7 +130,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Move(torch.autograd.Function):
-    """Rows to other places, and their gradients back, both by looking up; 0 where `valid` is false."""
+    """Rows to other places, and gradients back, both by indexing; 0 where `valid` is false."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,6 @@
-"""The experts: feed-forward layers of one shape, their weights packed into one tensor a projection."""
+"""Experts: feed-forward layers of one shape, with their weights packed into one tensor a
+projection.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,18 @@ from forge.models.grouped import grouped_mm, looped_mm
 
 log = logging.getLogger(__name__)
 Multiply = Callable[[Tensor, Tensor], Tensor]
-"""Rows of x times the matrix of the expert that they belong to: x: [n, in], weight: [experts, out,
-in] -> [n, out].
-"""
+"""x: [n, in], weight: [experts, in, out] -> [n, out]: rows times the matrix of their expert."""
 
 BLACKWELL = (10, 0)
-"""Compute capability from which on the kernel gives experts without rows a gradient
+"""From this compute capability on the grouped kernel gives experts without rows a wrong gradient
 (https://github.com/pytorch/pytorch/issues/172439).
 """
 ALIGNMENT = 16
-"""Bytes that a row of a grouped product must be a multiple of."""
+"""Rows of a grouped product must be a multiple of so many bytes."""
 
 
 class Experts(nn.Module):
-    """Each expert is `w_down(f(w_gate(x)) * w_up(x))`, or without a gate `w_down(f(w_up(x)))`.
+    """Each is `w_down(f(w_gate(x)) * w_up(x))`, or without a gate `w_down(f(w_up(x)))`.
 
     w_gate, w_up: [experts, hidden, dim]. w_down: [experts, dim, hidden].
     """
@@ -44,26 +44,18 @@ class Experts(nn.Module):
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each, which may be none
-        -> [n, dim].
-        """
+        """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each -> [n, dim]."""
         weights = self.weights()
         if not self._grouped(x, weights):
-            return self._expert(
-                x, weights, lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts)
-            )
+            return self._expert(x, weights, lambda rows, weight: looped_mm(rows, weight, counts))
         offsets = counts.cumsum(0, dtype=torch.int32)
-        return self._expert(
-            x, weights, lambda rows, weight: grouped_mm(rows, weight.transpose(1, 2), offsets)
-        )
+        return self._expert(x, weights, lambda rows, weight: grouped_mm(rows, weight, offsets))
 
     def equal(self, x: Tensor) -> Tensor:
-        """The same of as many rows for each expert: x: [experts, rows, dim] -> [experts, rows,
-        dim], by batched products.
+        """The same for equal numbers of rows, by batched products: [experts, rows, dim] -> the
+        same.
         """
-        return self._expert(
-            x, self.weights(), lambda rows, weight: torch.bmm(rows, weight.transpose(1, 2))
-        )
+        return self._expert(x, self.weights(), torch.bmm)
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
         """Before it runs on a GPU of a compute capability: keep away from what is wrong there."""
@@ -73,19 +65,17 @@ class Experts(nn.Module):
             self.kernel = "loop"
         elif self.kernel == "grouped":
             log.warning(
-                "model.moe.kernel=grouped gives experts without tokens a wrong gradient on this GPU; auto takes the loop"
+                "model.moe.kernel=grouped gives experts without tokens a wrong gradient on this "
+                "GPU; auto takes the loop"
             )
 
     def weights(self) -> tuple[Tensor, ...]:
         """(w_gate, w_up, w_down) or, without a gate, (w_up, w_down)."""
-        return (
-            (self.w_up, self.w_down)
-            if self.w_gate is None
-            else (self.w_gate, self.w_up, self.w_down)
-        )
+        both = (self.w_up, self.w_down)
+        return both if self.w_gate is None else (self.w_gate, *both)
 
     def _expert(self, x: Tensor, weights: tuple[Tensor, ...], multiply: Multiply) -> Tensor:
-        *gate, up, down = weights
+        *gate, up, down = (weight.transpose(1, 2) for weight in weights)
         hidden = multiply(x, up)
         hidden = self.activation(multiply(x, gate[0])) * hidden if gate else self.activation(hidden)
         return multiply(hidden, down)
@@ -93,13 +83,11 @@ class Experts(nn.Module):
     def _grouped(self, x: Tensor, weights: tuple[Tensor, ...]) -> bool:
         """Whether one kernel multiplies all experts.
 
-        It knows rows of whole 16 bytes, on a CPU too
-        (https://github.com/pytorch/pytorch/issues/172440); on CUDA bf16 only, on a CPU all but
-        fp64. The compiler takes it for bf16 only (torch 2.13).
+        It needs rows of whole 16 bytes, on a CPU too
+        (https://github.com/pytorch/pytorch/issues/172440); on CUDA bf16, on a CPU all but fp64. The
+        compiler takes it for bf16 only (torch 2.13).
         """
-        if len(x) == 0:
-            # on no row at all some versions of the kernel fail
-            # (https://github.com/pytorch/pytorch/issues/192497)
+        if len(x) == 0:  # https://github.com/pytorch/pytorch/issues/192497
             return False
         if self.kernel != "auto":
             return self.kernel == "grouped"
@@ -107,8 +95,5 @@ class Experts(nn.Module):
             return False
         if x.dtype == torch.bfloat16:
             return True
-        return (
-            x.device.type == "cpu"
-            and x.dtype != torch.float64
-            and not torch.compiler.is_compiling()
-        )
+        eager = not torch.compiler.is_compiling()
+        return x.device.type == "cpu" and x.dtype != torch.float64 and eager

@@ -30,17 +30,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """`w_down(f(w_up(x)))`, or gated `w_down(f(w_gate(x)) * w_up(x))` (SwiGLU and kin,
-    arXiv:2002.05202).
-    """
+    """`w_down(f(w_up(x)))`, or gated `w_down(f(w_gate(x)) * w_up(x))` (arXiv:2002.05202)."""
 
     def __init__(self, section: DecoderConfig, hidden: int | None = None) -> None:
         """hidden: its width; null = section.computed_ffn_hidden_dim."""
         super().__init__()
         if section.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"model.activation={section.activation!r}: must be one of {', '.join(ACTIVATIONS)}"
-            )
+            names = ", ".join(ACTIVATIONS)
+            raise ValueError(f"model.activation={section.activation!r}: must be one of {names}")
         dim, hidden = section.dim, section.computed_ffn_hidden_dim if hidden is None else hidden
         self.activation = ACTIVATIONS[section.activation]
         self.w_gate = nn.Linear(dim, hidden, bias=section.bias) if section.is_gated else None

@@ -1,4 +1,4 @@
-"""Products of rows with the matrix of the group that each belongs to, in one kernel or in a loop."""
+"""Products of rows with the matrix of their group, in one kernel or in a loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor
 
 
 def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """x: [n, in], sorted by group, times weight: [groups, in, out] -> [n, out]; offsets: [groups]
-    int32, where each group ends.
+    """x: [n, in], sorted by group; weight: [groups, in, out] -> [n, out]; offsets: [groups] int32,
+    ends.
     """
-    product = getattr(F, "grouped_mm", None) or torch._grouped_mm  # type: ignore[attr-defined]  # public in newer versions of torch, private before
+    # Public in newer versions of torch, private before.
+    product = getattr(F, "grouped_mm", None) or torch._grouped_mm  # type: ignore[attr-defined]
     return product(x, weight, offs=offsets)
 
 
@@ -21,18 +22,13 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     "forge::looped_mm", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor counts) -> Tensor"
 )
 def looped_mm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """The same for any type and device, group by group; counts: [groups], rows of each. On CUDA it
-    waits for the device.
+    """The same for any type and device, group by group; counts: [groups], rows of each.
 
     An operator of its own, because the sizes of its products depend on data: a compiler takes it as
-    it is.
+    it is. On CUDA it waits for the device.
     """
-    return torch.cat(
-        [
-            part @ matrix
-            for part, matrix in zip(x.split(counts.tolist()), weight.unbind(), strict=True)
-        ]
-    )
+    parts = zip(x.split(counts.tolist()), weight.unbind(), strict=True)
+    return torch.cat([part @ matrix for part, matrix in parts])
 
 
 @looped_mm.register_fake
@@ -46,11 +42,10 @@ def _(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     schema="(Tensor x, Tensor y, Tensor counts) -> Tensor",
 )
 def looped_mm_of_rows(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-    """x: [n, in] and y: [n, out], of each group x.T @ y -> [groups, in, out]."""
+    """x: [n, in] and y: [n, out] -> [groups, in, out], of each group x.T @ y."""
     sizes = counts.tolist()
-    return torch.stack(
-        [mine.t() @ other for mine, other in zip(x.split(sizes), y.split(sizes), strict=True)]
-    )
+    pairs = zip(x.split(sizes), y.split(sizes), strict=True)
+    return torch.stack([ours.t() @ theirs for ours, theirs in pairs])
 
 
 @looped_mm_of_rows.register_fake

@@ -9,13 +9,11 @@ from torch import Tensor
 
 
 class Head:
-    """Logits of hidden states, with the rows of the vocabulary that this rank holds; here that is
-    all of them.
+    """Logits of hidden states, with the rows of the vocabulary that this rank holds; here all of
+    them.
 
-    A model that is laid out over ranks may spread its rows: it has a method `spread_head`, which
-    gives a kind of this class whose methods also reach the rows of others.
-
-    first: token id of the first row.
+    A model that is laid out over ranks may have a method `spread_head`, which gives a subclass
+    whose methods also reach the rows of other ranks. first: token id of the first row.
     """
 
     first = 0
@@ -29,22 +27,20 @@ class Head:
         return F.linear(hidden, self.weight)
 
     def largest(self, values: Tensor) -> Tensor:
-        """Elementwise, the largest over all that hold rows; without gradients."""
+        """Elementwise, the largest over all ranks with rows; without gradients."""
         return values
 
     def total(self, values: Tensor) -> Tensor:
-        """Elementwise, the sum over all that hold rows; without gradients."""
+        """Elementwise, the sum over all ranks with rows; without gradients."""
         return values
 
 
 def head_of(model: Any) -> Head:
-    """The head of a model, as it is after the hidden states were computed."""
+    """The head of a model; call it after `hidden`."""
     make = getattr(model, "spread_head", None)
     return make() if make is not None else Head(model.output_weight)
 
 
 def loss_by_rows(model: object) -> bool:
-    """Whether the loss of a model is made of the logits that each rank has, and nobody has them
-    all.
-    """
+    """Whether the loss is made of the logits that each rank has, and no rank gathers them all."""
     return getattr(model, "loss_parallel", False)

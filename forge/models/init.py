@@ -1,8 +1,7 @@
 """Initial weights that depend on the seed and a parameter's name and shape, and on no layout.
 
-A parameter is filled block of rows by block of rows. Each block is drawn whole, on the CPU and in
-fp32, from a generator of its own, so that any device can make just the rows it owns and all agree
-to the bit.
+A parameter is filled in blocks of rows. Each block is drawn whole, on the CPU and in fp32, from a
+generator of its own, so that any device can make just the rows it owns, equal to the bit.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Held = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 
 
 class Initialisable(Protocol):
-    """What a model says of its own start."""
+    """What a model says of its own initial values."""
 
     def init_std(self, name: str) -> float: ...
     def reset_buffers(self) -> None: ...
@@ -38,13 +37,12 @@ def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
 def init_weights(
     model: Initialisable, seed: int, *, held: Held = whole, num_threads: int | None = None
 ) -> None:
-    """Fill every parameter and computed buffer of the model in place; the result does not depend on
-    num_threads.
+    """Fill every parameter and computed buffer of the model, in place.
 
-    Matrices are normal with standard deviation `model.init_std(name)`; of the one-dimensional
-    parameters biases are 0 and norm weights 1. A tied weight is drawn once, under its first name.
-    held: of a parameter the memory that this process has, and the indices along each dimension that
-    it stands for. num_threads: null = torch's own.
+    Matrices are normal with standard deviation `model.init_std(name)`; one-dimensional parameters
+    are 0 (biases) or 1 (norm weights). A tied weight is drawn once, under its first name. held: the
+    memory that this process has of a parameter, and the indices along each dimension that it stands
+    for. num_threads: null = torch's own; it does not change the result.
     """
     with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
         filling = []
@@ -55,9 +53,8 @@ def init_weights(
                 local.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
             fill = partial(_fill, local, indices, name, values.shape, model.init_std(name), seed)
-            filling += [
-                pool.submit(fill, start, end) for start, end in _portions(indices[0], values.shape)
-            ]
+            portions = _portions(indices[0], values.shape)
+            filling += [pool.submit(fill, start, end) for start, end in portions]
         for each in filling:
             each.result()
     model.reset_buffers()
@@ -72,18 +69,16 @@ def draw_rows(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The given rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows),
+    """Rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows),
     *shape[1:]].
 
-    out: where they go, when there is a place for them already.
+    out: memory to draw into.
     """
     size = rows_per_block(shape)
     index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
-    drawn = (
-        torch.empty(len(index), *shape[1:], dtype=torch.float32, device="cpu")
-        if out is None
-        else out
-    )
+    drawn = out
+    if drawn is None:
+        drawn = torch.empty(len(index), *shape[1:], dtype=torch.float32, device="cpu")
     consecutive = bool((index.diff() == 1).all())
     start = 0
     for block, count in _runs(index, size):
@@ -99,22 +94,19 @@ def draw_rows(
 def draw_block(
     name: str, shape: Sequence[int], std: float, seed: int, block: int, *, out: Tensor | None = None
 ) -> Tensor:
-    """Rows block * n to (block + 1) * n of the parameter, n = rows_per_block(shape); fewer in the
-    last block.
-    """
+    """Rows block * n to (block + 1) * n of the parameter, n = rows_per_block(shape)."""
     if out is None:
         size = rows_per_block(shape)
-        out = torch.empty(
-            min(size, shape[0] - block * size), *shape[1:], dtype=torch.float32, device="cpu"
-        )
+        rows = min(size, shape[0] - block * size)
+        out = torch.empty(rows, *shape[1:], dtype=torch.float32, device="cpu")
     digest = blake2b(f"{seed}/{name}/{block}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
     return out.normal_(0.0, std, generator=generator)
 
 
 def rows_per_block(shape: Sequence[int]) -> int:
-    """Rows that share a generator: a block is about 256 KiB, or one expert of a stack; its size
-    follows from the global shape only.
+    """Rows that share a generator: about 256 KiB, or one expert of a stack; of the global shape
+    only.
     """
     if len(shape) > 2:
         return 1
@@ -128,9 +120,7 @@ def _runs(rows: Tensor, size: int) -> list[tuple[int, int]]:
 
 
 def _portions(rows: Tensor, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where portions of the rows begin and end that are worth a thread's while, each made of whole
-    blocks.
-    """
+    """(start, end) of portions of the rows that are worth a thread's while, of whole blocks."""
     start = end = 0
     for _, count in _runs(rows, rows_per_block(shape)):
         end += count
@@ -151,24 +141,18 @@ def _fill(
     start: int,
     end: int,
 ) -> None:
-    """Draw rows start to end of those that are held, in place where memory is as they are drawn,
-    and else cut to what is held of them.
-    """
+    """Draw rows start to end of those held: into their memory if it fits, else cut and copied."""
     here, rows = local[start:end], indices[0][start:end]
-    as_drawn = (
-        here.device.type == "cpu"
-        and here.dtype == torch.float32
-        and here.is_contiguous()
-        and here.shape[1:] == tuple(shape[1:])
-    )
+    whole_rows = here.is_contiguous() and here.shape[1:] == tuple(shape[1:])
+    as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and whole_rows
     drawn = draw_rows(name, shape, std, seed, rows, out=here if as_drawn else None)
     if not as_drawn:
         here.copy_(select(drawn, indices[1:], first=1))
 
 
 def select(values: Tensor, indices: Sequence[Tensor], *, first: int = 0) -> Tensor:
-    """What the indices name along each dimension, from dimension `first` on; the same tensor where
-    that is all.
+    """What the indices name along each dimension from `first` on; the same tensor where that is
+    all.
     """
     for dim, index in enumerate(indices, start=first):
         if len(index) < values.shape[dim]:

@@ -11,8 +11,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode and its compiled modules run as plain ones; then it is as
-    it was.
+    """Inside, the model is in eval mode, and its compiled modules run uncompiled.
 
     Compiled for one training shape, a module would compile anew for each other length and batch,
     and fail past dynamo's limit.

@@ -1,4 +1,4 @@
-"""The mixture of experts: a feed-forward layer of which each token meets a part."""
+"""The mixture of experts: a feed-forward layer in which a token goes to a few of many experts."""
 
 from __future__ import annotations
 
@@ -28,28 +28,27 @@ from forge.models.routing_record import RoutingRecord
 
 
 class MoE(nn.Module):
-    """Sum of the outputs of the experts that the router chooses for a token, weighted, and of the
-    shared experts.
+    """The weighted outputs of the experts that the router chooses for a token, and the shared
+    experts.
 
-    What is not linear in tokens, load balance, capacity and gradient scale, is counted over a
-    scope: each sequence, or the whole micro-batch. Every token counts that is routed, also where
-    its target is masked.
+    What is not linear in tokens (load balance, capacity, gradient scale) is counted over a scope:
+    each sequence, or the whole micro-batch. Every token that is routed counts, also where its
+    target is masked.
 
     In training an expert with a capacity takes the first tokens of the scope that choose it, as
-    their best or as their last choice, in the order of the sequence, so that no token's experts
-    depend on a later one; the rest is dropped: it is not computed, and adds nothing. In evaluation
-    and generation nothing is dropped.
+    their best or their last choice, in the order of the sequence, so that no token's experts depend
+    on a later one. The other assignments are dropped: they add nothing. In evaluation and
+    generation nothing is dropped.
     """
 
     summands = 1
-    """How many ranks find, each, a summand of this layer's output and of its gradients."""
+    """Ranks that each find a summand of this layer's output and of its gradients."""
 
     pieces = 1
-    """The runs of tokens that are here of a sequence, one after another, which are counted apart.
-    """
+    """Runs of consecutive tokens that are here of a sequence."""
 
     def __init__(self, section: DecoderConfig, layer: int = 0) -> None:
-        """layer: of which one of the model's blocks this is."""
+        """layer: the index of the block that this layer is in."""
         super().__init__()
         self.section: MoEConfig = section.moe
         self.number = n_moe_layers(section.moe, layer)
@@ -63,85 +62,63 @@ class MoE(nn.Module):
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
         section, flat = self.section, x.flatten(0, 1)
         routed = self.router(flat)
-        found = order(
-            routed.experts,
-            section.num_experts,
-            len(x) * self.pieces,
-            apart=self._apart or not self.in_order,
-        )
-        rows = (
-            self._room(found, len(flat)) if self.training and section.capacity_factor > 0 else None
-        )
-        y = self._sum(self._experts(spread(flat, found), found, rows), routed, found, rows).view_as(
-            x
-        )
+        sequences, per_sequence = len(x) * self.pieces, self._per_sequence or not self.in_order
+        found = order(routed.experts, section.num_experts, sequences, per_sequence=per_sequence)
+        limited = self.training and section.capacity_factor > 0
+        rows = self._room(found, len(flat)) if limited else None
+        y = self._experts(spread(flat, found), found, rows)
+        y = self._sum(y, routed, found, rows).view_as(x)
         if self.shared is not None:
             y = y + self.shared(x)
-        return (
-            self._recorded(y, routed, found, rows)
-            if self.training and torch.is_grad_enabled()
-            else y
-        )
+        if self.training and torch.is_grad_enabled():
+            return self._recorded(y, routed, found, rows)
+        return y
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. Expert parallelism
-        exchanges tokens around this.
+        overrides it.
         """
         return self.experts(x, counts)
 
     def run_equal(self, x: Tensor) -> Tensor:
-        """The same with as many rows for each expert: [experts, rows, dim] -> [experts, rows, dim]."""
+        """The same for equal numbers of rows: [experts, rows, dim] -> [experts, rows, dim]."""
         return self.experts.equal(x)
 
-    def whole(self, counts: Tensor, *, apart: bool) -> Tensor:
-        """counts: [scopes, experts], of the tokens here -> of all tokens of the scopes, some of
-        which are in other rows or on other ranks.
+    def scope_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
+        """counts: [scopes, experts], of the tokens here -> of all tokens of the scopes.
 
-        apart: whether each sequence is a scope, or all sequences are one.
+        Others may be on other ranks. per_sequence: each sequence is a scope; else all are one.
         """
         return counts
 
-    def earlier(self, counts: Tensor, *, apart: bool) -> Tensor:
-        """The same, of those tokens of the scopes that come before them."""
+    def earlier_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
+        """The same of the tokens of the scopes that come before those here."""
         return torch.zeros_like(counts)
 
-    def parts(self, scopes: int, *, apart: bool) -> int:
-        """How many times the tokens that a row of counts, of so many, is of are those of a whole
-        scope.
-        """
+    def parts_of_scope(self, scopes: int, *, per_sequence: bool) -> int:
+        """Number of rows of counts, of `scopes` on each rank, that make up one scope."""
         return 1
 
     @property
     def in_order(self) -> bool:
-        """Whether the tokens of a micro-batch that are here follow one another without those that
-        other ranks have in between.
-        """
+        """Whether no other rank has tokens in between those here."""
         return True
 
     def _experts(self, x: Tensor, found: Order, rows: Room | None) -> Tensor:
         """x: [n, dim], sorted by expert -> [n, dim], 0 where dropped."""
-        factor = (
-            self._gradient_factor(found, rows)
-            if self.section.gradient_scale and self.training
-            else None
-        )
+        scaled = self.section.gradient_scale and self.training
+        factor = self._gradient_factor(found, rows) if scaled else None
         if factor is not None:
-            x = scale_gradient(
-                x, 1 / factor
-            )  # so that what goes on to the layers below is as it was
+            x = scale_gradient(x, 1 / factor)  # so that the layers below get what they got
         if rows is None:
             y = self.run_experts(x, found.counts.sum(0))
         else:
-            y = empty(
-                self.run_equal(fill(x, rows).unflatten(0, (found.counts.shape[1], -1))).flatten(
-                    0, 1
-                ),
-                rows,
-            )
+            filled = fill(x, rows).unflatten(0, (found.counts.shape[1], -1))
+            y = empty(self.run_equal(filled).flatten(0, 1), rows)
         return y if factor is None else scale_gradient(y, factor)
 
     def _sum(self, y: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
-        """y: [n, dim], sorted by expert -> [tokens, dim], the weighted sum, in the weights' fp32."""
+        """y: [n, dim], sorted by expert -> [tokens, dim], the weighted sum, in fp32."""
         weights = routed.weights
         if rows is not None:
             weights = weights * rows.kept[found.place].view_as(weights)
@@ -150,37 +127,31 @@ class MoE(nn.Module):
 
     def _room(self, found: Order, tokens: int) -> Room:
         """The rows that experts have for the tokens here, of what they have for whole scopes."""
-        section, apart = self.section, self._apart
+        section, per_sequence = self.section, self._per_sequence
         tokens //= len(found.counts)
-        size = capacity(
-            section.capacity_factor,
-            tokens * self.parts(len(found.counts), apart=apart),
-            section.top_k,
-            section.num_experts,
-        )
-        left = (size - self.earlier(found.counts, apart=apart)).clamp(min=0)
+        in_scope = tokens * self.parts_of_scope(len(found.counts), per_sequence=per_sequence)
+        size = capacity(section.capacity_factor, in_scope, section.top_k, section.num_experts)
+        left = (size - self.earlier_counts(found.counts, per_sequence=per_sequence)).clamp(min=0)
         return room(found, min(size, tokens), left)
 
     def _gradient_factor(self, found: Order, rows: Room | None) -> Tensor:
-        """[n], in sorted order: the even load of an expert in the scope over its own; dropped
-        assignments are no load.
+        """[n], in sorted order: the even load in the scope over the expert's own, without dropped
+        ones.
 
-        The gradient of an expert's weights is a sum over its tokens, so the busy ones learn faster;
+        The gradient of an expert's weights is a sum over its tokens, so busy experts learn faster;
         this divides by how busy it is.
         """
         counts = found.counts
         if rows is not None:
-            kept = rows.kept.long()
-            flat = torch.zeros_like(counts).flatten()
-            counts = flat.scatter_add(
-                0, found.scope * counts.shape[1] + found.expert, kept
-            ).view_as(counts)
-        counts = self.whole(counts, apart=self._apart).double()
+            flat, index = counts.flatten(), found.scope * counts.shape[1] + found.expert
+            kept = torch.zeros_like(flat).scatter_add(0, index, rows.kept.long())
+            counts = kept.view_as(counts)
+        counts = self.scope_counts(counts, per_sequence=self._per_sequence).double()
         factor = counts.sum(1, keepdim=True) / (counts.clamp(min=1) * counts.shape[1])
         return factor[found.scope, found.expert]
 
     @property
-    def _apart(self) -> bool:
+    def _per_sequence(self) -> bool:
         return self.section.balance_scope == "sequence"
 
     def _recorded(self, y: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
@@ -188,26 +159,16 @@ class MoE(nn.Module):
         section, none = self.section, routed.logits.new_zeros(())
         aux = sequence_aux = z = none
         if section.aux_loss_weight:
-            aux = balance_loss(routed.shares, self.whole(found.counts, apart=self._apart))
+            counts = self.scope_counts(found.counts, per_sequence=self._per_sequence)
+            aux = balance_loss(routed.shares, counts)
         if section.sequence_aux_loss_weight:
-            sequence_aux = balance_loss(routed.shares, self.whole(found.of_sequences, apart=True))
+            counts = self.scope_counts(found.of_sequences, per_sequence=True)
+            sequence_aux = balance_loss(routed.shares, counts)
         if section.z_loss_weight:
             z = router_z_loss(routed.logits)
-        loss = (
-            section.aux_loss_weight * aux
-            + section.sequence_aux_loss_weight * sequence_aux
-            + section.z_loss_weight * z
-        )
+        loss = section.aux_loss_weight * aux + section.sequence_aux_loss_weight * sequence_aux
+        loss = loss + section.z_loss_weight * z
         dropped = none if rows is None else (~rows.kept).sum().to(none.dtype)
         tokens = none + len(routed.logits)
-        sums = torch.stack(
-            [
-                tokens,
-                entropy(routed.shares),
-                dropped,
-                aux.detach(),
-                sequence_aux.detach(),
-                z.detach(),
-            ]
-        )
-        return self.record.attach(y, loss, found.counts.sum(0), sums)
+        sums = [tokens, entropy(routed.shares), dropped, aux, sequence_aux, z]
+        return self.record.attach(y, loss, found.counts.sum(0), torch.stack(sums).detach())

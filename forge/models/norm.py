@@ -1,8 +1,7 @@
 """Normalisation layers, by name.
 
-Each computes in the type of what it reads, fp32 inside its kernel, and gives the type of its
-weights: where hidden states are kept in fp32 between layers and weights are 16 bits, what goes into
-the next matrix is 16 bits.
+Each computes in the type of its input, fp32 inside its kernel, and gives the type of its weights:
+with fp32 hidden states and 16-bit weights the next matrix gets 16 bits.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from forge.config.model import Decoder as DecoderConfig
 def make_norm(section: DecoderConfig) -> nn.Module:
     """The normalisation over the last dimension of [batch, seq, dim] that `norm_type` names.
 
-    RMSNorm (arXiv:1910.07467) has a weight only; LayerNorm (arXiv:1607.06450) has a bias too when
-    `bias` is true.
+    RMSNorm (arXiv:1910.07467) has a weight; LayerNorm (arXiv:1607.06450) a bias too if `bias` is
+    true.
     """
     if section.norm_type == "rmsnorm":
         return RMSNorm(section.dim, eps=section.norm_eps)
@@ -45,11 +44,6 @@ class LayerNorm(nn.LayerNorm):
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same with these parameters."""
-        y = F.layer_norm(
-            x,
-            self.normalized_shape,
-            weight.to(x.dtype),
-            None if bias is None else bias.to(x.dtype),
-            self.eps,
-        )
+        bias = None if bias is None else bias.to(x.dtype)
+        y = F.layer_norm(x, self.normalized_shape, weight.to(x.dtype), bias, self.eps)
         return y.to(weight.dtype)

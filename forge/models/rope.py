@@ -1,6 +1,4 @@
-"""Rotary position embedding (RoFormer, arXiv:2104.09864) in the half-rotation layout of Llama
-checkpoints.
-"""
+"""Rotary position embedding (RoFormer, arXiv:2104.09864), in the half-rotation layout of Llama."""
 
 from __future__ import annotations
 
@@ -12,11 +10,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines of all positions, computed once in fp32.
-
-    The tables follow from the config, so no state_dict holds them: after `to_empty` call
-    `reset_buffers`.
-    """
+    """Cosines and sines of all positions, in fp32. They are in no state_dict."""
 
     cos: Tensor
     sin: Tensor
@@ -24,9 +18,8 @@ class RotaryTable(nn.Module):
     def __init__(self, head_dim: int, max_seq_len: int, theta: float) -> None:
         super().__init__()
         if head_dim % 2:
-            raise ValueError(
-                f"model.n_heads: rotary positions need an even head width, not model.dim / model.n_heads = {head_dim}"
-            )
+            width = f"not model.dim / model.n_heads = {head_dim}"
+            raise ValueError(f"model.n_heads: rotary positions need an even head width, {width}")
         self.theta = theta
         for name in ("cos", "sin"):
             self.register_buffer(
@@ -35,9 +28,7 @@ class RotaryTable(nn.Module):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Compute the tables; on the CPU whatever device holds them, so that every device has the
-        same bits.
-        """
+        """Compute the tables, on the CPU, so that every device has the same bits."""
         if self.cos.is_meta:
             return
         max_seq_len, _, head_dim = self.cos.shape
@@ -59,8 +50,8 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate each pair (i, i + head_dim/2) of x: [batch, seq, heads, head_dim] by its position's
     angle.
 
-    The sine is signed, so a roll does what the usual negate-and-swap does in two operations fewer.
-    Computed in the tables' fp32 and returned in x's type.
+    The sine is signed, so a roll replaces the usual negate-and-swap. Computed in fp32 and returned
+    in x's type.
     """
     cos, sin = rotation
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)

@@ -26,15 +26,15 @@ class Routed(NamedTuple):
 
 
 class Router(nn.Module):
-    """Scores of all experts from one matrix; of each token the top_k best ones are chosen.
+    """Scores of all experts from one matrix; each token goes to the top_k best ones.
 
-    softmax_topk: the scores are a softmax over all experts (Switch, arXiv:2101.03961, with the
-    weights of Mixtral, arXiv:2401.04088). sigmoid_topk: each expert's score is a sigmoid of its own
-    (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16).
+    softmax_topk: a softmax over all experts (Switch, arXiv:2101.03961, with the weights of Mixtral,
+    arXiv:2401.04088). sigmoid_topk: a sigmoid for each expert (DeepSeek-V3, arXiv:2412.19437,
+    equations 12 to 16).
 
-    selection_bias: [experts], added to the scores for the choice and for nothing else, so that it
-    balances the load and has no gradient (arXiv:2408.15664). It is state, kept in checkpoints;
-    `forge.models.balance` moves it, once a step.
+    selection_bias: [experts], added to the scores for the choice only, so that it balances the load
+    without a gradient (arXiv:2408.15664). It is saved in checkpoints; `forge.models.balance` moves
+    it once a step.
     """
 
     selection_bias: Tensor
@@ -44,9 +44,8 @@ class Router(nn.Module):
         self.section = section
         self.weight = nn.Parameter(torch.empty(section.num_experts, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
-        self.register_buffer(
-            "selection_bias", torch.zeros(section.num_experts, dtype=torch.float32)
-        )
+        bias = torch.zeros(section.num_experts, dtype=torch.float32)
+        self.register_buffer("selection_bias", bias)
 
     def forward(self, x: Tensor) -> Routed:
         """x: [tokens, dim]; scores and weights are at least fp32."""
@@ -63,7 +62,7 @@ class Router(nn.Module):
         return Routed(experts, weights * section.routed_scaling_factor, logits, shares)
 
     def reset_buffers(self) -> None:
-        """The bias of a model that nothing has trained."""
+        """The bias of an untrained model."""
         self.selection_bias.zero_()
 
     def matrix(self) -> Tensor:
@@ -78,8 +77,8 @@ class Router(nn.Module):
         return F.linear(x.to(dtype), self.matrix().to(dtype))
 
     def _choose(self, scores: Tensor) -> Tensor:
-        """The top_k experts of each token, out of its best groups (DeepSeek-V2, arXiv:2405.04434,
-        section 2.2.2).
+        """The top_k experts of each token, out of its best groups (arXiv:2405.04434, section
+        2.2.2).
 
         A group is as good as its best expert under softmax, as DeepSeek-V2 has it; as its two best
         ones under sigmoid, as V3 has it.
@@ -88,12 +87,8 @@ class Router(nn.Module):
         if section.n_routing_groups > 1:
             groups = scores.unflatten(1, (section.n_routing_groups, -1))
             counted = min(1 if section.router == "softmax_topk" else 2, groups.shape[2])
-            best = (
-                groups.topk(counted, dim=-1)
-                .values.sum(-1)
-                .topk(section.topk_routing_group, dim=-1)
-                .indices
-            )
+            goodness = groups.topk(counted, dim=-1).values.sum(-1)
+            best = goodness.topk(section.topk_routing_group, dim=-1).indices
             barred = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
             scores = groups.masked_fill(barred.unsqueeze(-1), -torch.inf).flatten(1)
         return scores.topk(section.top_k, dim=-1).indices

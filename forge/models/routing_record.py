@@ -1,6 +1,4 @@
-"""What happens in a router during one step: its auxiliary losses enter the gradient, and its load
-is counted.
-"""
+"""A router over one step: its auxiliary losses enter the gradient, and its load is counted."""
 
 from __future__ import annotations
 
@@ -14,12 +12,11 @@ LOSSES = SUMS[-3:]
 
 
 class RoutingRecord(nn.Module):
-    """The counts and sums of one layer over the micro-batches of a step, on the device, in buffers
-    that no checkpoint holds.
+    """Counts and sums of one layer over the micro-batches of a step, in buffers that are not saved.
 
-    counts: [experts] int64, assignments to each, dropped ones too. sums: [len(SUMS)], over tokens.
-    scale: what an auxiliary loss, a sum over tokens, is multiplied with, as the sum of the main
-    loss is: 1 / target tokens of the step, times a loss scale.
+    counts: [experts] int64, assignments, dropped ones too. sums: [len(SUMS)], over tokens. scale:
+    factor of the auxiliary losses, which are sums over tokens: 1 / target tokens of the step, times
+    a loss scale.
     """
 
     counts: Tensor
@@ -28,19 +25,16 @@ class RoutingRecord(nn.Module):
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()
-        self.register_buffer(
-            "counts", torch.zeros(num_experts, dtype=torch.int64), persistent=False
-        )
+        counts = torch.zeros(num_experts, dtype=torch.int64)
+        self.register_buffer("counts", counts, persistent=False)
         self.register_buffer("sums", torch.zeros(len(SUMS)), persistent=False)
         self.register_buffer("scale", torch.zeros(()), persistent=False)
 
     def attach(self, y: Tensor, loss: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
-        """y, whose backward pass also gives the scalar `loss` the gradient `scale`, and adds to the
-        record.
+        """y, whose backward pass also gives `loss` the gradient `scale`, and adds to the record.
 
-        So neither has to be returned through layers, stages and compiled blocks. In backward,
-        because there every micro-batch passes once, where a forward pass may be run again; and an
-        evaluation does not come by at all.
+        So neither has to be returned through layers, stages and compiled blocks. In backward every
+        micro-batch passes once, while a forward pass may be run again or be an evaluation.
         """
         return _Attach.apply(y, loss, counts, sums, self)
 
@@ -57,11 +51,8 @@ class _Attach(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(counts, sums)
         ctx.loss_dtype = loss.dtype
-        ctx.record = (
-            record.counts,
-            record.sums,
-            record.scale,
-        )  # not saved: they change while other micro-batches are on their way
+        # Not saved: they change while other micro-batches are on their way.
+        ctx.record = record.counts, record.sums, record.scale
         return y.view_as(y)
 
     @staticmethod

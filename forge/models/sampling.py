@@ -33,22 +33,20 @@ def generate(
 ) -> Tensor:
     """Continue tokens: [batch, prompt] -> [batch, prompt + new], with new <= max_new_tokens.
 
-    Stops early at the model's max_seq_len (nothing slides out of sight), and once every row has
-    produced eos_id; a row that ended sooner is filled up with eos_id. n_ids: of the tokenizer; rows
-    of the table beyond them, which no text has trained, are never drawn. Temperature 0 is greedy.
-    The same seed gives the same text, and no global generator is touched. Without a cache every
-    token reads the whole text again. The model comes back in the mode, train or eval, it was in.
+    Stops at the model's max_seq_len, and once every row has produced eos_id; rows that ended sooner
+    are filled up with eos_id. n_ids: number of ids of the tokenizer; later rows of the table, which
+    no text has trained, are never drawn. Temperature 0 is greedy. The same seed gives the same
+    text. Without a cache every token reads the whole text again. The mode, train or eval, stays.
 
-    agree: what all take where this process drew a token for each row [batch, 1]; processes that
-    share a model have to go through it in step, and one bit of a logit that differs gives another
-    token. Raises FloatingPointError for logits that are not finite.
+    agree: gives the tokens [batch, 1] that all processes take where this one drew some; processes
+    that share a model must sample the same. Raises FloatingPointError for logits that are not
+    finite.
     """
     _check(temperature, top_k, top_p)
     prompt = tokens.shape[1]
     if not 1 <= prompt <= model.max_seq_len:
-        raise ValueError(
-            f"model.max_seq_len={model.max_seq_len}: a prompt has 1 to that many tokens, not {prompt}"
-        )
+        limit = f"model.max_seq_len={model.max_seq_len}"
+        raise ValueError(f"{limit}: a prompt has 1 to that many tokens, not {prompt}")
     total = min(prompt + max_new_tokens, model.max_seq_len)
     generator = torch.Generator(tokens.device).manual_seed(seed)
     cached = cast(Cached, model) if use_cache and isinstance(model, Cached) else None
@@ -57,9 +55,7 @@ def generate(
     unread = tokens
     with evaluating(model):  # type: ignore[arg-type]
         while tokens.shape[1] < total:
-            hidden = (
-                cached.hidden(unread, cache=cache) if cached is not None else model.hidden(tokens)
-            )
+            hidden = cached.hidden(unread, cache=cache) if cached else model.hidden(tokens)
             logits = head_of(model).logits(hidden[:, -1])[:, :n_ids]
             unread = agree(_draw(logits, temperature, top_k, top_p, generator))
             if bool((unread == NONE).any()):
@@ -76,8 +72,7 @@ def generate(
 def next_token_probabilities(
     logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> Tensor:
-    """logits: [batch, vocab] -> fp32 probabilities [batch, vocab]: temperature first, then top-k,
-    then top-p.
+    """logits: [batch, vocab] -> fp32 probabilities: temperature first, then top-k, then top-p.
 
     top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens that
     together have at least that probability (nucleus sampling, arXiv:1904.09751; 1 = all).

@@ -16,30 +16,26 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 BEHIND = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-"""Take over a call that the kernel which is named does not take, such as cuDNN's of a single key
-(torch 2.11).
+"""Tried in turn where the named kernel does not take a call, as cuDNN's of a single key (torch
+2.11).
 """
 CPU_BACKENDS = ("flash", "math")
 HALF_ONLY_ON_GPU = ("flash", "cudnn")
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
-    """Attention of q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq,
-    head_dim].
+    """q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq, head_dim].
 
-    Query i sees keys 0 to past + i. With fewer key/value heads than heads each serves a group of
-    queries (GQA, arXiv:2305.13245). A run of queries after a past has the flash kernel of a GPU
-    where it fits and `backend` allows it, and else an explicit mask with the kernel that torch
-    chooses, whatever `backend` says.
+    Query i sees keys 0 to past + i. With fewer key/value heads each serves a group of queries (GQA,
+    arXiv:2305.13245). Several queries after a past get a GPU's flash kernel where it fits and
+    `backend` allows it, else a mask and the kernel that torch chooses, whatever `backend` is.
     """
     seq, keys = q.shape[2], k.shape[2]
     grouped = q.shape[1] != k.shape[1]
     if 1 < seq < keys:
         if backend in ("auto", "flash") and _flash_after_a_past(q, k, v):
-            # This operator's is_causal ends at the last key, unlike that of
-            # scaled_dot_product_attention, and it takes grouped heads;
-            # torch.nn.attention.bias.causal_lower_right is made of it, but the compiler cannot
-            # trace that.
+            # Unlike that of scaled_dot_product_attention, its is_causal ends at the last key. The
+            # compiler cannot trace torch.nn.attention.bias.causal_lower_right, which uses it.
             return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True)[0]
         mask = torch.ones(seq, keys, dtype=torch.bool, device=q.device).tril(keys - seq)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
@@ -61,20 +57,14 @@ def _flash_after_a_past(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def check_backend(backend: str, device_type: str, dtype: torch.dtype) -> None:
-    """Raise a ValueError where torch has no such kernel, instead of its 'No viable backend'."""
+    """Raises ValueError where torch has no such kernel, instead of its 'No viable backend'."""
+    half = dtype in (torch.float16, torch.bfloat16)
     if backend not in BACKENDS:
-        raise ValueError(
-            f"model.sdpa_backend={backend!r}: must be auto or one of {', '.join(BACKENDS)}"
-        )
-    if device_type == "cpu" and backend not in CPU_BACKENDS:
-        raise ValueError(
-            f"model.sdpa_backend={backend!r}: torch has no such kernel on a CPU; use auto, flash or math"
-        )
-    if (
-        device_type == "cuda"
-        and backend in HALF_ONLY_ON_GPU
-        and dtype not in (torch.float16, torch.bfloat16)
-    ):
-        raise ValueError(
-            f"model.sdpa_backend={backend!r}: this kernel takes bf16 or fp16, not {dtype}; use auto, efficient or math"
-        )
+        what = f"must be auto or one of {', '.join(BACKENDS)}"
+    elif device_type == "cpu" and backend not in CPU_BACKENDS:
+        what = "torch has no such kernel on a CPU; use auto, flash or math"
+    elif device_type == "cuda" and backend in HALF_ONLY_ON_GPU and not half:
+        what = f"this kernel takes bf16 or fp16, not {dtype}; use auto, efficient or math"
+    else:
+        return
+    raise ValueError(f"model.sdpa_backend={backend!r}: {what}")

@@ -71,20 +71,20 @@ class SpreadScopes:
         """As the layer's own: where sequences are cut, the next one begins before this one ends."""
         return super().in_order and self.spread.part.ranks == 1  # type: ignore[misc]
 
-    def whole(self, counts: Tensor, *, apart: bool) -> Tensor:
+    def scope_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
         """As the layer's own."""
-        if not apart:
+        if not per_sequence:
             return sum_over(counts.sum(0, keepdim=True), self.spread.batch).expand_as(counts)
         if self.spread.part.ranks == 1:
             return counts
         sequences = counts.unflatten(0, (-1, self.spread.pieces)).sum(1)
         return sum_over(sequences, self.spread.sequences).repeat_interleave(self.spread.pieces, 0)
 
-    def earlier(self, counts: Tensor, *, apart: bool) -> Tensor:
+    def earlier_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
         """As the layer's own."""
         spread, part = self.spread, self.spread.part
-        dp, ep = (1, 1) if apart else (spread.dp, spread.ep)
-        everywhere = gather(counts, 0, spread.sequences if apart else spread.batch)
+        dp, ep = (1, 1) if per_sequence else (spread.dp, spread.ep)
+        everywhere = gather(counts, 0, spread.sequences if per_sequence else spread.batch)
         of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces))
         pieces = of_ranks.permute(0, 2, 3, 4, 1, 5)  # [dp, ep, sequence, piece, cp, expert]
         if part.balanced:  # the second pieces are in the reverse order of cp ranks
@@ -92,12 +92,14 @@ class SpreadScopes:
             ordered = torch.cat((early, late.flip(3)), 3)
         else:
             ordered = pieces.flatten(3, 4)
-        until = ordered.cumsum(3) if apart else ordered.flatten(0, 3).cumsum(0).view_as(ordered)
-        here = (0, 0) if apart else (spread.dp_rank, spread.ep_rank)
+        until = (
+            ordered.cumsum(3) if per_sequence else ordered.flatten(0, 3).cumsum(0).view_as(ordered)
+        )
+        here = (0, 0) if per_sequence else (spread.dp_rank, spread.ep_rank)
         return part.of((until - ordered)[here], 1).flatten(0, 1)
 
-    def parts(self, scopes: int, *, apart: bool) -> int:
+    def parts_of_scope(self, scopes: int, *, per_sequence: bool) -> int:
         """As the layer's own."""
-        if apart:
+        if per_sequence:
             return self.spread.part.ranks * self.spread.pieces
         return scopes * self.spread.dp * self.spread.part.ranks * self.spread.ep

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forge import cli
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import refusal
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import LOCK, POINTS, Point, SweepDirectory
 from forge.launch.sweep.state import (
@@ -31,15 +31,18 @@ from forge.rundir import links
 from forge.rundir.lock import held_by, in_use
 from forge.status import named, parser, points_of
 
+ABOUT = (
+    "End points of a sweep, or all of it, or a run. What runs saves first, and goes on with the "
+    "same command again."
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Say what was ended; 1 when something could not be reached from here, 2 for what is neither a
     sweep nor a run.
     """
-    description = "End points of a sweep, or all of it, or a run. What runs saves first, and goes on with the same command again."
-    options = cli.parse(
-        parser("forge.cancel", description, "of points; none = all that are not done"), argv
-    )
+    arguments = parser("forge.cancel", ABOUT, "of points; none = all that are not done")
+    options = cli.parse(arguments, argv)
     return cli.refuse(lambda: cancel(*named(options, "forge.cancel")))
 
 
@@ -48,77 +51,58 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
     sweep, points = points_of(place, numbers)
     found = survey(points)
     if found.silent:
-        raise ConfigError(
-            [
-                Problem(
-                    key=str(place),
-                    what=f"Slurm does not answer: {found.silent}",
-                    fix="again when it does",
-                )
-            ]
-        )
-    open_points = [
-        point for point in points if found.states[point.number] not in (DONE, FAILED, CANCELLED)
-    ]
-    if not open_points:
-        print(
-            "there is nothing left to cancel: "
-            + messages.counted([found.states[point.number] for point in points])
-        )
+        raise refusal(str(place), f"Slurm does not answer: {found.silent}", "again when it does")
+    ended = (DONE, FAILED, CANCELLED)
+    left = [point for point in points if found.states[point.number] not in ended]
+    if not left:
+        states = messages.counted([found.states[point.number] for point in points])
+        print(f"there is nothing left to cancel: {states}")
         return 0
+    reached = True
     if sweep is not None:
         links.check(sweep.path, apart=(POINTS,))
-        for point in open_points:
+        for point in left:
             sweep.note("cancelled", point.number)
-    unreached = _end_starter(sweep) if sweep is not None and not numbers else []
-    _end_jobs([point for point in open_points if point.number in found.jobs])
-    for point in open_points:
-        words, reached = _end(point, found)
-        unreached += [] if reached else [words]
-        print(
-            cli.printable(messages.line(point, "cancelled", words) if sweep is not None else words)
-        )
-    if sweep is not None:
-        print("the same command with sweep.retry=true takes them up again")
-    return 1 if unreached else 0
-
-
-def _end_starter(sweep: SweepDirectory) -> list[str]:
-    """Tell the command that starts points to stop; what cannot be reached is told and returned."""
-    who = held_by(sweep.path / LOCK)
-    if not in_use(sweep.path, LOCK) or not isinstance(who.get("pid"), int):
-        return []
-    if who.get("host") != platform.node():
-        words = f"the command that starts points runs on {who.get('host')}, process {who['pid']}; type this there"
-        print(cli.printable(words))
-        return [words]
-    with suppress(ProcessLookupError):
-        os.kill(who["pid"], signal.SIGTERM)
-    return []
-
-
-def _end_jobs(points: Sequence[Point]) -> None:
-    if points:
+        reached = bool(numbers) or _end_command(sweep)
+    if queued := [point for point in left if point.number in found.jobs]:
         from forge.launch.slurm import jobs as slurm
 
-        slurm.cancel([job for point in points if (job := job_of(point)) is not None])
+        slurm.cancel([job for point in queued if (job := job_of(point)) is not None])
+    for point in left:
+        what, ends = _end(point, found)
+        reached = reached and ends
+        print(cli.printable(messages.line(point, "cancelled", what) if sweep else what))
+    if sweep is not None:
+        print("the same command with sweep.retry=true takes them up again")
+    return 0 if reached else 1
+
+
+def _end_command(sweep: SweepDirectory) -> bool:
+    """Ask the command that starts points to stop; whether it was reached, or there is none."""
+    who = held_by(sweep.path / LOCK)
+    if not in_use(sweep.path, LOCK) or not isinstance(who.get("pid"), int):
+        return True
+    if who.get("host") != platform.node():
+        where = f"{who.get('host')}, process {who['pid']}; type this there"
+        print(cli.printable(f"the command that starts points runs on {where}"))
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(who["pid"], signal.SIGTERM)
+    return True
 
 
 def _end(point: Point, found: Survey) -> tuple[str, bool]:
-    """End the ranks of a point on this machine; what is said of it, and whether it was reached."""
+    """End the ranks of a point on this machine: what is said of it, and whether it was reached."""
     state, job = found.states[point.number], found.jobs.get(point.number)
     if state in (RUNNING, QUEUED) and job is not None:
         return f"job {job_of(point)}, which was {job}", True
     if state != RUNNING:
         return f"it was {state}", True
     who = process_of(point)
-    if who is None or who.host != platform.node():
-        return (
-            f"it runs on {who.host}, process {who.pid}; type this there"
-            if who
-            else "it is not known what runs it",
-            False,
-        )
+    if who is None:
+        return "it is not known what runs it", False
+    if who.host != platform.node():
+        return f"it runs on {who.host}, process {who.pid}; type this there", False
     with suppress(ProcessLookupError):
         os.kill(who.pid, signal.SIGTERM)
     return f"process {who.pid} saves and ends", True

@@ -16,8 +16,7 @@ from typing import Any
 
 from forge import cli
 from forge.config.numbers import time_span
-from forge.config.problems import COMMAND_LINE, ConfigError, Problem
-from forge.config.problems import short_keys as shortest
+from forge.config.problems import COMMAND_LINE, refusal, short_keys
 from forge.launch.local.processes import log_file
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import Point, SweepDirectory, examples, find_sweep
@@ -27,52 +26,47 @@ from forge.rundir.directory import short
 from forge.rundir.progress import last_lines, last_logged, progress
 from forge.rundir.stored import is_run
 
-EVERY = 5.0
-LINES = 20
-STEPS = 5
+EVERY = 5.0  # seconds
+LINES, STEPS = 20, 5  # of the end of a log
 NUMBER = re.compile(r"#?-?\d{1,9}", re.ASCII)
 CLEAR = "\x1b[H\x1b[2J"
+HEADS = ("state", "step", "loss", "eval", "left", "job", "why")
+NO_ANSWER = "Slurm does not answer, so its jobs are shown as their directories have them"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print it once, or again and again with --watch; 2 for what is neither a sweep nor a run."""
-    arguments = parser(
-        "forge.status",
-        "How far the points of a sweep, or a run, have come.",
-        "points to be shown with their logs",
-    )
-    arguments.add_argument(
-        "--watch",
-        type=float,
-        nargs="?",
-        const=EVERY,
-        metavar="SECONDS",
-        help=f"again every {EVERY:g} s till all end",
-    )
+    description = "How far the points of a sweep, or a run, have come."
+    arguments = parser("forge.status", description, "points to be shown with their logs")
+    watch = {"type": float, "nargs": "?", "const": EVERY, "metavar": "SECONDS"}
+    arguments.add_argument("--watch", help=f"again every {EVERY:g} s till all end", **watch)
     arguments.add_argument("--json", action="store_true", help="the table as JSON")
     options = cli.parse(arguments, argv)
 
-    def once() -> tuple[str, bool]:
+    def look() -> tuple[str, bool]:
         sweep, points = points_of(*named(options, "forge.status"))
         found = survey(points, reasons=True)
         if options.json:
-            return json.dumps([row(point, found) for point in points], indent=1), _is_over(found)
-        if sweep is not None and not options.numbers:
-            return table(sweep, points, found), _is_over(found)
-        return "\n\n".join(details(point, found) for point in points), _is_over(found)
+            text = json.dumps([row(point, found) for point in points], indent=1)
+        elif sweep is not None and not options.numbers:
+            text = table(sweep, points, found)
+        else:
+            text = "\n\n".join(details(point, found) for point in points)
+        return cli.printable(text), _is_over(found)
 
-    return cli.refuse(lambda: _show(once, options.watch))
+    return cli.refuse(lambda: _show(look, options.watch))
 
 
 def parser(prog: str, description: str, numbers: str) -> argparse.ArgumentParser:
     """A parser of a sweep and numbers of its points. numbers: what they are for."""
     result = argparse.ArgumentParser(
-        prog=f"python -m {prog}", description=description, allow_abbrev=False
+        prog=f"python -m {prog}",
+        usage=f"python -m {prog} [OPTION ...] SWEEP [NUMBER ...]",
+        description=description,
+        allow_abbrev=False,
     )
-    result.usage = f"python -m {prog} [OPTION ...] SWEEP [NUMBER ...]"
-    result.add_argument(
-        "place", nargs="?", metavar="SWEEP", help="the directory of a sweep, or of a run"
-    )
+    place = "the directory of a sweep, or of a run"
+    result.add_argument("place", nargs="?", metavar="SWEEP", help=place)
     result.add_argument("numbers", nargs="*", metavar="NUMBER", help=numbers)
     return result
 
@@ -80,12 +74,12 @@ def parser(prog: str, description: str, numbers: str) -> argparse.ArgumentParser
 def named(options: argparse.Namespace, prog: str) -> tuple[Path, list[int]]:
     """The directory and the numbers that were typed. Raises ConfigError."""
     if options.place is None:
-        what, fix = "which sweep, or run?", f"python -m {prog} {examples(most=1)}"
-        raise ConfigError([Problem(key="SWEEP", what=what, fix=fix, where=COMMAND_LINE)])
-    wrong = [word for word in options.numbers if not NUMBER.fullmatch(word)]
-    if wrong:
-        what, fix = "a point is given by its number.", f"python -m {prog} {options.place} 3"
-        raise ConfigError([Problem(key=wrong[0], what=what, fix=fix, where=COMMAND_LINE)])
+        fix = f"python -m {prog} {examples(most=1)}"
+        raise refusal("SWEEP", "which sweep, or run?", fix, COMMAND_LINE)
+    for word in options.numbers:
+        if not NUMBER.fullmatch(word):
+            fix = f"python -m {prog} {options.place} 3"
+            raise refusal(word, "a point is given by its number.", fix, COMMAND_LINE)
     return Path(options.place), [int(word.lstrip("#")) for word in options.numbers]
 
 
@@ -99,14 +93,11 @@ def points_of(
         return None, [Point(number=0, hash="", slug=place.name, path=place.resolve(), overrides=())]
     sweep = find_sweep(place)
     points = {point.number: point for point in sweep.points()}
-    absent = [number for number in numbers if number not in points]
-    if absent:
-        what = f"{place} has no point {absent[0]}."
-        fix = f"one of {min(points)} to {max(points)}" if points else "it has none at all"
-        raise ConfigError([Problem(key=str(absent[0]), what=what, fix=fix, where=COMMAND_LINE)])
-    return sweep, [points[number] for number in dict.fromkeys(numbers)] if numbers else list(
-        points.values()
-    )
+    for number in numbers:
+        if number not in points:
+            fix = f"one of {min(points)} to {max(points)}" if points else "it has none at all"
+            raise refusal(str(number), f"{place} has no point {number}.", fix, COMMAND_LINE)
+    return sweep, [points[number] for number in dict.fromkeys(numbers or points)]
 
 
 def row(point: Point, found: Survey) -> dict[str, Any]:
@@ -133,124 +124,56 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
 
 def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
     """A line a point, as wide as the terminal; the best so far, and what to do next."""
-    rows = [row(point, found) for point in points]
-    apart = columns(points)
-    heads = [
-        [
-            "#",
-            "arm",
-            *shortest(list(apart)).values(),
-            "state",
-            "step",
-            "loss",
-            "eval",
-            "left",
-            "job",
-            "why",
-        ]
-    ]
-    cells = [_cells(one, [column[i] for column in apart.values()]) for i, one in enumerate(rows)]
+    varying = columns(points)
+    names = list(short_keys(list(varying)).values())
+    cells = [["#", "arm", *names, *HEADS]]
+    for i, one in enumerate(row(point, found) for point in points):
+        own = [column[i] for column in varying.values()]
+        evaluation = next(iter(one["evaluation"].values()), None)
+        numbers = [_steps(one, "/"), _number(one["loss"]), _number(evaluation), _left(one)]
+        last = [one["state"], *numbers, _job(one), one["why"]]
+        cells.append([f"{one['number']:03d}", one["arm"] or "", *own, *last])
     states = [found.states[point.number] for point in points]
-    lines = [f"{short(sweep.path)}   ({messages.counted(states)})", "", *aligned([*heads, *cells])]
-    last = [*_best(sweep, points, states, apart), *_next(sweep, states, over=_is_over(found))]
-    lines += ["", *last] if last else []
-    if found.silent:
-        lines += [
-            "",
-            f"Slurm does not answer, so its jobs are shown as their directories have them: {found.silent}",
-        ]
+    lines = [f"{short(sweep.path)}   ({messages.counted(states)})", "", *_aligned(cells)]
+    after = []
+    done = [point for point, state in zip(points, states, strict=True) if state == DONE]
+    if known := best(sweep.path, done):
+        point, objective, value = known
+        own = [column[points.index(point)] for column in varying.values()]
+        typed = [f"{name}={cell}" for name, cell in zip(names, own, strict=True) if cell]
+        label = " ".join([f"#{point.number:03d}", *filter(None, [point.arm]), *typed])
+        after.append(f"best: {label}   {objective} {value:.5g}")
+    if _is_over(found) and len(done) > 1:
+        after.append(f"compare them with: python -m forge.report {short(sweep.path)}")
+    lines += ["", *after] if after else []
+    lines += ["", f"{NO_ANSWER}: {found.silent}"] if found.silent else []
     return "\n".join(lines)
-
-
-def _cells(one: dict[str, Any], apart: Sequence[str]) -> list[str]:
-    steps = "" if one["of"] is None else f"{one['step']:,}/{one['of']:,}"
-    evaluation = next(iter(one["evaluation"].values()), None)
-    left = "" if one["seconds_left"] is None else time_span(one["seconds_left"])
-    numbers = [_number(one["loss"]), _number(evaluation), left]
-    return [
-        f"{one['number']:03d}",
-        one["arm"] or "",
-        *apart,
-        one["state"],
-        steps,
-        *numbers,
-        _job(one),
-        one["why"],
-    ]
-
-
-def _best(
-    sweep: SweepDirectory,
-    points: Sequence[Point],
-    states: Sequence[str],
-    apart: dict[str, list[str]],
-) -> list[str]:
-    """`best: #003 lr=0.003 seed=1   eval/loss 4.21`, where points that are done can be compared."""
-    found = best(
-        sweep.path, [point for point, state in zip(points, states, strict=True) if state == DONE]
-    )
-    if found is None:
-        return []
-    point, objective, value = found
-    i = points.index(point)
-    own = [
-        f"{name}={column[i]}"
-        for name, column in zip(shortest(list(apart)).values(), apart.values(), strict=True)
-        if column[i]
-    ]
-    label = " ".join([f"#{point.number:03d}", *([point.arm] if point.arm else []), *own])
-    return [f"best: {label}   {objective} {value:.5g}"]
-
-
-def _next(sweep: SweepDirectory, states: Sequence[str], *, over: bool) -> list[str]:
-    return (
-        [f"compare them with: python -m forge.report {short(sweep.path)}"]
-        if over and states.count(DONE) > 1
-        else []
-    )
 
 
 def details(point: Point, found: Survey) -> str:
-    """One point: where it is, how far, why it failed, its last steps, and what it said last."""
+    """One point: where it is, how far, why it failed, its last steps, and the end of its log."""
     one = row(point, found)
-    lines = [
-        messages.line(point, one["state"])
-        if point.hash
-        else f"{short(point.path)}   {one['state']}"
-    ]
-    steps = "none" if one["of"] is None else f"{one['step']:,} of {one['of']:,}"
-    rows = [("directory", short(point.path)), ("steps", steps), ("loss", _number(one["loss"]))]
-    rows += [(name, _number(value)) for name, value in one["evaluation"].items()]
-    rows += [("left", time_span(one["seconds_left"]))] if one["seconds_left"] is not None else []
-    rows += [("job", _job(one))] if one["job"] else []
-    rows += [("why it failed", one["why"])] if one["why"] else []
+    lines = [f"{short(point.path)}   {one['state']}"]
+    if point.hash:
+        lines = [messages.line(point, one["state"])]
+    rows = [("directory", short(point.path)), ("steps", _steps(one, " of ") or "none")]
+    values = {"loss": one["loss"], **one["evaluation"]}
+    rows += [(name, _number(value)) for name, value in values.items()]
+    rows += [("left", _left(one)), ("job", _job(one)), ("why it failed", one["why"])]
     logs = logs_of(point)
     rows += [("log" if file == logs[0] else "", short(file)) for file in logs]
-    lines += [f"  {name:<14} {value}".rstrip() for name, value in rows if value]
-    lines += _last_steps(point, running=one["state"] == RUNNING)
+    lines += [f"  {name:<14} {value}" for name, value in rows if value]
+    cells = [["step", "loss", "eval", "tokens/s", "left"]]
+    for step in last_logged(point.path, STEPS):
+        speed = "" if step.tokens_per_second is None else f"{step.tokens_per_second:,.0f}"
+        left = time_span(step.left) if one["state"] == RUNNING and step.left is not None else ""
+        evaluation = _number(step.evaluation and step.evaluation[1])
+        cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, left])
+    if len(cells) > 1:
+        lines += ["", "its last steps:", *(f"  {line}" for line in _aligned(cells))]
     if logs and (said := last_lines(logs[0], LINES)):
         lines += ["", f"the end of {short(logs[0])}:", *(f"  {text}" for text in said)]
     return "\n".join(lines)
-
-
-def _last_steps(point: Point, *, running: bool) -> list[str]:
-    """A line for each of the steps that were logged last."""
-    cells = [["step", "loss", "eval", "tokens/s", "left"]]
-    for one in last_logged(point.path, STEPS):
-        speed = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
-        left = time_span(one.left) if running and one.left is not None else ""
-        cells.append(
-            [
-                f"{one.step:,}",
-                _number(one.loss),
-                _number(one.evaluation and one.evaluation[1]),
-                speed,
-                left,
-            ]
-        )
-    return (
-        ["", "its last steps:", *(f"  {line}" for line in aligned(cells))] if len(cells) > 1 else []
-    )
 
 
 def logs_of(point: Point) -> list[Path]:
@@ -259,19 +182,16 @@ def logs_of(point: Point) -> list[Path]:
     if job_of(point):
         from forge.launch.slurm import jobs as slurm
 
-        printed += [file for file in [slurm.log_file(point.path)] if file is not None]
-    ranks = sorted(
-        (point.path / "logs").glob("rank_*.log"),
-        key=lambda file: int(file.stem.removeprefix("rank_") or 0),
-    )
-    return [file for file in (*printed, *ranks) if file.is_file() and file.stat().st_size] or [
-        file for file in [log_file(point.path, 0)] if file.is_file()
-    ]
+        printed += filter(None, [slurm.log_file(point.path)])
+    ranks = (point.path / "logs").glob("rank_*.log")
+    ranks = sorted(ranks, key=lambda file: int(file.stem.removeprefix("rank_") or 0))
+    found = [file for file in (*printed, *ranks) if file.is_file() and file.stat().st_size]
+    return found or [file for file in [log_file(point.path, 0)] if file.is_file()]
 
 
-def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells below one another, each ended by an ellipsis where the terminal ends; empty
-    columns are left out.
+def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells below one another, cut with an ellipsis where the terminal ends; empty columns
+    are left out.
     """
     kept = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
     widths = {i: max(len(line[i]) for line in cells) for i in kept}
@@ -282,10 +202,9 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
-def _show(once: Callable[[], tuple[str, bool]], every: float | None) -> int:
+def _show(look: Callable[[], tuple[str, bool]], every: float | None) -> int:
     while True:
-        text, over = once()
-        text = cli.printable(text)
+        text, over = look()
         print(f"{CLEAR}{text}" if every is not None and sys.stdout.isatty() else text, flush=True)
         if every is None or over:
             return 0
@@ -294,6 +213,14 @@ def _show(once: Callable[[], tuple[str, bool]], every: float | None) -> int:
 
 def _is_over(found: Survey) -> bool:
     return not {"running", "queued", "waiting"} & set(found.states.values())
+
+
+def _steps(one: dict[str, Any], between: str) -> str:
+    return "" if one["of"] is None else f"{one['step']:,}{between}{one['of']:,}"
+
+
+def _left(one: dict[str, Any]) -> str:
+    return "" if one["seconds_left"] is None else time_span(one["seconds_left"])
 
 
 def _job(one: dict[str, Any]) -> str:

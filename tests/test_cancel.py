@@ -69,7 +69,8 @@ def test_one_point_that_runs(sweep: SweepDirectory, capsys: pytest.CaptureFixtur
     assert cancel.main(["mine", "1"]) == 0
     assert process.wait(timeout=20) == 7
     assert capsys.readouterr().out == (
-        f"#001 cancelled seed=2   process {process.pid} saves and ends\nthe same command with sweep.retry=true takes them up again\n"
+        f"#001 cancelled seed=2   process {process.pid} saves and ends\n"
+        "the same command with sweep.retry=true takes them up again\n"
     )
     assert events(sweep) == ["", "cancelled", ""]
 
@@ -153,18 +154,13 @@ def test_slurm_that_does_not_answer(
     assert events(sweep) == ["", "submitted", ""]
 
 
-def test_what_is_no_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cancel.main([str(tmp_path)]) == 2
-    assert f"{tmp_path} is no sweep: it has no sweep.json." in capsys.readouterr().err
-
-
-def test_what_is_typed_wrongly(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cancel.main([]) == 2
-    assert (
-        "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.cancel sweeps/<name>\n"
-        in capsys.readouterr().err
-    )
-    assert cancel.main(["mine", "one"]) == 2
-    said = "1. one   [command line]\n     a point is given by its number.\n     -> python -m forge.cancel mine 3\n"
-    assert said in capsys.readouterr().err
+def test_what_is_refused(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = {
+        "points": "points is no sweep: there is no such directory.",
+        "": "which sweep, or run?\n     -> python -m forge.cancel sweeps/<name>\n",
+        "mine one": "a point is given by its number.\n     -> python -m forge.cancel mine 3\n",
+    }
+    for typed, said in refused.items():
+        assert cancel.main(typed.split()) == 2
+        assert said in capsys.readouterr().err
     assert events(sweep) == ["", "", ""]

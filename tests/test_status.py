@@ -11,70 +11,85 @@ from pathlib import Path
 import pytest
 
 from forge import status
-from forge.launch.sweep.results import JOURNAL
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import Point, SweepDirectory
+from forge.launch.sweep.results import JOURNAL
 from forge.rundir.lock import Lock
 from forge.rundir.progress import progress
 
 CONFIG = "seed: 1\ntrain:\n  max_steps: 10\n"
 RESULT = {"status": "finished", "reason": "end", "step": 10, "metrics": {}, "config": "config.yaml"}
+HEADS = "#    lr   seed  state    step   loss    eval    why"
+Printed = pytest.CaptureFixture[str]
 
 
-def made(point: Point, steps: int, *, age: float = 0.0, pace: float = 2.0) -> Path:
-    """A run directory with so many steps done, the last so many seconds ago."""
+def json_lines(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def made(point: Point, steps: int, *, pace: float = 2.0) -> Path:
+    """A run directory with so many steps done, the last of them now."""
     path, now = point.path, time.time()
     (path / "logs").mkdir(parents=True)
     (path / "config.yaml").write_text(CONFIG)
     (path / "attempts.jsonl").write_text('{"event": "start", "step": 0, "from": "nothing"}\n')
-    rows = [{"step": n, "train/loss": 5 - n / 10} for n in range(1, steps + 1)]
+    numbers = range(1, steps + 1)
+    rows = [{"step": n, "train/loss": 5 - n / 10} for n in numbers]
     rows += [{"step": steps, "eval/loss": 4.25}] if steps > 4 else []
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    times = {n: now - age - (steps - n) * pace for n in range(1, steps + 1)}
-    clock = [
-        {"step": n, "time": then, "tokens_per_second": 1000.0 + n} for n, then in times.items()
-    ]
-    (path / "performance.jsonl").write_text("".join(json.dumps(row) + "\n" for row in clock))
+    (path / "metrics.jsonl").write_text(json_lines(rows))
+    times = [{"step": n, "time": now - (steps - n) * pace} for n in numbers]
+    clock = [{**row, "tokens_per_second": 1000.0 + row["step"]} for row in times]
+    (path / "performance.jsonl").write_text(json_lines(clock))
     (path / "logs" / "output.log").write_text("step 1\nstep 2\n")
     (path / "logs" / "rank_1.log").write_text("warm\n")
     return path
 
 
+def ended(point: Point, value: float | None, name: str = "eval/loss") -> None:
+    objective = {"name": name, "value": value}
+    (made(point, 10) / "result.json").write_text(json.dumps({**RESULT, "objective": objective}))
+
+
+def failed(point: Point, message: str, kind: str = "RuntimeError") -> None:
+    error = {"type": kind, "message": message, "said": message}
+    (point.path / "error.json").write_text(json.dumps(error))
+
+
 @pytest.fixture
-def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDirectory:
-    """Four points: done, failed, begun, waiting."""
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDirectory:
+    """A sweep without points."""
     monkeypatch.chdir(tmp_path)
-    made_of = SweepDirectory(tmp_path / "sweeps" / "mine")
-    made_of.begin(["seed=1,2"], ["forge.train"])
-    points = [
-        made_of.add(
-            hash=f"{n:032d}",
-            overrides=[f"seed={n}"],
-            varied={"optimizer.lr": f"0.{n}", "seed": str(n)},
-        )
-        for n in range(4)
-    ]
-    (made(points[0], 10) / "result.json").write_text(
-        json.dumps({**RESULT, "objective": {"name": "train/loss", "value": 4.0}})
-    )
-    (made(points[1], 3) / "error.json").write_text(
-        json.dumps({"type": "KeyError", "message": "no such thing\nmore", "said": "x"})
-    )
+    sweep = SweepDirectory(tmp_path / "sweeps" / "mine")
+    sweep.begin(["seed=1,2"], ["forge.train"])
+    return sweep
+
+
+@pytest.fixture
+def sweep(mine: SweepDirectory) -> SweepDirectory:
+    """Four points: done, failed, begun, waiting."""
+    for n in range(4):
+        varied = {"optimizer.lr": f"0.{n}", "seed": str(n)}
+        mine.add(hash=f"{n:032d}", overrides=[f"seed={n}"], varied=varied)
+    points = mine.points()
+    ended(points[0], 4.0, "train/loss")
+    made(points[1], 3)
+    failed(points[1], "no such thing\nmore", "KeyError")
     made(points[2], 5)
-    return made_of
+    return mine
 
 
-def table(*arguments: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def table(*arguments: str, capsys: Printed) -> list[str]:
     assert status.main(list(arguments)) == 0
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_table_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_a_sweep(sweep: SweepDirectory, capsys: Printed) -> None:
+    """What runs has some time left."""
     assert table("sweeps/mine", capsys=capsys) == [
         "sweeps/mine   (4 points: 1 done, 1 failed, 1 partial, 1 waiting)",
         "",
-        "#    lr   seed  state    step   loss    eval    why",
+        HEADS,
         "000  0.0  0     done     10/10  4.0000  4.2500",
         "001  0.1  1     failed   3/10   4.7000          KeyError: no such thing",
         "002  0.2  2     partial  5/10   4.5000  4.2500",
@@ -82,18 +97,13 @@ def test_the_table_of_a_sweep(sweep: SweepDirectory, capsys: pytest.CaptureFixtu
         "",
         "best: #000 lr=0.0 seed=0   train/loss 4",
     ]
-
-
-def test_what_runs_has_some_time_left(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
     with Lock(sweep.points()[2].path):
         lines = table("sweeps/mine", capsys=capsys)
     assert lines[2].split() == ["#", "lr", "seed", "state", "step", "loss", "eval", "left", "why"]
     assert lines[5].split() == ["002", "0.2", "2", "running", "5/10", "4.5000", "4.2500", "10", "s"]
 
 
-def test_as_json(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_json(sweep: SweepDirectory, capsys: Printed) -> None:
     rows = json.loads("\n".join(table("sweeps/mine", "--json", capsys=capsys)))
     assert [row["state"] for row in rows] == ["done", "failed", "partial", "waiting"]
     assert rows[1] == {
@@ -115,37 +125,22 @@ def test_as_json(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> N
     }
 
 
-def test_all_that_was_typed_for_some_points_alone_tells_them_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_was_typed_for_some_points_alone_has_a_column(
+    mine: SweepDirectory, capsys: Printed
 ) -> None:
-    made_of = SweepDirectory(tmp_path / "mine")
-    made_of.begin([], ["forge.train"])
-    aside = [
-        "launch.jobs=2",
-        "sweep.retry=true",
-        "sweeper=optuna",
-        "run.num_threads=2",
-        "hydra/launcher=basic",
-        "hydra.searchpath=[a]",
-    ]
+    aside = "launch.jobs=2 sweep.retry=true sweeper=optuna run.num_threads=2"
+    aside += " hydra/launcher=basic hydra.searchpath=[a]"
     for words, varied in [
-        (["optimizer.lr=0.001", "train.max_steps=20", "model=tiny"], {"optimizer.lr": "0.001"}),
-        (["optimizer.lr=0.003", "train.max_steps=20", "model=tiny"], {"optimizer.lr": "0.003"}),
-        (["optimizer.lr=1e-3", "train.max_steps=22", "+model='tiny'", *aside], {}),
+        ("optimizer.lr=0.001 train.max_steps=20 model=tiny", {"optimizer.lr": "0.001"}),
+        ("optimizer.lr=0.003 train.max_steps=20 model=tiny", {"optimizer.lr": "0.003"}),
+        (f"optimizer.lr=1e-3 train.max_steps=22 +model='tiny' {aside}", {}),
         (
-            [
-                "optimizer.lr=3e-3",
-                "train.max_steps=20",
-                "model=tiny",
-                "model.dim=8.0",
-                "model.dim=16",
-                "~eval.loss",
-            ],
+            "optimizer.lr=3e-3 train.max_steps=20 model=tiny model.dim=8.0 model.dim=16 ~eval.loss",
             {},
         ),
     ]:
-        made_of.add(hash=str(words), overrides=words, varied=varied)
-    assert table(str(made_of.path), capsys=capsys)[2:] == [
+        mine.add(hash=words, overrides=words.split(), varied=varied)
+    assert table("sweeps/mine", capsys=capsys)[2:] == [
         "#    lr     max_steps  dim  loss  state",
         "000  0.001  20                    waiting",
         "001  0.003  20                    waiting",
@@ -154,16 +149,12 @@ def test_all_that_was_typed_for_some_points_alone_tells_them_apart(
     ]
 
 
-def test_what_an_arm_is_made_of_is_told_by_its_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made_of = SweepDirectory(tmp_path / "mine")
-    made_of.begin([], ["forge.train"])
+def test_what_an_arm_is_made_of_is_said_by_its_name(mine: SweepDirectory, capsys: Printed) -> None:
     for optimizer in ([], ["optimizer=adamw_large"]):
         for arm, own in (("base", []), ("wide", ["model.dim=256"])):
             words = [*optimizer, *own, "seed=1"]
-            made_of.add(hash=str(words), overrides=words, varied={"seed": "1"}, arm=arm)
-    assert table(str(made_of.path), capsys=capsys)[2:] == [
+            mine.add(hash=str(words), overrides=words, varied={"seed": "1"}, arm=arm)
+    assert table("sweeps/mine", capsys=capsys)[2:] == [
         "#    arm   seed  optimizer    state",
         "000  base  1                  waiting",
         "001  wide  1                  waiting",
@@ -172,71 +163,45 @@ def test_what_an_arm_is_made_of_is_told_by_its_name(
     ]
 
 
-def ended(point: Point, value: float | None, name: str = "eval/loss") -> None:
-    (made(point, 10) / "result.json").write_text(
-        json.dumps({**RESULT, "objective": {"name": name, "value": value}})
-    )
-
-
-def test_the_best_point_and_what_to_do_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    made_of = SweepDirectory(tmp_path / "mine")
-    made_of.begin([], ["forge.train"])
-    points = [
-        made_of.add(hash=str(n), overrides=[f"seed={n}"], varied={"seed": str(n)}, arm="base")
-        for n in range(3)
-    ]
-    assert table("mine", capsys=capsys)[-1] == "002  base  2     waiting"
+def test_the_best_point_and_what_to_do_next(mine: SweepDirectory, capsys: Printed) -> None:
+    for n in range(3):
+        mine.add(hash=str(n), overrides=[f"seed={n}"], varied={"seed": str(n)}, arm="base")
+    points = mine.points()
+    assert table("sweeps/mine", capsys=capsys)[-1] == "002  base  2     waiting"
     ended(points[0], 4.5)
     ended(points[1], 4.25)
-    assert table("mine", capsys=capsys)[-1] == "best: #001 base seed=1   eval/loss 4.25"
+    best = "best: #001 base seed=1   eval/loss 4.25"
+    assert table("sweeps/mine", capsys=capsys)[-1] == best
     ended(points[2], float("nan"))
-    last = [
-        "best: #001 base seed=1   eval/loss 4.25",
-        "compare them with: python -m forge.report mine",
-    ]
-    assert table("mine", capsys=capsys)[-2:] == last
-    (made_of.path / FILE).touch()
+    compare = "compare them with: python -m forge.report sweeps/mine"
+    assert table("sweeps/mine", capsys=capsys)[-2:] == [best, compare]
+    (mine.path / JOURNAL).touch()  # of a search, which says in which direction it went
     with (points[0].path / "config.yaml").open("a") as file:
         file.write("sweeper:\n  direction: maximize\n")
-    assert table("mine", capsys=capsys)[-2] == "best: #000 base seed=0   eval/loss 4.5"
-    (points[2].path / "result.json").write_text(
-        json.dumps({**RESULT, "objective": {"name": "train/loss", "value": 1.0}})
-    )
-    assert table("mine", capsys=capsys)[-3:] == [
-        "002  base  2     done   10/10  4.0000  4.2500",
-        "",
-        last[1],
-    ]
+    last = table("sweeps/mine", capsys=capsys)[-2:]
+    assert last == ["best: #000 base seed=0   eval/loss 4.5", compare]
+    result = {**RESULT, "objective": {"name": "eval/token_accuracy", "value": 0.5}}
+    (points[2].path / "result.json").write_text(json.dumps(result))
+    last = table("sweeps/mine", capsys=capsys)[-3:]
+    assert last == ["002  base  2     done   10/10  4.0000  4.2500", "", compare]
 
 
-def test_accuracy_is_best_when_high(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made_of = SweepDirectory(tmp_path / "mine")
-    made_of.begin([], ["forge.train"])
+def test_accuracy_is_best_when_high(mine: SweepDirectory, capsys: Printed) -> None:
     for n, value in enumerate((0.25, 0.5)):
-        ended(
-            made_of.add(hash=str(n), overrides=[], varied={"seed": str(n)}),
-            value,
-            "eval/token_accuracy",
-        )
-    assert (
-        table(str(made_of.path), capsys=capsys)[-2] == "best: #001 seed=1   eval/token_accuracy 0.5"
-    )
+        point = mine.add(hash=str(n), overrides=[], varied={"seed": str(n)})
+        ended(point, value, "eval/token_accuracy")
+    best = "best: #001 seed=1   eval/token_accuracy 0.5"
+    assert table("sweeps/mine", capsys=capsys)[-2] == best
 
 
-def test_a_reason_is_shown_whole_but_where_the_terminal_ends(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_reason_is_cut_only_where_the_terminal_ends(
+    sweep: SweepDirectory, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = f"the loss is nan in {'a/long/path/' * 30}. Lower optimizer.lr."
     point = sweep.points()[1]
-    (point.path / "error.json").write_text(
-        json.dumps({"type": "RuntimeError", "message": reason, "said": reason})
-    )
+    failed(point, reason)
     assert table("sweeps/mine", capsys=capsys)[4].endswith(reason)
     assert f"  why it failed  {reason}" in table("sweeps/mine", "1", capsys=capsys)
-    assert messages.last_words(point.path) == [reason]
     assert messages.failures([(point, messages.cause(point.path))])[1] == f"       {reason}"
     monkeypatch.setattr(status.sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
@@ -245,79 +210,43 @@ def test_a_reason_is_shown_whole_but_where_the_terminal_ends(
 
 
 def test_arms_and_jobs_have_columns_where_there_are_any(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sweep: SweepDirectory, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A job that ended before its run began says why in its own log."""
     sweep.add(hash="9" * 32, overrides=[], varied={"model.lr": "x"}, arm="wide")
-    sweep.note("submitted", 3, job="7_1", cluster="slurm")
-    sweep.note("submitted", 4, job="7_2", cluster="slurm")
-    monkeypatch.setattr(slurm, "states", lambda jobs: {"7_1": "PENDING", "7_2": "FAILED"})
-    monkeypatch.setattr(
-        slurm, "reasons", lambda jobs: dict.fromkeys(jobs, "DependencyNeverSatisfied")
-    )
+    for number in (3, 4):
+        sweep.note("submitted", number, job=f"7_{number}", cluster="slurm")
+    waits = "DependencyNeverSatisfied"
+    states = {"7_3": "PENDING", "7_4": "FAILED"}
+    monkeypatch.setattr(slurm, "states", lambda jobs: {job: states[job] for job in jobs})
+    monkeypatch.setattr(slurm, "reasons", lambda jobs: dict.fromkeys(jobs, waits))
+    place, folder = sweep.points()[4].path, sweep.path / "jobs"
+    place.mkdir()
+    folder.mkdir()
+    (place / "job.json").write_text(json.dumps({"job": "7_4", "folder": str(folder)}))
+    said = "launch.setup failed with exit code 1"
+    (folder / "7_4_0_log.out").write_text(f"module: not found\n{said}\n\n")
     lines = table("sweeps/mine", capsys=capsys)
-    assert lines[2].split() == [
-        "#",
-        "arm",
-        "optimizer.lr",
-        "seed",
-        "model.lr",
-        "state",
-        "step",
-        "loss",
-        "eval",
-        "job",
-        "why",
-    ]
-    assert lines[6].split() == [
-        "003",
-        "0.3",
-        "3",
-        "queued",
-        "7_1",
-        "PENDING",
-        "(DependencyNeverSatisfied)",
-    ]
-    assert lines[7].split() == ["004", "wide", "x", "failed", "7_2", "FAILED"]
-
-
-def test_a_job_that_ended_before_its_run_began_says_why_in_its_own_log(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    point = sweep.points()[3]
-    sweep.note("submitted", 3, job="7_1", cluster="slurm")
-    point.path.mkdir()
-    (point.path / "job.json").write_text(
-        json.dumps({"job": "7_1", "folder": str(sweep.path / "jobs")})
-    )
-    (sweep.path / "jobs").mkdir()
-    said = "launch.setup failed with exit code 1: module load cudda"
-    (sweep.path / "jobs" / "7_1_0_log.out").write_text(f"module: not found\n{said}\n\n")
-    monkeypatch.setattr(slurm, "states", lambda jobs: {"7_1": "FAILED"})
-    assert table("sweeps/mine", capsys=capsys)[6].split(maxsplit=6) == [
-        "003",
-        "0.3",
-        "3",
-        "failed",
-        "7_1",
-        "FAILED",
-        said,
-    ]
-    assert f"  why it failed  {said}" in table("sweeps/mine", "3", capsys=capsys)
+    heads = "# arm optimizer.lr seed model.lr state step loss eval job why"
+    assert lines[2].split() == heads.split()
+    assert lines[6].split() == f"003 0.3 3 queued 7_3 PENDING ({waits})".split()
+    assert lines[7].split() == f"004 wide x failed 7_4 FAILED {said}".split()
+    assert f"  why it failed  {said}" in table("sweeps/mine", "4", capsys=capsys)
 
 
 def test_slurm_that_does_not_answer_is_said(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sweep: SweepDirectory, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(_):
         raise slurm.NoAnswer("squeue fails: no route.")
 
     monkeypatch.setattr(slurm, "states", silent)
     sweep.note("submitted", 3, job="7_1", cluster="slurm")
-    said = "Slurm does not answer, so its jobs are shown as their directories have them: squeue fails: no route."
+    said = f"{status.NO_ANSWER}: squeue fails: no route."
     assert table("sweeps/mine", capsys=capsys)[-1] == said
 
 
-def test_one_point_with_its_logs(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_point_with_its_logs(sweep: SweepDirectory, capsys: Printed) -> None:
     path = "sweeps/mine/points/" + sweep.points()[1].path.name
     assert table("sweeps/mine", "1", capsys=capsys) == [
         "#001 failed    optimizer.lr=0.1 seed=1",
@@ -338,25 +267,15 @@ def test_one_point_with_its_logs(sweep: SweepDirectory, capsys: pytest.CaptureFi
         "  step 1",
         "  step 2",
     ]
-    assert (
-        len(
-            [line for line in table("sweeps/mine", "0", "3", capsys=capsys) if line.startswith("#")]
-        )
-        == 2
-    )
-
-
-def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = table("sweeps/mine", "0", "3", capsys=capsys)
+    assert [line[:4] for line in lines if line.startswith("#")] == ["#000", "#003"]
     lines = table(str(sweep.points()[2].path), capsys=capsys)
     assert lines[0] == f"sweeps/mine/points/{sweep.points()[2].path.name}   partial"
-    assert "  steps          5 of 10" in lines
-    assert "  eval/loss      4.2500" in lines
+    assert {"  steps          5 of 10", "  eval/loss      4.2500"} <= set(lines)
 
 
-def test_a_run_under_way_shows_its_last_steps(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also the one whose loss was not finite; what a start has not said yet is left out."""
+def test_a_run_under_way_shows_its_last_steps(sweep: SweepDirectory, capsys: Printed) -> None:
+    """Also the one whose loss was not finite; what a start has not printed yet is left out."""
     point = sweep.add(hash="8" * 32, overrides=[], varied={"seed": "8"})
     path = made(point, 7, pace=20.0)
     rows = (path / "metrics.jsonl").read_text().splitlines()
@@ -378,70 +297,50 @@ def test_a_run_under_way_shows_its_last_steps(
 
 
 def test_watching_ends_when_all_have_ended(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sweep: SweepDirectory, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
+    waits = []
 
-    def look(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
             sweep.note("cancelled", 3)
 
-    monkeypatch.setattr(status.time, "sleep", look)
+    monkeypatch.setattr(status.time, "sleep", sleep)
     lines = table("sweeps/mine", "--watch", "0.5", capsys=capsys)
-    assert looks == [0.5, 0.5]
-    assert lines.count("#    lr   seed  state    step   loss    eval    why") == 2
+    assert (waits, lines.count(HEADS)) == ([0.5, 0.5], 2)
     assert lines[-3].split() == ["003", "0.3", "3", "cancelled"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["nothing"],
-            "nothing is no sweep: there is no such directory.\n     -> give the directory of a sweep, like sweeps/mine",
-        ),
-        (
-            ["sweeps"],
-            "sweeps is no sweep: it has no sweep.json.\n     -> give the directory of a sweep, like sweeps/mine",
-        ),
-        (["sweeps/mine", "4"], "sweeps/mine has no point 4.\n     -> one of 0 to 3"),
-        (["sweeps/mine", "-1"], "sweeps/mine has no point -1.\n     -> one of 0 to 3"),
-        (
-            [],
-            "1. SWEEP   [command line]\n     which sweep, or run?\n     -> python -m forge.status sweeps/mine\n",
-        ),
-        (
-            ["sweeps/mine", "1", "abc"],
-            "1. abc   [command line]\n     a point is given by its number.\n     -> python -m forge.status sweeps/mine 3\n",
-        ),
-    ],
-)
-def test_what_is_refused(
-    arguments: list[str], said: str, sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status.main(arguments) == 2
-    assert said in capsys.readouterr().err
+REFUSED = {
+    "nothing": "nothing is no sweep: there is no such directory.\n"
+    "     -> give the directory of a sweep, like sweeps/mine",
+    "sweeps": "sweeps is no sweep: it has no sweep.json.\n"
+    "     -> give the directory of a sweep, like sweeps/mine",
+    "sweeps/mine 4": "sweeps/mine has no point 4.\n     -> one of 0 to 3",
+    "sweeps/mine -1": "sweeps/mine has no point -1.\n     -> one of 0 to 3",
+    "": "which sweep, or run?\n     -> python -m forge.status sweeps/mine\n",
+    "sweeps/mine 1 abc": "a point is given by its number.\n"
+    "     -> python -m forge.status sweeps/mine 3\n",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_what_is_refused(typed: str, sweep: SweepDirectory, capsys: Printed) -> None:
+    assert status.main(typed.split()) == 2
+    assert REFUSED[typed] in capsys.readouterr().err
 
 
 def test_how_far_a_run_is(sweep: SweepDirectory) -> None:
     path = sweep.points()[2].path
     now = json.loads((path / "performance.jsonl").read_text().splitlines()[-1])["time"]
-    assert progress(path, now).left == pytest.approx(10)
-    assert progress(path, now + 4).left == pytest.approx(6)
-    assert progress(path, now + 400).left == 0
+    left = [progress(path, now + later).left for later in (0, 4, 400)]
+    assert left == pytest.approx([10, 6, 0])
     (path / "derived.json").write_text('[{"key": "train.max_steps", "value": 7, "why": ""}]')
-    assert progress(path, now).of == 7
     (path / "metrics.jsonl").write_text('{"step": 6, "train/loss": null}\n{"step": 7, "train')
     found = progress(path, now)
-    assert (found.step, found.loss) == (6, None)
+    assert (found.step, found.of, found.loss) == (6, 7, None)
     assert progress(path / "nothing") == progress(path / "else")
-
-
-def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
-    path = made(Point(number=0, hash="", slug="", path=tmp_path / "run", overrides=()), 5)
-    rows = "".join(
-        json.dumps({"step": n, "train/loss": 1.0, "tokens": n * 1000}) + "\n" for n in range(20_000)
-    )
-    (path / "metrics.jsonl").write_text(rows)
+    long = [{"step": n, "train/loss": 1.0, "tokens": n * 1000} for n in range(20_000)]
+    (path / "metrics.jsonl").write_text(json_lines(long))
     assert progress(path).step == 19_999

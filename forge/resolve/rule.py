@@ -20,8 +20,10 @@ from forge.config.problems import Problem, shown
 from forge.config.root import Config
 from forge.plan.world import World
 
-Findings = Iterator[tuple[str, str, str]]
-"""(key, what is wrong, what to do) of each problem that a rule finds."""
+Findings = Iterator[tuple[str, str] | tuple[str, str, str]]
+"""(key, what is wrong, what to do) of each problem that a rule finds. In a pair the first sentence
+of the rule says what is wrong.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,11 @@ class Rule(_Declared):
 
     def check(self, config: Config, world: World) -> Iterator[Problem]:
         """The problems of a config."""
-        for key, what, fix in self.call(config, world):
+        for key, *what, fix in self.call(config, world):
             value = "" if "=" in key else get(config, key)
             if not isinstance(value, Section | dict) and value != "":
                 key = f"{key}={shown(value)}"
-            yield Problem(key, what, fix, rule=self.id, warning=self.warning)
+            yield Problem(key, *(what or [self.sentence]), fix, rule=self.id, warning=self.warning)
 
 
 @dataclass(frozen=True, kw_only=True)

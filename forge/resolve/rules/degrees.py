@@ -22,48 +22,33 @@ SCHEDULE, STAGES = "parallel.pp_schedule", "parallel.pp_stages_per_rank"
 EXPERTS = ("model.moe.num_experts", "model.moe.frequency")
 
 
-@rule("parallel.tp_heads", TP, "model.n_heads")
-def tp_heads(model: Decoder, parallel: Parallel) -> Findings:
-    """Tensor parallelism cuts attention by heads: parallel.tp must divide model.n_heads."""
-    if model.n_heads % parallel.tp:
-        yield TP, f"model.n_heads ({model.n_heads}) {_divisible(parallel)}.", ""
-
-
-@rule("parallel.tp_kv_heads", TP, "model.n_heads", "model.n_kv_heads")
-def tp_kv_heads(model: Decoder, parallel: Parallel) -> Findings:
-    """Each rank has its own key/value heads, or shares one with others: model.n_kv_heads divides by
-    parallel.tp, or tp by it.
+@rule(
+    "parallel.tp_divides",
+    TP,
+    "model.n_heads",
+    "model.n_kv_heads",
+    "model.ffn_hidden_dim",
+    *EXPERTS,
+    "model.moe.ffn_hidden_dim",
+)
+def tp_divides(model: Decoder, parallel: Parallel) -> Findings:
+    """Tensor parallelism cuts attention by heads, and feed-forward layers and experts by width:
+    parallel.tp must divide each.
     """
-    heads, tp = model.kv_heads, parallel.tp
-    if heads != model.n_heads and heads % tp and tp % heads:
+    tp, heads, kv_heads = parallel.tp, model.n_heads, model.kv_heads
+    divisible = f"must be divisible by parallel.tp ({tp})"
+    if heads % tp:
+        yield TP, f"model.n_heads ({heads}) {divisible}.", ""
+    if kv_heads != heads and kv_heads % tp and tp % kv_heads:  # several ranks may share one
         other = "or parallel.tp by model.n_kv_heads"
-        yield TP, f"model.n_kv_heads ({heads}) {_divisible(parallel)}, {other}.", ""
-
-
-@rule("parallel.tp_ffn", TP, "model.ffn_hidden_dim", "model.moe.frequency")
-def tp_ffn(model: Decoder, parallel: Parallel) -> Findings:
-    """Tensor parallelism cuts the feed-forward layer by its width, which must be divisible by
-    parallel.tp.
-    """
-    width = model.computed_ffn_hidden_dim
-    if model.n_moe_layers < model.n_layers and width % parallel.tp:
-        fix = f"model.ffn_hidden_dim={-(-width // parallel.tp) * parallel.tp}"
-        yield TP, f"the feed-forward width ({width}) {_divisible(parallel)}.", fix
-
-
-@rule("parallel.tp_experts", TP, *EXPERTS, "model.moe.ffn_hidden_dim")
-def tp_experts(model: Decoder, parallel: Parallel) -> Findings:
-    """Tensor parallelism cuts each expert, shared ones too, by its width, which must be divisible
-    by parallel.tp.
-    """
-    width = model.expert_hidden_dim
-    if model.is_moe and width % parallel.tp:
-        fix = f"model.moe.ffn_hidden_dim={-(-width // parallel.tp) * parallel.tp}"
-        yield TP, f"the width of an expert ({width}) {_divisible(parallel)}.", fix
-
-
-def _divisible(parallel: Parallel) -> str:
-    return f"must be divisible by parallel.tp ({parallel.tp})"
+        yield TP, f"model.n_kv_heads ({kv_heads}) {divisible}, {other}.", ""
+    width, expert = model.computed_ffn_hidden_dim, model.expert_hidden_dim
+    if model.n_moe_layers < model.n_layers and width % tp:
+        fix = f"model.ffn_hidden_dim={-(-width // tp) * tp}"
+        yield TP, f"the feed-forward width ({width}) {divisible}.", fix
+    if model.is_moe and expert % tp:
+        fix = f"model.moe.ffn_hidden_dim={-(-expert // tp) * tp}"
+        yield TP, f"the width of an expert ({expert}) {divisible}.", fix
 
 
 @rule("parallel.tp_vocab", TP, "model.vocab_size")
@@ -86,8 +71,7 @@ def tp_loss(objective: Pretrain, parallel: Parallel) -> Findings:
     """
     chunked = objective.loss_fn == "chunked_cross_entropy"
     if chunked and parallel.tp > 1 and not parallel.loss_parallel:
-        what = "chunked_cross_entropy never gathers the logits, as loss_parallel=false asks."
-        yield "parallel.loss_parallel", what, "parallel.loss_parallel=true"
+        yield "parallel.loss_parallel", "parallel.loss_parallel=true"
 
 
 @rule("parallel.ep_needs_moe", EP, "parallel.dp_shard", *EXPERTS)
@@ -96,8 +80,7 @@ def ep_needs_moe(model: Model, parallel: Parallel) -> Findings:
     some.
     """
     if parallel.ep > 1 and not model.is_moe:
-        what = "parallel.ep > 1 needs a mixture-of-experts model; this one is dense."
-        yield EP, what, "a model with experts"
+        yield EP, "a model with experts"
 
 
 @rule("parallel.ep_experts", EP, "parallel.dp_shard", *EXPERTS)
@@ -157,8 +140,7 @@ def cp_kernel(model: Decoder, parallel: Parallel) -> Findings:
     """
     gathered = parallel.cp > 1 and parallel.cp_method == "all_gather"
     if gathered and model.sdpa_backend not in ("auto", "flash"):
-        what = "it holds for the first part of a sequence only; behind it torch chooses the kernel."
-        yield "model.sdpa_backend", what, "model.sdpa_backend=auto"
+        yield "model.sdpa_backend", "model.sdpa_backend=auto"
 
 
 @rule("parallel.pp_stages", PP, SCHEDULE, STAGES)
@@ -237,8 +219,7 @@ def pp_reshard(parallel: Parallel) -> Findings:
     pp > 1.
     """
     if parallel.pp > 1 and parallel.reshard_after_forward == "always":
-        what = "torch's schedules do not gather the weights of a stage for each micro-batch."
-        yield "parallel.reshard_after_forward", what, "parallel.reshard_after_forward=never"
+        yield "parallel.reshard_after_forward", "parallel.reshard_after_forward=never"
 
 
 @rule("parallel.pp_reduce", PP, "parallel.reduce_gradients")
@@ -247,8 +228,7 @@ def pp_reduce(parallel: Parallel) -> Findings:
     with pp > 1.
     """
     if parallel.pp > 1 and parallel.reduce_gradients == "micro_batch":
-        what = "torch's schedules reduce gradients after the last micro-batch of a stage."
-        yield "parallel.reduce_gradients", what, "parallel.reduce_gradients=step"
+        yield "parallel.reduce_gradients", "parallel.reduce_gradients=step"
 
 
 @rule("parallel.pp_tied", PP, SCHEDULE, "model.tie_embeddings")
@@ -257,17 +237,15 @@ def pp_tied(model: Decoder, parallel: Parallel) -> Findings:
     embeddings between two stages of a rank.
     """
     if model.tie_embeddings and parallel.pp > 1 and parallel.pp_schedule == V_SCHEDULE:
-        what = "the first and the last stage are on one rank, and FSDP cannot share a tied table"
         fix = "model.tie_embeddings=false, or another schedule"
-        yield SCHEDULE, f"{what} between the two.", fix
+        yield SCHEDULE, fix
 
 
 @rule("parallel.pp_compile", PP, SCHEDULE, "train.compile_model")
 def pp_compile(parallel: Parallel, train: Train) -> Findings:
     """Zero-bubble schedules split backward in two, which a compiled block cannot."""
     if _zero_bubble(parallel) and train.compile_model:
-        what = f"{parallel.pp_schedule} splits backward in two, which a compiled block cannot."
-        yield "train.compile_model", what, "train.compile_model=false"
+        yield "train.compile_model", "train.compile_model=false"
 
 
 @rule("parallel.pp_selective", PP, SCHEDULE, "train.activation_checkpointing")
@@ -276,10 +254,8 @@ def pp_selective(parallel: Parallel, train: Train) -> Findings:
     is there once.
     """
     if _zero_bubble(parallel) and train.activation_checkpointing == "selective":
-        what = f"{parallel.pp_schedule} goes backward through a block twice; torch keeps what"
-        what += " selective recompute saved for one time."
         fix = "train.activation_checkpointing=full, or another schedule"
-        yield "train.activation_checkpointing", what, fix
+        yield "train.activation_checkpointing", fix
 
 
 @rule("parallel.pp_torch", PP, SCHEDULE, TP, "model.moe.num_experts")
@@ -309,5 +285,4 @@ def pp_fp16(parallel: Parallel, precision: Precision) -> Findings:
     or fp32.
     """
     if parallel.pp > 1 and precision.mixed_precision == "fp16":
-        what = "the pipeline calls backward itself, and does not scale the loss as fp16 needs."
-        yield "precision.mixed_precision", what, "precision.mixed_precision=bf16"
+        yield "precision.mixed_precision", "precision.mixed_precision=bf16"

@@ -51,22 +51,9 @@ def unused_gpus(launch: Slurm, world: World) -> Findings:
         yield "launch.gpus_per_node", what, f"launch.gpus_per_node=0, or {other}"
 
 
-@rule(
-    "launch.slurm",
-    "launch.signal_before",
-    "launch.time",
-    "launch.sbatch",
-    "launch.mem",
-    "launch.constraint",
-    "launch.partition",
-    "launch.account",
-    "launch.qos",
-    "launch.gpu_type",
-)
+@rule("launch.slurm", "launch.signal_before", "launch.time", "launch.sbatch")
 def slurm(launch: Slurm) -> Findings:
-    """A job is told to stop after it has begun; what is handed on to sbatch can be right, and
-    nothing of it is what forge sets.
-    """
+    """A job is told to stop after it has begun, and launch.sbatch has no key that forge sets."""
     for fault in faults(launch):
         yield fault.key, fault.what, fault.fix
 
@@ -75,25 +62,22 @@ def slurm(launch: Slurm) -> Findings:
 def inline(launch: Submitit, run: Run) -> Findings:
     """run.inline keeps the rank in this process, so it needs launch=local."""
     if run.inline:
-        what = "a job does not run in this process."
-        yield "run.inline", what, "run.inline=false, or launch=local"
+        yield "run.inline", "run.inline=false, or launch=local"
 
 
 @rule("sweeper.wait", "launch.wait")
 def wait(sweeper: Optuna, launch: Submitit) -> Findings:
     """sweeper=optuna chooses a trial by what those before it have reached, so it waits for them."""
     if not launch.wait:
-        what = "sweeper=optuna needs the objective of a trial to choose the next."
-        yield "launch.wait", what, "launch.wait=true"
+        yield "launch.wait", "launch.wait=true"
 
 
 @rule("sweep.name", "sweep.name")
 def sweep_name(sweep: Sweep) -> Findings:
-    """sweep.name is the name of one directory, without spaces or slashes."""
+    """sweep.name names one directory: letters, digits and . _ + -, at most 200 bytes."""
     text = sweep.name
     if text is not None and (not NAME.fullmatch(text) or len(text.encode()) > LONGEST):
-        what = f"it names one directory: letters, digits and . _ + -, at most {LONGEST} bytes."
-        yield "sweep.name", what, "sweep.name=my_sweep; the directory above it is sweep.root"
+        yield "sweep.name", "sweep.name=my_sweep; the directory above it is sweep.root"
 
 
 @rule("sweep.ablation", BASELINE, "sweep.ablation.arms", SEEDS)

@@ -194,7 +194,7 @@ def group_choice(model: Decoder) -> Findings:
 def bias(model: Decoder) -> Findings:
     """Experts have no biases: model.bias=true needs a dense model."""
     if model.is_moe and model.bias:
-        yield "model.bias", "experts have no biases.", "model.bias=false"
+        yield "model.bias", "model.bias=false"
 
 
 @rule(
@@ -245,9 +245,8 @@ def unbalanced(model: Decoder) -> Findings:
     moe = model.moe
     balanced = moe.aux_loss_weight or moe.sequence_aux_loss_weight or moe.bias_update_rate
     if moe.top_k < moe.num_experts and not balanced:
-        what = "nothing keeps the load of the experts even; few of them may do all the work."
         fix = "model.moe.aux_loss_weight=0.01 or model.moe.bias_update_rate=0.001"
-        yield "model.moe.aux_loss_weight", what, fix
+        yield "model.moe.aux_loss_weight", fix
 
 
 @rule("moe.router_gradient", EXPERTS, TOP_K, "model.moe.norm_topk_prob", warning=True)
@@ -256,5 +255,4 @@ def router_gradient(model: Decoder) -> Findings:
     router says.
     """
     if model.moe.num_experts and model.moe.top_k == 1 and model.moe.norm_topk_prob:
-        what = "the weight of a single expert, divided by itself, is 1: the router learns nothing."
-        yield "model.moe.norm_topk_prob", what, "model.moe.norm_topk_prob=false"
+        yield "model.moe.norm_topk_prob", "model.moe.norm_topk_prob=false"

@@ -23,8 +23,7 @@ BATCH = ("train.batch_size", "train.seq_len", "train.grad_accum_steps", SIZE, TO
 def batch_size(train: Train) -> Findings:
     """A micro-batch has a sequence or more; train.batch_size=-1 works it out."""
     if train.batch_size == 0:
-        what = "a micro-batch of no sequence trains nothing."
-        yield "train.batch_size", what, "train.batch_size=1, or -1 to work it out"
+        yield "train.batch_size", "train.batch_size=1, or -1 to work it out"
 
 
 @rule(TOKENS, *BATCH)
@@ -81,11 +80,12 @@ def schedule_horizon(scheduler: Decay, train: Train) -> Findings:
         yield "scheduler.decay_steps", what, fix
 
 
-@rule("eval.stop_needs_eval", "eval.enabled", "eval.target", "eval.patience")
-def stop_needs_eval(eval: Eval) -> Findings:
-    """eval.target and eval.patience need eval.enabled=true."""
-    given = {"eval.target": eval.target is not None, "eval.patience": eval.patience > 0}
-    for key in (key for key, is_given in given.items() if is_given and not eval.enabled):
+@rule("eval.needed", "eval.enabled", "eval.target", "eval.patience", "checkpoint.keep_best")
+def needed(eval: Eval, checkpoint: Checkpoint) -> Findings:
+    """eval.target, eval.patience and checkpoint.keep_best need eval.enabled=true."""
+    wants = {"eval.target": eval.target is not None, "eval.patience": eval.patience}
+    wants["checkpoint.keep_best"] = checkpoint.keep_best
+    for key in (key for key, wanted in wants.items() if wanted and not eval.enabled):
         yield key, f"{key} needs evaluation, and eval.enabled is false.", "eval.enabled=true"
 
 
@@ -113,22 +113,13 @@ def objective(run: Run, eval: Eval) -> Findings:
         yield "run.objective", what, "eval.enabled=true"
 
 
-@rule("checkpoint.keep_best", "checkpoint.keep_best", "eval.enabled")
-def keep_best(checkpoint: Checkpoint, eval: Eval) -> Findings:
-    """checkpoint.keep_best needs eval.enabled=true."""
-    if checkpoint.keep_best and not eval.enabled:
-        what = "the best checkpoint is known by evaluation, and eval.enabled is false."
-        yield "checkpoint.keep_best", what, "eval.enabled=true"
-
-
 @rule("checkpoint.pinned", "checkpoint.async_mode", "run.device")
 def pinned(checkpoint: Checkpoint, run: Run) -> Findings:
     """checkpoint.async_mode=async_with_pinned_mem stages through page-locked memory, which needs a
     GPU.
     """
     if checkpoint.async_mode == "async_with_pinned_mem" and run.device != "cuda":
-        what = "page-locked memory needs a GPU; this run is on the CPU."
-        yield "checkpoint.async_mode", what, "checkpoint.async_mode=async"
+        yield "checkpoint.async_mode", "checkpoint.async_mode=async"
 
 
 @rule("profiling.window", "profiling.start_step", "profiling.end_step")
@@ -177,8 +168,7 @@ def residual_dtype(precision: Precision) -> Findings:
 
 @rule("precision.fp16_cpu", "precision.mixed_precision", "run.device", warning=True)
 def slow_on_cpu(precision: Precision, run: Run) -> Findings:
-    """16-bit matrix products are slow on most CPUs."""
+    """16-bit matrix products are many times slower than fp32 on most CPUs."""
     mixed = precision.mixed_precision
     if run.device == "cpu" and mixed in ("bf16", "fp16"):
-        what = f"{mixed} matrix products are many times slower than fp32 on most CPUs."
-        yield "precision.mixed_precision", what, "precision=auto"
+        yield "precision.mixed_precision", "precision=auto"

@@ -73,7 +73,8 @@ class Rule(_Declared):
             value = "" if "=" in key else get(config, key)
             if not isinstance(value, Section | dict) and value != "":
                 key = f"{key}={shown(value)}"
-            yield Problem(key, *(what or [self.sentence]), fix, rule=self.id, warning=self.warning)
+            text = what[0] if what else self.sentence
+            yield Problem(key, text, fix, rule=self.id, warning=self.warning)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,10 +68,11 @@ def needs_decoder(model: Model, parallel: Parallel) -> Findings:
 @rule("parallel.backend", "parallel.backend", "run.device")
 def backend(parallel: Parallel, world: World) -> Findings:
     """parallel.backend names a backend for the device of the run; nccl is for GPUs."""
-    text, device, fix = parallel.backend, world.device, "gloo" if world.device == "cpu" else "nccl"
+    text, device = parallel.backend, world.device
     names = {device: text}
     if ":" in text:
-        names = dict(pair.strip().partition(":")[::2] for pair in text.split(","))
+        pairs = [pair.strip().partition(":") for pair in text.split(",")]
+        names = {kind: name for kind, _, name in pairs}
     chosen, what = names.get(device, ""), ""
     if not chosen or not all(names.values()):
         what = f"it names no backend for {device}, which the run is on."
@@ -80,7 +81,7 @@ def backend(parallel: Parallel, world: World) -> Findings:
     elif chosen == "nccl" and device == "cpu":
         what = "nccl needs GPUs, and has no place on a CPU."
     if what:
-        yield "parallel.backend", what, f"parallel.backend={fix}"
+        yield "parallel.backend", what, f"parallel.backend={'gloo' if device == 'cpu' else 'nccl'}"
 
 
 @rule("parallel.offload_backend", "parallel.cpu_offload", "parallel.backend", "run.device")

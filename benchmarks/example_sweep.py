@@ -19,7 +19,7 @@ import numpy as np
 from forge import cli
 from forge.launch.sweep.directory import Point, SweepDirectory
 from forge.resolve.resolve import Resolution
-from forge.rundir import attempts, directory, failure, json_lines, serialize
+from forge.rundir import files, outcome, saved_config
 
 SMALL = [
     "model=tiny",
@@ -60,8 +60,8 @@ class Example:
         """A run that has failed after some steps."""
         point = self._made(overrides, seed, arm)
         self.log(point, seed=seed, gain=0.0, until=at)
-        failure.record(point.path, rank=0, kind="RuntimeError", message=why, said=why, code=1)
-        attempts.ended(point.path, status="failed", reason=why, step=at)
+        outcome.record_failure(point.path, rank=0, kind="RuntimeError", message=why, said=why, code=1)
+        outcome.record_end(point.path, status="failed", reason=why, step=at)
         self.sweep.note("ended", point.number, code=1)
         return point
 
@@ -91,7 +91,7 @@ class Example:
         offset = 0.03 * luck.normal() + 0.004 * noise.normal()
         rate = SECONDS * (1 + 0.05 * noise.normal())
         last: dict[str, float] = {}
-        json_lines.append(
+        files.append_row(
             point.path / "attempts.jsonl",
             {"event": "start", "config": "config.yaml", "step": 0, "from": "nothing"},
         )
@@ -140,7 +140,7 @@ class Example:
         )
         config.freeze()
         point.path.mkdir(parents=True)
-        serialize.save(config, point.path / "config.yaml")
+        saved_config.save(config, point.path / "config.yaml")
         return point
 
     def _added(self, overrides: Sequence[str], seed: int, arm: str | None) -> Point:
@@ -170,8 +170,8 @@ def finish(
         "objective": value,
         "metrics": dict(metrics),
     }
-    directory.write_json(run_dir / "result.json", content)
-    attempts.ended(run_dir, status="finished", reason="end", step=step)
+    files.write_json(run_dir / "result.json", content)
+    outcome.record_end(run_dir, status="finished", reason="end", step=step)
 
 
 def grid(path: Path, *, arms: int, seeds: int, steps: int = STEPS) -> SweepDirectory:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forge.compose.engine import Composed
     from forge.config.problems import ConfigError
     from forge.config.root import Config
-    from forge.rundir.directory import Result
+    from forge.rundir.outcome import Result
 
     def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Composed:
         """The config that groups and values compose to. Raises ConfigError with every problem."""

@@ -27,7 +27,7 @@ from forge.launch.sweep.state import (
     process_of,
     survey,
 )
-from forge.rundir import links
+from forge.rundir import untrusted
 from forge.rundir.lock import held_by, in_use
 from forge.status import named, parser, points_of
 
@@ -60,7 +60,7 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
         return 0
     reached = True
     if sweep is not None:
-        links.check(sweep.path, apart=(POINTS,))
+        untrusted.check_links(sweep.path, apart=(POINTS,))
         for point in left:
             sweep.note("cancelled", point.number)
         reached = bool(numbers) or _end_command(sweep)

@@ -19,7 +19,7 @@ from forge.plan.world import ranks_of
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory
 from forge.rundir.checkpoints import newest_usable
-from forge.rundir.stored import is_run
+from forge.rundir.saved_config import is_run
 
 DESCRIPTION = "What would run: sizes, steps, memory and every derived value; or all problems."
 Row = tuple[str, str]

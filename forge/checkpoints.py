@@ -11,7 +11,7 @@ from typing import Any
 
 from forge.cli import printable
 from forge.config.numbers import byte_size
-from forge.rundir import directory, stored
+from forge.rundir import directory, saved_config
 from forge.rundir.checkpoints import CheckpointError, Saved, best_of, listed, saved_folder
 
 
@@ -38,8 +38,8 @@ def describe(run_dir: Path) -> list[dict[str, Any]]:
 
     Raises CheckpointError for no run.
     """
-    if not stored.is_run(run_dir):
-        raise CheckpointError(f"{run_dir} is no run directory: it has no {stored.CONFIG}")
+    if not saved_config.is_run(run_dir):
+        raise CheckpointError(f"{run_dir} is no run directory: it has no {saved_config.CONFIG}")
     try:
         identity = directory.run_id(run_dir)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -15,9 +15,15 @@ from forge import cli
 from forge.compose.portable import unsaid
 from forge.config.problems import ConfigError, Problem, quoted
 from forge.config.root import Config
-from forge.rundir import directory, stored
-from forge.rundir.consent import behind, consent, looking_up, reaching, without_consent
-from forge.rundir.serialize import to_plain
+from forge.rundir import directory, files, saved_config
+from forge.rundir.saved_config import to_plain
+from forge.rundir.untrusted import (
+    code_overrides,
+    environment_options,
+    other_overrides,
+    overrides_behind,
+    reaching_out,
+)
 
 if TYPE_CHECKING:
     from forge.parallel.rendezvous import Rendezvous
@@ -69,7 +75,7 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
     """The overrides a run goes on with: its own, then `typed`. Raises ConfigError for what is no
     run, or needs trust that was not typed.
     """
-    if not stored.is_run(run_dir):
+    if not saved_config.is_run(run_dir):
         what = f"{run_dir} is no run directory: " + (
             "it has no config.yaml." if os.path.exists(run_dir) else "there is no such directory."
         )
@@ -84,15 +90,15 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
             ]
         )
     own = _own(run_dir)
-    missing = [text for text in consent(own) if text not in consent(typed)]
-    if missing and not consent(typed):
+    missing = [text for text in code_overrides(own) if text not in code_overrides(typed)]
+    if missing and not code_overrides(typed):
         raise _asks(
             run_dir,
             missing,
             "was made with code outside of forge, which is only used by who asks for it.",
         )
     return [
-        *_outdone(without_consent(own), typed),
+        *_outdone(other_overrides(own), typed),
         *typed,
         f"run.dir={quoted(str(run_dir.resolve()))}",
     ]
@@ -102,7 +108,7 @@ def _own(run_dir: Path) -> list[str]:
     """The overrides that the run was last started with. Raises ConfigError."""
     file = directory.newest_overrides(run_dir)
     try:
-        return [str(text) for text in stored.read_json(file)]
+        return [str(text) for text in files.read_json(file)]
     except (OSError, ValueError, TypeError) as error:
         what, fix = (
             f"{file} cannot be read: {error}.",
@@ -130,12 +136,12 @@ def _check_reach(
     options = list(
         dict.fromkeys(
             [
-                *reaching(to_plain(config)),
-                *looking_up({str(name): value for name, value in raw.items()}),
+                *reaching_out(to_plain(config)),
+                *environment_options({str(name): value for name, value in raw.items()}),
             ]
         )
     )
-    missing = unsaid(behind(options, without_consent(_own(run_dir))), typed, config_dirs)
+    missing = unsaid(overrides_behind(options, other_overrides(_own(run_dir))), typed, config_dirs)
     if missing:
         what = f"has {', '.join(options)}, which reaches beyond its directory and is only used by who asks for it."
         raise _asks(run_dir, [*typed, *missing], what, key=missing)

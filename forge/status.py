@@ -23,8 +23,9 @@ from forge.launch.sweep.directory import Point, SweepDirectory, examples, find_s
 from forge.launch.sweep.results import best, columns
 from forge.launch.sweep.state import DONE, FAILED, RUNNING, Survey, job_of, survey
 from forge.rundir.directory import short
-from forge.rundir.progress import last_lines, last_logged, progress
-from forge.rundir.stored import is_run
+from forge.rundir.files import last_lines
+from forge.rundir.progress import last_logged, progress
+from forge.rundir.saved_config import is_run
 
 EVERY = 5.0  # seconds
 LINES, STEPS = 20, 5  # of the end of a log

@@ -30,10 +30,10 @@ from forge.plan.launcher_environment import (
 )
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
-from forge.rundir import attempts, directory, failure
+from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import newest_usable
-from forge.rundir.directory import Result
-from forge.rundir.stored import newest
+from forge.rundir.outcome import Result
+from forge.rundir.saved_config import newest
 
 if TYPE_CHECKING:
     from forge.parallel.rendezvous import Rendezvous
@@ -132,12 +132,12 @@ def train(config: Config) -> Result:
         ended = launch(resolve(config), config.overrides)
     if ended.refused is not None:
         raise RuntimeError(f"the run failed: {ended.refused}")
-    result = directory.read_result(ended.run_dir)
+    result = outcome.read_result(ended.run_dir)
     if ended.code == cli.INTERRUPTED and (result is None or result.status != "stopped"):
         raise KeyboardInterrupt
     if result is None or result.status == "failed" or ended.code in (FAILED, REFUSED):
         said = (
-            directory.read_error(ended.run_dir) or f"its worker ended with exit code {ended.code}"
+            outcome.read_error(ended.run_dir) or f"its worker ended with exit code {ended.code}"
         )
         raise RuntimeError(f"the run in {ended.run_dir} failed: {said}")
     return result
@@ -242,7 +242,7 @@ def launch(
         code = worker.main([str(run_dir), *resolution.config.run.trust], rendezvous)
     else:
         code = processes.start(run_dir, resolution.world.size, trust=resolution.config.run.trust)
-    refused = failure.refused(run_dir) if code == REFUSED else None
+    refused = outcome.refusal(run_dir) if code == REFUSED else None
     if refused is not None and rendezvous is not None:
         rendezvous.wait_until_left()
     if refused is None or not before.fresh:
@@ -256,7 +256,7 @@ def _can_go_on(run_dir: Path, config: Config) -> bool:
     """Whether a run has a checkpoint to go on from, or has not got as far as to need one."""
     return newest_usable(run_dir / config.checkpoint.dir, to_go_on=True)[
         0
-    ] is not None or not attempts.reached(run_dir)
+    ] is not None or not outcome.last_saved_step(run_dir)
 
 
 def is_job(config: Config) -> bool:

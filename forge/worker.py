@@ -23,11 +23,12 @@ from forge.launch.local import threads
 from forge.launch.local.processes import FAILED, PARENT, REFUSED
 from forge.parallel.rendezvous import Command, Rendezvous
 from forge.plan.launcher_environment import LauncherEnvironment
-from forge.rundir import attempts, directory, failure
+from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import NoneLeft, newest_usable, saved_folder
-from forge.rundir.directory import ERROR, RESULT, Result, write_json
-from forge.rundir.lock import Held, Lock
-from forge.rundir.stored import CONFIG, is_run, newest
+from forge.rundir.files import write_json
+from forge.rundir.lock import InUse, Lock
+from forge.rundir.outcome import ERROR, RESULT, Result
+from forge.rundir.saved_config import CONFIG, is_run, newest
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
@@ -74,7 +75,7 @@ def together(
         die_with_parent()  # torchrun itself asks for no such thing
     if not is_main():
         code = _follow(rendezvous)
-        if rendezvous.command.run_dir and failure.refused(Path(rendezvous.command.run_dir)):
+        if rendezvous.command.run_dir and outcome.refusal(Path(rendezvous.command.run_dir)):
             rendezvous.leave()  # the main rank waits for it
         return code
     code = REFUSED
@@ -108,11 +109,11 @@ def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) ->
 
     try:
         lock = Lock(run_dir).acquire()
-    except (Held, ConfigError) as error:
+    except (InUse, ConfigError) as error:
         print(error, file=sys.stderr)
         return end(REFUSED)
     with lock, log_file(run_dir):
-        done = directory.finished(run_dir)
+        done = outcome.finished(run_dir)
         if done is not None:
             print(
                 f"this run is finished: {REASONS.get(done.reason, done.reason)}, after {done.step} steps; {_prolong(run_dir, done)}"
@@ -201,7 +202,7 @@ def _train(
         report(RuntimeError(parts.guard.fault), step=loop.state.step)
         parts.ranks.close()
         return FAILED
-    attempts.ended(run_dir, status=status, reason=reason, step=loop.state.step)
+    outcome.record_end(run_dir, status=status, reason=reason, step=loop.state.step)
     if status == "finished" and config.run.objective not in known:
         print(
             f"run.objective={config.run.objective} was never logged; logged were {', '.join(known)}",
@@ -239,7 +240,7 @@ class Report:
     def _tell(self, error: Exception, step: int | None) -> int:
         logging.getLogger("forge.worker").debug("failed", exc_info=error)
         others = (
-            failure.recorded(self.run_dir, failure.PATIENCE if is_lost_peer(error) else 0.0)
+            outcome.failure(self.run_dir, outcome.PATIENCE if is_lost_peer(error) else 0.0)
             if ranks() > 1
             else None
         )
@@ -258,9 +259,9 @@ class Report:
             refused = code == REFUSED and not goes_on and _raised_by_forge(error)
             kind, said = (
                 type(error).__name__,
-                said if refused else f"{said}{failure.place(self.run_dir, goes_on=goes_on)}",
+                said if refused else f"{said}{outcome.place(self.run_dir, goes_on=goes_on)}",
             )
-            if not failure.record(
+            if not outcome.record_failure(
                 self.run_dir,
                 rank=rank,
                 kind=kind,
@@ -271,7 +272,7 @@ class Report:
                 refused=refused,
             ):
                 return FAILED
-            attempts.ended(self.run_dir, status="failed", reason=f"{kind}: {error}", step=step)
+            outcome.record_end(self.run_dir, status="failed", reason=f"{kind}: {error}", step=step)
         print(said, file=sys.stderr, flush=True)
         return code
 
@@ -281,7 +282,7 @@ class Report:
         """
         if self._loop is not None and self._loop.state.step > self._first:
             return True
-        return sum(line.get("event") == "start" for line in attempts.read(self.run_dir)) > (
+        return sum(line.get("event") == "start" for line in outcome.attempts(self.run_dir)) > (
             self._loop is not None
         )
 
@@ -331,7 +332,7 @@ def is_lost_peer(error: BaseException | None) -> bool:
 def _prolong(run_dir: Path, done: Result) -> str:
     if not newest_usable(saved_folder(run_dir), to_go_on=True)[0]:
         return "no checkpoint of it is there to go on from"
-    longer = directory.longer(run_dir, done.reason, done.step)
+    longer = directory.prolonging_override(run_dir, done.reason, done.step)
     how = "to go on" if longer != "..." else "raise what ended it to go on"
     return f"{how}: {directory.resume_command(run_dir)} {longer}"
 

@@ -16,7 +16,8 @@ from forge.launch.sweep.messages import line, say
 from forge.launch.sweep.state import PARTIAL, state_of
 from forge.plan.world import World
 from forge.resolve.resolve import Resolution
-from forge.rundir.directory import finished, short
+from forge.rundir.directory import short
+from forge.rundir.outcome import finished
 
 FOLDER = "jobs"
 UNMADE = Path("<run directory>")

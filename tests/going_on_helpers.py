@@ -13,8 +13,8 @@ from forge.config.changes import Change
 from forge.resolve.resolve import resolve
 from forge.resolve.rule import put
 from forge.resume import overrides_of
-from forge.rundir import directory, serialize
-from forge.rundir.stored import newest
+from forge.rundir import directory, files, saved_config
+from forge.rundir.saved_config import newest
 
 RUN = (
     "run.dir=run",
@@ -43,7 +43,7 @@ def alter(run: Path, **values: Any) -> list[Change]:
     """What `resume` does with other values, without composing, which takes most of its time; a key
     is written train__max_steps.
     """
-    config = copy.deepcopy(serialize.load(newest(run), trust=values.get("run__trust", ())))
+    config = copy.deepcopy(saved_config.load(newest(run), trust=values.get("run__trust", ())))
     config.thaw()
     for key, value in {"run__dir": str(run), **values}.items():
         put(config, key.replace("__", "."), value)
@@ -80,6 +80,6 @@ def end(
         "config": config,
         "metrics": {},
     }
-    directory.write_json(
+    files.write_json(
         run / "result.json", {**result, "objective": {"name": "train/loss", "value": None}}
     )

@@ -17,7 +17,7 @@ from going_on_helpers import RUN, content, end, read, take
 
 from forge import resume
 from forge.launch.local import processes
-from forge.rundir import directory, serialize
+from forge.rundir import directory, saved_config
 
 TINY = (
     *(
@@ -114,7 +114,7 @@ def test_a_config_dir_given_again_counts(started: list[Path], tmp_path: Path) ->
     (tmp_path / "conf" / "metrics" / "mine.yaml").write_text("log_interval: 7\n")
     take(*RUN)
     assert resume.main(["run", "--config-dir", "conf", "metrics=mine"]) == 0
-    assert serialize.load(Path("run/config.2.yaml"), trust=()).metrics.log_interval == 7
+    assert saved_config.load(Path("run/config.2.yaml"), trust=()).metrics.log_interval == 7
     assert resume.main(["run"]) == 0
     assert not Path("run/config.3.yaml").exists()
 
@@ -308,7 +308,7 @@ def test_trust_that_somebody_wrote_into_a_run_is_not_taken(
     )
     assert started == []
     assert resume.main(["run"]) == 0
-    config = serialize.load_own(path)
+    config = saved_config.load_own(path)
     assert (config.run.trust, config.callbacks) == ((), {})
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from forge import cli
 from forge.compose.composition import chosen
+from forge.launch.optuna.search import first_that_runs
 from forge.launch.optuna.space import read_space
 from forge.launch.sweep.expand import without_intervals
-from forge.launch.optuna.search import first_that_runs
 from forge.launch.sweep.preflight import Preflight
 
 ROOT = Path(__file__).parents[1]

@@ -19,7 +19,7 @@ import pytest
 from kill_resume import HERE, TRUST, Kill, Outcome, marks, run_killed
 
 from forge import cli, train
-from forge.rundir.lock import Held, Lock
+from forge.rundir.lock import InUse, Lock
 
 SMALL = [
     "tokenizer.vocab_size=300",
@@ -170,7 +170,7 @@ def test_a_second_process_is_refused_and_a_kill_lets_the_directory_go(
         assert said in second.stderr
         assert "-> Wait for it, end it, or give another run.dir" in second.stderr
         assert "Traceback" not in second.stderr
-        with pytest.raises(Held, match=f"process {rank} on"):
+        with pytest.raises(InUse, match=f"process {rank} on"):
             Lock(run_dir).acquire(patience=0)
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ from forge.config.problems import quoted
 from forge.config.root import Config
 from forge.resolve.derivations import PATHS
 from forge.resolve.rule import get
-from forge.rundir.consent import SEARCH, key_of
+from forge.rundir.untrusted import SEARCH, key_of
 
 
 def portable(overrides: Sequence[str], config_dirs: Sequence[str], config: Config) -> list[str]:

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from forge.config.tokenizer import BPE, FILE_NAME, TokenizerFile
 from forge.data.split import TrainingText
 from forge.data.token_bytes import token_bytes
-from forge.rundir.stored import read_json
+from forge.rundir.files import read_json
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = FILE_NAME

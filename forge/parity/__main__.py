@@ -20,8 +20,8 @@ from forge.config.problems import ENVIRONMENT, ConfigError, Problem, shown
 from forge.launch.local import processes
 from forge.plan.launcher_environment import launcher_environment
 from forge.resolve.resolve import Resolution
-from forge.rundir import directory, serialize
-from forge.rundir.stored import CONFIG
+from forge.rundir import files, saved_config
+from forge.rundir.saved_config import CONFIG
 
 EQUAL, DIFFERENT = 0, 1
 SIDES = ("a", "b")
@@ -93,8 +93,8 @@ def _main(options: argparse.Namespace) -> int:
         for name, side in sides.items():
             place = Path(folder) / name
             place.mkdir()
-            serialize.save(side.config, place / CONFIG)
-            directory.write_json(
+            saved_config.save(side.config, place / CONFIG)
+            files.write_json(
                 place / "parity.json", {"steps": words.steps, "dtype": words.dtype, "lr": words.lr}
             )
             code = processes.start(place, side.world.size, module="forge.parity.worker")

@@ -13,8 +13,7 @@ from forge.build import build
 from forge.config.root import Config
 from forge.data.shards import TokenStore
 from forge.parallel.ranks import Ranks
-from forge.rundir.directory import write_json
-from forge.rundir.stored import read_json
+from forge.rundir.files import read_json, write_json
 from forge.training.assemble import build_model, train_loader
 from forge.training.device import loss_scaler
 from forge.training.step import Update

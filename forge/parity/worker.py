@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from forge.launch.local.processes import FAILED, REFUSED
-from forge.rundir import failure
-from forge.rundir.stored import read_json
+from forge.rundir import outcome, saved_config
+from forge.rundir.files import read_json
 from forge.worker import die_with_parent, end_on_interrupt, is_lost_peer
 
 
@@ -33,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(folder: Path, error: Exception) -> int:
     """Say why, unless this rank has only lost another, which says it."""
     code = REFUSED if isinstance(error, ValueError) else FAILED
-    others = failure.recorded(folder, failure.PATIENCE if is_lost_peer(error) else 0.0)
+    others = outcome.failure(folder, outcome.PATIENCE if is_lost_peer(error) else 0.0)
     trace = "".join(traceback.format_exception(error))
     said, rank = (
         str(error) if isinstance(error, ValueError) else trace,
         int(os.environ.get("RANK", 0)),
     )
-    if others is None and failure.record(
+    if others is None and outcome.record_failure(
         folder,
         rank=rank,
         kind=type(error).__name__,
@@ -59,14 +59,13 @@ def _measure(folder: Path) -> None:
     from forge.data.prepare import prepare
     from forge.parallel.ranks import join
     from forge.parity.side import measure
-    from forge.rundir import serialize
     from forge.training.assemble import check_vocabulary
     from forge.training.device import set_up
 
     # Tensors are put together here and nowhere else in this process: that it takes two collectives
     # is nobody's concern.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    config, how = serialize.load_own(folder), read_json(folder / "parity.json")
+    config, how = saved_config.load_own(folder), read_json(folder / "parity.json")
     device = set_up(config)
     torch.set_float32_matmul_precision("highest")  # or fp32 on a GPU would be compared in TF32
     torch.manual_seed(config.seed)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from forge import cli
 from forge.config.problems import refusal
 from forge.launch.sweep.directory import POINTS
-from forge.rundir import links
+from forge.rundir import untrusted
 from forge.rundir.directory import short
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _main(options: argparse.Namespace) -> int:
     most = {} if options.top is None else {"most": options.top}
     files = {kind: path for kind in FILES if (path := getattr(options, kind)) is not None}
     if not files and (sweep := report.source.path):
-        links.check(sweep, apart=(POINTS,))
+        untrusted.check_links(sweep, apart=(POINTS,))
         files = {kind: sweep / "report" / name for kind, (name, _) in FILES.items()}
     prints = STDOUT in files.values()
     if not prints:

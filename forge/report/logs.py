@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from forge.rundir import json_lines
-from forge.rundir.stored import read_text
+from forge.rundir import files
+from forge.rundir.files import read_text
 
 FILES = ("metrics.jsonl", "performance.jsonl")
 Column = tuple[np.ndarray, np.ndarray]
@@ -123,10 +123,10 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     line is damaged.
     """
     with suppress(OSError, ValueError, RecursionError):
-        rows = json.loads(f"[{','.join(read_text(path, most=json_lines.LARGEST).splitlines())}]")
+        rows = json.loads(f"[{','.join(read_text(path, most=files.LARGEST).splitlines())}]")
         if all(isinstance(row, dict) for row in rows):
             return rows
-    return json_lines.read(path)
+    return files.read_rows(path)
 
 
 def _last(column: Column) -> float | None:

@@ -18,8 +18,9 @@ from forge.launch.sweep import messages
 from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, examples, find_sweep
 from forge.launch.sweep.state import DONE, FAILED, survey
 from forge.report.logs import Log
-from forge.rundir import directory
-from forge.rundir.stored import is_run, newest, read_yaml
+from forge.rundir import outcome
+from forge.rundir.files import read_yaml
+from forge.rundir.saved_config import is_run, newest
 
 SEED = "seed"
 LONGEST_NAME = 80  # of several runs; a longer one gives their number instead
@@ -168,7 +169,7 @@ def _run(point: Point, state: str) -> Run:
         return Run(point=point, state=state, why=why)
     try:
         config = _config(point.path)
-        result = directory.read_result(point.path)
+        result = outcome.read_result(point.path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Run(point=point, state=FAILED, why=str(error))
     run = Run(point=point, state=state, config=config, why=why)

@@ -1,5 +1,5 @@
-"""The checkpoints of a run as files: which are there, which can be used, and why not. Nothing here
-imports torch.
+"""The checkpoints of a run as files: which are there, which can be used, and why not. Needs no
+torch.
 """
 
 from __future__ import annotations
@@ -13,20 +13,12 @@ from typing import Any
 import yaml
 
 from forge.config.eval import HIGHER_IS_BETTER
-from forge.rundir.stored import BEST, fields_of, is_run, newest, read_json, read_yaml
+from forge.rundir.files import read_object, read_yaml
+from forge.rundir.saved_config import is_run, newest
 
 FORMAT = 2
-META, CONFIG, TOKENIZER, WEIGHTS = "meta.json", "config.yaml", "tokenizer", "weights"
-OF_META = {
-    "time": str,
-    "reason": str,
-    "run_id": str,
-    "step": int,
-    "metrics": dict,
-    "files": dict,
-    "train": dict,
-    "rows": dict,
-}
+META, TOKENIZER, WEIGHTS = "meta.json", "tokenizer", "weights"
+BEST = "best"  # in a path, in place of a step: the best checkpoint of a run
 
 
 class CheckpointError(ValueError):
@@ -51,15 +43,15 @@ class Saved:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """What it says of itself; empty when it cannot be read."""
+        """The content of meta.json; empty when it cannot be read."""
         try:
-            return fields_of(read_json(self.path / META), OF_META)
+            return read_object(self.path / META)
         except (OSError, ValueError):
             return {}
 
     def fault(self, run_id: str | None = None, *, to_go_on: bool = False) -> str | None:
         """Why it cannot be used, in one sentence, or None. run_id: it must be of this run.
-        to_go_on: for training to go on from it.
+        to_go_on: for training to go on from it, which weights alone are not enough for.
         """
         if not self.path.is_dir():
             return "there is no such directory"
@@ -67,39 +59,42 @@ class Saved:
             return f"it is torn: it has no {META}, which is written last"
         if not self.meta:
             return f"its {META} cannot be read"
-        if self.meta.get("format") != FORMAT:
-            newer = isinstance(self.meta.get("format"), int) and self.meta["format"] > FORMAT
+        if (format := self.meta.get("format")) != FORMAT:
+            newer = isinstance(format, int) and format > FORMAT
             advice = "; a newer version of forge wrote it" if newer else ""
-            return f"it has checkpoint format {self.meta.get('format')}, and this version reads format {FORMAT}{advice}"
+            return f"it has checkpoint format {format}, and this version reads format {FORMAT}{advice}"
         if run_id is not None and self.meta.get("run_id") != run_id:
             return "it is of another run; checkpoint.resume_from takes one on purpose"
         if to_go_on and self.meta.get("weights_only"):
-            return "it holds the weights alone (checkpoint.last=weights), which checkpoint.init_from takes"
-        return self._files_fault()
-
-    def _files_fault(self) -> str | None:
+            return (
+                "it holds the weights alone (checkpoint.last=weights), "
+                "which checkpoint.init_from takes"
+            )
         for name, wanted in self.meta.get("files", {}).items():
             file = self.path / name
             if not file.is_file():
                 return f"it is torn: {name} is missing"
-            if file.stat().st_size != wanted:
-                return f"it is torn: {name} has {file.stat().st_size} bytes of {wanted}"
+            if (size := file.stat().st_size) != wanted:
+                return f"it is torn: {name} has {size} bytes of {wanted}"
         return None
 
     @property
     def size(self) -> int:
         """Bytes on the disk."""
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        return sum(file_sizes(self.path).values())
+
+
+Skipped = list[tuple[Saved, str]]
+"""Checkpoints that were passed over, each with the reason."""
 
 
 def saved_folder(run_dir: Path) -> Path:
-    """Where a run keeps its checkpoints. Raises CheckpointError when its config cannot be read."""
+    """The folder of a run's checkpoints. Raises CheckpointError when its config cannot be read."""
     try:
         return run_dir / read_yaml(newest(run_dir))["checkpoint"]["dir"]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{newest(run_dir)} cannot be read: {next(iter(str(error).splitlines()), 'no details')}"
-        ) from error
+        reason = next(iter(str(error).splitlines()), "no details")
+        raise CheckpointError(f"{newest(run_dir)} cannot be read: {reason}") from error
 
 
 def listed(folder: Path) -> list[Saved]:
@@ -110,10 +105,8 @@ def listed(folder: Path) -> list[Saved]:
 
 def newest_usable(
     folder: Path, run_id: str | None = None, *, to_go_on: bool = False
-) -> tuple[Saved | None, list[tuple[Saved, str]]]:
-    """The newest checkpoint that can be used, and those newer than it, each with the reason that it
-    cannot.
-    """
+) -> tuple[Saved | None, Skipped]:
+    """The newest checkpoint without a fault, see `Saved.fault`, and the newer ones that have one."""
     skipped = []
     for saved in reversed(listed(folder)):
         fault = saved.fault(run_id, to_go_on=to_go_on)
@@ -123,30 +116,32 @@ def newest_usable(
     return None, skipped
 
 
-def find(
-    path: Path, *, name: str = "", to_go_on: bool = False
-) -> tuple[Saved, list[tuple[Saved, str]]]:
-    """The checkpoint that `path` means: itself, or the newest usable one of a run or of a folder of
-    them; and those skipped.
+def find(path: Path, *, name: str = "", to_go_on: bool = False) -> tuple[Saved, Skipped]:
+    """The checkpoint that a path means, and those passed over: itself, the newest usable one of a
+    run or of a folder of checkpoints, or the best one for RUN/best.
 
-    RUN/best means the best one of a run. to_go_on: for training to go on from it, and not for its
-    weights alone. Raises CheckpointError when there is none, its message beginning with `name`.
+    Raises CheckpointError when there is none; `name` begins its message.
     """
     if path.name == BEST and not path.exists():
-        return _best(path.parent, name), []
+        best = best_of(listed(_folder(path.parent)))
+        if best is None:
+            raise CheckpointError(
+                f"{name}{path}: {path.parent} has no checkpoint that was evaluated; "
+                "python -m forge.checkpoints lists them"
+            )
+        return best, []
     if (path / META).is_file() or Saved(path).step >= 0:
         fault = Saved(path).fault(to_go_on=to_go_on)
         if fault is not None:
             raise CheckpointError(f"{name}{path} cannot be used: {fault}; take another checkpoint")
         return Saved(path), []
     found, skipped = newest_usable(_folder(path), to_go_on=to_go_on)
-    if found is not None:
-        return found, skipped
-    what = "there is no complete checkpoint" if path.is_dir() else "there is no such directory"
-    reasons = "".join(f"; {saved.path.name}: {fault}" for saved, fault in skipped)
-    raise CheckpointError(
-        f"{name}{path}: {what}{reasons}; give a step_N directory, or a run that has one"
-    )
+    if found is None:
+        what = "there is no complete checkpoint" if path.is_dir() else "there is no such directory"
+        reasons = "".join(f"; {saved.path.name}: {fault}" for saved, fault in skipped)
+        fix = "give a step_N directory, or a run that has one"
+        raise CheckpointError(f"{name}{path}: {what}{reasons}; {fix}")
+    return found, skipped
 
 
 def best_of(saved: list[Saved]) -> Saved | None:
@@ -155,40 +150,24 @@ def best_of(saved: list[Saved]) -> Saved | None:
     """
     usable = [one for one in saved if one.fault() is None]
     metric = usable[-1].meta.get("best_by") if usable else None
-    return next(iter(best(usable, metric, 1)), None) if isinstance(metric, str) else None
+    return next(iter(best(usable, metric, 1)), None) if metric else None
 
 
-def _best(path: Path, name: str) -> Saved:
-    found = best_of(listed(_folder(path)))
-    if found is None:
-        raise CheckpointError(
-            f"{name}{path / BEST}: {path} has no checkpoint that was evaluated; python -m forge.checkpoints lists them"
-        )
-    return found
+def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
+    """The `count` best by a metric of the evaluation at their step, best first, without those that
+    were not evaluated.
+    """
+    values = {one: one.meta.get("metrics", {}).get(metric) for one in saved}
+    scored = [one for one in saved if values[one] is not None]
+    return sorted(scored, key=values.__getitem__, reverse=metric in HIGHER_IS_BETTER)[:count]
+
+
+def file_sizes(path: Path) -> dict[str, int]:
+    """The size of every file below a directory, by relative name."""
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return {str(file.relative_to(path)): file.stat().st_size for file in files}
 
 
 def _folder(path: Path) -> Path:
     """Where the checkpoints of a run are, or the folder of them that is given."""
     return saved_folder(path) if is_run(path) else path
-
-
-def file_sizes(path: Path) -> dict[str, int]:
-    """The size of every file below a directory, by relative name."""
-    return {
-        str(file.relative_to(path)): file.stat().st_size
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-    }
-
-
-def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
-    """The `count` best by a metric of the evaluation at their step, best first; those without one
-    do not count.
-    """
-    scored = [
-        (value, one)
-        for one in saved
-        if (value := one.meta.get("metrics", {}).get(metric)) is not None
-    ]
-    scored.sort(key=lambda pair: pair[0], reverse=metric in HIGHER_IS_BETTER)
-    return [one for _, one in scored[:count]]

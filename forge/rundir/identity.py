@@ -1,4 +1,4 @@
-"""What a run is, apart from how and where it runs: its options that are not free."""
+"""The identity of a run: the options that are not free. Another value of one makes another run."""
 
 from __future__ import annotations
 
@@ -11,26 +11,24 @@ from typing import Any
 from forge.config.field import Section, thaw_value, types_of
 from forge.config.root import Config
 
-LENGTH = 16  # bytes of a hash
-
 
 def identity(config: Config) -> dict[str, Any]:
-    """Every option of a resolved config that makes another run when it changes, by key; which
-    variant a section is, under `_type_`.
+    """The value of every option that is not free, by key; which variant a section is, under
+    `_type_`.
     """
     return dict(_walk(config, ""))
 
 
 def hash_of(config: Config, more: Mapping[str, str] | None = None) -> str:
-    """A text of 32 signs that is equal for equal identities. more: what tells runs apart that have
-    the same, by key.
+    """32 hexadecimal digits, equal for equal identities. more: values that tell runs apart beside
+    the identity, by key.
     """
     content = json.dumps([identity(config), dict(more or {})], sort_keys=True, default=str)
-    return hashlib.blake2b(content.encode(), digest_size=LENGTH).hexdigest()
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def is_free(config: Config, key: str) -> bool:
-    """Whether a key, or group, has no part in the identity."""
+    """Whether an option, or a group, has no part in the identity."""
     section: Any = config
     for part in key.lstrip("+~").replace("/", ".").split("."):
         if not isinstance(section, Section):
@@ -45,19 +43,15 @@ def is_free(config: Config, key: str) -> bool:
 
 
 def _walk(section: Section, prefix: str) -> Iterator[tuple[str, Any]]:
-    if section.all_free:
-        return
     declared = types_of(type(section))
     for field in dataclasses.fields(section):
+        key, value = f"{prefix}{field.name}", getattr(section, field.name)
         if field.metadata.get("free", False):
             continue
-        value = getattr(section, field.name)
         if not isinstance(value, Section):
-            yield f"{prefix}{field.name}", thaw_value(value)
-            continue
-        if type(value) is not declared[field.name] and not value.all_free:
-            yield (
-                f"{prefix}{field.name}._type_",
-                f"{type(value).__module__}.{type(value).__qualname__}",
-            )
-        yield from _walk(value, f"{prefix}{field.name}.")
+            yield key, thaw_value(value)
+        elif not value.all_free:
+            kind = type(value)
+            if kind is not declared[field.name]:
+                yield f"{key}._type_", f"{kind.__module__}.{kind.__qualname__}"
+            yield from _walk(value, f"{key}.")

@@ -1,4 +1,4 @@
-"""One process at a time on a run directory, or on that of a sweep."""
+"""One process at a time on a run directory, or on a sweep's."""
 
 from __future__ import annotations
 
@@ -13,32 +13,25 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from forge.rundir import links
-from forge.rundir.stored import read_json
+from forge.rundir.files import read_object
+from forge.rundir.untrusted import check_links
 
 log = logging.getLogger(__name__)
 
 LOCK = "run.lock"
-PATIENCE = 3.0  # seconds that a killed process, and the children it had, may take to let go
-NO_LOCKS = {
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOLCK,
-}  # as Lustre without its flock option, and some network file systems
-_held: set[int] = set()
+PATIENCE = 3.0  # seconds that a killed process and its children may take to let go
+NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # Lustre without flock, some network disks
 
 
-class Held(ValueError):
-    """Another process works in the run directory: which one, where, and since when."""
+class InUse(ValueError):
+    """Another process works in the directory: which one, where, and since when."""
 
 
 class Lock:
-    """An flock on `run.lock`, which says who holds it: host, process, since when. The kernel
-    releases it when its process ends.
+    """A lock on `run.lock`, which names its holder: host, process, since when.
 
-    Children do not inherit it, or a loader process that outlives its rank by a moment would keep
-    the directory shut. Who holds it writes in the directory, so none is held that has links out of
-    it.
+    The kernel releases it when the process ends; children do not inherit it. Its holder writes in
+    the directory, so that a directory with links out of it is refused.
     """
 
     def __init__(
@@ -49,107 +42,75 @@ class Lock:
         advice: str = "Wait for it, end it, or give another run.dir",
         apart: Collection[str] = (),
     ) -> None:
-        """name: of the file. advice: what is said to who comes second. apart: folders in it, of
-        directories with locks of their own.
+        """advice: for the process that finds the lock held. apart: folders of directories that have
+        locks of their own.
         """
+        from filelock import FileLock  # takes 50 ms to import
+
         self.path, self.advice, self.apart = run_dir / name, advice, apart
-        self._descriptor: int | None = None
+        self._lock = FileLock(self.path, thread_local=False, fallback_to_soft=False)
+        self._held = False
 
     def acquire(self, *, patience: float = PATIENCE) -> Lock:
-        """Take the lock, waiting at most `patience` seconds. Raises Held, and ConfigError where
-        links lead out of the directory.
+        """Take the lock within `patience` seconds. Raises InUse, and ConfigError for links out of
+        the directory.
         """
-        links.check(self.path.parent, self.apart)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        deadline = time.monotonic() + patience
-        while not _lock(descriptor):
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise Held(f"{self.path.parent} is in use by {holder(self.path)}. {self.advice}")
-            time.sleep(0.05)
-        who = {
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-        }
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, (json.dumps(who) + "\n").encode(), 0)
-        self._descriptor = descriptor
-        _held.add(descriptor)
+        from filelock import Timeout
+
+        check_links(self.path.parent, self.apart)
+        try:
+            self._lock.acquire(timeout=patience)
+        except Timeout:
+            said = f"{self.path.parent} is in use by {holder(self.path)}. {self.advice}"
+            raise InUse(said) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            log.warning(
+                "this file system has no locks (%s): never start two processes in one run directory",
+                error.strerror,
+            )
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        who = {"host": platform.node(), "pid": os.getpid(), "since": now}
+        self.path.write_text(json.dumps(who) + "\n", encoding="utf-8")
+        self._held = True
         return self
 
     def release(self) -> None:
         """Let go; without effect when it is not held."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            _held.discard(descriptor)
-            os.close(descriptor)
+        self._held = False
+        self._lock.release()
 
     def __enter__(self) -> Lock:
-        return self if self._descriptor is not None else self.acquire()
+        return self if self._held else self.acquire()
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
 
 def holder(path: Path) -> str:
-    """Who a lock file says holds it."""
+    """Who a lock file says holds it, in words."""
     try:
-        who = held_by(path)
-        return f"process {who['pid']} on {who['host']} since {who['since']}"
-    except (KeyError, TypeError):
+        return "process {pid} on {host} since {since}".format(**held_by(path))
+    except KeyError:
         return "another process"
 
 
 def held_by(path: Path) -> dict[str, Any]:
-    """host, pid and since, as a lock file says them, whether or not they still are; empty when it
-    says nothing.
-    """
+    """host, pid and since of the last holder, as the lock file says; empty when it says nothing."""
     try:
-        who = read_json(path)
+        return read_object(path)
     except (OSError, ValueError):
         return {}
-    return who if isinstance(who, dict) else {}
 
 
 def in_use(run_dir: Path, name: str = LOCK) -> bool:
-    """Whether a process holds the lock of a directory; where the file system has no locks, nobody
-    does.
-    """
+    """Whether a process holds the lock of a directory; False where the file system has no locks."""
     try:
-        descriptor = os.open(run_dir / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with (run_dir / name).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
-    finally:
-        os.close(descriptor)
     return False
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        log.warning(
-            "this file system has no locks (%s), so see to it that no two processes work in one run directory",
-            error.strerror,
-        )
-    return True
-
-
-def _leave_to_the_parent() -> None:
-    for descriptor in list(_held):
-        os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -1,4 +1,4 @@
-"""What a run was made with."""
+"""What a run was made with: command, host, versions of packages and code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import platform
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge.rundir.masking import masked
 
@@ -23,14 +24,24 @@ PACKAGES = (
     "datasets",
 )
 OURS = Path(__file__).resolve().parents[1]
-BETWEEN = "\x1f"  # words of a command line, where masking looks at two that belong together
+BETWEEN = "\x1f"  # joins the words of a command line, so that masking sees two that belong together
 
 
-def provenance() -> dict[str, Any]:
-    """argv, host, Python, package versions, and the git revision of forge and of where the command
-    was typed.
+class Provenance(NamedTuple):
+    """What a run was made with, and the changes of the working trees that are in no commit."""
 
-    Nothing of the environment, which is where keys and passwords belong.
+    facts: dict[str, Any]
+    diff: str
+
+
+def collect() -> Provenance:
+    """Of this moment; git is asked several times, so that runs made together share it."""
+    return Provenance(facts(), diff())
+
+
+def facts() -> dict[str, Any]:
+    """argv, host, Python, package versions, and the git revisions of forge and of where the command
+    was typed. Nothing of the environment, which may hold passwords.
     """
     return {
         "argv": masked(BETWEEN.join(sys.argv)).split(BETWEEN),
@@ -61,27 +72,20 @@ def revision(folder: Path) -> str | None:
 
 
 def diff() -> str:
-    """What differs from those commits, in forge and where the command was typed, as `git apply`
-    takes it, but for what is masked.
+    """What differs from the commits of forge and of where the command was typed, as `git apply`
+    takes it, with secrets masked.
     """
-    folders = dict.fromkeys(
-        git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd())
-    )
+    tops = [git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd())]
     plain = ("--no-ext-diff", "--no-textconv", "--no-color")
-    return masked(
-        "".join(git(Path(folder), "diff", *plain, "HEAD") for folder in folders if folder)
-    )
+    return masked("".join(git(Path(top), "diff", *plain, "HEAD") for top in dict.fromkeys(tops) if top))
 
 
 def git(folder: Path, *arguments: str) -> str:
     """The output of a git command, empty when it fails."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=10,
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -89,8 +93,6 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def _version(name: str) -> str | None:
-    from importlib import metadata
-
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

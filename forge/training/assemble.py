@@ -23,9 +23,10 @@ from forge.parallel.ranks import Ranks, join
 from forge.parallel.rendezvous import Rendezvous
 from forge.resolve.derivations import fit_epochs
 from forge.resolve.rule import Derived
-from forge.rundir import directory, serialize
+from forge.rundir import directory, files, saved_config
 from forge.rundir.checkpoints import TOKENIZER
-from forge.rundir.stored import newest, number, numbered, read_json
+from forge.rundir.files import read_json
+from forge.rundir.saved_config import newest, numbered, version
 from forge.training.agreement import Agreement, StopVote, Wish
 from forge.training.callback import Callback
 from forge.training.checkpoint import Checkpointer
@@ -73,9 +74,9 @@ def assemble(
     made.
     """
     config = (
-        serialize.load_own(run_dir)
+        saved_config.load_own(run_dir)
         if trust is None
-        else serialize.load(newest(run_dir), trust=trust)
+        else saved_config.load(newest(run_dir), trust=trust)
     )
     trusted = config.run.trust
     device = set_up(config)
@@ -189,8 +190,8 @@ def assemble(
         ranks=ranks,
     )
     if ranks.main:
-        directory.write_json(run_dir / "data.json", prepared.manifest)
-        directory.write_json(_derived(run_dir), derived)
+        files.write_json(run_dir / "data.json", prepared.manifest)
+        files.write_json(_derived(run_dir), derived)
         if not (run_dir / TOKENIZER).exists():
             prepared.tokenizer.save(
                 run_dir / TOKENIZER
@@ -310,7 +311,7 @@ def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, lis
 
 
 def _derived(run_dir: Path) -> Path:
-    return run_dir / numbered("derived.json", number(newest(run_dir).name))
+    return run_dir / numbered("derived.json", version(newest(run_dir).name))
 
 
 def _logger(
@@ -322,7 +323,7 @@ def _logger(
         metrics,
         run_dir,
         total_steps=config.train.max_steps,
-        config_dict=serialize.to_plain(config),
+        config_dict=saved_config.to_plain(config),
         resumed_at=resumed_at,
         more=user_trackers(config, run_dir),
     )

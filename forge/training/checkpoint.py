@@ -25,10 +25,11 @@ from forge.config.numbers import byte_size
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.parallel.ranks import Ranks
-from forge.rundir import checkpoints, serialize
-from forge.rundir.checkpoints import CONFIG, FORMAT, META, TOKENIZER, WEIGHTS, Saved
-from forge.rundir.directory import write_json
+from forge.rundir import checkpoints, saved_config
+from forge.rundir.checkpoints import FORMAT, META, TOKENIZER, WEIGHTS, Saved
+from forge.rundir.files import write_json
 from forge.rundir.provenance import now, versions
+from forge.rundir.saved_config import CONFIG
 from forge.training import tensor_files
 from forge.training.staging import Copies, Staging
 
@@ -239,7 +240,7 @@ class Checkpointer:
             shutil.rmtree(scratch, ignore_errors=True)
             self._check_space(needed)
             scratch.mkdir(parents=True)
-            serialize.save(self.config, scratch / CONFIG)
+            saved_config.save(self.config, scratch / CONFIG)
             self.tokenizer.save(scratch / TOKENIZER)
         except OSError as error:
             return error

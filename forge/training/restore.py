@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor
 
 from forge.config.root import Config
 from forge.parallel.owned import copy_owned
-from forge.rundir import serialize
-from forge.rundir.checkpoints import CONFIG, WEIGHTS, CheckpointError
+from forge.rundir import saved_config
+from forge.rundir.checkpoints import WEIGHTS, CheckpointError
+from forge.rundir.saved_config import CONFIG
 from forge.training import tensor_files
 from forge.training.checkpoint import Tensors, one_process, prefixed
 
@@ -31,7 +32,7 @@ def config_of(path: Path, *, trust: Sequence[str]) -> Config:
     that is not trusted.
     """
     try:
-        return serialize.load(path / CONFIG, trust=trust)
+        return saved_config.load(path / CONFIG, trust=trust)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = next(iter(str(error).splitlines()), "no details")
         advice = "" if type(error) is ValueError else "; take another checkpoint"

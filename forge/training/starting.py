@@ -15,7 +15,7 @@ from torch import nn
 from forge.config.changes import changes, permitted
 from forge.config.root import Config
 from forge.parallel.ranks import Ranks
-from forge.rundir import attempts, checkpoints, directory
+from forge.rundir import checkpoints, directory, outcome
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
 from forge.training import restore, rows
 from forge.training.checkpoint import Checkpointer
@@ -52,7 +52,7 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     """
     folder = run_dir / config.checkpoint.dir
     wanted = config.checkpoint.resume_from
-    if wanted is not None and attempts.resumed_from(run_dir) != wanted:
+    if wanted is not None and outcome.resumed_from(run_dir) != wanted:
         return _wanted(folder, wanted, checkpointer)
     newest, skipped = checkpoints.newest_usable(folder, checkpointer.run_id, to_go_on=True)
     _warn(skipped)
@@ -67,7 +67,7 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
             else ANEW
         )
         raise NoneLeft(f"{folder} has checkpoints and none can be used ({what}); {fix}")
-    reached = attempts.reached(run_dir)
+    reached = outcome.last_saved_step(run_dir)
     if reached:
         fix = (
             ANEW
@@ -141,7 +141,7 @@ def begin(
             f"goes on with: {directory.resume_command(run_dir)}"
         )  # what is refused before leaves nothing to go on with
     rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
-    attempts.started(
+    outcome.record_start(
         run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from
     )
 

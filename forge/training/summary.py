@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from forge.rundir.checkpoints import newest_usable
-from forge.rundir.directory import longer, resume_command, short
+from forge.rundir.directory import prolonging_override, resume_command, short
 from forge.training.assemble import Parts
 
 REASONS = {
@@ -57,6 +57,6 @@ def summary(parts: Parts, reason: str, run_dir: Path) -> str:
             )
         )
     if newest_usable(folder, to_go_on=True)[0]:
-        more = [] if parts.loop.interrupted else [longer(run_dir, reason, state.step)]
+        more = [] if parts.loop.interrupted else [prolonging_override(run_dir, reason, state.step)]
         rows.append(("goes on with", " ".join([resume_command(run_dir), *more])))
     return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows)])

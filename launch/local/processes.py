@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 
 from forge.launch.local import threads
-from forge.rundir import failure
-from forge.rundir.directory import ERROR
+from forge.rundir import outcome
+from forge.rundir.outcome import ERROR
 
 Worker = subprocess.Popen[bytes]
 
@@ -220,11 +220,11 @@ def _report(
     """What ended the run, unless the main rank has said it, and the seconds that the others have to
     end.
     """
-    said = failure.ended_by(run_dir, -code, rank=rank, ranks=ranks) if code < 0 else None
+    said = outcome.killed_by(run_dir, -code, rank=rank, ranks=ranks) if code < 0 else None
     asked = -code in passed_on
     if said and ranks > 1 and not asked:
         with suppress(OSError):
-            failure.record(
+            outcome.record_failure(
                 run_dir,
                 rank=rank,
                 kind=signal.Signals(-code).name,
@@ -232,7 +232,7 @@ def _report(
                 said=said,
                 code=128 - code,
             )
-    reason = failure.recorded(run_dir)
+    reason = outcome.failure(run_dir)
     if reason is not None:
         own = reason.get("rank") == 0 and reason.get("type") not in signal.Signals.__members__
         said = None if own else reason.get("said")

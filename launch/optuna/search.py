@@ -40,10 +40,10 @@ from forge.launch.sweep.state import (
     WAITING,
     survey,
 )
-from forge.rundir import directory
+from forge.rundir import outcome
 from forge.rundir.directory import short
+from forge.rundir.files import read_json
 from forge.rundir.identity import identity
-from forge.rundir.stored import read_json
 
 POLL = 2.0  # seconds between looks at trials that something else works on
 ROUNDS = 3  # times that a trial is started which is stopped, and not by the user
@@ -301,7 +301,7 @@ class Search:
         if state not in (DONE, FAILED, CANCELLED) and asked.rounds < ROUNDS:
             return None
         asked.trial.set_user_attr(POINT, point.number)
-        result = directory.read_result(point.path) if state == DONE else None
+        result = outcome.read_result(point.path) if state == DONE else None
         value = result.objective if result is not None else None
         if value is not None and math.isfinite(value):
             self.trials.tell(asked.trial, value)
@@ -365,7 +365,7 @@ def _refused(label: str) -> str:
 def _reason(point: Point, state: str, objective: str) -> str:
     """Why a trial has no objective, in one line."""
     if state == DONE:
-        logged = objective in read_json(point.path / directory.RESULT)["metrics"]
+        logged = objective in read_json(point.path / outcome.RESULT)["metrics"]
         return f"{objective} {'is not finite' if logged else 'was never logged'}"
     if state == CANCELLED:
         return "cancelled"

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
+from forge.rundir.stored import fields_of
+
 from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem, refusal
 from forge.config.sbatch import SOURCES, given
@@ -27,9 +29,9 @@ from forge.launch.slurm.queue import (
 )
 from forge.launch.slurm.script import Group, grouped, parameters, text
 from forge.launch.slurm.task import Rank
-from forge.rundir.directory import short, write_json
+from forge.rundir.directory import short
+from forge.rundir.files import read_json, write_json
 from forge.rundir.provenance import now
-from forge.rundir.stored import fields_of, read_json
 
 __all__ = [
     "NoAnswer",

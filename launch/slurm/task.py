@@ -18,8 +18,8 @@ from types import FrameType
 from forge.config.launch import Slurm
 from forge.launch.local import threads
 from forge.plan.launcher_environment import launcher_environment
-from forge.rundir import serialize
-from forge.rundir.stored import newest
+from forge.rundir import saved_config
+from forge.rundir.saved_config import newest
 
 RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT"}
 LIMIT, PREEMPTION = signal.SIGUSR2, signal.SIGTERM  # before the time limit, and for another job
@@ -44,7 +44,7 @@ class Rank:
         worker = import_module("forge.worker")  # training stands above launch
         code = worker.main([self.run_dir, *self.trust])
         if code:
-            launch = serialize.load(newest(Path(self.run_dir)), trust=self.trust).launch
+            launch = saved_config.load(newest(Path(self.run_dir)), trust=self.trust).launch
             requeue(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
             worker.leave(code)
         # Python drops its handlers on the way out; the signal would end a run that is done.

@@ -27,8 +27,9 @@ from forge.launch.sweep.state import (
 )
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory
-from forge.rundir.directory import Made, made_now, short
-from forge.rundir.lock import Held, Lock
+from forge.rundir.directory import short
+from forge.rundir.lock import InUse, Lock
+from forge.rundir.provenance import Provenance, collect
 
 WORDS = {WAITING: "to start", PARTIAL: "to go on", QUEUED: "in the queue", RUNNING: "at work"}
 RETRY = "  the same command with sweep.retry=true runs them again"
@@ -50,7 +51,7 @@ class Command:
         self.flight, self.planned = flight, planned
         self.directory = SweepDirectory(flight.place)
         self.entries: list[Entry] = []
-        self._made: Made | None = None
+        self._made: Provenance | None = None
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -64,7 +65,7 @@ class Command:
             lock = Lock(path, LOCK, advice=advice, apart=(POINTS,)).acquire()
             self.directory.begin(self.flight.overrides, config_dirs=self.flight.config_dirs)
             self.entries = self.enter(self.planned)
-        except Held as error:
+        except InUse as error:
             what, _, fix = str(error).partition(". ")
             raise refusal(f"sweep.name={path.name}", f"{what}.", fix) from None
         except OSError as error:
@@ -117,7 +118,7 @@ class Command:
         resolution = Resolution(
             config=config, derived=found.derived, warnings=found.warnings, world=found.world
         )
-        self._made = self._made or made_now()
+        self._made = self._made or collect()
         kept = portable(entry.planned.combination.overrides, self.flight.config_dirs, config)
         directory.prepare(resolution, overrides=kept, made=self._made)
 

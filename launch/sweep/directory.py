@@ -20,11 +20,10 @@ from typing import Any
 
 from forge.config.problems import COMMAND_LINE, refusal
 from forge.config.sweep import Sweep
-from forge.rundir import json_lines
-from forge.rundir.consent import leads_out
-from forge.rundir.directory import write_json
+from forge.rundir import files
+from forge.rundir.files import read_json, write_json
 from forge.rundir.provenance import now
-from forge.rundir.stored import read_json
+from forge.rundir.untrusted import leads_out
 
 SWEEP, LEDGER, POINTS, LOCK = "sweep.json", "ledger.jsonl", "points", "sweep.lock"
 VERSION = 1
@@ -124,12 +123,12 @@ class SweepDirectory:
     def note(self, event: str, number: int, **more: Any) -> None:
         """Add what happened to a point to the ledger."""
         line = {"event": event, "time": now(), "number": number, **more}
-        json_lines.append(self.path / LEDGER, line)
+        files.append_row(self.path / LEDGER, line)
 
     def points(self) -> list[Point]:
         """All points by number, each with the last thing that happened to it."""
         found: dict[int, Point] = {}
-        for line in json_lines.read(self.path / LEDGER):
+        for line in files.read_rows(self.path / LEDGER):
             event, number = line.get("event"), line.get("number")
             if event == "point":
                 found.setdefault(line["number"], self._point(line))

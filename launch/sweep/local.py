@@ -20,9 +20,9 @@ from forge.launch.sweep.directory import Point
 from forge.launch.sweep.messages import line, say
 from forge.launch.sweep.state import CANCELLED, RUNNING, STOPPED, at_work
 from forge.plan.world import Devices
-from forge.rundir import failure
-from forge.rundir.directory import finished
+from forge.rundir import outcome
 from forge.rundir.lock import LOCK, holder
+from forge.rundir.outcome import finished
 
 POLL = 0.05
 PATIENCE = 30.0  # seconds to wait for points whose ranks still save after their sweep was killed
@@ -148,7 +148,7 @@ class LocalPoints:
         elif code in STOPPED:
             say(line(point, "stopped", messages.reached(point, took)))
         else:
-            words = [] if failure.recorded(point.path) else one.failure
+            words = [] if outcome.failure(point.path) else one.failure
             reason = words[-1] if words else messages.cause(point.path, code)
             output = words or messages.last_words(point.path, code)
             self._fail(point, reason, output, f"after {time_span(took)}")

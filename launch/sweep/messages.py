@@ -13,10 +13,10 @@ from forge.config.numbers import time_span
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep.directory import Point
 from forge.resolve.resolve import Resolution
-from forge.rundir import directory, failure
+from forge.rundir import outcome
 from forge.rundir.directory import short
-from forge.rundir.progress import last_lines
-from forge.rundir.stored import is_run, read_json
+from forge.rundir.files import last_lines, read_json
+from forge.rundir.saved_config import is_run
 
 LAST_LINES = 8
 LONGEST = 1000  # of a line that a run printed
@@ -58,9 +58,9 @@ def failed_line(point: Point, more: str, output: Iterable[str]) -> str:
 
 def reached(point: Point, seconds: float | None = None) -> str:
     """How far a run has come that has ended: its objective, steps, and how long it took."""
-    result, words = directory.read_result(point.path), list[str]()
+    result, words = outcome.read_result(point.path), list[str]()
     if result is not None:
-        name = read_json(point.path / directory.RESULT)["objective"].get("name")
+        name = read_json(point.path / outcome.RESULT)["objective"].get("name")
         words += [f"{name} {result.objective:.4g}"] if result.objective is not None else []
         words += [f"{result.step} steps"]
     return ", ".join([*words, *([time_span(seconds)] if seconds is not None else [])])
@@ -68,7 +68,7 @@ def reached(point: Point, seconds: float | None = None) -> str:
 
 def last_words(path: Path, code: int | None = None) -> list[str]:
     """The end of what a run that failed has printed, or its error."""
-    reason = failure.recorded(path) or {}
+    reason = outcome.failure(path) or {}
     error = str(reason.get("said") or reason.get("message") or "")
     lines = [text.rstrip() for text in error.splitlines() if text.strip()]
     if lines := lines or _printed(path / OUTPUT):
@@ -84,7 +84,7 @@ def end_of(file: Path | None) -> list[str]:
 
 def cause(path: Path, code: int | None = None) -> str:
     """Why a run failed, in one line."""
-    reason = failure.recorded(path) or {}
+    reason = outcome.failure(path) or {}
     kind, message = str(reason.get("type") or ""), str(reason.get("message") or "").strip()
     if message:
         first = message.splitlines()[0]

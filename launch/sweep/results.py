@@ -18,8 +18,9 @@ from forge.config.hydra_names import translate
 from forge.config.problems import shown
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.expand import SHARED
-from forge.rundir import directory
-from forge.rundir.stored import newest, read_json, read_yaml
+from forge.rundir import outcome
+from forge.rundir.files import read_json, read_yaml
+from forge.rundir.saved_config import newest
 
 BEST_HIGH = {*HIGHER_IS_BETTER, "tokens_per_second", "mfu"}
 JOURNAL = "optuna.journal"
@@ -65,7 +66,7 @@ def best(sweep: Path, done: Sequence[Point]) -> tuple[Point, str, float] | None:
 
 def _objective(run_dir: Path) -> tuple[str, float] | None:
     with suppress(*DAMAGED):
-        objective = read_json(run_dir / directory.RESULT)["objective"]
+        objective = read_json(run_dir / outcome.RESULT)["objective"]
         return str(objective["name"]), float(objective["value"])
     return None
 

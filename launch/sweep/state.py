@@ -13,10 +13,10 @@ from pathlib import Path
 
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep.directory import Point
-from forge.rundir import attempts, directory
-from forge.rundir.directory import ERROR
+from forge.rundir import outcome
 from forge.rundir.lock import LOCK, held_by, in_use
-from forge.rundir.stored import is_run
+from forge.rundir.outcome import ERROR
+from forge.rundir.saved_config import is_run
 
 WAITING, RUNNING, DONE = "waiting", "running", "done"
 PARTIAL, FAILED, CANCELLED = "partial", "failed", "cancelled"
@@ -84,14 +84,14 @@ def state_of(point: Point) -> str:
     made = is_run(point.path)
     if at_work(point):
         return RUNNING
-    if made and directory.finished(point.path) is not None:
+    if made and outcome.finished(point.path) is not None:
         return DONE
     if point.event == "cancelled":
         return CANCELLED
     ended_badly = point.event == "ended" and point.code and point.code not in STOPPED
     if ended_badly or (point.path / ERROR).is_file():
         return FAILED
-    return PARTIAL if made and attempts.read(point.path) else WAITING
+    return PARTIAL if made and outcome.attempts(point.path) else WAITING
 
 
 def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:

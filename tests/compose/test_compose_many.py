@@ -9,7 +9,7 @@ import pytest
 
 from forge.compose.composition import compose
 from forge.compose.many import Composer
-from forge.rundir.serialize import to_plain
+from forge.rundir.saved_config import to_plain
 
 GROUPS = [
     ["model=tiny"],

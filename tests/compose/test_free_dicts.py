@@ -19,7 +19,7 @@ from forge.compose.docs import options_page
 from forge.config.field import FrozenDict, freeze_value, thaw_value
 from forge.resolve.resolve import resolve
 from forge.resolve.rules.run import unstorable
-from forge.rundir import serialize
+from forge.rundir import saved_config
 
 TRUST = "run.trust=[mypkg.]"
 EMA = [TRUST, "+callbacks.ema._target_=mypkg.EMA", "+callbacks.ema.decay=0.9"]
@@ -231,8 +231,8 @@ def test_it_survives_the_run_directory(tmp_path: Path):
     config = resolved(
         [*EMA, "+callbacks.ema.deep={a:[{b:1}],t:'yes'}", "+trackers.t._target_=mypkg.EMA"]
     ).config
-    serialize.save(config, tmp_path / "config.yaml")
-    again = serialize.load(tmp_path / "config.yaml", trust=["mypkg."])
+    saved_config.save(config, tmp_path / "config.yaml")
+    again = saved_config.load(tmp_path / "config.yaml", trust=["mypkg."])
     assert (again.callbacks, again.trackers) == (config.callbacks, config.trackers)
     assert again.callbacks["ema"]["deep"]["a"] == ({"b": 1},)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from refusing import problems, resolved
 
-from forge.config.launch import Slurm, SubmititLocal
 from forge.config.hydra_names import translate, translate_file, translate_key
+from forge.config.launch import Slurm, SubmititLocal
 from forge.config.sweeper import Optuna
 
 

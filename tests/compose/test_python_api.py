@@ -19,7 +19,7 @@ from forge import resume
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean, render
 from forge.config.root import Config
 from forge.launch.local import processes
-from forge.rundir import directory
+from forge.rundir import files
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def start(run_dir: Path, ranks: int, *, trust: tuple[str, ...] = ()) -> int:
         seen.append(run_dir)
         content = {"status": "finished", "reason": "end", "step": 7, "metrics": {"eval/loss": 2.5}}
-        directory.write_json(
+        files.write_json(
             run_dir / "result.json", {**content, "objective": {"name": "eval/loss", "value": 2.5}}
         )
         return 0

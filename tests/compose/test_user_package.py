@@ -19,7 +19,7 @@ from forge.config.field import opt
 from forge.config.model import Decoder, Model
 from forge.config.packages import IMPORTABLE
 from forge.config.train import Train
-from forge.rundir import serialize
+from forge.rundir import saved_config
 
 SEARCH = ["hydra.searchpath=[pkg://mine.conf]", "run.trust=[mine.]"]
 SCHEMA = """
@@ -106,19 +106,19 @@ def test_it_needs_trust(wide: None) -> None:
 
 def test_it_survives_the_run_directory_of_who_trusts_it(wide: None, tmp_path: Path) -> None:
     config = resolved([*SEARCH, "model=wide"]).config
-    serialize.save(config, tmp_path / "config.yaml")
-    assert serialize.load(tmp_path / "config.yaml", trust=["mine."]) == config
+    saved_config.save(config, tmp_path / "config.yaml")
+    assert saved_config.load(tmp_path / "config.yaml", trust=["mine."]) == config
     with pytest.raises(
         ValueError, match=r"its schema mine\.conf\.Wide is not under a trusted prefix"
     ):
-        serialize.load(tmp_path / "config.yaml", trust=[])
+        saved_config.load(tmp_path / "config.yaml", trust=[])
     text = (tmp_path / "config.yaml").read_text().replace("mine.conf.Wide", "mine.gone.Wide")
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(
         ValueError,
         match=r"its schema mine\.gone\.Wide cannot be used: the package mine has no 'gone'\. -> check the path",
     ):
-        serialize.load(tmp_path / "config.yaml", trust=["mine."])
+        saved_config.load(tmp_path / "config.yaml", trust=["mine."])
 
 
 def test_a_config_group_of_its_own(package: Package) -> None:

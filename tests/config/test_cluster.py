@@ -16,8 +16,8 @@ from forge.config.run import Run
 from forge.plan import cluster
 from forge.plan.world import CPU_BUILD, Devices, World
 from forge.resolve.auto import device_memory
-from forge.resolve.rules.launch import unused_gpus
 from forge.resolve.rules.devices import host_memory
+from forge.resolve.rules.launch import unused_gpus
 
 GPU_BUILD = Devices(gpus=0, source="no NVIDIA driver", torch=(2, 11))
 

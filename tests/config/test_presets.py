@@ -11,9 +11,8 @@ import yaml
 from omegaconf import OmegaConf
 from refusing import resolved
 
-from forge.compose.engine import Library
+from forge.compose.engine import CONF, Library
 from forge.compose.many import ENTRIES
-from forge.compose.engine import CONF
 from forge.config import schemas
 from forge.config.field import thaw_value
 from forge.optim import schedules

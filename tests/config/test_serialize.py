@@ -13,7 +13,7 @@ from refusing import resolved
 
 from forge.compose.engine import Library
 from forge.config.root import Config
-from forge.rundir import serialize
+from forge.rundir import saved_config
 
 CHOICES = [
     [f"{group}={option}"] for group in Library().groups() for option in Library().options(group)
@@ -38,8 +38,8 @@ def test_every_preset_is_read_back_equal(choice: list[str], tmp_path: Path):
     config = resolved(
         [*choice, *(text.replace("{tmp}", str(tmp_path)) for text in NEEDS.get(choice[0], []))]
     ).config
-    serialize.save(config, tmp_path / "config.yaml")
-    again = serialize.load(tmp_path / "config.yaml", trust=())
+    saved_config.save(config, tmp_path / "config.yaml")
+    again = saved_config.load(tmp_path / "config.yaml", trust=())
     assert again == config
     assert [type(getattr(again, f)) for f in vars(config) if f[0] != "_"] == [
         type(getattr(config, f)) for f in vars(config) if f[0] != "_"
@@ -56,8 +56,8 @@ def test_awkward_values_survive(tmp_path: Path):
         "seed=1000000000000000000",
     ]
     config = resolved(awkward).config
-    serialize.save(config, tmp_path / "config.yaml")
-    again = serialize.load(tmp_path / "config.yaml", trust=())
+    saved_config.save(config, tmp_path / "config.yaml")
+    again = saved_config.load(tmp_path / "config.yaml", trust=())
     assert again.run.name == "null"
     assert again.eval.sample_prompts == ("a: b\\n", "ü", "true", "1e3")
     assert math.isclose(again.optimizer.lr, 1e-30, rel_tol=1e-15)
@@ -71,15 +71,15 @@ def test_what_is_there_twice_is_written_twice(tmp_path: Path):
     shared = {"of": [1, 2]}
     config.callbacks = {"a": shared, "b": shared}
     config.freeze()
-    serialize.save(config, tmp_path / "config.yaml")
-    assert serialize.load(tmp_path / "config.yaml", trust=()).callbacks == {
+    saved_config.save(config, tmp_path / "config.yaml")
+    assert saved_config.load(tmp_path / "config.yaml", trust=()).callbacks == {
         "a": {"of": (1, 2)},
         "b": {"of": (1, 2)},
     }
 
 
 def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path):
-    serialize.save(resolved(["scheduler=wsd"]).config, tmp_path / "config.yaml")
+    saved_config.save(resolved(["scheduler=wsd"]).config, tmp_path / "config.yaml")
     plain = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert plain["scheduler"]["_type_"] == "forge.config.scheduler.WSD"
     assert plain["model"]["_type_"] == "forge.config.model.Decoder"
@@ -91,13 +91,13 @@ def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path):
     "name", ["os.PathLike", "forgery.config.model.Decoder", "collections.OrderedDict"]
 )
 def test_a_class_outside_the_allow_list_is_refused(name: str):
-    plain = serialize.to_plain(resolved().config)
+    plain = saved_config.to_plain(resolved().config)
     plain["model"]["_type_"] = name
     with pytest.raises(
         ValueError,
         match=rf"its schema {name} is not under a trusted prefix; if you trust it: run.trust=\[{name.partition('.')[0]}.\]",
     ):
-        serialize.from_plain(Config, plain)
+        saved_config.from_plain(Config, plain)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_class_outside_the_allow_list_is_refused(name: str):
     ],
 )
 def test_what_is_no_schema_of_the_section_is_refused(name: str):
-    plain = serialize.to_plain(resolved().config)
+    plain = saved_config.to_plain(resolved().config)
     plain["model"]["_type_"] = name
     with pytest.raises(ValueError, match=f"the schema {name} is no forge.config.model.Model"):
-        serialize.from_plain(Config, plain)
+        saved_config.from_plain(Config, plain)

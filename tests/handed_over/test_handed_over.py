@@ -21,7 +21,7 @@ from forge.config.problems import ConfigError
 from forge.launch.local import processes
 from forge.launch.sweep.directory import SweepDirectory
 from forge.report import __main__ as report
-from forge.rundir import consent
+from forge.rundir import untrusted
 from forge.rundir.directory import resume_command
 
 ELSEWHERE = "checkpoints go to another disk by checkpoint.dir=/scratch/mine, for this run with run.allow_change=[checkpoint.dir]"
@@ -288,7 +288,7 @@ def test_no_option_is_told_to_be_elsewhere(
     monkeypatch.syspath_prepend(tmp_path)
     (run / "overrides.json").write_text(json.dumps([*RUN[1:], *own]))
     assert resume.main(["run", *DRY]) == 2
-    assert "only a group takes @." in capsys.readouterr().err or consent.consent(own)
+    assert "only a group takes @." in capsys.readouterr().err or untrusted.code_overrides(own)
     assert "only a group takes @." in [problem.what for problem in compose(own).problems]
     assert started == []
     assert not (tmp_path / "imported").exists()

@@ -10,13 +10,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from forge.rundir.stored import DEEPEST
 from going_on_helpers import end, read
 
 from forge import cancel, checkpoints, export, generate, resume, status
 from forge.report import __main__ as report
-from forge.rundir import directory
+from forge.rundir import outcome
 from forge.rundir.checkpoints import Saved
-from forge.rundir.stored import DEEPEST, from_json, read_json
+from forge.rundir.files import from_json, read_json
 
 DEEP = "[" * 100_000 + "]" * 100_000
 TOO_DEEP = "it is nested more than 100 deep"
@@ -152,7 +153,7 @@ def test_a_field_of_another_type_is_damage(
     } <= {0, 2}
     if name.endswith("meta.json"):
         assert Saved(file.parent).fault() == "its meta.json cannot be read"
-    assert directory.read_result(run) is None
+    assert outcome.read_result(run) is None
 
 
 def test_no_file_commands_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

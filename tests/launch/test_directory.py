@@ -16,7 +16,7 @@ import pytest
 import forge
 from forge.config.problems import ConfigError
 from forge.resolve.resolve import Resolution
-from forge.rundir import directory, provenance, serialize
+from forge.rundir import directory, files, outcome, provenance, saved_config
 
 OVERRIDES = ["train.max_steps=7", "scheduler.warmup_steps=7"]
 
@@ -40,7 +40,7 @@ def test_what_is_in_it(tmp_path: Path):
     path, config = directory.create(resolved, overrides=tuple(OVERRIDES))
     assert path.parent == tmp_path / "runs"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_tiny_[0-9a-f]{8}", path.name)
-    assert serialize.load(path / "config.yaml", trust=()) == config
+    assert saved_config.load(path / "config.yaml", trust=()) == config
     assert config.frozen
     assert config.run.dir == str(path)
     assert read(path / "overrides.json") == OVERRIDES
@@ -159,15 +159,15 @@ def test_a_long_name_is_cut_to_what_a_file_system_takes():
 
 
 def test_json_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    directory.write_json(tmp_path / "a.json", {"step": 1})
+    files.write_json(tmp_path / "a.json", {"step": 1})
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        directory.write_json(tmp_path / "a.json", {"step": 2})
+        files.write_json(tmp_path / "a.json", {"step": 2})
     assert read(tmp_path / "a.json") == {"step": 1}
 
 
 def test_the_result_of_a_run(tmp_path: Path):
-    assert directory.read_result(tmp_path) is None
+    assert outcome.read_result(tmp_path) is None
     content = {
         "status": "finished",
         "reason": "end",
@@ -176,9 +176,9 @@ def test_the_result_of_a_run(tmp_path: Path):
         "config": "config.yaml",
         "metrics": {"a": 1.0},
     }
-    directory.write_json(
+    files.write_json(
         tmp_path / "result.json", {**content, "objective": {"name": "a", "value": 1.0}}
     )
-    assert directory.read_result(tmp_path) == directory.Result(
+    assert outcome.read_result(tmp_path) == outcome.Result(
         run_dir=tmp_path, status="finished", reason="end", step=7, metrics={"a": 1.0}, objective=1.0
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.rundir.lock import Held, Lock, holder
+from forge.rundir.lock import InUse, Lock, holder
 
 HOLD = "import sys, time; from pathlib import Path; from forge.rundir.lock import Lock; "
 HOLD += (
@@ -62,7 +62,7 @@ def test_the_second_process_is_refused_with_host_and_process_of_the_first(
     hold: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     first = hold()
-    with pytest.raises(Held) as refused:
+    with pytest.raises(InUse) as refused:
         Lock(tmp_path).acquire(patience=0)
     who = rf"process {first.pid} on {re.escape(platform.node())} since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d"
     fix = "Wait for it, end it, or give another run.dir"
@@ -95,7 +95,7 @@ def test_a_child_that_ends_does_not_release_it(tmp_path: Path) -> None:
         child.start()
         child.join()
         assert child.exitcode == 0
-        with pytest.raises(Held):
+        with pytest.raises(InUse):
             Lock(tmp_path).acquire(patience=0)
 
 
@@ -124,7 +124,7 @@ def test_it_waits_for_a_process_that_is_about_to_end(tmp_path: Path) -> None:
 
 def test_it_does_not_wait_longer_than_its_patience(tmp_path: Path) -> None:
     began = time.monotonic()
-    with Lock(tmp_path).acquire(), pytest.raises(Held):
+    with Lock(tmp_path).acquire(), pytest.raises(InUse):
         Lock(tmp_path).acquire(patience=0.3)
     assert 0.3 <= time.monotonic() - began < 1.5
 
@@ -142,7 +142,7 @@ def test_a_refused_process_leaves_no_descriptor_open(tmp_path: Path) -> None:
     with Lock(tmp_path).acquire():
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
-            with pytest.raises(Held):
+            with pytest.raises(InUse):
                 Lock(tmp_path).acquire(patience=0)
         assert len(os.listdir("/proc/self/fd")) == before
 

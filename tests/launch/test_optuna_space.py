@@ -11,9 +11,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from forge.compose.engine import Library
 from forge.config.problems import ConfigError
-from forge.launch.optuna.space import read_space
+from forge.launch.optuna.space import Numbers, Space, combination, param_of, read_space
 from forge.launch.sweep.expand import without_intervals
-from forge.launch.optuna.space import Numbers, Space, combination, param_of
 
 
 def space(*overrides: str, params: dict[str, str] | None = None) -> Space:

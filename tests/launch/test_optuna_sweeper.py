@@ -17,8 +17,8 @@ from optuna_search import CPU, DECAY, RATE, flight, search, study
 
 from forge.compose.engine import Library
 from forge.launch.optuna import search as optuna_search
-from forge.launch.optuna.space import read_space
 from forge.launch.optuna.search import first_that_runs
+from forge.launch.optuna.space import read_space
 from forge.launch.sweep import sweep
 from forge.launch.sweep.directory import SweepDirectory
 

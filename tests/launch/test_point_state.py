@@ -16,8 +16,7 @@ from test_local import wait_for
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import state as survey
 from forge.launch.sweep.directory import Point
-from forge.launch.sweep.state import at_work, process_of, state_of
-from forge.launch.sweep.state import job_of
+from forge.launch.sweep.state import at_work, job_of, process_of, state_of
 from forge.rundir.lock import Lock, in_use
 
 RESULT = {

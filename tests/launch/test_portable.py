@@ -1,5 +1,5 @@
 """Overrides as a run keeps them: typed again anywhere, they mean the same; and what asks for
-consent.
+code_overrides.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from forge.compose.grammar import read as parse
 from forge.compose.portable import portable
 from forge.config.problems import quoted
 from forge.rundir import directory
-from forge.rundir.consent import consent, without_consent
-from forge.rundir.stored import newest
+from forge.rundir.saved_config import newest
+from forge.rundir.untrusted import code_overrides, other_overrides
 
 PLAIN = [
     "train.max_steps=7",
@@ -208,5 +208,5 @@ def test_what_asks_for_consent() -> None:
         "eval.sample_prompts=['run.trust=[x]']",
     ]
     mixed = [rest[0], ASKS[0], *rest[1:], *ASKS[1:]]
-    assert consent(mixed) == ASKS
-    assert without_consent(mixed) == rest
+    assert code_overrides(mixed) == ASKS
+    assert other_overrides(mixed) == rest

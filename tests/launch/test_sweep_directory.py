@@ -19,7 +19,7 @@ from forge.launch.sweep.directory import (
     find_sweep,
     slug_of,
 )
-from forge.rundir import json_lines
+from forge.rundir import files
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ def test_a_damaged_sweep_is_not_taken_for_an_empty_one(text: str, sweep: SweepDi
 
 def test_lines_are_whole_whoever_writes(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
-    json_lines.append(file, {"a": 1})
+    files.append_row(file, {"a": 1})
     file.write_text(file.read_text() + '{"torn')
-    json_lines.append(file, {"b": 2})
-    assert json_lines.read(file) == [{"a": 1}, {"b": 2}]
-    assert json_lines.read(tmp_path / "none") == []
+    files.append_row(file, {"b": 2})
+    assert files.read_rows(file) == [{"a": 1}, {"b": 2}]
+    assert files.read_rows(tmp_path / "none") == []

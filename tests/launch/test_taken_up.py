@@ -13,7 +13,7 @@ from going_on_helpers import alter, content, end, read, resume, take
 
 from forge.config.problems import ConfigError
 from forge.resume import overrides_of as resume_overrides
-from forge.rundir import directory, serialize, stored
+from forge.rundir import directory, files, outcome, saved_config
 from forge.rundir.lock import Lock
 
 RUN = ("run.dir=run", "train.max_steps=40", "scheduler=cosine", "scheduler.warmup_steps=4")
@@ -64,13 +64,13 @@ def test_a_change_is_kept_in_files_of_its_own(tmp_path: Path) -> None:
     }
     assert set(content(path)) == {*first, *names}
     configs = [
-        serialize.load(path / name, trust=())
+        saved_config.load(path / name, trust=())
         for name in ("config.yaml", "config.2.yaml", "config.3.yaml")
     ]
     assert [c.metrics.log_interval for c in configs] == [10, 3, 3]
     assert [c.train.max_steps for c in configs] == [40, 40, 50]
     assert [c.scheduler.decay_steps for c in configs] == [36, 36, 46]  # type: ignore[attr-defined]
-    assert stored.newest(path).name == "config.3.yaml"
+    assert saved_config.newest(path).name == "config.3.yaml"
     changes = [
         (c["key"], c["before"], c["after"], c["free"]) for c in read(path / "changes.3.json")
     ]
@@ -101,7 +101,7 @@ def test_the_tenth_change_comes_after_the_ninth() -> None:
     path, _ = take(*RUN)
     for n in range(1, 11):
         alter(path, metrics__log_interval=n + 100)
-    assert stored.newest(path).name == "config.11.yaml"
+    assert saved_config.newest(path).name == "config.11.yaml"
     assert directory.newest_overrides(path).name == "overrides.11.json"
     assert [c.after for c in directory.changed(path, "config.9.yaml")] == [109, 110]
     assert [c.after for c in directory.changed(path)] == [110]
@@ -185,13 +185,13 @@ def test_a_directory_that_a_kill_left_half_made_is_taken(
         left -= 1
         real(path, content)
 
-    real = directory.write_json
+    real = files.write_json
     with monkeypatch.context() as patch:
         patch.setattr(directory, "write_json", write)
         patch.setattr(serialize, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             take(*RUN)
-    assert not stored.is_run(Path("run"))
+    assert not saved_config.is_run(Path("run"))
     assert len(list(Path("run").glob("*.json"))) == killed_at
     assert take(*RUN)[1] == []
     assert take(*RUN, "metrics.log_interval=3")[1] != []
@@ -206,7 +206,7 @@ def test_a_change_that_a_kill_left_half_kept_is_not_in_force(
         with pytest.raises(KeyboardInterrupt):
             resume(path, "metrics.log_interval=3")
     assert (path / "changes.2.json").is_file()
-    assert stored.newest(path).name == "config.yaml"
+    assert saved_config.newest(path).name == "config.yaml"
     assert directory.newest_overrides(path).name == "overrides.json"
     assert directory.changed(path) == []
     assert resume(path) == (path, [])
@@ -234,7 +234,7 @@ def test_every_run_has_an_id_of_its_own_that_goes_with_it() -> None:
     assert [c.key for c in resume("elsewhere", "metrics.log_interval=4")[1]] == [
         "metrics.log_interval"
     ]
-    assert serialize.load(Path("elsewhere/config.3.yaml"), trust=()).run.dir == str(
+    assert saved_config.load(Path("elsewhere/config.3.yaml"), trust=()).run.dir == str(
         Path("elsewhere").resolve()
     )
 
@@ -247,9 +247,9 @@ def test_a_stored_trust_that_nobody_typed_is_not_in_force() -> None:
     text = (path / "config.yaml").read_text()
     assert "trust: []" in text
     (path / "config.yaml").write_text(text.replace("trust: []", "trust: ['evil.']"))
-    assert serialize.load_own(path).run.trust == ("evil.",)
+    assert saved_config.load_own(path).run.trust == ("evil.",)
     assert [(c.key, c.after) for c in resume(path)[1]] == [("run.trust", ())]
-    assert serialize.load_own(path).run.trust == ()
+    assert saved_config.load_own(path).run.trust == ()
 
 
 LONGER = {"train__max_steps": 80}
@@ -289,22 +289,22 @@ def test_a_finished_run_goes_on_when_what_ended_it_changes(tmp_path: Path) -> No
         path = tmp_path / str(number)
         shutil.copytree("run", path)
         end(path, reason=reason)
-        done = directory.finished(path)
+        done = outcome.finished(path)
         assert done is not None
         assert (done.reason, done.step, done.run_dir) == (reason, 7, path)
         assert alter(path, **change)
-        assert (directory.finished(path) is None) is goes_on, (reason, change)
+        assert (outcome.finished(path) is None) is goes_on, (reason, change)
         assert alter(path, metrics__log_interval=4)
-        assert (directory.finished(path) is None) is goes_on, (reason, change)
+        assert (outcome.finished(path) is None) is goes_on, (reason, change)
 
 
 def test_only_what_changed_since_the_result_counts() -> None:
     path, _ = take(*RUN)
     alter(path, **LONGER)
     end(path, config="config.2.yaml")
-    assert directory.finished(path) is not None
+    assert outcome.finished(path) is not None
     alter(path, train__max_steps=81)
-    assert directory.finished(path) is None
+    assert outcome.finished(path) is None
 
 
 def test_a_step_to_go_back_to_takes_up_a_finished_run_once() -> None:
@@ -312,20 +312,20 @@ def test_a_step_to_go_back_to_takes_up_a_finished_run_once() -> None:
     (path / "checkpoints" / "step_5").mkdir(parents=True)
     end(path)
     resume(path, "checkpoint.resume_from=5")
-    assert directory.finished(path) is None
+    assert outcome.finished(path) is None
     end(path, config="config.2.yaml")
     assert resume(path, "checkpoint.resume_from=5")[1] == []
-    assert directory.finished(path) is not None
+    assert outcome.finished(path) is not None
     resume(path, "checkpoint.resume_from=null")
-    assert directory.finished(path) is not None
+    assert outcome.finished(path) is not None
 
 
 @pytest.mark.parametrize(("status", "reason"), [("stopped", "SIGTERM"), ("failed", "bad_steps")])
 def test_a_run_that_did_not_finish_is_not_finished(status: str, reason: str) -> None:
     path, _ = take(*RUN)
-    assert directory.finished(path) is None
+    assert outcome.finished(path) is None
     end(path, status=status, reason=reason)
-    assert directory.finished(path) is None
+    assert outcome.finished(path) is None
 
 
 @pytest.mark.parametrize(

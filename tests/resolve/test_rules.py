@@ -17,7 +17,7 @@ from refusing import SMALL, problems, resolved
 
 from forge.config.problems import Problem
 from forge.resolve.rules.all import RULES
-from forge.rundir import serialize
+from forge.rundir import saved_config
 
 NOTHING_TO_TYPE = {
     "data.path": "a path",
@@ -113,7 +113,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / name).write_text(json.dumps(content))
     for step in (2, 10):
         (path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
-    serialize.save(resolved(SMALL, as_point=True).config, path / "run" / "config.yaml")
+    saved_config.save(resolved(SMALL, as_point=True).config, path / "run" / "config.yaml")
     return path
 
 

@@ -22,7 +22,7 @@ from forge.config.launch import Slurm
 from forge.launch.local import processes
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import messages
-from forge.rundir import directory
+from forge.rundir import directory, outcome
 
 pytestmark = pytest.mark.slurm
 TRUSTED = ["trouble.", "pace."]
@@ -161,7 +161,7 @@ def test_an_array_of_three_of_which_one_fails(make: Make, tmp_path: Path) -> Non
     assert [shown(job)["JobState"] for job in jobs] == ["COMPLETED", "FAILED", "COMPLETED"]
     assert [shown(job)["ExitCode"] for job in jobs] == ["0:0", "1:0", "0:0"]
     assert sorted(ended) == jobs
-    assert [directory.finished(run.path) is not None for run in runs] == [True, False, True]
+    assert [outcome.finished(run.path) is not None for run in runs] == [True, False, True]
     assert "KeyError: 'trouble of its own'" in runs[1].read("error.json")["message"]
     assert "KeyError: 'trouble of its own'" in printed(runs[1])
     (script,) = slurm.scripts(points, section, name="three", folder=tmp_path / "slurm")

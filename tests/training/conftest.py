@@ -16,8 +16,7 @@ from forge import cli, worker
 from forge.config.parallel import Parallel
 from forge.parallel.mesh import Mesh, make_mesh
 from forge.rundir import directory
-from forge.rundir.serialize import stored_trust
-from forge.rundir.stored import newest
+from forge.rundir.saved_config import newest, stored_trust
 from forge.training.assemble import Parts, assemble
 
 

@@ -17,7 +17,7 @@ from run_helpers import assert_bit_equal, logged, meta, stored
 from forge import worker
 from forge.data.loader import Step, TrainLoader
 from forge.launch.local.processes import free_port
-from forge.rundir import serialize
+from forge.rundir import saved_config
 
 LAYOUTS = {
     "single": (),
@@ -119,7 +119,7 @@ def train(tmp_path: Path, text_file: Path) -> Train:
 
 
 def worker_count(path: Path) -> int:
-    parallel = serialize.load_own(path).parallel
+    parallel = saved_config.load_own(path).parallel
     return parallel.product_without_dp_shard * parallel.dp_shard
 
 

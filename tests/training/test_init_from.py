@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from forge import export, worker
 from forge.config.problems import ConfigError
-from forge.rundir import attempts
+from forge.rundir import outcome
 from forge.rundir.checkpoints import CheckpointError
 from forge.training.assemble import Parts, assemble
 
@@ -65,7 +65,7 @@ def test_the_weights_of_another_run(
     assert f"beginning with the weights of {source}\n" in capsys.readouterr().out
     assert_bit_equal(weights(parts.model), of_step(saved_run, step))
     assert_fresh(parts)
-    assert attempts.read(path)[0]["from"] == source
+    assert outcome.attempts(path)[0]["from"] == source
 
 
 def test_the_weights_of_a_safetensors_file(

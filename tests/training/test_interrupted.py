@@ -15,7 +15,7 @@ import pytest
 from run_helpers import assert_bit_equal, logged, meta, stored
 
 from forge import worker
-from forge.rundir import attempts, checkpoints
+from forge.rundir import checkpoints, outcome
 from forge.training import assemble as assembling
 from forge.training import evaluation
 
@@ -137,7 +137,7 @@ def test_a_signal_in_the_evaluation_of_the_end(
     assert_undisturbed(path, undisturbed)
     ends = [
         (line["status"], line["reason"], line["step"])
-        for line in attempts.read(path)
+        for line in outcome.attempts(path)
         if line["event"] == "end"
     ]
     assert ends == [("stopped", "SIGTERM", 7), ("finished", "end", 7)]

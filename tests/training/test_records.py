@@ -16,7 +16,7 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, logged, stored
 
 from forge import worker
-from forge.rundir import attempts, directory
+from forge.rundir import files, outcome
 from forge.rundir.lock import Lock
 from forge.rundir.provenance import OURS, revision, versions
 from forge.training import assemble as assembling
@@ -70,7 +70,7 @@ def test_the_objective_is_the_one_that_was_asked_for(
     path = trained(*options)
     result = strict(path / "result.json")
     assert result["objective"] == {"name": name, "value": result["metrics"][name]}
-    done = directory.read_result(path)
+    done = outcome.read_result(path)
     assert done is not None
     assert done.objective == result["metrics"][name] > 0
 
@@ -116,7 +116,7 @@ def test_every_start_and_every_end_is_a_line(new_run: Callable[..., Path]) -> No
         file.write('{"event": "st')
     alter(path, metrics__log_interval=2)
     assert worker.main([str(path)]) == 0
-    first, second, last = attempts.read(path)
+    first, second, last = outcome.attempts(path)
     for line, step, source, config in (
         (first, 0, "nothing", "config.yaml"),
         (second, 2, "checkpoints/step_2", "config.2.yaml"),
@@ -140,10 +140,10 @@ def test_every_start_and_every_end_is_a_line(new_run: Callable[..., Path]) -> No
         "reason": "end",
         "step": 6,
     }
-    assert attempts.resumed_from(path) is None
+    assert outcome.resumed_from(path) is None
     alter(path, checkpoint__resume_from="2")
     assert worker.main([str(path)]) == 0
-    assert attempts.resumed_from(path) == "2"
+    assert outcome.resumed_from(path) == "2"
 
 
 def test_a_failure_is_an_end_too(
@@ -152,7 +152,7 @@ def test_a_failure_is_an_end_too(
     path = new_run("checkpoint.interval=2")
     monkeypatch.setattr(stepping.Update, "__call__", lambda *_: {}["no"])
     assert worker.main([str(path)]) == 1
-    assert attempts.read(path)[-1] | {"time": ""} == {
+    assert outcome.attempts(path)[-1] | {"time": ""} == {
         "event": "end",
         "time": "",
         "status": "failed",
@@ -221,7 +221,7 @@ def test_a_run_that_something_else_ended_says_what(
     trained: Callable[..., Path], capsys: pytest.CaptureFixture[str], reason: str, said: str
 ) -> None:
     path = trained()
-    directory.write_json(path / "result.json", strict(path / "result.json") | {"reason": reason})
+    files.write_json(path / "result.json", strict(path / "result.json") | {"reason": reason})
     capsys.readouterr()
     assert worker.main([str(path)]) == 0
     longer = f"raise what ended it to go on: python -m forge.resume {path} ..."
@@ -318,10 +318,10 @@ def test_a_run_that_diverges_fails_and_goes_on_under_other_options(
     assert (error["type"], error["rank"]) == ("RuntimeError", 0)
     assert error["message"] in said
     assert "NoneType" not in error["traceback"]
-    end = attempts.read(path)[-1]
+    end = outcome.attempts(path)[-1]
     assert (end["status"], end["step"]) == ("failed", 5)
     assert end["reason"].startswith("RuntimeError: the loss was not finite")
-    assert directory.finished(path) is None
+    assert outcome.finished(path) is None
     kept = stored(path / "checkpoints" / "step_5")
     whole = new_run("train.max_steps=3", "scheduler.decay_steps=4")
     assert worker.main([str(whole)]) == 0

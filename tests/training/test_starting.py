@@ -16,14 +16,13 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, folders, logged, stored
 
 from forge import worker
-from forge.rundir import attempts
-from forge.rundir import stored as stored_configs
+from forge.rundir import outcome, saved_config
 from forge.rundir.checkpoints import CheckpointError
 from forge.training.assemble import assemble
 
 
 def starts(run: Path) -> list[tuple[int, str]]:
-    return [(line["step"], line["from"]) for line in attempts.read(run) if line["event"] == "start"]
+    return [(line["step"], line["from"]) for line in outcome.attempts(run) if line["event"] == "start"]
 
 
 def last_said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -244,7 +243,7 @@ def test_a_start_that_is_refused_changes_nothing(
     assert worker.main([str(saved_run)]) == 2
     assert folders(saved_run) == ["step_2", "step_4", "step_6"]
     assert {name: (saved_run / name).read_bytes() for name in before} == before
-    assert stored_configs.settled(saved_run) == 1
+    assert saved_config.last_started(saved_run) == 1
     alter(saved_run, train__max_steps=8, checkpoint__resume_from=None)
     assert sorted(p.name for p in saved_run.glob("config*.yaml")) == [
         "config.2.yaml",

@@ -18,7 +18,7 @@ import torch
 from run_helpers import logged
 
 from forge.config.eval import Eval
-from forge.rundir import serialize
+from forge.rundir import saved_config
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback
 from forge.training.stopping import EarlyStopping, Signals, TimeLimit
@@ -125,7 +125,7 @@ def test_max_epochs_becomes_steps_and_the_schedule_follows(
         assert schedule.decay_steps == (77 if options else steps - 2)
     assert parts.config.train.max_steps == steps
     assert (
-        serialize.load(path / "config.yaml", trust=()).train.max_steps == 10000
+        saved_config.load(path / "config.yaml", trust=()).train.max_steps == 10000
     )  # what was asked for
     derived = {d["key"]: d["value"] for d in json.loads((path / "derived.json").read_text())}
     assert derived["train.max_steps"] == steps

@@ -13,7 +13,7 @@ from forge.config.problems import closest, did_you_mean, shown
 from forge.config.root import Config
 from forge.config.run import Run
 from forge.resolve.rule import Findings, rule, walk
-from forge.rundir import serialize, stored
+from forge.rundir import checkpoints, saved_config
 
 NAMED_STEPS = 3
 
@@ -44,7 +44,7 @@ def run_dir(run: Run) -> Findings:
     """run.dir must be a run, which goes on, or new, empty or absent."""
     if run.dir and os.path.isdir(run.dir):
         place = Path(run.dir)
-        if not stored.is_run(place) and not stored.is_new(place):
+        if not saved_config.is_run(place) and not saved_config.is_new(place):
             fix = "run.dir=null for a fresh one, or give a run directory, or a new one"
             yield "run.dir", f"{place} holds other files and is no run directory.", fix
 
@@ -94,7 +94,7 @@ def init_from(config: Config, checkpoint: Checkpoint) -> Findings:
     path = checkpoint.init_from
     if path is None or os.path.exists(path) or _has_saved_since(config, "init_from"):
         return
-    if os.path.basename(path) != stored.BEST or not os.path.isdir(os.path.dirname(path)):
+    if os.path.basename(path) != checkpoints.BEST or not os.path.isdir(os.path.dirname(path)):
         fix = "give a step_N directory, a run directory that has checkpoints, RUN/best, or a"
         yield "checkpoint.init_from", f"there is nothing at {path}.", f"{fix} .safetensors file"
 
@@ -142,14 +142,14 @@ def checkpoint_dir(checkpoint: Checkpoint) -> Findings:
 
 def _stored(config: Config) -> Config | str | None:
     """The config of the run that goes on, why it cannot be read, or None where there is none."""
-    if config.run.dir is None or not stored.is_run(Path(config.run.dir)):
+    if config.run.dir is None or not saved_config.is_run(Path(config.run.dir)):
         return None
-    base = stored.settled(Path(config.run.dir))
+    base = saved_config.last_started(Path(config.run.dir))
     if not base:
         return None  # nothing was trained yet, so there is nothing to keep to
-    file = Path(config.run.dir) / stored.numbered(stored.CONFIG, base)
+    file = Path(config.run.dir) / saved_config.numbered(saved_config.CONFIG, base)
     try:
-        return serialize.load(file, trust=config.run.trust)
+        return saved_config.load(file, trust=config.run.trust)
     except Exception as error:  # whatever stands in a file that is damaged
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         return f"{file} cannot be read: {first_line}."

@@ -1,0 +1,141 @@
+"""Reading and writing files: atomic writes, JSON, YAML, and JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forge.config.problems import ConfigError, Problem
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+TAIL = 16_384  # bytes that are read from the end of a long file
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path that becomes `path` when the block succeeds: a reader sees all of the new
+    content or none, also after a power cut.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield scratch
+        sync(scratch)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole, see `replacing`."""
+    with replacing(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file as a whole, see `replacing`."""
+    write_text(path, _json(content))
+
+
+def write_first(path: Path, content: Any) -> bool:
+    """Write a JSON file unless it exists; whether it was written. Of several processes one succeeds."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(_json(content), encoding="utf-8")
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        return False
+    finally:
+        scratch.unlink()
+    return True
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises OSError and ValueError."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises OSError, and ValueError also for anything but an object."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return content
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file. Raises OSError, ValueError and YAMLError."""
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a line of JSON in one write, on a new line where a kill left the last one unfinished."""
+    with path.open("ab+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+        file.write(("\n" * torn + json.dumps(row) + "\n").encode())
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All lines of JSON, oldest first, without those that a kill left unfinished; none where there
+    is no file. Raises ConfigError when it cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").strip("\n").split("\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        what = f"it cannot be read: {error.strerror}."
+        raise ConfigError([Problem(key=str(path), what=what, fix="move it away")]) from None
+    try:
+        rows = json.loads(f"[{','.join(lines)}]")  # several times as fast as line by line
+    except ValueError:
+        return list(parse_rows(lines))
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def last_rows(path: Path) -> list[dict[str, Any]]:
+    """The last lines of JSON of a file that may be long; none where there is no file."""
+    return list(parse_rows(last_lines(path)))
+
+
+def last_lines(path: Path, count: int | None = None) -> list[str]:
+    """The last lines of a file that may be long; none where there is no file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - TAIL, 0))
+            lines = file.read(TAIL).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    lines = lines[1:] if size > TAIL and len(lines) > 1 else lines
+    return lines if count is None else lines[-count:]
+
+
+def parse_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The objects in lines of JSON, without the damaged lines."""
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=1, default=str) + "\n"

@@ -1,0 +1,162 @@
+"""The configs that a run directory keeps: config.yaml, and config.2.yaml, config.3.yaml, ... for
+each change with which the run went on. The last one is in force.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from forge.config import packages
+from forge.config.field import Section, thaw_value, types_of
+from forge.config.root import Config
+from forge.config.target import trusted
+from forge.rundir.files import read_rows, read_yaml, write_text
+
+CONFIG, OVERRIDES, ATTEMPTS = "config.yaml", "overrides.json", "attempts.jsonl"
+WRITTEN_BEFORE_CONFIG = {
+    "run.lock",
+    OVERRIDES,
+    "derived.json",
+    "warnings.json",
+    "provenance.json",
+    "git.diff",
+}
+TYPE = "_type_"  # the key that names the class of a section which is a variant
+S = TypeVar("S", bound=Section)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is a run; one with a config and a meta.json is a checkpoint."""
+    return os.path.isfile(path / CONFIG) and not os.path.exists(path / "meta.json")
+
+
+def is_new(path: Path) -> bool:
+    """Whether a run may be made there: absent, empty, or left from a run that was not finished
+    being made.
+    """
+    try:
+        names = os.listdir(path) if os.path.exists(path) else []
+    except OSError:
+        return False
+    return all(name in WRITTEN_BEFORE_CONFIG or name.startswith(".") for name in names)
+
+
+def version(name: str) -> int:
+    """1 for config.yaml, n for config.n.yaml, 0 for any other name."""
+    match = re.fullmatch(r"config(?:\.(\d+))?\.yaml", name)
+    return int(match[1] or 1) if match else 0
+
+
+def numbered(name: str, n: int) -> str:
+    """The n-th version of a file: config.yaml, config.2.yaml."""
+    stem, dot, suffix = name.partition(".")
+    return name if n == 1 else f"{stem}.{n}{dot}{suffix}"
+
+
+def newest(run_dir: Path) -> Path:
+    """The config in force."""
+    versions = [version(path.name) for path in run_dir.glob("config*.yaml")]
+    return run_dir / numbered(CONFIG, max(versions, default=1))
+
+
+def last_started(run_dir: Path) -> int:
+    """The version of the config that the run last started with, against which a change is judged;
+    0 when every start failed. The newest where no start is on record.
+    """
+    last = version(newest(run_dir).name)
+    if not (run_dir / ATTEMPTS).exists():
+        return last
+    starts = [row for row in read_rows(run_dir / ATTEMPTS) if row.get("event") == "start"]
+    return min(max((version(str(row.get("config"))) for row in starts), default=0), last)
+
+
+def to_plain(section: Section) -> dict[str, Any]:
+    """Nested dicts, lists and scalars, with the class of a section that is a variant as `_type_`."""
+    hints = types_of(type(section))
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            kind = type(value)
+            own = {TYPE: f"{kind.__module__}.{kind.__qualname__}"}
+            plain[field.name] = (own if kind is not hints[field.name] else {}) | to_plain(value)
+        else:
+            plain[field.name] = thaw_value(value)
+    return plain
+
+
+def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...] = ()) -> S:
+    """The section that `to_plain` wrote, not yet frozen. Raises ValueError for a class that is not
+    allowed there.
+    """
+    hints = types_of(schema)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(schema):
+        value, hint = plain[field.name], hints[field.name]
+        if isinstance(value, dict) and isinstance(hint, type) and issubclass(hint, Section):
+            name = value.get(TYPE)
+            value = from_plain(_schema(name, hint, trust) if name else hint, value, trust=trust)
+        values[field.name] = value
+    return schema(**values)
+
+
+def save(config: Config, path: Path) -> None:
+    """Write a config as YAML."""
+    write_text(path, yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
+
+
+def load(path: Path, *, trust: Sequence[str]) -> Config:
+    """Read a config that `save` wrote, frozen; run.trust is `trust`, whatever the file says.
+
+    Raises ValueError for a class that is not allowed, and TypeError for a file that is no config.
+    """
+    plain = read_yaml(path)
+    if not isinstance(plain, dict) or not isinstance(plain.get("run"), dict):
+        raise TypeError("it is empty or damaged")
+    plain["run"]["trust"] = list(trust)
+    config = from_plain(Config, plain, trust=tuple(trust))
+    config.freeze()
+    return config
+
+
+def load_own(run_dir: Path) -> Config:
+    """The config in force of a run directory that the user made, with the trust it names."""
+    file = newest(run_dir)
+    return load(file, trust=stored_trust(file))
+
+
+def stored_trust(file: Path) -> tuple[str, ...]:
+    """The run.trust in a config file. Of a directory that somebody else made, build nothing by it."""
+    return tuple(read_yaml(file)["run"]["trust"])
+
+
+def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Section]:
+    """The class that a file names for a section: one of forge's from the module of `base`, or one
+    under a trusted prefix.
+    """
+    module, _, attribute = name.rpartition(".")
+    if trusted(name, trust):
+        try:
+            schema = getattr(importlib.import_module(module), attribute, None)
+        except Exception as error:
+            what, fix = packages.explain(module, error)
+            raise ValueError(f"its schema {name} cannot be used: {what} -> {fix}") from error
+    elif name.startswith(("forge.", "torch.")):
+        ours = sys.modules[module] if module == base.__module__ else None
+        schema = getattr(ours, attribute, None)
+    else:
+        package = name.partition(".")[0]
+        how = f"run.trust=[{package}.], or --trust {package}. where a run is only read"
+        raise ValueError(f"its schema {name} is not under a trusted prefix; if you trust it: {how}")
+    if not (isinstance(schema, type) and issubclass(schema, base)):
+        raise ValueError(f"the schema {name} is no {base.__module__}.{base.__qualname__}")
+    return schema

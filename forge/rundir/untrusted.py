@@ -1,0 +1,130 @@
+"""What a run directory may not do by itself, since somebody else may have made it: run code or
+commands, write elsewhere, read the environment. The user who types a command decides on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from forge.config.problems import ConfigError, Problem
+from forge.config.spelling import ours
+
+SEARCH, TRUST = "hydra.searchpath", "run.trust"
+COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
+FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")
+# It refers to another option; anything else in ${} may read the environment.
+REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
+# W&B makes this link for each of its runs, and nothing is written through it.
+WANDB_LINK = "wandb/*/logs/debug-core.log"
+OTHER_DISK = (
+    "checkpoints go to another disk by checkpoint.dir=/scratch/mine, "
+    "for this run with run.allow_change=[checkpoint.dir]"
+)
+
+
+def code_overrides(overrides: Sequence[str]) -> list[str]:
+    """The overrides that let code outside of forge run: run.trust, and packages on the search
+    path.
+    """
+    return [text for text in overrides if _lets_code_run(text)]
+
+
+def other_overrides(overrides: Sequence[str]) -> list[str]:
+    """The overrides that let no code outside of forge run."""
+    return [text for text in overrides if not _lets_code_run(text)]
+
+
+def reaching_out(config: Mapping[str, Any]) -> list[str]:
+    """The options of a config, as plain data, that are commands of its job or folders outside of
+    the run directory.
+    """
+    commands = [key for key in COMMANDS if _at(config, key)]
+    return commands + [key for key in FOLDERS if leads_out(str(_at(config, key) or ""))]
+
+
+def environment_options(config: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The options of a composed config, as plain data with its interpolations, whose values may be
+    those of the environment.
+    """
+    found = []
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found += environment_options(value, f"{prefix}{name}.")
+        elif reads_environment(str(value)):
+            found.append(f"{prefix}{name}")
+    return found
+
+
+def reads_environment(text: str) -> bool:
+    """Whether a text has more than references to other options, such as `${oc.env:NAME}`."""
+    while (inner := REFERENCE.sub("", text)) != text:
+        text = inner
+    return "${" in text
+
+
+def overrides_behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """The overrides that may have set these options: of the option itself, of what is above or
+    below it, and of the search path.
+    """
+    keys = tuple(f"{key}." for key in (SEARCH, *options)) if options else ()
+    found = []
+    for text in overrides:
+        key = f"{key_of(text)}."
+        above = reads_environment(text) and any(option.startswith(key) for option in keys)
+        if key.startswith(keys) or above:
+            found.append(text)
+    return found
+
+
+def key_of(text: str) -> str:
+    """The option that an override sets, by forge's name, without what follows an @."""
+    return ours(text).lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def leads_out(folder: str) -> bool:
+    """Whether a folder, given relative to a directory, is outside of it."""
+    return os.path.isabs(folder) or ".." in folder.split("/")
+
+
+def check_links(folder: Path, apart: Collection[str] = ()) -> None:
+    """Raise ConfigError when symbolic links below a directory lead out of it: forge would write
+    over other files.
+
+    apart: folders inside it of directories that are checked by themselves.
+    """
+    found = sorted(str(path) for path in _links_out(folder, apart))
+    if found:
+        shown = ", ".join(f"{path} -> {os.path.realpath(path)}" for path in found)
+        which = "these links lead" if len(found) > 1 else "this link leads"
+        what = f"{which} out of it, and nothing is written through one: {shown}."
+        fix = f"rm {shlex.join(found)}; {OTHER_DISK}"
+        raise ConfigError([Problem(key=str(folder), what=what, fix=fix)])
+
+
+def _links_out(folder: Path, apart: Collection[str]) -> Iterator[Path]:
+    root = os.path.realpath(folder)
+    for place, directories, files in os.walk(root):
+        inside = os.path.relpath(place, root)
+        for name in (*directories, *files):
+            path = Path(place, name)
+            known = not path.is_symlink() or PurePath(inside, name).match(WANDB_LINK)
+            if not known and not Path(os.path.realpath(path)).is_relative_to(root):
+                yield folder / path.relative_to(root)
+        directories[:] = directories if inside not in apart else []
+
+
+def _lets_code_run(text: str) -> bool:
+    """A package on the search path is imported; Hydra takes `pkg\\://` for `pkg://`."""
+    key = key_of(text)
+    return key == TRUST or (key == SEARCH and "://" in text.replace("\\", ""))
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    section, _, name = key.partition(".")
+    inside = config.get(section)
+    return inside.get(name) if isinstance(inside, Mapping) else None

@@ -147,7 +147,7 @@ def test_what_could_not_be_made_is_taken_back(tmp_path: Path, monkeypatch: pytes
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(serialize, "save", full)
+    monkeypatch.setattr(saved_config, "save", full)
     with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
         directory.create(resolution("run.dir=a/b"), overrides=())
     assert list(tmp_path.iterdir()) == []

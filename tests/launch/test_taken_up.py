@@ -188,7 +188,7 @@ def test_a_directory_that_a_kill_left_half_made_is_taken(
     real = files.write_json
     with monkeypatch.context() as patch:
         patch.setattr(directory, "write_json", write)
-        patch.setattr(serialize, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(saved_config, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             take(*RUN)
     assert not saved_config.is_run(Path("run"))
@@ -202,7 +202,7 @@ def test_a_change_that_a_kill_left_half_kept_is_not_in_force(
 ) -> None:
     path, _ = take(*RUN)
     with monkeypatch.context() as patch:
-        patch.setattr(serialize, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(saved_config, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             resume(path, "metrics.log_interval=3")
     assert (path / "changes.2.json").is_file()

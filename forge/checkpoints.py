@@ -42,8 +42,8 @@ def describe(run_dir: Path) -> list[dict[str, Any]]:
         raise CheckpointError(f"{run_dir} is no run directory: it has no {saved_config.CONFIG}")
     try:
         identity = directory.run_id(run_dir)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{run_dir / 'provenance.json'} cannot be read: {error}") from None
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
     found = listed(saved_folder(run_dir))
     best = best_of(found)
     return [_row(saved, identity, best=saved == best) for saved in found]

@@ -22,7 +22,6 @@ from forge.config.launch import Submitit
 from forge.config.problems import ConfigError, Problem, shown
 from forge.config.root import Config
 from forge.launch.local import processes
-from forge.launch.local.processes import FAILED, REFUSED
 from forge.plan.launcher_environment import (
     LauncherEnvironment,
     launcher_environment,
@@ -32,7 +31,7 @@ from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import newest_usable
-from forge.rundir.outcome import Result
+from forge.rundir.outcome import FAILED, REFUSED, Result
 from forge.rundir.saved_config import newest
 
 if TYPE_CHECKING:
@@ -136,9 +135,8 @@ def train(config: Config) -> Result:
     if ended.code == cli.INTERRUPTED and (result is None or result.status != "stopped"):
         raise KeyboardInterrupt
     if result is None or result.status == "failed" or ended.code in (FAILED, REFUSED):
-        said = (
-            outcome.read_error(ended.run_dir) or f"its worker ended with exit code {ended.code}"
-        )
+        known = outcome.failure(ended.run_dir) or {}
+        said = known.get("message") or f"its worker ended with exit code {ended.code}"
         raise RuntimeError(f"the run in {ended.run_dir} failed: {said}")
     return result
 
@@ -242,7 +240,7 @@ def launch(
         code = worker.main([str(run_dir), *resolution.config.run.trust], rendezvous)
     else:
         code = processes.start(run_dir, resolution.world.size, trust=resolution.config.run.trust)
-    refused = outcome.refusal(run_dir) if code == REFUSED else None
+    refused = outcome.refused_for(run_dir) if code == REFUSED else None
     if refused is not None and rendezvous is not None:
         rendezvous.wait_until_left()
     if refused is None or not before.fresh:

@@ -17,7 +17,7 @@ from going_on_helpers import RUN, content, end, read, take
 
 from forge import resume
 from forge.launch.local import processes
-from forge.rundir import directory, saved_config
+from forge.rundir import saved_config
 
 TINY = (
     *(
@@ -43,7 +43,7 @@ TINY = (
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(directory, "diff", lambda: "")
+    monkeypatch.setattr("forge.rundir.provenance.diff", lambda: "")
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_from_the_first_command_to_a_longer_run_elsewhere(tmp_path: Path) -> Non
     os.chdir(tmp_path / "elsewhere")
     run = tmp_path / "run"
     done = verb("forge.resume", "../run")
-    said = "this run is finished: all steps are done, after 3 steps; to go on: "
+    said = "this run is finished: all steps done, after 3 steps; to go on: "
     assert (done.returncode, done.stdout.splitlines()[1]) == (
         0,
         f"{said}python -m forge.resume {run} train.max_steps=6",
@@ -214,7 +214,7 @@ def test_a_finished_run_starts_no_torch_and_says_so(capfd: pytest.CaptureFixture
     path, _ = take(*RUN)
     end(path, step=40)
     assert resume.main(["run"]) == 0
-    assert "this run is finished: all steps are done, after 40 steps" in capfd.readouterr().out
+    assert "this run is finished: all steps done, after 40 steps" in capfd.readouterr().out
 
 
 @pytest.fixture

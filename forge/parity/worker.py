@@ -5,17 +5,15 @@ leaves what was computed in the folder.
 from __future__ import annotations
 
 import logging
-import os
 import sys
-import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from forge.launch.local.processes import FAILED, REFUSED
-from forge.rundir import outcome, saved_config
 from forge.rundir.files import read_json
-from forge.worker import die_with_parent, end_on_interrupt, is_lost_peer
+from forge.rundir.outcome import report_failure
+from forge.rundir.saved_config import load_own
+from forge.worker import die_with_parent, end_on_interrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,30 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _measure(folder)
     except Exception as error:
-        return _fail(folder, error)
+        return report_failure(folder, error)[0]
     return 0
-
-
-def _fail(folder: Path, error: Exception) -> int:
-    """Say why, unless this rank has only lost another, which says it."""
-    code = REFUSED if isinstance(error, ValueError) else FAILED
-    others = outcome.failure(folder, outcome.PATIENCE if is_lost_peer(error) else 0.0)
-    trace = "".join(traceback.format_exception(error))
-    said, rank = (
-        str(error) if isinstance(error, ValueError) else trace,
-        int(os.environ.get("RANK", 0)),
-    )
-    if others is None and outcome.record_failure(
-        folder,
-        rank=rank,
-        kind=type(error).__name__,
-        message=str(error),
-        said=said,
-        code=code,
-        trace=trace,
-    ):
-        print(said, file=sys.stderr)
-    return code if others is None else int(others.get("code", FAILED))
 
 
 def _measure(folder: Path) -> None:
@@ -65,7 +41,7 @@ def _measure(folder: Path) -> None:
     # Tensors are put together here and nowhere else in this process: that it takes two collectives
     # is nobody's concern.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    config, how = saved_config.load_own(folder), read_json(folder / "parity.json")
+    config, how = load_own(folder), read_json(folder / "parity.json")
     device = set_up(config)
     torch.set_float32_matmul_precision("highest")  # or fp32 on a GPU would be compared in TF32
     torch.manual_seed(config.seed)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from forge.rundir import files
-from forge.rundir.files import read_text
+from forge.rundir.files import read_rows
 
 FILES = ("metrics.jsonl", "performance.jsonl")
 Column = tuple[np.ndarray, np.ndarray]
@@ -76,7 +72,7 @@ class Log:
     def _columns(self) -> dict[str, Column]:
         """Steps and finite values of every metric, as arrays: rows of many runs fill the memory."""
         found: dict[str, dict[int, float]] = {}
-        for row in (row for name in FILES for row in _rows(self.run_dir / name)):
+        for row in (row for name in FILES for row in read_rows(self.run_dir / name)):
             if isinstance(step := row.get("step"), int):
                 for name, value in row.items():
                     if isinstance(value, int | float):
@@ -116,17 +112,6 @@ def time_to_target(curves: Sequence[Curve], target: float, *, higher: bool) -> T
     medians = [float(m) if np.isfinite(m) else None for m in np.median(firsts, axis=0)]
     n = int(np.isfinite(firsts[:, 0]).sum())
     return TimeToTarget(n=n, of=len(curves), step=medians[0], tokens=medians[1], seconds=medians[2])
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """All rows of a file: parsed at once, which is several times as fast, or line by line where a
-    line is damaged.
-    """
-    with suppress(OSError, ValueError, RecursionError):
-        rows = json.loads(f"[{','.join(read_text(path, most=files.LARGEST).splitlines())}]")
-        if all(isinstance(row, dict) for row in rows):
-            return rows
-    return files.read_rows(path)
 
 
 def _last(column: Column) -> float | None:

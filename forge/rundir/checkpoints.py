@@ -62,7 +62,9 @@ class Saved:
         if (format := self.meta.get("format")) != FORMAT:
             newer = isinstance(format, int) and format > FORMAT
             advice = "; a newer version of forge wrote it" if newer else ""
-            return f"it has checkpoint format {format}, and this version reads format {FORMAT}{advice}"
+            return (
+                f"it has checkpoint format {format}, and this version reads format {FORMAT}{advice}"
+            )
         if run_id is not None and self.meta.get("run_id") != run_id:
             return "it is of another run; checkpoint.resume_from takes one on purpose"
         if to_go_on and self.meta.get("weights_only"):

@@ -54,7 +54,9 @@ class Before:
         with suppress(OSError, InUse), Lock(run_dir).acquire():
             for path in list(run_dir.iterdir()):
                 if path.name not in (self.names or ()):
-                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                    shutil.rmtree(
+                        path
+                    ) if path.is_dir() and not path.is_symlink() else path.unlink()
         for folder in dict.fromkeys((run_dir, *self.absent)) if self.names is None else ():
             with suppress(OSError):
                 folder.rmdir()
@@ -65,9 +67,7 @@ def before(config: Config) -> Before:
     given = config.run.dir
     path = Path(given or config.run.root).absolute()
     names = frozenset(os.listdir(path)) if given and path.is_dir() else None
-    return Before(
-        fresh=given is None or not is_run(path), names=names, absent=tuple(_absent(path))
-    )
+    return Before(fresh=given is None or not is_run(path), names=names, absent=tuple(_absent(path)))
 
 
 def prepare(

@@ -20,7 +20,11 @@ log = logging.getLogger(__name__)
 
 LOCK = "run.lock"
 PATIENCE = 3.0  # seconds that a killed process and its children may take to let go
-NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # Lustre without flock, some network disks
+NO_LOCKS = {
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.ENOLCK,
+}  # Lustre without flock, some network disks
 
 
 class InUse(ValueError):

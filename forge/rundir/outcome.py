@@ -176,7 +176,7 @@ def failure(run_dir: Path, patience: float = 0.0) -> dict[str, Any] | None:
             time.sleep(0.05)
 
 
-def refusal(run_dir: Path) -> str | None:
+def refused_for(run_dir: Path) -> str | None:
     """The mistake that a run was refused for before its first step, if it was."""
     found = failure(run_dir) or {}
     return found["message"] if found.get("refused") else None
@@ -256,7 +256,11 @@ def is_lost_peer(error: BaseException | None) -> bool:
 def _words(error: Exception, *, expected: bool) -> str:
     """What the terminal shows: the message where it says what to do, else the traceback."""
     said, kind = str(error), type(error).__name__
-    if kind == "OutOfMemoryError" or isinstance(error, MemoryError) or "can't allocate memory" in said:
+    if (
+        kind == "OutOfMemoryError"
+        or isinstance(error, MemoryError)
+        or "can't allocate memory" in said
+    ):
         said = f"out of memory: {LESS_MEMORY}.\n{error}"
     elif ranks() > 1 and is_lost_peer(error):
         said = f"{NO_REASON}.\n{error}"

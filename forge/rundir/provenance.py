@@ -77,7 +77,9 @@ def diff() -> str:
     """
     tops = [git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd())]
     plain = ("--no-ext-diff", "--no-textconv", "--no-color")
-    return masked("".join(git(Path(top), "diff", *plain, "HEAD") for top in dict.fromkeys(tops) if top))
+    return masked(
+        "".join(git(Path(top), "diff", *plain, "HEAD") for top in dict.fromkeys(tops) if top)
+    )
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -7,14 +7,8 @@ from pathlib import Path
 
 from forge.rundir.checkpoints import newest_usable
 from forge.rundir.directory import prolonging_override, resume_command, short
+from forge.rundir.outcome import REASONS
 from forge.training.assemble import Parts
-
-REASONS = {
-    "end": "all steps done",
-    "max_time": "train.max_time is used up",
-    "target": "eval.target reached",
-    "patience": "no improvement for eval.patience evaluations",
-}
 
 
 def summary(parts: Parts, reason: str, run_dir: Path) -> str:

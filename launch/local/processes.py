@@ -23,7 +23,6 @@ from forge.rundir.outcome import ERROR
 Worker = subprocess.Popen[bytes]
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-FAILED, REFUSED = 1, 2  # exit codes of a worker: something went wrong, and the user's mistake
 GRACE = 5.0  # seconds that ranks have to end once one of them has failed
 PARENT = "FORGE_PARENT"  # tells a worker the process that started it
 

@@ -20,8 +20,8 @@ __all__ = ["stub"]
 RANK = "rank = int(os.environ['RANK'])\n"
 PID = "(RUN_DIR / f'pid{rank}').write_text(str(os.getpid()))\n"
 FAIL = """
-from forge.rundir.failure import record
-record(RUN_DIR, rank=rank, kind='KeyError', message='wk', trace='the trace', said='rank 1 of 2 failed: wk', code=1)
+from forge.rundir.outcome import record_failure
+record_failure(RUN_DIR, rank=rank, kind='KeyError', message='wk', trace='the trace', said='rank 1 of 2 failed: wk', code=1)
 sys.exit(1)
 """
 

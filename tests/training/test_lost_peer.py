@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from forge.worker import is_lost_peer
+from forge.rundir.outcome import is_lost_peer
 
 GLOO = "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35758"
 

@@ -127,31 +127,6 @@ def test_a_point_that_is_outside_of_its_sweep_is_refused(
     assert capsys.readouterr().err.splitlines().count(said) == 4
 
 
-def test_a_folder_that_cannot_be_listed_may_hide_a_link(
-    run: Path,
-    started: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Permissions do not count for root, so that what the system says of them is said here."""
-    listed, logs = os.scandir, str(run / "logs")
-    (run / "logs").mkdir(exist_ok=True)
-
-    def scandir(path: str = "."):
-        if str(path) == logs:
-            raise PermissionError(13, "Permission denied", logs)
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    assert resume.main(["run"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[2:] == [
-        "     links in it cannot be looked for, and nothing is written: Permission denied.",
-        f"     -> chmod u+rx {logs}",
-    ]
-    assert started == []
-
-
 def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     links_of(tmp_path / "sweep", tmp_path)

@@ -17,7 +17,6 @@ from forge.compose import composition
 from forge.compose.grammar import read as parse
 from forge.compose.portable import portable
 from forge.config.problems import quoted
-from forge.rundir import directory
 from forge.rundir.saved_config import newest
 from forge.rundir.untrusted import code_overrides, other_overrides
 
@@ -36,8 +35,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(directory, "diff", lambda: "")
-    monkeypatch.setattr(directory, "provenance", lambda: {"argv": []})
+    monkeypatch.setattr("forge.rundir.provenance.diff", lambda: "")
+    monkeypatch.setattr("forge.rundir.provenance.facts", lambda: {"argv": []})
 
 
 def kept(*overrides: str, config_dirs: tuple[str, ...] = ()) -> list[str]:

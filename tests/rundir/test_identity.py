@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from refusing import SMALL, resolved
+from going_on_helpers import SMALL, resolved
 
 from forge.rundir.identity import hash_of, identity, is_free
 

@@ -23,9 +23,9 @@ RUN = ("run.dir=run", "train.max_steps=40", "scheduler=cosine", "scheduler.warmu
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(directory, "diff", lambda: "")
+    monkeypatch.setattr("forge.rundir.provenance.diff", lambda: "")
     monkeypatch.setattr(
-        directory, "provenance", lambda: {"argv": []}
+        "forge.rundir.provenance.facts", lambda: {"argv": []}
     )  # git takes longer than all the rest
     monkeypatch.setitem(Lock.acquire.__kwdefaults__, "patience", 1.0)
 

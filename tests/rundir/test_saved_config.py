@@ -1,0 +1,72 @@
+"""A config in a run directory: written as YAML, read back equal, with no class that is not allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from going_on_helpers import resolved
+
+from forge.config.root import Config
+from forge.rundir import saved_config
+
+CHOICES = [
+    ["model=gpt2", "scheduler=wsd", "precision=fp16"],
+    ["model=moe_tiny", "parallel=ep2", "optimizer=adamw_large", "launch=slurm"],
+    ["model=llama7b", "parallel=tp8", "scheduler=rex", "sweeper=optuna", "run.dir=x/y"],
+    ["data=text", "data.path=.", "tokenizer=file", "tokenizer.path=t.json", "scheduler=none"],
+    [
+        "run.name='null'",
+        'eval.sample_prompts=["a: b\\n", "ü", "true", "1e3"]',
+        "optimizer.lr=1e-30",
+        "seed=1000000000000000000",
+        "+callbacks.a={_target_: forge.x, of: [1, {b: [2, null]}]}",
+    ],
+]
+
+
+def options(config: Config) -> dict[str, tuple[type, Any]]:
+    return {name: (type(v), v) for name, v in vars(config).items() if name[0] != "_"}
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice[0])
+def test_a_config_is_read_back_equal(
+    choice: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
+    config = resolved(choice).config
+    saved_config.save(config, tmp_path / "config.yaml")
+    again = saved_config.load(tmp_path / "config.yaml", trust=())
+    assert options(again) == options(config)
+    assert again.frozen
+    assert isinstance(again.optimizer.betas, tuple)  # type: ignore[attr-defined]
+
+
+def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path) -> None:
+    saved_config.save(resolved(["scheduler=wsd"]).config, tmp_path / "config.yaml")
+    plain = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert plain["scheduler"]["_type_"] == "forge.config.scheduler.WSD"
+    assert plain["model"]["_type_"] == "forge.config.model.Decoder"
+    assert "_type_" not in plain["train"]
+    assert plain["optimizer"]["betas"] == [0.9, 0.99]
+
+
+REFUSED = {
+    "os.PathLike": "its schema os.PathLike is not under a trusted prefix; if you trust it: run.trust=[os.]",
+    "forgery.config.model.Decoder": "its schema forgery.config.model.Decoder is not under a trusted prefix",
+    "forge.config.optimizer.AdamW": "the schema forge.config.optimizer.AdamW is no forge.config.model.Model",
+    "forge.config.model.Section": "the schema forge.config.model.Section is no forge.config.model.Model",
+    "torch.nn.Linear": "the schema torch.nn.Linear is no forge.config.model.Model",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_class_that_is_not_allowed_is_refused(name: str) -> None:
+    plain = saved_config.to_plain(resolved().config)
+    plain["model"]["_type_"] = name
+    with pytest.raises(ValueError) as refused:
+        saved_config.from_plain(Config, plain)
+    assert str(refused.value).startswith(REFUSED[name])

@@ -22,7 +22,6 @@ CHOICES = [
         'eval.sample_prompts=["a: b\\n", "ü", "true", "1e3"]',
         "optimizer.lr=1e-30",
         "seed=1000000000000000000",
-        "+callbacks.a={_target_: forge.x, of: [1, {b: [2, null]}]}",
     ],
 ]
 

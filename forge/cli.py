@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from forge.compose.composition import Composition, compose
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, refusal
+from forge.rundir.outcome import REFUSED
 
 if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution
 
-REFUSED, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

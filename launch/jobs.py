@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.launch import Slurm, Submitit
-from forge.launch.local.processes import FAILED
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import messages
 from forge.launch.sweep.command import Command
@@ -17,7 +16,7 @@ from forge.launch.sweep.state import PARTIAL, state_of
 from forge.plan.world import World
 from forge.resolve.resolve import Resolution
 from forge.rundir.directory import short
-from forge.rundir.outcome import finished
+from forge.rundir.outcome import FAILED, finished
 
 FOLDER = "jobs"
 UNMADE = Path("<run directory>")

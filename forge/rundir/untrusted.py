@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from forge.config.hydra_names import translate
 from forge.config.problems import ConfigError, Problem
-from forge.config.spelling import ours
 
 SEARCH, TRUST = "hydra.searchpath", "run.trust"
 COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
@@ -83,7 +83,7 @@ def overrides_behind(options: Sequence[str], overrides: Sequence[str]) -> list[s
 
 def key_of(text: str) -> str:
     """The option that an override sets, by forge's name, without what follows an @."""
-    return ours(text).lstrip("+~").partition("=")[0].partition("@")[0]
+    return translate(text).lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def leads_out(folder: str) -> bool:

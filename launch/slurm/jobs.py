@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
-from forge.rundir.stored import fields_of
-
 from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem, refusal
 from forge.config.sbatch import SOURCES, given
@@ -30,7 +28,7 @@ from forge.launch.slurm.queue import (
 from forge.launch.slurm.script import Group, grouped, parameters, text
 from forge.launch.slurm.task import Rank
 from forge.rundir.directory import short
-from forge.rundir.files import read_json, write_json
+from forge.rundir.files import read_object, write_json
 from forge.rundir.provenance import now
 
 __all__ = [
@@ -155,7 +153,7 @@ def log_file(run_dir: Path, rank: int = 0) -> Path | None:
 
 def _last(run_dir: Path) -> dict[str, str]:
     try:
-        return fields_of(read_json(run_dir / JOB), {"job": str, "folder": str})
+        return read_object(run_dir / JOB)
     except (OSError, ValueError):
         return {}
 

@@ -300,9 +300,9 @@ def refused(table: str) -> list[Refused]:
 
 
 REFUSED = refused("""
-tp2 of three heads | tp=2 | tp_heads | llama, odd sizes
-tp4 with 6 heads of keys | tp=4 model.dim=48 model.n_heads=12 model.n_kv_heads=6 | tp_kv_heads
-tp2 of an odd feed-forward width | tp=2 model.ffn_hidden_dim=53 | tp_ffn
+tp2 of three heads | tp=2 | tp_divides | llama, odd sizes
+tp4 with 6 heads of keys | tp=4 model.dim=48 model.n_heads=12 model.n_kv_heads=6 | tp_divides
+tp2 of an odd feed-forward width | tp=2 model.ffn_hidden_dim=53 | tp_divides
 tp2 without loss parallel, chunked | tp=2 loss_parallel=false chunked | tp_loss
 cp2 of 15 tokens | cp=2 train.seq_len=15 | seq_len
 cp4 ulysses of 2 heads of keys | cp=4 ulysses | ulysses_heads

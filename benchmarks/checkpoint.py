@@ -222,7 +222,7 @@ def killed_run(folder: Path) -> Path:
 
 
 def resume_seconds(killed: Path, folder: Path) -> dict[str, float]:
-    """Seconds from the shell, of `python -m forge.resume` on a copy of a run, to each sign of life."""
+    """Seconds until each sign of life of `python -m forge.resume` on a copy of a run."""
     run_dir = folder / "copy"
     shutil.copytree(killed, run_dir)
     output, rows = folder / "output", run_dir / "performance.jsonl"
@@ -289,7 +289,8 @@ def main() -> None:
         print_parts(options.parts)
         return
     print(
-        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {torch.get_num_threads()} threads, {ROUNDS} times each.\n",
+        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {torch.get_num_threads()}"
+        f" threads, {ROUNDS} times each.\n",
         flush=True,
     )
     measure = stalls()
@@ -308,17 +309,20 @@ def main() -> None:
     ):
         later = measure.seconds[name][1:]
         print(
-            f"| {name} | {min(later):.3f} s | {min(later) / size:.2f} s | {statistics.median(later):.3f} s |"
+            f"| {name} | {min(later):.3f} s | {min(later) / size:.2f} s |"
+            f" {statistics.median(later):.3f} s |"
         )
     print(
-        f"\nThe first asynchronous save, which makes its buffers, stalls {measure.seconds[ASYNCHRONOUS][0]:.3f} s. ",
+        "\nThe first asynchronous save, which makes its buffers, stalls"
+        f" {measure.seconds[ASYNCHRONOUS][0]:.3f} s. ",
         end="",
     )
     quiet, meanwhile = (
         statistics.median(measure.seconds[name]) for name in ("step", "step meanwhile")
     )
     print(
-        f"A step takes {quiet:.3f} s, and {meanwhile:.3f} s while an asynchronous save is written.\n",
+        f"A step takes {quiet:.3f} s, and {meanwhile:.3f} s while an asynchronous save is"
+        " written.\n",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -328,7 +332,8 @@ def main() -> None:
     print("| what | fastest | median |\n| --- | --- | --- |")
     for name in (PARENT, IMPORTS, DATA, MODEL, LOAD, LOADED, FIRST_STEP):
         print(
-            f"| {name} | {min(one[name] for one in found):.2f} s | {statistics.median(one[name] for one in found):.2f} s |"
+            f"| {name} | {min(one[name] for one in found):.2f} s |"
+            f" {statistics.median(one[name] for one in found):.2f} s |"
         )
 
 

@@ -139,7 +139,8 @@ def main() -> None:
     size = 3 * MATRICES * ROWS * WIDTH * 4 / 1e9
     print(f"## {options.version}\n" if options.version else "", end="")
     print(
-        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {os.cpu_count()} cores, a virtual disk, {ROUNDS} times each.\n"
+        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {os.cpu_count()} cores, a"
+        f" virtual disk, {ROUNDS} times each.\n"
     )
     print(f"fp32 weights and AdamW state of {size:.2f} GB; seconds, the fastest and the median:\n")
     with tempfile.TemporaryDirectory() as folder:

@@ -129,11 +129,18 @@ def table(args: argparse.Namespace) -> str:
     lines = [
         "# Chunked cross-entropy",
         "",
-        f"{args.tokens} tokens x {args.vocab} vocabulary, width {args.dim}, fp32, {args.threads} threads. Peak: growth of the resident "
-        f"set, highest of {args.rounds} fresh processes. Time: forward and backward, all but the first of {args.iterations} iterations "
-        f"over these processes, cases interleaved. Auto is {first['auto_chunk_size']} tokens a chunk here.",
+        (
+            f"{args.tokens} tokens x {args.vocab} vocabulary, width {args.dim}, fp32,"
+            f" {args.threads} threads. Peak: growth of the resident set, highest of {args.rounds}"
+            f" fresh processes. Time: forward and backward, all but the first of {args.iterations}"
+            " iterations over these processes, cases interleaved. Auto is"
+            f" {first['auto_chunk_size']} tokens a chunk here."
+        ),
         "",
-        "| loss | z-loss weight | peak MiB | of plain | fastest ms | of plain | median ms | of plain | value |",
+        (
+            "| loss | z-loss weight | peak MiB | of plain | fastest ms | of plain | median ms | of"
+            " plain | value |"
+        ),
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in cases:
@@ -148,15 +155,18 @@ def table(args: argparse.Namespace) -> str:
             for statistic in (min, statistics.median)
         )
         lines.append(
-            f"| {case.label} | {case.z_loss_weight:g} | {growth / 2**20:,.0f} | {growth / base_growth:.1%} | {times} "
-            f"| {results[case][0]['loss']:.6f} |"
+            f"| {case.label} | {case.z_loss_weight:g} | {growth / 2**20:,.0f} |"
+            f" {growth / base_growth:.1%} | {times} | {results[case][0]['loss']:.6f} |"
         )
     command = shlex.join(["python", *sys.argv])
     lines += [
         "",
         f"    {command}",
         "",
-        f"torch {first['torch']}, Python {platform.python_version()}, {platform.platform()}, {cpu_name()}",
+        (
+            f"torch {first['torch']}, Python {platform.python_version()}, {platform.platform()},"
+            f" {cpu_name()}"
+        ),
     ]
     return "\n".join(lines) + "\n"
 

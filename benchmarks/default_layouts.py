@@ -38,9 +38,10 @@ RUNS = {
     ],
     "tp2": [sys.executable, "-m", "forge.train", "parallel=tp2", "run.num_threads=1"],
 }
-ABOUT = """Training loss less that of the first line, by step, and the validation loss at the end. Two ranks that shard (fsdp) or replicate
-(torchrun, where parallel=auto chooses ddp) add up the same gradients as one, and get the same bits. tp2 adds up parts of each matrix
-product in another order: equal to rounding at first (benchmarks/results/parity.md), which training at this learning rate then
+ABOUT = """Training loss less that of the first line, by step, and the validation loss at the end.
+Two ranks that shard (fsdp) or replicate (torchrun, where parallel=auto chooses ddp) add up the same
+gradients as one, and get the same bits. tp2 adds up parts of each matrix product in another order:
+equal to rounding at first (benchmarks/results/parity.md), which training at this learning rate then
 amplifies, as it does any other difference in the last bit."""
 STEPS = (10, 40, 100, 400, 1600)
 
@@ -61,7 +62,8 @@ def main() -> None:
     validation = {name: list(rows(folder / name, "eval/loss").values())[-1] for name in RUNS}
     print("# The default run on other layouts\n")
     print(
-        f"`python benchmarks/default_layouts.py`, torch {torch.__version__}, {platform.machine()}, 2 cores.\n"
+        f"`python benchmarks/default_layouts.py`, torch {torch.__version__}, {platform.machine()},"
+        " 2 cores.\n"
     )
     print(f"{ABOUT}\n")
     print(
@@ -74,7 +76,8 @@ def main() -> None:
         words = " ".join(["python", *command[1:]])
         apart = " | ".join(f"{losses[name][step] - losses['single'][step]:.0e}" for step in STEPS)
         print(
-            f"| `{words}` | {apart} | {validation[name]:.5f} | {validation[name] - validation['single']:.0e} |"
+            f"| `{words}` | {apart} | {validation[name]:.5f} |"
+            f" {validation[name] - validation['single']:.0e} |"
         )
 
 

@@ -1,9 +1,9 @@
 """A run that is killed again and again ends with the bits of one that was left alone.
 
-    python benchmarks/kill_resume.py > benchmarks/results/kill_resume.md
-    python benchmarks/kill_resume.py --signal TERM,INT --to group,parent >> benchmarks/results/kill_resume.md
-    python benchmarks/kill_resume.py --to parent >> benchmarks/results/kill_resume.md
-    python benchmarks/kill_resume.py --kills 10 --micro-batch 4,8,2 train.max_steps=400 >> benchmarks/results/kill_resume.md
+    python benchmarks/kill_resume.py > RESULTS   # benchmarks/results/kill_resume.md
+    python benchmarks/kill_resume.py --signal TERM,INT --to group,parent >> RESULTS
+    python benchmarks/kill_resume.py --to parent >> RESULTS
+    python benchmarks/kill_resume.py --kills 10 --micro-batch 4,8,2 train.max_steps=400 >> RESULTS
 
 The default run is trained undisturbed, then in another directory, where it is killed at random
 times and at the places that kill_marks.py names, and the same command typed after each. Then every
@@ -192,8 +192,10 @@ def _start(
     try:
         if kill is not None and _is_there(process, kill, scratch, Path(file.name)):
             time.sleep(kill.delay)
-            os.killpg(process.pid, kill.number) if kill.to == "group" else process.send_signal(
-                kill.number
+            (
+                os.killpg(process.pid, kill.number)
+                if kill.to == "group"
+                else process.send_signal(kill.number)
             )
         code = process.wait(PATIENCE)
     finally:
@@ -423,7 +425,10 @@ def _row(number: int, outcome: Outcome) -> str:
         else ("the end", "")
     )
     step = str(outcome.step) if outcome.step >= 0 else "before the first"
-    return f"| {number} | {outcome.went_on_from} | {step} | {where} | {sent} | {outcome.left} | {outcome.code} |"
+    return (
+        f"| {number} | {outcome.went_on_from} | {step} | {where} | {sent} | {outcome.left} |"
+        f" {outcome.code} |"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Bytes that one rank sends in one optimizer step, and memory, for layouts side by side; computed
+r"""Bytes that one rank sends in one optimizer step, and memory, for layouts side by side; computed
 from the config, nothing runs.
 
-    python benchmarks/layout_traffic.py fsdp tp8 ddp+dp_replicate=8 -- run.num_processes=8 model=llama7b train.global_batch_size=64
+    python benchmarks/layout_traffic.py fsdp tp8 ddp+dp_replicate=8 -- \
+        run.num_processes=8 model=llama7b train.global_batch_size=64
 
 First the layouts: presets of conf/parallel, with values of `parallel` added by '+'. Behind '--'
 what they share. Give the global batch, so that all of them do the same work. GPUs have 80 GiB.
@@ -47,7 +48,10 @@ def row(layout: str, shared: list[str]) -> str:
     ]
     cells = [f"{count / 1e9:.3g}" if count else "" for count in (*by_technique, sum(sent.values()))]
     memory = sum(memory_by_part(config).values()) / 2**30
-    return f"| {layout.replace('+', ' ')} | {config.train.grad_accum_steps} | {' | '.join(cells)} | {memory:.3g} |"
+    return (
+        f"| {layout.replace('+', ' ')} | {config.train.grad_accum_steps} | {' | '.join(cells)} |"
+        f" {memory:.3g} |"
+    )
 
 
 def main(words: list[str]) -> None:

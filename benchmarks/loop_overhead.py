@@ -28,7 +28,10 @@ from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
 
-SMALL = "model.vocab_size=512 tokenizer.vocab_size=512 model.dim=64 model.n_layers=4 model.n_heads=2 train.batch_size=1 train.seq_len=64"
+SMALL = (
+    "model.vocab_size=512 tokenizer.vocab_size=512 model.dim=64 model.n_layers=4 model.n_heads=2"
+    " train.batch_size=1 train.seq_len=64"
+)
 LARGE = "model.dim=384 model.n_layers=7 model.n_heads=6 train.batch_size=8 train.seq_len=256"
 COMMON = "eval=off checkpoint.interval=1000000 metrics.enable_console=false"
 BLOCK = 25
@@ -114,7 +117,8 @@ def measure(overrides: str, steps: int) -> tuple[int, list[float], list[float]]:
 
 def main() -> None:
     print(
-        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {torch.get_num_threads()} threads.\n"
+        f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {torch.get_num_threads()}"
+        " threads.\n"
     )
     names = [
         "model",

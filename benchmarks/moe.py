@@ -43,12 +43,15 @@ from forge.models.moe import MoE
 from forge.models.routing_losses import balance_loss, entropy
 
 PIECES = {"grouped": "sorted", "capacity 1.25": "batched"}
-ABOUT = """Routers and inputs are random, so that the load is nearly even. Of dense: the median, over that of the dense layer. GFLOP/s
-counts active experts and their rows alone, neither routers nor the empty rows of a capacity. Dropped: share of the assignments."""
-ABOUT_PIECES = """Pieces of a layer. Router: scores, choice and balance loss. Permute: the sort, the ways to the experts and back, and the
-weighted sum. Experts: the products. The share is of the sum of the three; the last column compares that sum with the whole layer."""
-ABOUT_RANKS = """Experts over two ranks (`parallel.ep=2`), gloo, a thread and as many tokens each; rank 0. Alone: the all-to-alls of a pass,
-of the same sizes, and nothing else. In it: what they take within a pass, where a rank also waits for the other one to come."""
+ABOUT = """Routers and inputs are random, so that the load is nearly even. Of dense: the median,
+over that of the dense layer. GFLOP/s counts active experts and their rows alone, neither routers
+nor the empty rows of a capacity. Dropped: share of the assignments."""
+ABOUT_PIECES = """Pieces of a layer. Router: scores, choice and balance loss. Permute: the sort, the
+ways to the experts and back, and the weighted sum. Experts: the products. The share is of the sum
+of the three; the last column compares that sum with the whole layer."""
+ABOUT_RANKS = """Experts over two ranks (`parallel.ep=2`), gloo, a thread and as many tokens each;
+rank 0. Alone: the all-to-alls of a pass, of the same sizes, and nothing else. In it: what they take
+within a pass, where a rank also waits for the other one to come."""
 
 
 def main() -> None:
@@ -64,17 +67,20 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(f"# A mixture of experts against a dense layer\n\n    python {' '.join(sys.argv)}\n")
     print(
-        f"{versions(options.threads, device)} Medians of {options.rounds} passes, forward and backward.\n\n{ABOUT}\n"
+        f"{versions(options.threads, device)} Medians of {options.rounds} passes, forward and"
+        f" backward.\n\n{ABOUT}\n"
     )
     print(
-        "| tokens x dim | experts x width | top_k | layer | ms | fastest | of dense | GFLOP/s | dropped |"
+        "| tokens x dim | experts x width | top_k | layer | ms | fastest | of dense | GFLOP/s |"
+        " dropped |"
     )
     print("| --- | --- | ---: | --- |" + " ---: |" * 5, flush=True)
     for case in cases:
         print(whole_layers(case, device, options.rounds), flush=True)
     print(f"\n{ABOUT_PIECES}\n")
     print(
-        "| tokens x dim | experts x width | top_k | layer | router, ms | permute, ms | experts, ms | router + permute | sum of whole |"
+        "| tokens x dim | experts x width | top_k | layer | router, ms | permute, ms | experts, ms"
+        " | router + permute | sum of whole |"
     )
     print("| --- | --- | ---: | --- |" + " ---: |" * 5, flush=True)
     for case in cases:
@@ -83,12 +89,14 @@ def main() -> None:
     if device.type == "cpu":
         print(f"\n{ABOUT_RANKS}\n")
         print(
-            "| tokens x dim | experts x width | top_k | layer | ms | sent, MB | all-to-alls alone, ms | share | in it, ms | share |"
+            "| tokens x dim | experts x width | top_k | layer | ms | sent, MB | all-to-alls alone,"
+            " ms | share | in it, ms | share |"
         )
         print("| --- | --- | ---: | --- |" + " ---: |" * 6, flush=True)
         print("\n".join(over_ranks(cases, options.rounds)))
     print(
-        f"\nLoad average {load:.1f} before the first pass, {os.getloadavg()[0]:.1f} after the last, on {os.cpu_count()} cores."
+        f"\nLoad average {load:.1f} before the first pass, {os.getloadavg()[0]:.1f} after the last,"
+        f" on {os.cpu_count()} cores."
     )
 
 
@@ -99,7 +107,10 @@ def versions(threads: int, device: torch.device) -> str:
         if device.type == "cuda"
         else f"{cpu_name()}, {threads} thread{'s' * (threads > 1)}"
     )
-    return f"torch {torch.__version__}, Python {platform.python_version()}, {place}, {'bf16' if device.type == 'cuda' else 'fp32'}."
+    return (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {place},"
+        f" {'bf16' if device.type == 'cuda' else 'fp32'}."
+    )
 
 
 def whole_layers(case: Case, device: torch.device, rounds: int) -> str:
@@ -127,7 +138,8 @@ def whole_layers(case: Case, device: torch.device, rounds: int) -> str:
         )
         rate = case.flops / median / 1e9
         lines.append(
-            f"| {case} | {name} | {1e3 * median:,.2f} | {1e3 * min(seconds[name]):,.2f} | {ratio:.2f}x | {rate:,.0f} | {share} |"
+            f"| {case} | {name} | {1e3 * median:,.2f} | {1e3 * min(seconds[name]):,.2f} |"
+            f" {ratio:.2f}x | {rate:,.0f} | {share} |"
         )
     return "\n".join(lines)
 
@@ -142,7 +154,10 @@ def pieces_of_layer(case: Case, kernel: str, device: torch.device, rounds: int) 
     )
     total = router + permute + products
     cells = " | ".join(f"{1e3 * taken:,.2f}" for taken in (router, permute, products))
-    return f"| {case} | {kernel}, {PIECES[kernel]} | {cells} | {(router + permute) / total:.1%} | {total / whole:.0%} |"
+    return (
+        f"| {case} | {kernel}, {PIECES[kernel]} | {cells} | {(router + permute) / total:.1%} |"
+        f" {total / whole:.0%} |"
+    )
 
 
 def pieces(layer: MoE, x: Tensor, y_grad: Tensor) -> dict[str, Work]:

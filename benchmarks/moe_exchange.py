@@ -1,4 +1,4 @@
-"""A mixture of experts over two ranks: what the all-to-alls of expert parallelism take of a pass."""
+"""A mixture of experts over two ranks: what the all-to-alls take of a pass."""
 
 from __future__ import annotations
 
@@ -135,6 +135,8 @@ def exchanges(layer: MoE, x: torch.Tensor, group: dist.ProcessGroup) -> tuple[Wo
             exchange_rows(back, receive, send, group)
 
     other = 1 - dist.get_rank()
-    return uneven, 2 * (send[other] + receive[other]) * there.shape[1] * there.itemsize + counts[
-        : len(counts) // RANKS
-    ].nbytes
+    return (
+        uneven,
+        2 * (send[other] + receive[other]) * there.shape[1] * there.itemsize
+        + counts[: len(counts) // RANKS].nbytes,
+    )

@@ -55,9 +55,10 @@ AT = (1, 4, 8, 12, 16)
 """At which sixteenths of a run the table shows it: means over the sixteenth that ends there, and
 the evaluation there.
 """
-ABOUT = """Loads are shares of the even load, of the experts of one step, as means over steps and layers. Numbers of training are
-means over the {window} steps up to the one named. Nothing is dropped in validation. Scaled: the weights of a token's two experts add
-up to 2 instead of 1, so that two experts give what the two halves of a dense layer give, and not half of it."""
+ABOUT = """Loads are shares of the even load, of the experts of one step, as means over steps and
+layers. Numbers of training are means over the {window} steps up to the one named. Nothing is
+dropped in validation. Scaled: the weights of a token's two experts add up to 2 instead of 1, so
+that two experts give what the two halves of a dense layer give, and not half of it."""
 
 
 def main() -> None:
@@ -84,10 +85,12 @@ def main() -> None:
         parser.error(f"--steps={options.steps}: must be a multiple of {POINTS}")
     print(f"# A mixture of experts beside a dense model, {options.steps:,} steps\n")
     print(
-        f"    python benchmarks/moe_runs.py {' '.join(sys.argv[1:]).replace(str(options.runs), 'DIR')}\n"
+        "    python benchmarks/moe_runs.py"
+        f" {' '.join(sys.argv[1:]).replace(str(options.runs), 'DIR')}\n"
     )
     print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, {cpu_name()}, one thread a run.\n"
+        f"torch {torch.__version__}, Python {platform.python_version()}, {cpu_name()}, one thread a"
+        " run.\n"
     )
     print(equal_flops(options.shared), flush=True)
     rate, trials = chosen_rate(options)
@@ -98,9 +101,9 @@ def main() -> None:
                 run_folder(options.runs, name, seed),
                 command(name, rate, seed, options.steps, options.shared),
             )
-    print(
-        f"\n{what_ran(options, rate)}\n\n{ABOUT.format(window=options.steps // POINTS)}\n\n{over_time(options)}\n\n{by_seed(options)}"
-    )
+    about = ABOUT.format(window=options.steps // POINTS)
+    parts = (what_ran(options, rate), about, over_time(options), by_seed(options))
+    print("\n" + "\n\n".join(parts))
 
 
 def command(name: str, rate: float, seed: int, steps: int, shared: Sequence[str]) -> list[str]:
@@ -171,7 +174,8 @@ def chosen_rate(options: argparse.Namespace) -> tuple[float, str]:
         return options.rates[0], f"The rate of the selection bias was given: {options.rates[0]:g}."
     seed, half = options.seeds[0], options.trial_steps // 2
     lines = [
-        f"Trials of the selection bias, {options.trial_steps} steps each, the loads over the second half:\n"
+        f"Trials of the selection bias, {options.trial_steps} steps each, the loads over the second"
+        " half:\n"
     ]
     lines += [
         "| model.moe.bias_update_rate | busiest expert | idlest expert | validation loss |",
@@ -236,14 +240,15 @@ def over_time(options: argparse.Namespace) -> str:
 
 
 def by_seed(options: argparse.Namespace) -> str:
-    """Validation loss at the end of all runs, and how far each is from the dense one of its seed."""
+    """Validation loss at the end of all runs, and how far it is from the dense one of the seed."""
     final = {
         name: [last(run_folder(options.runs, name, seed), "eval/loss") for seed in options.seeds]
         for name in RUNS
     }
     heads = [f"seed {seed}" for seed in options.seeds]
     lines = [
-        "Validation loss at the end; in brackets less that of the dense run of the same seed. Seeds differ much, as tiny_search.md"
+        "Validation loss at the end; in brackets less that of the dense run of the same seed. Seeds"
+        " differ much, as tiny_search.md"
     ]
     lines += ["shows: one or two say little about small differences.\n"]
     lines += [

@@ -52,7 +52,10 @@ def row(case: Case) -> tuple[str, bool]:
         for outcome in found
     )
     return (
-        f"| {case.name} | {case.model} | `{case.layout}` | {' | '.join(cells)} | {'yes' if equal else '**no**'} |",
+        (
+            f"| {case.name} | {case.model} | `{case.layout}` | {' | '.join(cells)} |"
+            f" {'yes' if equal else '**no**'} |"
+        ),
         equal,
     )
 
@@ -76,39 +79,49 @@ def in_bf16(case: InBf16) -> str:
     cells = [
         f"{value:.2e}" for one, several in zip(*sides, strict=True) for value in (one, several)
     ]
-    return f"| {case.name} | {case.model} | `{' '.join(filter(None, (case.both, case.layout)))}` | {' | '.join(cells)} |"
+    return (
+        f"| {case.name} | {case.model} | `{' '.join(filter(None, (case.both, case.layout)))}` |"
+        f" {' | '.join(cells)} |"
+    )
 
 
 def main() -> int:
     bounds = [
-        f"{str(dtype).removeprefix('torch.')}: {steps} steps, bounds {BOUNDS[dtype].loss:.0e}, {BOUNDS[dtype].gradient:.0e} and "
-        f"{BOUNDS[dtype].weights:.0e}"
+        f"{str(dtype).removeprefix('torch.')}: {steps} steps, bounds {BOUNDS[dtype].loss:.0e},"
+        f" {BOUNDS[dtype].gradient:.0e} and {BOUNDS[dtype].weights:.0e}"
         for dtype, steps in STEPS.items()
     ]
     print("# Every layout computes what one device does\n")
     print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, gloo ranks on a CPU.")
     print("The test is tests/parallel/test_parity.py.\n")
     print(
-        f"Plain SGD with lr={LR:g} through the path of training, on the same global batches as one device ({'; '.join(bounds)})."
+        f"Plain SGD with lr={LR:g} through the path of training, on the same global batches as one"
+        f" device ({'; '.join(bounds)})."
     )
     print(
-        "Weights at step 0 are bit-equal everywhere. Of each layout the largest relative difference is shown: of a loss; of the gradient"
+        "Weights at step 0 are bit-equal everywhere. Of each layout the largest relative difference"
+        " is shown: of a loss; of the gradient"
     )
     print(
-        "of a parameter, ||a - b|| / ||a||, or of the global gradient norm, in any step; and of a parameter after the last step.\n"
+        "of a parameter, ||a - b|| / ||a||, or of the global gradient norm, in any step; and of a"
+        " parameter after the last step.\n"
     )
     print(f"Every model: `{' '.join(SMALL)}`, with\n")
     print("| model | |\n| --- | --- |")
     for name, overrides in MODELS.items():
         words = " ".join(overrides)
         print(f"| {name} | {f'`{words}`' if words else ''} |")
-    head = "| layout | model | overrides | fp64 loss | gradient | weights | fp32 loss | gradient | weights | equal |"
+    head = (
+        "| layout | model | overrides | fp64 loss | gradient | weights | fp32 loss | gradient |"
+        " weights | equal |"
+    )
     equal = True
     for title, cases in (("Dense models", CASES), ("Mixtures of experts", MOE_CASES)):
         print(f"\n## {title}\n")
         if cases is MOE_CASES:
             print(
-                "Of these every token goes to the same experts too, and selection biases are equal to the bit.\n"
+                "Of these every token goes to the same experts too, and selection biases are equal"
+                " to the bit.\n"
             )
         print(head)
         print(f"|{' --- |' * 10}", flush=True)
@@ -118,10 +131,12 @@ def main() -> int:
             equal = equal and within
     print("\n## bf16\n")
     print(
-        "How far training in bf16 is from fp32 on one device: the largest relative difference of a loss, and ||a - b|| / ||b|| of all"
+        "How far training in bf16 is from fp32 on one device: the largest relative difference of a"
+        " loss, and ||a - b|| / ||b|| of all"
     )
     print(
-        "gradients and of all weights. A layout rounds what one device rounds, so it is as far: on the left one device, on the right the"
+        "gradients and of all weights. A layout rounds what one device rounds, so it is as far: on"
+        " the left one device, on the right the"
     )
     print(f"layout, after {STEPS[torch.float32]} steps.\n")
     print("| layout | model | overrides | loss | | gradients | | weights | |")

@@ -23,7 +23,8 @@ from forge.launch.sweep.preflight import Preflight
 try:
     found = f"{len(Preflight(sys.argv[1:]).points()):,} points"
 except ConfigError as error:
-    found = f"{len(error.wrong):,} of {len(error.combinations):,} points refused, with {len(error.problems)} problems"
+    refused = f"{len(error.wrong):,} of {len(error.combinations):,} points refused"
+    found = f"{refused}, with {len(error.problems)} problems"
 assert "torch" not in sys.modules
 print(time.perf_counter() - began, found, sep="|")
 """
@@ -64,9 +65,13 @@ def seconds(overrides: list[str]) -> tuple[float, float, str]:
 
 
 def main() -> None:
-    versions = f"hydra-core {hydra_version}, omegaconf {omegaconf_version}, Python {platform.python_version()}, {os.cpu_count()} cores"
+    versions = (
+        f"hydra-core {hydra_version}, omegaconf {omegaconf_version}, Python"
+        f" {platform.python_version()}, {os.cpu_count()} cores"
+    )
     print(
-        f"`python {' '.join(sys.argv)}`, {versions}; medians of {TIMES}, imports of Hydra and forge included.\n"
+        f"`python {' '.join(sys.argv)}`, {versions}; medians of {TIMES}, imports of Hydra and forge"
+        " included.\n"
     )
     print("| what varies | found | seconds | with Python's start |\n| --- | --- | --- | --- |")
     for name, overrides in SWEEPS.items():

@@ -100,7 +100,10 @@ def main() -> None:
         help="leave the sweeps here; those that are there are taken as they are",
     )
     options = parser.parse_args()
-    machine = f"Python {platform.python_version()}, {os.cpu_count()} cores; load {os.getloadavg()[0]:.1f} at the start"
+    machine = (
+        f"Python {platform.python_version()}, {os.cpu_count()} cores; load {os.getloadavg()[0]:.1f}"
+        " at the start"
+    )
     print(f"`python {' '.join(sys.argv)}`, {machine}; 1,000 points with {LOGS} logs each. ", end="")
     print(f"Medians of {TIMES}, in brackets of CPU time, which other processes disturb less.\n")
     heads = (
@@ -126,7 +129,8 @@ def main() -> None:
             ]
             seeds_said = "1 seed" if seeds == 1 else f"{seeds} seeds"
             print(
-                f"| {arms:,} arms of {seeds_said} | {report} | {lines:,} | {' | '.join(sizes)} | {status} |",
+                f"| {arms:,} arms of {seeds_said} | {report} | {lines:,} | {' | '.join(sizes)} |"
+                f" {status} |",
                 flush=True,
             )
 

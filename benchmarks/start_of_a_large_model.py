@@ -16,7 +16,10 @@ import sys
 import time
 
 ROUNDS = 3
-MODEL = "model=small model.dim=2048 model.n_layers=16 model.n_heads=16 model.n_kv_heads=16 model.vocab_size=32000 parallel=single"
+MODEL = (
+    "model=small model.dim=2048 model.n_layers=16 model.n_heads=16 model.n_kv_heads=16"
+    " model.vocab_size=32000 parallel=single"
+)
 
 
 def measure() -> None:
@@ -57,7 +60,8 @@ def main() -> None:
     found = [json.loads(run.splitlines()[-1]) for run in runs]
     _, _, parameters, version = found[0]
     print(
-        f"`python {' '.join(sys.argv)}`, torch {version}, {os.cpu_count()} cores, {platform.machine()}, {ROUNDS} times.\n"
+        f"`python {' '.join(sys.argv)}`, torch {version}, {os.cpu_count()} cores,"
+        f" {platform.machine()}, {ROUNDS} times.\n"
     )
     print(f"A decoder of {parameters:,} parameters (`{MODEL}`).\n")
     print("| what | least | most |\n| --- | --- | --- |")

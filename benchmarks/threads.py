@@ -54,7 +54,8 @@ def main() -> None:
     options = parser.parse_args()
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {CORES} cores"
     print(
-        f"`python {' '.join(sys.argv)}`, {versions}: the default run, tokens a second of all runs together;"
+        f"`python {' '.join(sys.argv)}`, {versions}: the default run, tokens a second of all runs"
+        " together;"
     )
     print(f"medians of {options.times}, with the lowest and the highest.\n")
     counts = sorted({1, 2, CORES})

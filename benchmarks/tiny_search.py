@@ -39,8 +39,8 @@ FIXED = [
     "eval.steps=0",
 ]
 BASE = (
-    "train.batch_size=4 train.seq_len=256 optimizer.lr=3e-3 scheduler=linear scheduler.min_lr_ratio=0.0 scheduler.warmup_steps=40 "
-    "model.qk_norm=true"
+    "train.batch_size=4 train.seq_len=256 optimizer.lr=3e-3 scheduler=linear"
+    " scheduler.min_lr_ratio=0.0 scheduler.warmup_steps=40 model.qk_norm=true"
 )
 SHAPES = {
     "d128 L3": "model.dim=128 model.n_layers=3 model.n_heads=4",
@@ -115,7 +115,8 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [c for c in candidates() if options.only is None or c[0] in options.only.split(",")]
     print(
-        f"`python {' '.join(sys.argv)}`: {options.tflops:g} TFLOP each, seed 42, torch {torch.__version__}.\n"
+        f"`python {' '.join(sys.argv)}`: {options.tflops:g} TFLOP each, seed 42, torch"
+        f" {torch.__version__}.\n"
     )
     print(
         "| candidate | steps | bits per byte | loss | overrides |\n| --- | --- | --- | --- | --- |",

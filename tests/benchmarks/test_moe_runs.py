@@ -56,8 +56,8 @@ def test_small_form(
     moe_runs.main()
     page = capfd.readouterr().out
     assert (
-        f"    python benchmarks/moe_runs.py --runs=DIR --steps={STEPS} --rates 0.01 --seeds 7 -- {' '.join(shared)}\n"
-        in page
+        f"    python benchmarks/moe_runs.py --runs=DIR --steps={STEPS} --rates 0.01 --seeds 7 --"
+        f" {' '.join(shared)}\n" in page
     )
     assert "The rate of the selection bias was given: 0.01." in page
     runs = {name: rows(moe_runs.run_folder(tmp_path / "runs", name, 7)) for name in moe_runs.RUNS}
@@ -84,7 +84,10 @@ def test_small_form(
     last = next(row["eval/loss"] for row in reversed(runs["neither"]) if "eval/loss" in row)
     apart = f"{last - evaluated[-1]:+.4f}"
     assert f"| neither | {last:.4f} ({apart}) | {apart} |" in page
-    typed = "python -m forge.train model=moe_tiny model.moe.aux_loss_weight=0 model.moe.bias_update_rate=0.01 seed=7 train.max_steps=16"
+    typed = (
+        "python -m forge.train model=moe_tiny model.moe.aux_loss_weight=0"
+        " model.moe.bias_update_rate=0.01 seed=7 train.max_steps=16"
+    )
     assert f"| selection bias | `{typed} " in page
     assert "| dropped | neither |" not in page
 

@@ -11,7 +11,7 @@ from forge_example.conf import LabelSmoothing as LabelSmoothingConfig
 
 
 class LabelSmoothing:
-    """Sum over unmasked targets of -(1 - s) log p(target) - s * mean over the vocabulary of log p."""
+    """Sum over unmasked targets of -(1 - s) log p(target) - s * mean of log p over all tokens."""
 
     def __init__(self, section: LabelSmoothingConfig) -> None:
         self.section = section

@@ -23,7 +23,7 @@ from forge.config.objective import Pretrain
 from forge.config.root import Config
 from forge.parallel.stages import cut_by_cost, owner, stages_of
 from forge.plan.layout import sequences_of_rank
-from forge.plan.memory_moe import rows_of_room, runs_of_sequence
+from forge.plan.memory import rows_of_room, runs_of_sequence
 
 FP32, FP64, INT64 = 4, 8, 8
 TABLE = "embedding.weight"

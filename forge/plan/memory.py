@@ -2,70 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from forge.config.model import Decoder
+from forge.config.moe import n_moe_layers
 from forge.config.objective import Pretrain
 from forge.config.optimizer import AdamW
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
 from forge.plan.layout import sequences_of_rank
-from forge.plan.memory_moe import (
-    Mixture,
-    experts_kept,
-    experts_kept_around,
-    experts_products,
-    feed_forward_kept,
-    feed_forward_products,
-    rows_of_token,
-)
-from forge.plan.memory_share import Share, shares
 
-FP32 = 4
+FP32, INT64 = 4, 8
 MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
-LAYERS = "layers"
-"""Selective recompute of a block's layers, and not of what is around them:
-`forge.parallel.activation_checkpoint`.
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Formats:
-    """Bytes of a number in matrix products, and of hidden states between layers; whether one kernel
-    makes a norm.
-    """
-
-    width: int
-    residual: int
-    fused_norm: bool
-
-
 STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)")
 """What is exact, and there all the time."""
 
 
 def memory_by_part(config: Config) -> dict[str, int]:
-    """Bytes of one device, by part, that which needs most; empty for a model this knows nothing
-    about.
+    """Bytes of the device that needs most, by part; empty for a model of unknown layers.
 
     On one device weights, gradients and optimizer state are exact. Activations are what autograd
     holds after the forward pass of uncompiled blocks with fused attention (as arXiv:2205.05198,
-    section 4, but counted by operation); logits are the most that the loss holds at once. All at
-    the same time is an upper bound: gradients grow as activations go.
+    section 4, but counted by operation); logits are the most that the loss holds at once. The sum
+    is an upper bound, since gradients grow as activations go.
 
-    On several, weights and what belongs to them are cut by tp, pp and, of experts, ep, and sharded
-    by FSDP, which gathers them block by block, and whole under a pipeline; gradients of several
-    backward passes add up before they are reduced. Tokens are cut by cp, and between layers by
-    sequence parallelism. Experts are taken to have equal numbers of tokens, and stages of blocks.
+    On several, tp, pp and, of experts, ep cut the weights and what belongs to them. FSDP shards
+    the rest and gathers it block by block, or all of it under a pipeline. cp, and between layers
+    sequence parallelism, cut the tokens. Experts are taken to have equal numbers of tokens, and
+    stages of blocks.
     """
-    model = config.model
+    model, parallel = config.model, config.parallel
     if not isinstance(model, Decoder):
         return {}
-    ranks = [_of_rank(config, model, share) for share in shares(model, config.parallel)]
+    # the ranks that may need most are those at the ends of the pipeline
+    shares = [_share(model, parallel, first=True, last=True)]
+    if parallel.pp > 1:
+        is_last = parallel.pp_schedule == V_SCHEDULE
+        shares = [_share(model, parallel, first=True, last=is_last)]
+        shares.append(_share(model, parallel, first=False, last=True))
+    ranks = [_of_rank(config, model, share) for share in shares]
     return max(ranks, key=lambda parts: sum(parts.values()))
 
 
-def _of_rank(config: Config, model: Decoder, share: Share) -> dict[str, int]:
+def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     train, parallel = config.train, config.parallel
     width = FP32 if config.precision.mixed_precision == "fp32" else 2
     several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
@@ -74,118 +54,292 @@ def _of_rank(config: Config, model: Decoder, share: Share) -> dict[str, int]:
     parts = {"weights (fp32)": FP32 * sharded, "gradients (fp32)": FP32 * sharded}
     if isinstance(config.optimizer, AdamW):
         parts["optimizer state (fp32)"] = 2 * FP32 * sharded
+    microbatches = parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
     if gathered:
-        passes = max(
-            train.grad_accum_steps, parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
-        )
         at_once = share.outside_at_once + share.two_blocks  # a block, and the next one on its way
         stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
-        add_up = passes > 1 and (parallel.pp > 1 or parallel.reduce_gradients == "step")
+        several_passes = max(train.grad_accum_steps, microbatches) > 1
+        add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
         parts["unreduced gradients (fp32)"] = FP32 * (share.parameters if add_up else at_once)
     sequences, in_flight = train.batch_size, 1.0
     if parallel.pp > 1:
-        parts_of_step = parallel.pp_microbatches or 1
-        sequences = -(-sequences_of_rank(config) // parts_of_step)
-        in_flight = _in_flight(parallel, parts_of_step) if share.first else 1.0
+        sequences = -(-sequences_of_rank(config) // microbatches)
+        in_flight = _in_flight(parallel, microbatches) if share.first else 1.0
     tokens = sequences * train.seq_len // parallel.cp
-    formats = Formats(
+    block = _Block(
+        config=config,
+        model=model,
         width=width,
         residual=2 if width == 2 and config.precision.residual_dtype != "fp32" else FP32,
-        fused_norm=config.run.device == "cuda",
+        moe_share=share.moe_layers / share.layers,
+        rows=_rows_of_token(config, model, sequences),
     )
     recomputed = -(-share.layers // max(train.recompute_every, 1))
-    mixture = Mixture(
-        share=share.moe_layers / share.layers,
-        rows=rows_of_token(config, model, sequences),
-        exchanged=parallel.ep > 1,
-    )
-    mode = (
-        LAYERS
-        if train.activation_checkpointing == "selective" and mixture.exchanged
-        else train.activation_checkpointing
-    )
-    kept = recomputed * _kept_per_token(model, parallel, mixture, mode, formats)
-    kept += (share.layers - recomputed) * _kept_per_token(model, parallel, mixture, "none", formats)
-    final = _norm(model, model.dim, formats.residual, formats) + width * model.dim
+    kept = recomputed * block.kept(train.activation_checkpointing)
+    kept += (share.layers - recomputed) * block.kept("none")
+    final = block.norm(model.dim, block.residual) + width * model.dim
     parts["activations"] = tokens * (round(in_flight * kept) + (final if share.last else 0))
     if share.last:
         parts["logits"] = _logits(config, tokens, width)
     return parts
 
 
-def _in_flight(parallel: Parallel, parts_of_step: int) -> float:
-    """Micro-batches whose activations the first rank holds at once: all of gpipe, as many as ranks,
-    or some more when stages loop.
+def _in_flight(parallel: Parallel, microbatches: int) -> float:
+    """Micro-batches whose activations the first rank holds at once: all with gpipe, one a rank with
+    1f1b, some more when stages loop.
     """
     pp, stages = parallel.pp, parallel.pp_stages_per_rank or 1
     if parallel.pp_schedule == "gpipe":
-        return parts_of_step
+        return microbatches
     if parallel.pp_schedule in ("1f1b", V_SCHEDULE):
-        return min(pp, parts_of_step)
-    return min(((stages - 1) * pp + 2 * pp - 1) / stages, parts_of_step)
-
-
-def _kept_per_token(
-    model: Decoder, parallel: Parallel, mixture: Mixture, recompute: str, formats: Formats
-) -> float:
-    """Bytes that one block keeps of one token until its backward pass; the mean, where some blocks
-    have experts.
-
-    Heads and feed-forward width are cut by tp; what enters the two layers is gathered and kept
-    whole.
-    """
-    tp, cut, width = parallel.tp, parallel.tp if parallel.sequence_parallel else 1, formats.width
-    residual = formats.residual * model.dim // cut
-    if recompute == "full":
-        return residual
-    heads, kv_heads = -(-model.n_heads // tp), -(-model.kv_heads // tp)
-    q, kv = heads * model.head_dim, kv_heads * model.head_dim
-    ffn, expert_ffn = -(-model.computed_ffn_hidden_dim // tp), -(-model.expert_hidden_dim // tp)
-    attention = width * q + FP32 * heads  # its output, and the log-partition of each head
-    if recompute == "selective":
-        products = feed_forward_products(model, ffn, width) * (1 - mixture.share)
-        products += experts_products(model, expert_ffn, width) * mixture.share
-        return residual + width * (q + 2 * kv + model.dim) + attention + products
-    kept = 2 * _norm(model, model.dim, formats.residual, formats) // cut
-    if recompute == LAYERS:
-        kept += width * model.dim + width * (q + 2 * kv + model.dim) + attention
-        kept += (width * model.dim + feed_forward_products(model, ffn, width)) * (1 - mixture.share)
-        return kept + experts_kept_around(model, mixture, expert_ffn, width) * mixture.share
-    kept += width * model.dim
-    kept += width * (q + 2 * kv) + attention
-    if model.qk_norm:  # a head at a time
-        kept += (heads + kv_heads) * _norm(model, model.head_dim, width, formats, rms=True)
-    kept += feed_forward_kept(model, ffn, width) * (1 - mixture.share)
-    return kept + experts_kept(model, mixture, expert_ffn, width) * mixture.share
-
-
-def _norm(model: Decoder, dim: int, width: int, formats: Formats, *, rms: bool = False) -> int:
-    """Bytes that a norm keeps of an input of that width.
-
-    LayerNorm keeps it, the mean and the deviation; RMSNorm it and the root, or, where no kernel
-    fuses it (CPU), an fp32 copy and the ratio.
-    """
-    if model.norm_type == "layernorm" and not rms:
-        return width * dim + 2 * FP32
-    return FP32 + (width * dim if formats.fused_norm else 2 * FP32 * dim)
+        return min(pp, microbatches)
+    return min(((stages - 1) * pp + 2 * pp - 1) / stages, microbatches)
 
 
 def _logits(config: Config, tokens: int, width: int) -> int:
     """Bytes of the loss at its peak.
 
     Whole logits: the log-softmax, its gradient and the gradient that it is made from; two more with
-    z-loss. Chunked: those of one chunk, in 16 bits their gradient too, and the gradients of hidden
-    states and output head, which it makes in forward. With loss parallel a rank has its part of the
-    vocabulary.
+    z-loss. Chunked: the logits of one chunk, in 16 bits their gradient too, and the gradients of
+    hidden states and output head, which are made in forward. With loss parallel a rank has its part
+    of the vocabulary.
     """
     objective, parallel, dim = config.objective, config.parallel, getattr(config.model, "dim", 0)
     vocab = -(-config.model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
     if isinstance(objective, Pretrain) and objective.loss_fn == "chunked_cross_entropy":
-        rows = objective.ce_chunk_size or max(
-            1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (FP32 * vocab)))
-        )
-        chunk = vocab * min(rows, tokens) * (FP32 + (width if width == 2 else 0))
-        return chunk + FP32 * dim * (tokens + vocab)
+        auto = max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (FP32 * vocab))))
+        rows = min(objective.ce_chunk_size or auto, tokens)
+        return vocab * rows * (FP32 + (2 if width == 2 else 0)) + FP32 * dim * (tokens + vocab)
     copies = 5 if isinstance(objective, Pretrain) and objective.z_loss_weight else 3
     return copies * FP32 * vocab * tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """What one block keeps of one token until its backward pass, in bytes.
+
+    width, residual: bytes of a number in matrix products, and in hidden states between layers.
+    moe_share: share of the blocks that have experts. rows: that these compute for a token.
+    """
+
+    config: Config
+    model: Decoder
+    width: int
+    residual: int
+    moe_share: float
+    rows: float
+
+    def kept(self, recompute: str) -> float:
+        """The mean of blocks with and without experts, under train.activation_checkpointing.
+
+        tp cuts heads and feed-forward width; what enters the two layers is gathered and kept whole.
+        """
+        model, parallel, width = self.model, self.config.parallel, self.width
+        tp, cut = parallel.tp, parallel.tp if parallel.sequence_parallel else 1
+        residual = self.residual * model.dim // cut
+        if recompute == "full":
+            return residual
+        heads, kv_heads = -(-model.n_heads // tp), -(-model.kv_heads // tp)
+        q, kv = heads * model.head_dim, kv_heads * model.head_dim
+        ffn, expert = -(-model.computed_ffn_hidden_dim // tp), -(-model.expert_hidden_dim // tp)
+        attention = width * q + FP32 * heads  # its output, and the log-partition of each head
+        products = width * (q + 2 * kv + model.dim) + attention
+        if recompute == "selective" and parallel.ep == 1:
+            mean = self._mean(self._products(ffn), self._expert_products(expert))
+            return residual + products + mean
+        kept = 2 * self.norm(model.dim, self.residual) // cut + width * model.dim
+        if recompute == "selective":  # of layers alone: `forge.parallel.activation_checkpoint`
+            dense = width * model.dim + self._products(ffn)
+            return kept + products + self._mean(dense, self._kept_around_experts(expert))
+        kept += width * (q + 2 * kv) + attention
+        if model.qk_norm:  # a head at a time
+            kept += (heads + kv_heads) * self.norm(model.head_dim, width, rms=True)
+        return kept + self._mean(self._feed_forward(ffn), self._experts(expert))
+
+    def norm(self, dim: int, width: int, *, rms: bool = False) -> int:
+        """What a norm keeps of an input of that width: LayerNorm the input, the mean and the
+        deviation; RMSNorm the input and the root, or, where no kernel fuses it (CPU), an fp32 copy
+        and the ratio.
+        """
+        if self.model.norm_type == "layernorm" and not rms:
+            return width * dim + 2 * FP32
+        return FP32 + (width * dim if self.config.run.device == "cuda" else 2 * FP32 * dim)
+
+    def _mean(self, dense: float, experts: float) -> float:
+        return dense * (1 - self.moe_share) + experts * self.moe_share
+
+    def _feed_forward(self, ffn: int) -> int:
+        """What a layer of that width keeps, its input too."""
+        return self.width * (self.model.dim + ffn * self._copies)
+
+    @property
+    def _copies(self) -> int:
+        """Tensors as wide as the feed-forward layer: what the activation reads and writes (ReLU
+        only what it writes), and gate and product.
+        """
+        return (1 if self.model.activation == "relu" else 2) + (2 if self.model.is_gated else 0)
+
+    def _products(self, ffn: int) -> int:
+        """What the matrices of a layer of that width make; nothing where there is no layer."""
+        matrices = ffn * (2 if self.model.is_gated else 1) + self.model.dim
+        return self.width * matrices if ffn else 0
+
+    def _experts(self, ffn: int) -> int:
+        """What a layer of experts of that width keeps."""
+        kept = self._routing + round(self.width * self.rows * ffn * self._copies)
+        shared = self.model.moe.shared_experts * ffn
+        if not shared:
+            return kept
+        same = self.model.dim * self.width if self.width == self._router_width else 0  # one input
+        return kept + self._feed_forward(shared) - same
+
+    def _kept_around_experts(self, ffn: int) -> int:
+        """The same where selective recompute keeps what is around experts and shared experts, and
+        the products inside of them.
+        """
+        moe = self.model.moe
+        shared = moe.shared_experts * ffn
+        routed = 0 if moe.capacity_factor else self.rows * self._products(ffn)
+        has_input = shared and self._router_width != self.width
+        shared_input = self.width * self.model.dim if has_input else 0
+        return self._routing + round(self._products(shared) + routed) + shared_input
+
+    def _expert_products(self, ffn: int) -> int:
+        """What routers and experts make that selective recompute keeps: no batched products."""
+        moe = self.model.moe
+        routed = 0 if moe.capacity_factor else moe.top_k * self._products(ffn)
+        shared = self._products(moe.shared_experts * ffn)
+        return routed + shared + self._router_width * moe.num_experts
+
+    @property
+    def _routing(self) -> int:
+        """Inputs of router and experts, what experts give, weights and indices. As many rows come
+        from other ranks as go to them.
+        """
+        moe, dim = self.model.moe, self.model.dim
+        # of one index an assignment: by the sort, and by a capacity or the exchange over ep
+        indices = 6 if moe.capacity_factor or self.config.parallel.ep > 1 else 4
+        rows = self.width * round((self.rows + moe.top_k) * dim)
+        scores = FP32 * (moe.num_experts + 2 * moe.top_k)
+        return rows + indices * INT64 * moe.top_k + scores + self._router_width * dim
+
+    @property
+    def _router_width(self) -> int:
+        return FP32 if self.model.moe.float32_gate_logits else self.width
+
+
+def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
+    """Rows that the experts of a layer compute for a token: its copies, or the room for them."""
+    if not (model.is_moe and model.moe.capacity_factor):
+        return model.moe.top_k
+    tokens = sequences * config.train.seq_len // config.parallel.cp
+    return rows_of_room(config, model, sequences) / max(tokens, 1)
+
+
+def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
+    """Rows that a capacity gives all experts together on one rank: as `forge.models.moe` has it.
+
+    The tokens of a scope that are on one rank lie in runs, of which any may take all the room, but
+    no more than it has tokens. So the more runs a scope is cut into, the more rows stay empty.
+    """
+    moe, parallel = model.moe, config.parallel
+    of_sequence = moe.balance_scope == "sequence"
+    runs = 1
+    if of_sequence or parallel.cp > 1:
+        runs = max(sequences, 1) * runs_of_sequence(parallel)
+    tokens = sequences * config.train.seq_len // parallel.cp // runs
+    of_scope = (
+        runs_of_sequence(parallel) * parallel.cp
+        if of_sequence
+        else runs * parallel.dp_replicate * parallel.fsdp
+    )
+    room = math.ceil(moe.capacity_factor * tokens * of_scope * moe.top_k / moe.num_experts)
+    return moe.num_experts * runs * min(room, tokens)
+
+
+def runs_of_sequence(parallel: Parallel) -> int:
+    """Runs of adjacent tokens that a rank has of a sequence: an early and a late one where cp
+    balances its work.
+    """
+    balanced = parallel.cp_method == "all_gather" and parallel.cp_load_balance
+    return 2 if parallel.cp > 1 and balanced else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """What one rank has of a model, before FSDP shards it: blocks, the first and the last stage or
+    not, and parameters.
+
+    experts: parameters of experts, which FSDP shards over efsdp. in_blocks: the others in blocks,
+    and outside: the rest; both are sharded over fsdp. two_blocks: all of two adjacent blocks, or of
+    the only one. outside_at_once: what is gathered at a time of the rest: the embedding is freed
+    before the output head is needed. packed: the shape of the experts of one layer, [experts,
+    width, dim].
+    """
+
+    layers: int
+    moe_layers: int
+    first: bool
+    last: bool
+    experts: int
+    in_blocks: int
+    outside: int
+    outside_at_once: int
+    two_blocks: int
+    packed: tuple[int, int, int]
+
+    @property
+    def parameters(self) -> int:
+        return self.experts + self.in_blocks + self.outside
+
+    def sharded(self, parallel: Parallel) -> int:
+        """What the FSDP rank with most has of them: whole experts, or a part of each where they are
+        fewer than ranks and it divides.
+        """
+        fsdp, efsdp, (count, *others) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
+        if count < efsdp and any(length % efsdp == 0 for length in others):
+            experts = -(-self.experts // efsdp)
+        else:
+            experts = self.experts * -(-count // efsdp) // max(count, 1)
+        return -(-(self.in_blocks + self.outside) // fsdp) + experts
+
+
+def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> _Share:
+    """Norms, learned positions, routers and, where ranks share them, keys and values are whole on
+    every tp rank; all else is cut.
+    """
+    parts, tp, n_layers = model.params_by_part(), parallel.tp, model.n_layers
+    layers = -(-n_layers // parallel.pp)
+    before = 0 if first else n_layers - layers
+    moe_layers = n_moe_layers(model.moe, before + layers) - n_moe_layers(model.moe, before)
+    whole = 0 if model.kv_heads % tp == 0 else 2 * model.kv_heads * model.head_dim
+    whole *= n_layers * model.dim
+    final_norm = parts["norms"] // (2 * n_layers + 1)
+    attention = -(-(parts["attention"] - whole) // tp) + whole + parts["norms"] - final_norm
+    sparse = max(model.n_moe_layers, 1)
+    dense = -(-parts["feed-forward"] // tp) // max(n_layers - model.n_moe_layers, 1)
+    routing = (parts.get("routers", 0) + -(-parts.get("shared experts", 0) // tp)) // sparse
+    experts = -(-parts.get("experts", 0) // (tp * parallel.ep)) // sparse
+    whole_table = model.vocab_size * model.dim
+    table = -(-whole_table // tp)
+    has_head = last and not (first and model.tie_embeddings)
+    outside = final_norm if last else 0
+    outside += table + parts["embedding"] - whole_table if first else 0
+    outside += table if has_head else 0
+    kinds = [dense] * (moe_layers < layers) + [routing + experts] * (moe_layers > 0)
+    two = sum(kinds) if len(kinds) == 2 and model.moe.frequency > 1 else 2 * max(kinds)
+    two = two if layers > 1 else max(kinds)
+    in_blocks = (layers - moe_layers) * dense + moe_layers * routing
+    return _Share(
+        layers=layers,
+        moe_layers=moe_layers,
+        first=first,
+        last=last,
+        experts=moe_layers * experts,
+        in_blocks=in_blocks + attention * layers // n_layers,
+        outside=outside,
+        outside_at_once=outside - (table if first and has_head else 0),
+        two_blocks=min(2, layers) * attention // n_layers + two,
+        packed=(model.moe.num_experts // parallel.ep, -(-model.expert_hidden_dim // tp), model.dim),
+    )

@@ -6,42 +6,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
-from types import ModuleType
 
+from forge.config.launch import Slurm
 from forge.config.parallel import Parallel
+from forge.config.root import Config
 from forge.config.run import Run
 from forge.plan.launcher_environment import launcher_ranks
 
 CPU_BUILD = "torch is a CPU build"
+DEGREES = "the parallel degrees"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What this machine has: GPUs that torch can use, and where the count comes from."""
+    """The GPUs that torch can use on a machine, where their count comes from, bytes of the smallest
+    (None = not known), and the version of torch, where it is installed.
+    """
 
     gpus: int
     source: str
     memory: int | None = None
-    """Bytes of the smallest GPU, where NVML tells."""
     torch: tuple[int, int] | None = None
-    """Version of torch, where it is installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Number of ranks, what they run on, and where both come from."""
+    """Number of ranks, what they run on, and where both come from. remote: on other machines;
+    devices are then those of one of them, as far as that is known.
+    """
 
     size: int
     source: str
     device: str
     devices: Devices
     remote: bool = False
-    """Whether the ranks run on other machines than this one: devices are those of one of them, as
-    far as that is known.
-    """
 
     @property
     def elsewhere(self) -> bool:
@@ -53,28 +54,32 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     """GPUs by CUDA_VISIBLE_DEVICES, else by NVML, else none; none as well under a CPU build of
     torch.
     """
-    build, torch = _torch_build(), _torch_version()
-    if build == "cpu":
+    installed = _installed_torch()
+    numbers = (installed or "").split(".")[:2]
+    known = len(numbers) == 2 and all(map(str.isdecimal, numbers))
+    torch = (int(numbers[0]), int(numbers[1])) if known else None
+    if installed is not None and installed.endswith("+cpu"):
         return Devices(gpus=0, source=CPU_BUILD, torch=torch)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = list(
-            takewhile(
-                lambda name: name not in ("", "-1"), (name.strip() for name in visible.split(","))
-            )
-        )
-        memory = min(_nvml_memories() or [0]) if names else 0
-        return Devices(
-            gpus=len(names),
-            source=f"CUDA_VISIBLE_DEVICES={visible}",
-            memory=memory or None,
-            torch=torch,
-        )
-    memories = _nvml_memories()
-    source = "no NVIDIA driver" if memories is None else "NVML"
-    return Devices(
-        gpus=len(memories or []), source=source, memory=min(memories or [0]) or None, torch=torch
-    )
+    memories = None if visible == "" else _nvml_memories()
+    smallest = min(memories or [0]) or None
+    if visible is None:
+        source = "no NVIDIA driver" if memories is None else "NVML"
+        return Devices(gpus=len(memories or []), source=source, memory=smallest, torch=torch)
+    names = (name.strip() for name in visible.split(","))
+    count = len(list(takewhile(lambda name: name not in ("", "-1"), names)))
+    memory = smallest if count else None
+    source = f"CUDA_VISIBLE_DEVICES={visible}"
+    return Devices(gpus=count, source=source, memory=memory, torch=torch)
+
+
+def world_of(config: Config, devices: Devices, environ: Mapping[str, str] = os.environ) -> World:
+    """The ranks of a run; with launch=slurm those of its job, unless a launcher has started them
+    already. devices: of this machine. Raises ConfigError.
+    """
+    if isinstance(config.launch, Slurm) and launcher_ranks(environ) is None:
+        return _of_job(config, config.launch, devices)
+    return find_world(config.run, config.parallel, devices, environ)
 
 
 def find_world(
@@ -86,36 +91,55 @@ def find_world(
     Ranks on a CPU are as many as asked for: there dp_shard=-1 is 1.
     """
     device = run.device if run.device != "auto" else ("cuda" if devices.gpus else "cpu")
-    layout = prod(parallel.degrees().values())
-    said = launcher_ranks(environ)
-    if said is not None:
-        size, source = said
+    set_already = launcher_ranks(environ)
+    if set_already is not None:
+        size, source = set_already
     elif run.num_processes is not None:
         size, source = run.num_processes, "run.num_processes"
     elif parallel.dp_shard > 0:
-        size, source = layout, "the parallel degrees"
+        size, source = prod(parallel.degrees().values()), DEGREES
     elif device == "cuda":
         size, source = max(devices.gpus, 1), devices.source
     elif parallel.product_without_dp_shard > 1:
-        size, source = parallel.product_without_dp_shard, "the parallel degrees"
+        size, source = parallel.product_without_dp_shard, DEGREES
     else:
         size, source = 1, "a CPU"
     return World(size=size, source=source, device=device, devices=devices)
+
+
+def _of_job(config: Config, section: Slurm, here: Devices) -> World:
+    """World size from, in order: run.num_processes, a layout without -1, launch.nodes with the
+    ranks of each, the ranks of one node.
+    """
+    run, parallel, nodes = config.run, config.parallel, section.nodes
+    cpu_build = here.source == CPU_BUILD
+    on_cpu = section.gpus_per_node == 0 or cpu_build
+    device = run.device if run.device != "auto" else "cpu" if on_cpu else "cuda"
+    name = "tasks_per_node" if section.tasks_per_node else "gpus_per_node"
+    per_node = section.tasks_per_node or section.gpus_per_node
+    if run.num_processes is not None:
+        size, source = run.num_processes, "run.num_processes"
+    elif parallel.dp_shard > 0:
+        size, source = prod(parallel.degrees().values()), DEGREES
+    elif nodes and per_node:
+        size, source = nodes * per_node, f"launch.nodes={nodes} * launch.{name}={per_node}"
+    elif per_node:
+        size, source = per_node, f"launch.{name}={per_node}, on one node"
+    else:
+        size, source = max(parallel.product_without_dp_shard, nodes or 1), DEGREES
+    found = Devices(gpus=0, source=CPU_BUILD if cpu_build else "launch=slurm", torch=here.torch)
+    if device == "cuda" and not on_cpu:
+        found = replace(found, gpus=min(per_node or -(-size // (nodes or 1)), size))
+    return World(size=size, source=source, device=device, devices=found, remote=True)
 
 
 def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int:
     """How many of the ranks a machine has: as the launcher says, else as many as it has GPUs; all
     where that does not divide them.
     """
-    said = next(
-        (
-            environ[name]
-            for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")
-            if environ.get(name, "").isdecimal()
-        ),
-        None,
-    )
-    count = int(said) if said else world.devices.gpus if world.device == "cuda" else world.size
+    names = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")
+    numbers = (int(environ[name]) for name in names if environ.get(name, "").isdecimal())
+    count = next(numbers, world.devices.gpus if world.device == "cuda" else world.size)
     return count if 0 < count < world.size and world.size % count == 0 else world.size
 
 
@@ -124,25 +148,8 @@ def ranks_of(size: int) -> str:
     return "1 rank" if size == 1 else f"{size} ranks"
 
 
-def _torch_build() -> str:
-    version = _installed_torch()
-    if version is None:
-        return "missing"
-    return "cpu" if version.endswith("+cpu") else "cuda"
-
-
-def _torch_version() -> tuple[int, int] | None:
-    try:
-        major, minor = (_installed_torch() or "").split(".")[:2]
-        return int(major), int(minor)
-    except ValueError:
-        return None
-
-
 def _installed_torch() -> str | None:
-    from importlib import (
-        metadata,
-    )  # it takes a while, and most commands that only compose do not ask
+    from importlib import metadata  # slow, and most commands that only compose do not ask
 
     try:
         return metadata.version("torch")
@@ -157,15 +164,18 @@ def _nvml_memories() -> list[int] | None:
 
         pynvml.nvmlInit()
         try:
-            return [_nvml_memory(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+            return [_nvml_memory(handle) for handle in handles]
         finally:
             pynvml.nvmlShutdown()
     except Exception:
         return None
 
 
-def _nvml_memory(pynvml: ModuleType, index: int) -> int:
+def _nvml_memory(handle: object) -> int:
+    import pynvml
+
     try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).total)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     except Exception:
         return 0

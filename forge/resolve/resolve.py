@@ -9,8 +9,7 @@ from types import MappingProxyType
 from forge.config.bounds import check_bounds
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
-from forge.plan.cluster import world_of
-from forge.plan.world import Devices, World, find_devices
+from forge.plan.world import Devices, World, find_devices, world_of
 from forge.resolve import causes
 from forge.resolve.derivations import DERIVATIONS
 from forge.resolve.rule import Derived, put

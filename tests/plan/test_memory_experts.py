@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import on_ranks
 from refusing import resolved
-from test_estimate import Live
+from test_memory import Live
 from torch.distributed.tensor import DTensor
 
 from forge.config.model import Decoder as DecoderConfig

@@ -37,6 +37,8 @@ BATCH = {
     "SLURM_PROCID": "0",
 }
 
+NUMBER, BOTH = "must be a number from", "RANK WORLD_SIZE"
+
 
 def srun(**changed: str | None) -> dict[str, str]:
     return {name: value for name, value in {**SRUN, **changed}.items() if value is not None}
@@ -96,16 +98,6 @@ def test_an_older_slurm_without_the_tasks_of_a_step() -> None:
         srun(SLURM_STEP_ID="4294967291"),  # the batch step
         srun(SLURM_STEP_ID="4294967290"),  # the interactive step
     ],
-    ids=[
-        "nothing",
-        "a number alone",
-        "a rank alone",
-        "sbatch",
-        "salloc",
-        "one task",
-        "batch step",
-        "interactive step",
-    ],
 )
 def test_an_ordinary_run(environ: dict[str, str]) -> None:
     assert launcher_environment(environ) is None
@@ -126,7 +118,6 @@ def test_steps_side_by_side_and_jobs_one_after_another_have_ports_of_their_own()
     ("nodes", "first"),
     [
         ("node1", "node1"),
-        ("node[1-2]", "node1"),
         ("n[003-128,200]", "n003"),
         ("a[07,09]-ib,b1", "a07-ib"),
         ("gpu-a.cluster,gpu-b.cluster", "gpu-a.cluster"),
@@ -138,39 +129,26 @@ def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "shown"),
+    ("environ", "key", "what", "fix"),
     [
-        ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE=two"),
-        ({**TORCHRUN, "WORLD_SIZE": "²"}, "WORLD_SIZE=²"),
-        ({**TORCHRUN, "WORLD_SIZE": "0"}, "WORLD_SIZE=0"),
-        (
-            {**TORCHRUN, "WORLD_SIZE": "9" * 5000},
-            "WORLD_SIZE=9999999999999999999999999999999999999999 ",
-        ),
-        ({**TORCHRUN, "RANK": "4"}, "RANK=4"),
-        ({**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK=-1"),
-        ({**TORCHRUN, "MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
-        (srun(SLURM_PROCID="x"), "SLURM_PROCID=x"),
+        ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE=two", f"WORLD_SIZE {NUMBER} 1 to 1000000.", "WORLD_SIZE"),
+        ({**TORCHRUN, "RANK": "4"}, "RANK=4", f"RANK {NUMBER} 0 to 3.", BOTH),
+        ({**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK=-1", f"LOCAL_RANK {NUMBER} 0 to 3.", BOTH),
+        ({**TORCHRUN, "MASTER_PORT": ""}, "MASTER_PORT=", f"MASTER_PORT {NUMBER} 1 to 65535; it is not set.", BOTH),
+        (srun(SLURM_PROCID="x"), "SLURM_PROCID=x", f"SLURM_PROCID {NUMBER} 0 to 1.", BOTH),
     ],
-)
-def test_a_number_that_is_none_is_named(environ: dict[str, str], shown: str) -> None:
+)  # fmt: skip
+def test_a_wrong_number_is_named(environ: dict[str, str], key: str, what: str, fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
         launcher_environment(environ)
-    lines = str(caught.value).splitlines()
-    assert lines[1].startswith(f"  1. {shown.strip()}   [environment]")
-    assert lines[2].strip().startswith(f"{shown.partition('=')[0]} must be a number from ")
-    assert (
-        lines[3]
-        .strip()
-        .startswith("-> start it by torchrun or srun, which set it, or without: unset ")
-    )
+    assert str(caught.value).splitlines()[1:] == [
+        f"  1. {key}   [environment]",
+        f"     {what}",
+        f"     -> start it by torchrun or srun, which set it, or without: unset {fix}",
+    ]
 
 
-def test_what_is_missing_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"MASTER_PORT must be a number from 1 to 65535; it is not set"
-    ):
-        launcher_environment({**TORCHRUN, "MASTER_PORT": ""})
+def test_a_missing_address_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         launcher_environment({**TORCHRUN, "MASTER_ADDR": ""})
     assert str(caught.value).splitlines()[1:] == [

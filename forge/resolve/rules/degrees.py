@@ -76,18 +76,14 @@ def tp_loss(objective: Pretrain, parallel: Parallel) -> Findings:
 
 @rule("parallel.ep_needs_moe", EP, "parallel.dp_shard", *EXPERTS)
 def ep_needs_moe(model: Model, parallel: Parallel) -> Findings:
-    """Expert parallelism cuts experts and nothing else: parallel.ep above 1 needs a model that has
-    some.
-    """
+    """Expert parallelism cuts experts only: parallel.ep above 1 needs a mixture of experts."""
     if parallel.ep > 1 and not model.is_moe:
         yield EP, "a model with experts"
 
 
 @rule("parallel.ep_experts", EP, "parallel.dp_shard", *EXPERTS)
 def ep_experts(model: Decoder, parallel: Parallel) -> Findings:
-    """Each expert parallel rank has as many experts: model.moe.num_experts must be divisible by
-    parallel.ep.
-    """
+    """Every expert parallel rank has equally many experts: parallel.ep divides their number."""
     experts, ep = model.moe.num_experts, parallel.ep
     if model.is_moe and experts % ep:
         what = f"model.moe.num_experts ({experts}) must be divisible by parallel.ep ({ep})."
@@ -121,8 +117,8 @@ def seq_len(parallel: Parallel, train: Train) -> Findings:
 
 @rule("parallel.ulysses_heads", TP, CP, "parallel.cp_method", "model.n_heads", "model.n_kv_heads")
 def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
-    """parallel.cp_method=ulysses gives each rank some of its tp rank's heads, key/value heads too:
-    cp must divide both.
+    """parallel.cp_method=ulysses cuts the heads and key/value heads of a tp rank: cp must divide
+    both.
     """
     tp, cp = parallel.tp, parallel.cp
     if cp == 1 or parallel.cp_method != "ulysses" or model.n_heads % tp:
@@ -135,8 +131,8 @@ def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
 
 @rule("parallel.cp_kernel", CP, "parallel.cp_method", "model.sdpa_backend", warning=True)
 def cp_kernel(model: Decoder, parallel: Parallel) -> Findings:
-    """With parallel.cp_method=all_gather, queries that start inside a sequence choose their kernel
-    themselves.
+    """With parallel.cp_method=all_gather torch chooses the kernel itself, but for the first part of
+    a sequence.
     """
     gathered = parallel.cp > 1 and parallel.cp_method == "all_gather"
     if gathered and model.sdpa_backend not in ("auto", "flash"):

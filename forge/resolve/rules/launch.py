@@ -53,7 +53,7 @@ def unused_gpus(launch: Slurm, world: World) -> Findings:
 
 @rule("launch.slurm", "launch.signal_before", "launch.time", "launch.sbatch")
 def slurm(launch: Slurm) -> Findings:
-    """A job is told to stop after it has begun, and launch.sbatch has no key that forge sets."""
+    """launch.signal_before is less than launch.time; launch.sbatch has no key that forge sets."""
     for fault in faults(launch):
         yield fault.key, fault.what, fault.fix
 

@@ -37,8 +37,8 @@ def heads(model: Decoder) -> Findings:
 
 @rule("model.kv_heads", "model.n_heads", "model.n_kv_heads")
 def kv_heads(model: Decoder) -> Findings:
-    """model.n_heads must be divisible by model.n_kv_heads: each key/value head serves as many query
-    heads.
+    """model.n_heads must be divisible by model.n_kv_heads: each key/value head serves equally many
+    query heads.
     """
     heads, kv_heads = model.n_heads, model.kv_heads
     if heads % kv_heads:
@@ -68,9 +68,7 @@ def rope_head_dim(model: Decoder) -> Findings:
     "run.deterministic",
 )
 def sdpa_backend(model: Decoder, precision: Precision, run: Run, world: World) -> Findings:
-    """The kernel of model.sdpa_backend takes what this run gives it; where it does not take one
-    call of many, another is used for that.
-    """
+    """The kernel of model.sdpa_backend must take the device, number format and heads of the run."""
     name, what, fix = model.sdpa_backend, "", "model.sdpa_backend=auto"
     if name in ("auto", "math"):
         return
@@ -212,9 +210,7 @@ def bias(model: Decoder) -> Findings:
 def kernel(
     model: Decoder, parallel: Parallel, precision: Precision, run: Run, train: Train
 ) -> Findings:
-    """model.moe.kernel=grouped multiplies rows of whole 16 bytes, and of bf16 only where it is
-    compiled or on a GPU.
-    """
+    """model.moe.kernel=grouped needs rows of whole 16 bytes, and bf16 on a GPU or when compiled."""
     if not model.moe.num_experts or model.moe.kernel != "grouped":
         return
     mixed, tp, what = precision.mixed_precision, parallel.tp, ""

@@ -65,7 +65,7 @@ def wandb_login(metrics: Metrics, launch: Launch) -> Findings:
 
 @rule("no_effect", warning=True)
 def no_effect(config: Config, world: World) -> Findings:
-    """An option should have an effect beside the values of the others."""
+    """An option should have an effect, given the values of the others."""
     for key, section, field in walk(config):
         acts = field.metadata.get("acts_when") or type(section).acts_when
         if acts is None or acts.holds(config, world.size):

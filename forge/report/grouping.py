@@ -45,13 +45,11 @@ def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
 
     An arm is called as the ablation has it, else by what varies in the sweep, else `default`.
     """
-    varied = [
-        key for key in dict.fromkeys(key for r in runs for key in r.point.varied) if key != SEED
-    ]
+    keys = dict.fromkeys(key for run in runs for key in run.point.varied)
+    varied = [key for key in keys if key != SEED]
     free = [key for key in varied if is_free(key)]
-    prepared = {
-        run: (_identity(run), *(_value(run, key) for key in free)) for run in runs if run.texts
-    }
+    known = [run for run in runs if run.texts]
+    prepared = {run: (_identity(run), *(_value(run, key) for key in free)) for run in known}
     by_overrides = {_overrides(run): identity for run, identity in prepared.items()}
     groups: dict[object, list[Run]] = {}
     for run in runs:
@@ -78,10 +76,9 @@ def differing(configs: Sequence[Texts], *, seeds: bool = False) -> list[str]:
     Where the variants of a group differ, an option that only some of them have counts when it
     differs among those.
     """
-    keys = dict.fromkeys(
-        key for one in configs for key in one if key.partition(".")[0] not in APART
-    )
-    values = {key: {one.get(key) for one in configs} for key in keys if seeds or key != SEED}
+    keys = dict.fromkeys(key for one in configs for key in one if seeds or key != SEED)
+    keys = [key for key in keys if key.partition(".")[0] not in APART]
+    values = {key: {one.get(key) for one in configs} for key in keys}
 
     def allowed(key: str) -> int:
         groups = [key[: dot.start()] for dot in re.finditer(r"\.", key)]
@@ -108,9 +105,8 @@ def _options() -> list[tuple[str, bool]]:
 
 def _identity(run: Run) -> tuple[tuple[str, str], ...]:
     """The options that make another run when they change, apart from the seed."""
-    return tuple(
-        (key, run.texts[key]) for key in sorted(run.texts) if key != SEED and not is_free(key)
-    )
+    keys = [key for key in sorted(run.texts) if key != SEED and not is_free(key)]
+    return tuple((key, run.texts[key]) for key in keys)
 
 
 def _overrides(run: Run) -> tuple[str, ...]:
@@ -142,10 +138,9 @@ def _distinct(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
     for name in {name for name in names if names.count(name) > 1}:
         same = [i for i, other in enumerate(names) if other == name]
         for values in ([_typed(runs[i]) for i in same], [runs[i].texts for i in same]):
-            words = short_keys(differing(values))
-            more = [
-                _joined({words[key]: one[key] for key in words if key in one}) for one in values
-            ]
+            words = short_keys(differing(values)).items()
+            own = [{word: one[key] for key, word in words if key in one} for one in values]
+            more = list(map(_joined, own))
             if len(set(more)) == len(more):
                 break
         else:

@@ -77,13 +77,7 @@ class Log:
                 for name, value in row.items():
                     if isinstance(value, int | float):
                         found.setdefault(name, {})[step] = value
-        columns = {
-            name: np.array(sorted(by_step.items()), float).T for name, by_step in found.items()
-        }
-        return {
-            name: (steps[np.isfinite(values)], values[np.isfinite(values)])
-            for name, (steps, values) in columns.items()
-        }
+        return {name: _finite(by_step) for name, by_step in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +106,11 @@ def time_to_target(curves: Sequence[Curve], target: float, *, higher: bool) -> T
     medians = [float(m) if np.isfinite(m) else None for m in np.median(firsts, axis=0)]
     n = int(np.isfinite(firsts[:, 0]).sum())
     return TimeToTarget(n=n, of=len(curves), step=medians[0], tokens=medians[1], seconds=medians[2])
+
+
+def _finite(by_step: dict[int, float]) -> Column:
+    steps, values = np.array(sorted(by_step.items()), float).T
+    return steps[np.isfinite(values)], values[np.isfinite(values)]
 
 
 def _last(column: Column) -> float | None:

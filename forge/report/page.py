@@ -168,15 +168,12 @@ def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
     """
     rows, curves = report.shown(most), []
     points = max(FEWEST, min(POINTS, ALL // len(rows)))
-    base = report.baseline.arm
+    arms, base = [row.arm for row in rows], report.baseline.arm
+    others = [arm for arm in arms if arm is not base and report.compared]
     for metric in dict.fromkeys([report.metric, "train/loss", "eval/loss"]):
-        plain = [curve(row.arm, metric, points=points) for row in rows]
-        apart = [
-            curve(row.arm, metric, base, points=points)
-            if row.arm is not base and report.compared
-            else None
-            for row in rows
-        ]
+        plain = [curve(arm, metric, points=points) for arm in arms]
+        minus_base = {arm: curve(arm, metric, base, points=points) for arm in others}
+        apart = [minus_base.get(arm) for arm in arms]
         if any(one and len(one["step"]) > 1 for one in plain):
             curves.append({"metric": metric, "unit": _unit(metric), "plain": plain, "apart": apart})
     return {
@@ -198,12 +195,10 @@ def curve(
     baseline: of the differences to its runs of the same seeds, or to the mean of all of them where
     no seed is common.
     """
-    own, base = (
-        _counted_curves(arm, metric),
-        [] if baseline is None else _counted_curves(baseline, metric),
-    )
+    own = _counted_curves(arm, metric)
     lines: list[tuple[Curve, list[Curve]]] = [(one, []) for _, one in own]
     if baseline is not None:
+        base = _counted_curves(baseline, metric)
         pairs = [(one, [other]) for seed, one in own for same, other in base if seed == same]
         lines = pairs or [(one, [other for _, other in base]) for _, one in own if base]
     if not lines:

@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from forge.rundir.checkpoints import META, WEIGHTS, listed
-from forge.training import tensor_files
-from forge.training.checkpoint import one_process
+from forge.training import tensor_storage
 from forge.training.rows import METRICS, SAMPLES
 
 SPEED = {"tokens_per_second"}
@@ -45,12 +43,12 @@ def compare(
 
 def tensors(checkpoint: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint by its stored name."""
-    one_process()
+    folder = checkpoint / WEIGHTS
     wanted = {
         key: torch.empty(what.size, dtype=what.properties.dtype)
-        for key, what in tensor_files.stored(checkpoint / WEIGHTS).items()
+        for key, what in tensor_storage.stored(folder).items()
     }
-    load(wanted, storage_reader=tensor_files.reader(checkpoint / WEIGHTS))
+    tensor_storage.load(wanted, folder)
     return wanted
 
 

@@ -56,7 +56,7 @@ def _export(options: argparse.Namespace) -> str:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    from forge.training.load_run import load_run
+    from forge.training.restore import load_run
 
     trained = load_run(path, trust=options.trust, fp32=True)
     name = options.dtype or trained.config.checkpoint.export_dtype

@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _generate(options: argparse.Namespace) -> None:
     path = options.run / checkpoints.BEST if options.best else options.run
     checkpoints.find(path)  # refused before torch is imported, which takes seconds
-    from forge.training.load_run import load_run
-    from forge.training.writing import continue_text
+    from forge.training.restore import load_run
+    from forge.training.samples import continue_text
 
     trained = load_run(path, trust=options.trust)
     sampling = {

@@ -154,8 +154,8 @@ def _train(
     run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None, report: FailureReport
 ) -> int:
     from forge.training.assemble import assemble
+    from forge.training.process import say
     from forge.training.summary import summary
-    from forge.training.writing import say
 
     parts = assemble(run_dir, rendezvous, trust=trust)
     if parts.ranks.main:
@@ -164,7 +164,7 @@ def _train(
     loop.on_failure = report
     report.starts(loop)
     reason = loop.run()
-    fault = parts.guard.fault
+    fault = parts.bad_steps.fault
     code = 128 + signal.Signals.__members__.get(reason, signal.SIGTERM) if loop.interrupted else 0
     if parts.ranks.main:
         result = _result(parts, reason, run_dir)
@@ -195,7 +195,7 @@ def _result(parts: Parts, reason: str, run_dir: Path) -> dict[str, Any]:
     stopped = "stopped" if parts.loop.interrupted else "finished"
     objective = parts.config.run.objective
     return {
-        "status": "failed" if parts.guard.fault else stopped,
+        "status": "failed" if parts.bad_steps.fault else stopped,
         "reason": reason,
         "step": parts.loop.state.step,
         "tokens": parts.loop.state.tokens,

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from forge import export, generate
-from forge.training.load_run import load_run
+from forge.training.restore import load_run
 
 SMALL = [
     "tokenizer.vocab_size=300",

@@ -14,7 +14,7 @@ OF_TORCH = {"model": "torch.nn.Module", "optimizer": "torch.optim.Optimizer"}
 """Places that take subclasses of these, defined in their package."""
 OF_USER = {
     "callbacks": "forge.training.callback.Callback",
-    "trackers": "forge.training.trackers.group.Tracker",
+    "trackers": "forge.training.trackers.Tracker",
 }
 """Places that take the user's own subclasses of these alone, under a trusted prefix."""
 

@@ -12,12 +12,12 @@ import torch
 from forge.build import build
 from forge.config.root import Config
 from forge.data.shards import TokenStore
+from forge.parallel.gather import Tensors, gather
 from forge.parallel.ranks import Ranks
 from forge.rundir.files import read_json, write_json
 from forge.training.assemble import build_model, train_loader
-from forge.training.device import loss_scaler
+from forge.training.process import loss_scaler
 from forge.training.step import Update
-from forge.training.whole import Found, whole
 
 LR = 0.1
 
@@ -33,10 +33,10 @@ class Record:
 
     losses: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)
-    gradients: list[Found] = field(default_factory=list)
-    before: Found = field(default_factory=dict)
-    after: Found = field(default_factory=dict)
-    state: Found = field(default_factory=dict)
+    gradients: list[Tensors] = field(default_factory=list)
+    before: Tensors = field(default_factory=dict)
+    after: Tensors = field(default_factory=dict)
+    state: Tensors = field(default_factory=dict)
     replicas: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Record:
         from safetensors.torch import load_file
 
         plain = read_json(folder / "record.json")
-        files: dict[str, Found] = {}
+        files: dict[str, Tensors] = {}
         for name, missing in plain["missing"].items():
             files[name] = {**load_file(folder / f"{name}.safetensors"), **dict.fromkeys(missing)}
         gradients = [files[f"gradients_{step}"] for step in range(len(plain["losses"]))]
@@ -79,7 +79,7 @@ class Record:
             state=files["state"],
         )
 
-    def _files(self) -> dict[str, Found]:
+    def _files(self) -> dict[str, Tensors]:
         gradients = {f"gradients_{i}": found for i, found in enumerate(self.gradients)}
         return {"before": self.before, "after": self.after, "state": self.state, **gradients}
 
@@ -114,15 +114,15 @@ def measure(
         reduce_each=config.parallel.reduce_gradients == "micro_batch",
     )
     loader = train_loader(config, store, ranks, device)
-    record = Record(before=whole(model.named_parameters(), ranks).tensors)
+    record = Record(before=gather(model.named_parameters(), ranks).tensors)
 
     def on_gradients() -> None:
-        found = whole(
+        found = gather(
             ((name, parameter.grad) for name, parameter in model.named_parameters()), ranks
         )
         record.gradients.append(found.tensors)
         record.replicas += [
-            f"the gradient of {name} in step {len(record.gradients)}" for name in found.apart
+            f"the gradient of {name} in step {len(record.gradients)}" for name in found.differing
         ]
 
     update.on_gradients = on_gradients
@@ -131,11 +131,11 @@ def measure(
         record.losses.append(float(output.loss))
         record.grad_norms.append(float(output.grad_norm))
     parameters = dict(model.named_parameters())
-    after = whole(model.named_parameters(), ranks)
-    state = whole(
+    after = gather(model.named_parameters(), ranks)
+    state = gather(
         ((name, value) for name, value in model.state_dict().items() if name not in parameters),
         ranks,
     )
     record.after, record.state = after.tensors, state.tensors
-    record.replicas += [f"{name} after {steps} steps" for name in [*after.apart, *state.apart]]
+    record.replicas += [f"{name} after {steps} steps" for name in [*after.differing, *state.differing]]
     return record if ranks.main else Record()

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from forge.config.model import Decoder
 from forge.config.root import Config
+from forge.parallel.gather import Tensors
 from forge.parity.side import Record
-from forge.training.whole import Found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def may_vanish(config: Config) -> tuple[str, ...]:
     )
 
 
-def _names(a: Found, b: Found) -> Iterator[str]:
+def _names(a: Tensors, b: Tensors) -> Iterator[str]:
     yield from (f"{name} is missing in b" for name in a if name not in b)
     yield from (f"{name} is missing in a" for name in b if name not in a)
 
@@ -237,7 +237,7 @@ def _rank(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _epsilon(gradients: Found) -> float:
+def _epsilon(gradients: Tensors) -> float:
     dtypes = [value.dtype for value in gradients.values() if value is not None]
     return torch.finfo(dtypes[0]).eps if dtypes else 0.0
 

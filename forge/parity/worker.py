@@ -36,7 +36,7 @@ def _measure(folder: Path) -> None:
     from forge.parallel.ranks import join
     from forge.parity.side import measure
     from forge.training.assemble import check_vocabulary
-    from forge.training.device import set_up
+    from forge.training.process import set_up
 
     # Tensors are put together here and nowhere else in this process: that it takes two collectives
     # is nobody's concern.

@@ -23,30 +23,40 @@ from forge.parallel.ranks import Ranks, join
 from forge.parallel.rendezvous import Rendezvous
 from forge.resolve.derivations import fit_epochs
 from forge.resolve.rule import Derived
-from forge.rundir import directory, files, saved_config
+from forge.rundir import directory, saved_config
 from forge.rundir.checkpoints import TOKENIZER
-from forge.rundir.files import read_json
+from forge.rundir.files import read_json, write_json
 from forge.rundir.saved_config import newest, numbered, version
-from forge.training.agreement import Agreement, StopVote, Wish
-from forge.training.callback import Callback
+from forge.training.callback import Callback, user_callbacks
 from forge.training.checkpoint import Checkpointer
-from forge.training.device import check_dtypes, loss_scaler, set_up
-from forge.training.evaluation import BETWEEN_VOTES, Evaluation, evaluate, most_sequences, unless
+from forge.training.evaluation import (
+    BATCHES_PER_VOTE,
+    Evaluation,
+    evaluate,
+    most_sequences,
+    unless,
+)
 from forge.training.flops import peak_flops
-from forge.training.guard import BadSteps
-from forge.training.logging import Logger
 from forge.training.loop import Loop
+from forge.training.metrics import Logger
+from forge.training.process import check_dtypes, loss_scaler, say, set_up
 from forge.training.profiling import Profiler
 from forge.training.samples import Samples, opening
 from forge.training.saving import Saving
-from forge.training.sign_of_life import SignOfLife
-from forge.training.starting import Start, begin, choose
+from forge.training.signals import Signals
+from forge.training.start import Start, begin, choose
 from forge.training.state import TrainState
 from forge.training.step import Update
-from forge.training.stopping import EarlyStopping, Signals, TimeLimit
-from forge.training.trackers import Trackers, build_trackers
-from forge.training.user import user_callbacks, user_trackers
-from forge.training.writing import say
+from forge.training.stopping import (
+    Agreement,
+    BadSteps,
+    EarlyStopping,
+    HealthCheck,
+    Request,
+    StopVote,
+    TimeLimit,
+)
+from forge.training.trackers import Trackers, build_trackers, user_trackers
 
 
 @dataclass(kw_only=True)
@@ -59,7 +69,7 @@ class Parts:
     loop: Loop
     logger: Logger
     evaluation: Evaluation | None
-    guard: BadSteps
+    bad_steps: BadSteps
     ranks: Ranks
 
 
@@ -69,108 +79,100 @@ def assemble(
     """Build all that the config of a run directory names. Raises ValueError for what the user can
     put right.
 
-    rendezvous: where the ranks already met, if they did. trust: prefixes of what may be built besides
-    forge's own; where none are given, those of the directory, which is then one that this process
-    made.
+    rendezvous: where the ranks already met, if they did. trust: prefixes of what may be built
+    besides forge's own; None = those of the directory, which this process has made itself.
     """
-    config = (
-        saved_config.load_own(run_dir)
-        if trust is None
-        else saved_config.load(newest(run_dir), trust=trust)
-    )
-    trusted = config.run.trust
+    if trust is None:
+        config = saved_config.load_own(run_dir)
+    else:
+        config = saved_config.load(newest(run_dir), trust=trust)
+    own_code = {"trust": config.run.trust}
     device = set_up(config)
     torch.manual_seed(config.seed)
     users = user_callbacks(config)
     ranks = join(config, device, rendezvous)
     with ranks.main_first():
-        prepared = prepare(
-            config.data, config.tokenizer, build=partial(build, trust=trusted), progress=_announce()
-        )
+        builder = partial(build, **own_code)
+        prepared = prepare(config.data, config.tokenizer, build=builder, progress=_announce())
     check_vocabulary(config, prepared)
     config, derived = _fit(config, run_dir, prepared)
+    train = config.train
     model = build_model(config, device, ranks)
     check_dtypes(model)
-    optimizer = build(config.optimizer, path="optimizer", trust=trusted, model=model)
-    state = TrainState()
+    optimizer = build(config.optimizer, path="optimizer", model=model, **own_code)
     update = Update(
         model=model,
-        objective=build(config.objective, path="objective", trust=trusted),
+        objective=build(config.objective, path="objective", **own_code),
         optimizer=optimizer,
-        schedule=build(config.scheduler, path="scheduler", trust=trusted),
+        schedule=build(config.scheduler, path="scheduler", **own_code),
         device=device,
         scaler=loss_scaler(config.precision, device),
-        clip_norm=config.train.grad_clip_norm,
+        clip_norm=train.grad_clip_norm,
         ranks=ranks,
-        max_steps=config.train.max_steps,
+        max_steps=train.max_steps,
         reduce_each=config.parallel.reduce_gradients == "micro_batch",
     )
-    train = config.train
     loader = train_loader(config, prepared.train, ranks, device)
     signals = Signals(train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled)
-    evaluation = _evaluation(config, prepared, model, device, signals, ranks)
-    folder = run_dir / config.checkpoint.dir
+    folder, data = run_dir / config.checkpoint.dir, data_identity(prepared)
     checkpointer = Checkpointer(
         folder, config.checkpoint, config, prepared.tokenizer, directory.run_id(run_dir), ranks
     )
     start = _start(run_dir, config, checkpointer, ranks)
-    logger = _logger(
-        config, run_dir, device, ranks, resumed_at=start.meta.get("step", 0) if start.own else 0
-    )
-    saves_the_last = config.checkpoint.enabled and config.checkpoint.last != "none"
-    guard = BadSteps(
-        train, interval=config.metrics.log_interval, checkpoints=folder if saves_the_last else None
-    )
+    resumed_at = start.meta.get("step", 0) if start.own else 0
+    logger = _logger(config, run_dir, device, ranks, resumed_at=resumed_at)
     saving = Saving(
         checkpointer,
         config.checkpoint,
         model=model,
         optimizer=optimizer,
         run_dir=run_dir,
-        data=data_identity(prepared),
+        data=data,
         metric=config.eval.metric,
         ranks=ranks,
     )
-    wishes: list[Wish] = [signals]
+    evaluation = None
+    if config.eval.enabled:
+        evaluation = _evaluation(config, prepared, model, device, signals, ranks)
+    saves_last = config.checkpoint.enabled and config.checkpoint.last != "none"
+    bad_steps = BadSteps(
+        train, interval=config.metrics.log_interval, checkpoints=folder if saves_last else None
+    )
+    requests: list[Request] = [signals]
     if train.max_time:
-        wishes.append(TimeLimit(train.max_time))
+        requests.append(TimeLimit(train.max_time))
     if config.checkpoint.enabled:
-        wishes.append(saving)
-    callbacks: list[Callback] = [signals, Agreement(wishes, ranks), guard, logger]
+        requests.append(saving)
+    # Each stands behind those that it looks at; see their docstrings.
+    callbacks: list[Callback] = [signals, Agreement(requests, ranks), bad_steps, logger]
     if config.profiling.enable and ranks.rank in (config.profiling.ranks or range(ranks.size)):
         callbacks.append(Profiler(config.profiling, run_dir, device, ranks.rank))
     if evaluation is not None:
         callbacks += [evaluation, EarlyStopping(config.eval)]
         if config.eval.sample_tokens:
-            show = config.metrics.enable_console and ranks.main
-            callbacks.append(
-                Samples(
-                    config.eval,
-                    model=model,
-                    tokenizer=prepared.tokenizer,
-                    device=device,
-                    run_dir=run_dir if ranks.main else None,
-                    seed=config.seed,
-                    show=show,
-                    ranks=ranks,
-                )
+            samples = Samples(
+                config.eval,
+                model=model,
+                tokenizer=prepared.tokenizer,
+                device=device,
+                run_dir=run_dir if ranks.main else None,
+                seed=config.seed,
+                show=config.metrics.enable_console and ranks.main,
+                ranks=ranks,
             )
+            callbacks.append(samples)
+    callbacks += users
+    if train.nccl_health_check_interval:
+        callbacks.append(HealthCheck(train.nccl_health_check_interval, ranks))
     votes = bool(users) and ranks.size > 1
-    alive = (
-        [SignOfLife(train.nccl_health_check_interval, ranks)]
-        if train.nccl_health_check_interval
-        else []
-    )
-    callbacks += [
-        *users,
-        *alive,
-        *([StopVote(ranks)] if votes else []),
-        *([saving] if config.checkpoint.enabled else []),
-    ]
+    if votes:
+        callbacks.append(StopVote(ranks))
+    if config.checkpoint.enabled:
+        callbacks.append(saving)
     loop = Loop(
         update=update,
         loader=loader,
-        state=state,
+        state=TrainState(),
         callbacks=callbacks,
         end_step=train.max_steps,
         config=config,
@@ -186,16 +188,14 @@ def assemble(
         model=model,
         optimizer=optimizer,
         loop=loop,
-        data=data_identity(prepared),
+        data=data,
         ranks=ranks,
     )
     if ranks.main:
-        files.write_json(run_dir / "data.json", prepared.manifest)
-        files.write_json(_derived(run_dir), derived)
-        if not (run_dir / TOKENIZER).exists():
-            prepared.tokenizer.save(
-                run_dir / TOKENIZER
-            )  # of the first start, whatever becomes of the text
+        write_json(run_dir / "data.json", prepared.manifest)
+        write_json(_derived(run_dir), derived)
+        if not (run_dir / TOKENIZER).exists():  # kept of the first start, whatever text comes later
+            prepared.tokenizer.save(run_dir / TOKENIZER)
     return Parts(
         config=config,
         prepared=prepared,
@@ -203,7 +203,7 @@ def assemble(
         loop=loop,
         logger=logger,
         evaluation=evaluation,
-        guard=guard,
+        bad_steps=bad_steps,
         ranks=ranks,
     )
 
@@ -292,22 +292,21 @@ def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, lis
     were ever worked out.
     """
     derived = {one["key"]: one for one in read_json(_derived(run_dir))}
-    open_config = copy.deepcopy(config)
-    open_config.thaw()
-    found = fit_epochs(open_config, count_windows(prepared.train, config.train.seq_len), derived)
-    for step in found:
-        say(f"{step.key} = {step.value}   ({step.why})")
+    fitted = copy.deepcopy(config)
+    fitted.thaw()
+    found = fit_epochs(fitted, count_windows(prepared.train, config.train.seq_len), derived)
+    for one in found:
+        say(f"{one.key} = {one.value}   ({one.why})")
     if not config.eval.sample_prompts:
         prompt, why = config.data.prompt, "it fits the data"
         if not prompt:
-            prompt, why = (
-                opening(prepared.val, prepared.tokenizer, config.model.max_seq_len // 2),
-                "the validation split begins with it",
-            )
-        open_config.eval.sample_prompts = [prompt]
+            longest = config.model.max_seq_len // 2
+            prompt = opening(prepared.val, prepared.tokenizer, longest)
+            why = "the validation split begins with it"
+        fitted.eval.sample_prompts = [prompt]
         found.append(Derived("eval.sample_prompts", [prompt], why))
-    open_config.freeze()
-    return open_config, list((derived | {step.key: asdict(step) for step in found}).values())
+    fitted.freeze()
+    return fitted, list((derived | {one.key: asdict(one) for one in found}).values())
 
 
 def _derived(run_dir: Path) -> Path:
@@ -317,7 +316,7 @@ def _derived(run_dir: Path) -> Path:
 def _logger(
     config: Config, run_dir: Path, device: torch.device, ranks: Ranks, *, resumed_at: int
 ) -> Logger:
-    metrics, model = config.metrics, config.model
+    metrics = config.metrics
     trackers = partial(
         build_trackers,
         metrics,
@@ -328,15 +327,13 @@ def _logger(
         more=user_trackers(config, run_dir),
     )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    flops = model.flops_per_token(config.train.seq_len)
-    peak = peak_flops(metrics.peak_tflops, name)
     return Logger(
         trackers if ranks.main else Trackers,
         size=ranks.size,
         interval=metrics.log_interval,
         device=device,
-        flops_per_token=flops,
-        peak=peak,
+        flops_per_token=config.model.flops_per_token(config.train.seq_len),
+        peak=peak_flops(metrics.peak_tflops, name),
     )
 
 
@@ -347,27 +344,23 @@ def _evaluation(
     device: torch.device,
     signals: Signals,
     ranks: Ranks,
-) -> Evaluation | None:
-    if not config.eval.enabled:
-        return None
-    sizes = torch.zeros(config.model.vocab_size, dtype=torch.int64)
+) -> Evaluation:
+    token_bytes = torch.zeros(config.model.vocab_size, dtype=torch.int64)
     known = torch.as_tensor(prepared.tokenizer.token_bytes(), dtype=torch.int64)
-    sizes[: len(known)] = known
-    sizes = sizes.to(device)
+    token_bytes[: len(known)] = known
+    token_bytes = token_bytes.to(device)
+    train = config.train
+    every = 1 if ranks.size == 1 else BATCHES_PER_VOTE
 
     def run(interrupted: Callable[[], bool]) -> dict[str, float]:
-        train = config.train
-        sequences = most_sequences(config.eval, train)  # whatever the layout and the micro-batch
         batches = eval_batches(
             prepared.val,
             seq_len=train.seq_len,
             batch_size=train.batch_size,
-            sequences=sequences,
+            sequences=most_sequences(config.eval, train),  # the same on every layout
             part=ranks.batch,
         )
-        every = 1 if ranks.size == 1 else BETWEEN_VOTES
-        return evaluate(
-            model, unless(interrupted, batches, every=every), token_bytes=sizes, ranks=ranks
-        )
+        batches = unless(interrupted, batches, every=every)
+        return evaluate(model, batches, token_bytes=token_bytes, ranks=ranks)
 
     return Evaluation(run, interval=config.eval.interval, interrupted=signals.interrupted)

@@ -1,6 +1,4 @@
-"""Checkpoints: written under a temporary name by torch.distributed.checkpoint, committed by a
-rename when they are durable.
-"""
+"""Checkpoints: written under a temporary name, and renamed once they are on the disk."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import logging
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from forge.config.checkpoint import Checkpoint
 from forge.config.eval import better
@@ -30,7 +28,7 @@ from forge.rundir.checkpoints import FORMAT, META, TOKENIZER, WEIGHTS, Saved
 from forge.rundir.files import write_json
 from forge.rundir.provenance import now, versions
 from forge.rundir.saved_config import CONFIG
-from forge.training import tensor_files
+from forge.training import tensor_storage
 from forge.training.staging import Copies, Staging
 
 log = logging.getLogger(__name__)
@@ -39,15 +37,14 @@ PARTIAL, REMOVED, UNDONE = "partial", "removed", "undone"
 
 
 class Checkpointer:
-    """Saves to and prunes the checkpoints of one run.
+    """Saves the checkpoints of one run, and removes those that are not to be kept.
 
-    A checkpoint is `step_N/` with the resolved config, the tokenizer, the tensors and `meta.json`,
-    which is written last and names every file with its size. It is written as `.step_N.partial` and
-    gets its name when all of it is on the disk. Names inside are those of parameters, never of
-    ranks.
+    A checkpoint is `step_N/` with the resolved config, the tokenizer, the tensors by the names of
+    parameters (never of ranks), and `meta.json`, which is written last and names every file with
+    its size. It is written as `.step_N.partial`.
 
-    before_commit: called with the temporary directory when all is written, in the thread that
-    writes; for tests of what a kill leaves behind.
+    before_commit: called with the temporary directory once all but meta.json is written, in the
+    thread that writes; for tests of what a kill leaves behind.
     """
 
     def __init__(
@@ -59,14 +56,8 @@ class Checkpointer:
         run_id: str,
         ranks: Ranks | None = None,
     ) -> None:
-        self.ranks = ranks or Ranks()
-        self.folder, self.section, self.config, self.tokenizer, self.run_id = (
-            folder,
-            section,
-            config,
-            tokenizer,
-            run_id,
-        )
+        self.folder, self.section, self.config = folder, section, config
+        self.tokenizer, self.run_id, self.ranks = tokenizer, run_id, ranks or Ranks()
         self.before_commit: list[Callable[[Path], None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._staging: Staging | None = None
@@ -84,8 +75,7 @@ class Checkpointer:
         extra: Tensors,
         weights_only: bool = False,
     ) -> None:
-        """Write step_N; asynchronously: copy the tensors while training goes on, and write them
-        then. See `wait_to_write`.
+        """Write step_N; asynchronously: copy the tensors while training goes on, then write them.
 
         extra: further tensors by name, the state of callbacks. weights_only: neither these nor the
         optimizer's state. Raises OSError, with what to do, when it cannot be written.
@@ -95,59 +85,46 @@ class Checkpointer:
         tensors = prefixed("model", model.state_dict())
         if not weights_only:
             tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
-        about = {
-            "format": FORMAT,
-            "step": step,
-            "time": now(),
-            "run_id": self.run_id,
-            "versions": versions(),
-        }
-        about |= {"weights_only": weights_only, **meta}
-        one_process()
-        fault = self.ranks.from_main(
-            self._prepare(scratch, tensor_files.size(tensors)) if self.ranks.main else None
-        )
+        known = {"format": FORMAT, "step": step, "time": now(), "run_id": self.run_id}
+        about = known | {"versions": versions(), "weights_only": weights_only, **meta}
+        fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
+        fault = self.ranks.from_main(fault)
         if fault is not None:
             raise self._failed(target, scratch, fault) from fault
         if self.section.async_mode == "disabled":
             self._write(tensors, scratch, target, about)
             self.ranks.barrier()
             return
-        self._staging = self._staging or Staging(
-            pinned=self.section.async_mode == "async_with_pinned_mem"
-        )
-        copies = self._copies = self._staging.copy(tensors)
+        pinned = self.section.async_mode == "async_with_pinned_mem"
+        self._staging = self._staging or Staging(pinned=pinned)
+        self._copies = self._staging.copy(tensors)
         self._pending.append(
-            self._thread.submit(self._write, tensors, scratch, target, about, copies)
+            self._thread.submit(self._write, tensors, scratch, target, about, self._copies)
         )
 
     def wait_to_write(self) -> None:
-        """Call before weights, optimizer state or state of callbacks change: an asynchronous save
-        may still be copying them.
-        """
+        """Call before what is saved changes: an asynchronous save may still be copying it."""
         if self._copies is not None:
             self._copies.wait_to_write()
             self._copies = None
 
     def wait(self) -> None:
-        """Until the save under way, if any, is committed, and what it replaces is removed. Raises
-        what made it fail.
+        """Until the save under way is committed and what it replaces is removed. Raises what made
+        it fail.
         """
         self._copies = None
         while self._pending:
             self._pending.pop(0).result()
 
     def committed(self) -> list[Path]:
-        """What was committed since this was last asked. Raises what made an asynchronous save fail."""
+        """What was committed since the last call. Raises what made an asynchronous save fail."""
         if all(one.done() for one in self._pending):
             self.wait()
         done, self._committed = self._committed, []
         return done
 
     def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
-        """Add the metrics of an evaluation to the checkpoint of the step it was made at, where that
-        was saved before it.
-        """
+        """Add metrics to a checkpoint that was saved before the evaluation at its step."""
         path = self.folder / f"step_{step}"
         if self.ranks.main and self.has(step):
             write_json(path / META, Saved(path).meta | {"metrics": metrics})
@@ -163,15 +140,15 @@ class Checkpointer:
                 self._staging.close()
 
     def clean(self) -> None:
-        """Remove what a process that was killed left half written or half removed."""
+        """Remove what a killed process left half written or half removed."""
         for name in (PARTIAL, REMOVED):
             for path in self.folder.glob(f".step_*.{name}"):
                 log.info("%s is left from a process that was killed, and is removed", path)
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, after: int) -> list[Path]:
-        """Rename the checkpoints of later steps than `after`, so that the run goes on from there;
-        returns their new names.
+        """Rename the checkpoints of later steps, so that the run goes on from `after`; returns
+        their new names.
         """
         moved = []
         for one in checkpoints.listed(self.folder):
@@ -192,10 +169,9 @@ class Checkpointer:
         count, metric = self.section.keep_best, self.config.eval.metric
         if not count or not math.isfinite(value):
             return False
-        best = [
-            one.meta["metrics"][metric] for one in checkpoints.best(self._usable(), metric, count)
-        ]
-        return len(best) < count or any(better(metric, value, other) for other in best)
+        kept = checkpoints.best(self._usable(), metric, count)
+        better_than = (better(metric, value, one.meta["metrics"][metric]) for one in kept)
+        return len(kept) < count or any(better_than)
 
     def _usable(self) -> list[Saved]:
         return [one for one in checkpoints.listed(self.folder) if one.fault(self.run_id) is None]
@@ -208,38 +184,24 @@ class Checkpointer:
         about: dict[str, Any],
         copies: Copies | None = None,
     ) -> None:
-        """Write what `_prepare` made room for, from copies where there are any; in the thread that
-        saves, or in that of the loop.
-        """
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        planner = tensor_files.planner(copies.result()) if copies is not None else None
+        """Write into what `_prepare` made, from copies where there are any."""
         try:
-            with tensor_files.causes():
-                save(
-                    tensors,
-                    storage_writer=tensor_files.writer(scratch / WEIGHTS),
-                    planner=planner,
-                    process_group=self.ranks.saver,
-                )
-            self._commit(scratch, target, about)
+            found = None if copies is None else copies.result()
+            tensor_storage.save(tensors, scratch / WEIGHTS, copies=found, group=self.ranks.saver)
+            if self.ranks.main:
+                self._commit(scratch, target, about)
         except OSError as error:
             raise self._failed(target, scratch, error) from error
-
-    def _check_space(self, needed: int) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self.folder).free
-        if free < needed:
-            raise OSError(
-                errno.ENOSPC, f"it needs {byte_size(needed)}, and {byte_size(free)} are free"
-            )
 
     def _prepare(self, scratch: Path, needed: int) -> OSError | None:
         """Make the temporary directory with all but the tensors; returns what was in the way."""
         try:
             shutil.rmtree(scratch, ignore_errors=True)
-            self._check_space(needed)
             scratch.mkdir(parents=True)
+            free = shutil.disk_usage(scratch).free
+            if free < needed:
+                what = f"it needs {byte_size(needed)}, and {byte_size(free)} are free"
+                raise OSError(errno.ENOSPC, what)
             saved_config.save(self.config, scratch / CONFIG)
             self.tokenizer.save(scratch / TOKENIZER)
         except OSError as error:
@@ -247,16 +209,12 @@ class Checkpointer:
         return None
 
     def _commit(self, scratch: Path, target: Path, about: dict[str, Any]) -> None:
-        if not self.ranks.main:
-            return
         for hook in self.before_commit:
             hook(scratch)
         for path in scratch.rglob("*"):
             _sync(path)
-        (scratch / META).write_text(
-            json.dumps({**about, "files": checkpoints.file_sizes(scratch)}, indent=1),
-            encoding="utf-8",
-        )
+        meta = about | {"files": checkpoints.file_sizes(scratch)}
+        (scratch / META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
         _sync(scratch / META)
         _sync(scratch)
         if target.exists():
@@ -269,19 +227,15 @@ class Checkpointer:
     def _prune(self) -> None:
         if not self.section.keep_last_n:
             return
-        usable = self._usable()
-        kept = [
-            *usable[-self.section.keep_last_n :],
-            *checkpoints.best(usable, self.config.eval.metric, self.section.keep_best),
-        ]
+        usable, metric = self._usable(), self.config.eval.metric
+        kept = usable[-self.section.keep_last_n :]
+        kept += checkpoints.best(usable, metric, self.section.keep_best)
         for one in usable:
             if one not in kept:
                 self._remove(one.path)
 
     def _remove(self, path: Path) -> None:
-        """Under another name at once: what a kill leaves of it is no checkpoint. Its files go while
-        training goes on.
-        """
+        """Rename now, so that a kill leaves no torn checkpoint; delete while training goes on."""
         scratch = path.with_name(f".{path.name}.{REMOVED}")
         shutil.rmtree(scratch, ignore_errors=True)
         path.rename(scratch)
@@ -290,15 +244,12 @@ class Checkpointer:
     def _failed(self, target: Path, scratch: Path, error: OSError) -> OSError:
         shutil.rmtree(scratch, ignore_errors=True)
         last, _ = checkpoints.newest_usable(self.folder, self.run_id)
-        kept = (
-            f"the checkpoint of step {last.step} is whole"
-            if last
-            else "there is no earlier checkpoint"
-        )
+        kept = "there is no earlier checkpoint"
+        if last:
+            kept = f"the checkpoint of step {last.step} is complete"
         reason = error.strerror or next(iter(str(error).splitlines()), type(error).__name__)
-        return OSError(
-            f"{target} cannot be written: {reason}. Make room or give access, then go on with this run; {kept}"
-        )
+        fix = "Make room or give access, then go on with this run"
+        return OSError(f"{target} cannot be written: {reason}. {fix}; {kept}")
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
@@ -316,13 +267,16 @@ def prefixed(prefix: str, tensors: Tensors) -> Tensors:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def one_process() -> None:
-    """torch.distributed.checkpoint works without a process group, and shall not warn each time, in
-    any thread, that there is none.
+def _disk_bytes(tensors: Tensors) -> int:
+    """About the most that a save of these tensors takes: their bytes, 1 kB of index for each chunk,
+    and 64 kB of half-filled blocks for each rank.
     """
-    warnings.filterwarnings(
-        "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
-    )
+    total, ranks = 0, 1
+    for tensor in tensors.values():
+        parts = tensor.device_mesh.size() if isinstance(tensor, DTensor) else 1
+        total += tensor.numel() * tensor.element_size() + 1024 * parts
+        ranks = max(ranks, parts)
+    return total + (ranks << 16)
 
 
 def _sync(path: Path) -> None:

@@ -23,8 +23,7 @@ from forge.training.loop import Loop
 from forge.training.step import StepOutput
 
 LOGITS_AT_ONCE = 1 << 24
-BETWEEN_VOTES = 8
-"""Batches of an evaluation between two questions to all ranks whether to break it off."""
+BATCHES_PER_VOTE = 8  # after which all ranks ask each other whether to break off an evaluation
 
 
 @torch.no_grad()
@@ -39,8 +38,8 @@ def evaluate(
 
     loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets
     that were the likeliest token. bits_per_byte: nats of the tokens that have bytes / (ln 2 * their
-    bytes), so that tokenizers compare. token_bytes: [vocab], bytes of each token, 0 for special
-    ones; on the model's device.
+    bytes), which compares across tokenizers. token_bytes: [vocab], bytes of each token, 0 for
+    special ones; on the model's device.
     """
     device, ranks = token_bytes.device, ranks or Ranks()
     totals = torch.zeros(5, dtype=torch.float64, device=device)
@@ -74,15 +73,8 @@ def _sums(head: Head, hidden: Tensor, targets: Tensor, token_bytes: Tensor) -> T
         nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none").double()
         sizes = torch.where(kept, token_bytes[wanted.clamp(min=0)], 0).double()
         correct = logits.argmax(-1) == wanted
-        sums += torch.stack(
-            [
-                nats.sum(),
-                kept.sum().double(),
-                correct.sum().double(),
-                (nats * (sizes > 0)).sum(),
-                sizes.sum(),
-            ]
-        )
+        values = (nats, kept, correct, nats * (sizes > 0), sizes)
+        sums += torch.stack([value.double().sum() for value in values])
     return sums
 
 
@@ -100,8 +92,8 @@ class Interrupted(Exception):
 class Evaluation(Callback):
     """Evaluates every `interval` steps and after the last one, unless the run was interrupted.
 
-    A run that is told to stop does not wait for an evaluation: it breaks it off, and does it when
-    it goes on. metrics: those of the last evaluation, which was after update number `at`.
+    A run that is told to stop breaks an evaluation off, and does it when it goes on. metrics: those
+    of the last evaluation, which was after update number `at`.
     """
 
     def __init__(
@@ -111,8 +103,8 @@ class Evaluation(Callback):
         interval: int,
         interrupted: Callable[[Loop], bool] = lambda _: False,
     ) -> None:
-        """run: evaluates, asking between batches whether to break off by raising Interrupted.
-        interrupted: whether to stop.
+        """run: evaluates; calls its argument between batches, and raises Interrupted where that is
+        true. interrupted: whether the run is to stop.
         """
         self.run, self.interval, self.interrupted = run, interval, interrupted
         self.metrics: dict[str, float] = {}
@@ -154,8 +146,8 @@ T = TypeVar("T")
 
 
 def unless(interrupted: Callable[[], bool], batches: Iterable[T], *, every: int = 1) -> Iterator[T]:
-    """The batches; raises Interrupted in front of one when the run is to stop. every: of so many it
-    asks before the first.
+    """The batches; raises Interrupted when the run is to stop, which is asked before every
+    `every`-th.
     """
     for number, batch in enumerate(batches):
         if number % every == 0 and interrupted():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-# Dense bf16 matrix FLOP/s with fp32 accumulation, by the name a driver reports. Data sheets that
-# give
-# only the figure with 2:4 sparsity are halved. None: a variant whose figure is not that of its
-# namesake.
+# Dense bf16 matrix FLOP/s with fp32 accumulation, by the name a driver reports; figures with 2:4
+# sparsity are halved. None: a variant that has another figure than its namesake.
 PEAK_BF16_FLOPS: dict[str, float | None] = {
     "A100": 312e12,  # NVIDIA A100 data sheet
     "H100": 989.4e12,  # NVIDIA H100 architecture white paper, SXM5
@@ -46,19 +44,14 @@ def peak_bf16_flops(device_name: str) -> float | None:
 
 
 def peak_flops(peak_tflops: float, device_name: str | None) -> float | None:
-    """metrics.peak_tflops in FLOP/s where it is given, else the peak known by name (None: a CPU)."""
+    """metrics.peak_tflops in FLOP/s where it is given, else the peak of a GPU of that name."""
     if peak_tflops > 0:
         return peak_tflops * 1e12
     return peak_bf16_flops(device_name) if device_name else None
 
 
-def mfu(
-    tokens_per_second: float, flops_per_token: float, peak: float | None, num_devices: int
-) -> float | None:
-    """Share of the peak that the model's own arithmetic takes, 0 to 1; None where the peak is
-    unknown.
-
-    tokens_per_second * flops_per_token / (num_devices * peak), tokens counted over all devices and
-    recomputation not counted (PaLM, arXiv:2204.02311, appendix B).
+def mfu(tokens_per_second: float, flops_per_token: float, peak: float, num_devices: int) -> float:
+    """Share of the peak that the model's own arithmetic takes, 0 to 1: tokens of all devices,
+    without recomputation (PaLM, arXiv:2204.02311, appendix B).
     """
-    return None if peak is None else tokens_per_second * flops_per_token / (num_devices * peak)
+    return tokens_per_second * flops_per_token / (num_devices * peak)

@@ -14,11 +14,11 @@ from torch import nn
 
 from forge.config.root import Config
 from forge.data.loader import TrainLoader
-from forge.training.callback import Callback, blaming, name_of
+from forge.training.callback import Callback, name_of, naming
 from forge.training.state import TrainState
 from forge.training.step import Update
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class Loop:
@@ -42,18 +42,13 @@ class Loop:
         votes: bool = False,
     ) -> None:
         """report: takes a step and metrics for the trackers. votes: whether `stop` waits for a vote
-        of all ranks.
+        of all ranks (`forge.training.stopping.StopVote`).
         """
-        self.update, self.loader, self.state, self.callbacks, self.end_step = (
-            update,
-            loader,
-            state,
-            callbacks,
-            end_step,
-        )
-        self.config, self.run_dir, self.report, self.votes = config, run_dir, report, votes
+        self.update, self.loader, self.state, self.callbacks = update, loader, state, callbacks
+        self.end_step, self.config, self.run_dir = end_step, config, run_dir
+        self.report, self.votes = report, votes
         self.stop_reason: str | None = None
-        self.wished: str | None = None
+        self.requested_stop: str | None = None
         self.interrupted = False
         self.started = time.perf_counter()
         self.paused_seconds = 0.0
@@ -73,125 +68,115 @@ class Loop:
         return self.update.optimizer
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Give metrics by name to all trackers, at the current step; to read one that is a tensor
-        waits for the device.
-        """
+        """Give metrics by name to all trackers, at the current step; a tensor is waited for."""
         self.report(self.state.step, {name: float(value) for name, value in values.items()})
 
     def run(self) -> str:
-        """Train, close every callback whatever happens, the last one first, and return why it
-        ended.
+        """Train, close every callback whatever happens, and return why it ended.
 
         The first error is the one raised; what fails after it is a warning.
         """
-        first: BaseException | None = None
+        error: BaseException | None = None
         try:
             self._run()
-        except BaseException as error:
-            first = error
+        except BaseException as found:
+            error = found
             self.on_failure(error)  # before callbacks close, which may wait for ranks that are gone
-        first = self._close(first)
-        if first is not None:
-            raise first
+        error = self._close(error)
+        if error is not None:
+            raise error
         assert self.stop_reason is not None
         return self.stop_reason
 
     def _run(self) -> None:
         self.started = time.perf_counter()
         self._acting.clear()
-        self._tell("on_start")
-        self.update.on_gradients = (
-            (lambda: self._tell("on_gradients")) if self._who("on_gradients") else None
-        )
+        self._call("on_start")
+        if self.has("on_gradients"):
+            self.update.on_gradients = lambda: self._call("on_gradients")
         state = self.state
         steps = iter(self.loader)
         while not self.ending:
             step = next(steps)
-            self._tell("on_step_start")
+            self._call("on_step_start")
             output = self.update(step, state.step)
             state.step += 1
             state.samples = self.loader.samples
             state.tokens += step.n_targets
-            self._tell("on_step_end", output)
+            self._call("on_step_end", output)
         self.stop_reason = self.stop_reason or "end"
-        self._tell("on_end")
+        self._call("on_end")
 
     def _close(self, first: BaseException | None) -> BaseException | None:
-        """Close all; returns the first error of the run."""
+        """Close all, the last callback first; returns the first error of the run."""
         for owner in [*reversed(self.callbacks), self.loader]:
             try:
                 if isinstance(owner, Callback):
-                    with blaming(owner, "close", self.state.step):
+                    with naming(owner, "close", self.state.step):
                         owner.close()
                 else:
                     owner.close()
             except BaseException as error:
                 if first is None:
                     first = error
-                else:
-                    name = name_of(owner) if isinstance(owner, Callback) else "the loader"
-                    logger.warning(
-                        "%s could not be closed either: %s: %s", name, type(error).__name__, error
-                    )
+                    continue
+                name = name_of(owner) if isinstance(owner, Callback) else "the loader"
+                kind = type(error).__name__
+                log.warning("%s could not be closed either: %s: %s", name, kind, error)
         return first
 
-    def _who(self, moment: str) -> list[Callback]:
-        """The callbacks that act at a moment, in order."""
+    def _acting_at(self, moment: str) -> list[Callback]:
+        """The callbacks that override a moment, in order."""
         if moment not in self._acting:
             idle = getattr(Callback, moment)
+            methods = ((one, getattr(one, moment)) for one in self.callbacks)
             self._acting[moment] = [
-                one
-                for one in self.callbacks
-                if getattr(getattr(one, moment), "__func__", None) is not idle
+                one for one, method in methods if getattr(method, "__func__", None) is not idle
             ]
         return self._acting[moment]
 
-    def listens(self, *moments: str) -> bool:
+    def has(self, *moments: str) -> bool:
         """Whether any callback acts at one of these moments."""
-        return any(self._who(moment) for moment in moments)
+        return any(self._acting_at(moment) for moment in moments)
 
-    def _tell(self, moment: str, *arguments: Any) -> None:
-        for callback in self._who(moment):
-            with blaming(callback, moment, self.state.step):
+    def _call(self, moment: str, *arguments: Any) -> None:
+        for callback in self._acting_at(moment):
+            with naming(callback, moment, self.state.step):
                 getattr(callback, moment)(self, *arguments)
 
     @property
     def ending(self) -> bool:
-        """Whether no further update follows; settled for a step once every callback before the one
-        that asks has seen its end.
-        """
+        """Whether no further update follows; a callback behind the one that asks may still end it."""
         return self.stop_reason is not None or self.state.step >= self.end_step
 
     def stop(self, reason: str) -> None:
-        """End the run at this step boundary; of several ranks any one may call it, and all end
-        together. The first reason counts.
+        """End the run at this step boundary; any rank may call it, and all end together. The first
+        reason counts.
         """
-        self.wished = self.wished or reason
+        self.requested_stop = self.requested_stop or reason
         if not self.votes:
             self.end(reason)
 
     def end(self, reason: str) -> None:
-        """The same, when all ranks call it after the same step."""
+        """The same, where all ranks call it after the same step."""
         self.stop_reason = self.stop_reason or reason
 
     def interrupt(self, reason: str) -> None:
-        """Stop in a hurry, on the signal that `reason` names: nothing at the end that a run which
-        goes on later does not need.
-        """
+        """Stop on the signal that `reason` names: at the end only what a run that goes on needs."""
         self.interrupted = True
         self.stop_reason = reason
 
     def evaluated(self, metrics: dict[str, float]) -> None:
         """Tell every callback the result of an evaluation."""
-        self._tell("on_evaluation", metrics)
+        self._call("on_evaluation", metrics)
 
     def checkpointed(self, path: Path) -> None:
         """Tell every callback that a checkpoint is complete; call it on the thread of the loop."""
-        self._tell("on_checkpoint", path)
+        self._call("on_checkpoint", path)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time spent in here does not count as training; that of updates a GPU still works at does."""
+        """Time spent in here does not count as training."""
         device = self.update.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -11,18 +11,16 @@ import torch
 from forge.config.profiling import Profiling
 from forge.training.callback import Callback
 from forge.training.loop import Loop
+from forge.training.process import say
 from forge.training.step import StepOutput
-from forge.training.writing import say
 
-ALLOCATIONS = 100_000  # and frees that a snapshot of memory goes back
+ALLOCATIONS = 100_000  # and frees, the last so many, that a snapshot of memory holds
 
 
 class Profiler(Callback):
-    """Records steps start_step to end_step, both included, and writes the trace when the window or
-    the run ends.
+    """Records steps start_step to end_step and writes the trace when they or the run end.
 
-    With memory_snapshot the last allocations of the run are kept in memory: they are written at the
-    end of the window, and where memory runs out.
+    With memory_snapshot, the last allocations are written then, and where memory runs out.
     """
 
     def __init__(
@@ -36,7 +34,7 @@ class Profiler(Callback):
     def on_start(self, loop: Loop) -> None:
         if self.snapshot:
             torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
-            loop.on_failure = self._after(loop.on_failure, loop)
+            loop.on_failure = self._snapshot_after(loop.on_failure, loop)
         self._begin_after(loop.state.step)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
@@ -71,15 +69,13 @@ class Profiler(Callback):
             self._stop().export_chrome_trace(str(self._file(f"{name}.json.gz")))
         say(f"profile: {self.folder / name}.json.gz")
 
-    def _after(
-        self, told: Callable[[BaseException], object], loop: Loop
+    def _snapshot_after(
+        self, report: Callable[[BaseException], object], loop: Loop
     ) -> Callable[[BaseException], None]:
-        """What to do once others have been told of an error, which is then raised: its tensors are
-        still there.
-        """
+        """Where memory ran out, after the report of it: the tensors are still there."""
 
         def on_failure(error: BaseException) -> None:
-            told(error)
+            report(error)
             if isinstance(error, torch.OutOfMemoryError):
                 name = f"out_of_memory_at_step_{loop.state.step + 1}.pickle"
                 with suppress(OSError):  # of a full disk, which is not why the run fails

@@ -1,10 +1,11 @@
-"""Loading: a checkpoint into a model and its optimizer, or weights alone."""
+"""Loading: a checkpoint into a model and its optimizer, weights alone, or the model of a run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +15,88 @@ import yaml
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from forge.build import build
 from forge.config.root import Config
+from forge.data.tokenizer import Tokenizer
+from forge.models.decoder import Decoder
+from forge.parallel.materialize import allocate, check_buffers
+from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.owned import copy_owned
-from forge.rundir import saved_config
-from forge.rundir.checkpoints import WEIGHTS, CheckpointError
+from forge.rundir import checkpoints, saved_config
+from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, CheckpointError, Saved
 from forge.rundir.saved_config import CONFIG
-from forge.training import tensor_files
-from forge.training.checkpoint import Tensors, one_process, prefixed
+from forge.training import tensor_storage
+from forge.training.checkpoint import Tensors, prefixed
+from forge.training.process import set_up
 
 log = logging.getLogger(__name__)
 Shapes = dict[str, tuple[int, ...]]
-ADVICE = "Choose the model it was trained with, or checkpoint.exclude_from_loading"
+
+
+@dataclass(kw_only=True)
+class Trained:
+    """A model with its weights on its device, the tokenizer and the checkpoint they are from."""
+
+    config: Config
+    model: nn.Module
+    tokenizer: Tokenizer
+    device: torch.device
+    path: Path
+    step: int
+
+
+def load_run(run: Path, *, trust: Sequence[str] = (), fp32: bool = False) -> Trained:
+    """Load the newest usable checkpoint of a run directory, or the step_N directory that is given,
+    to read the model.
+
+    Its weights are in the format that they were multiplied in, or in the fp32 that is stored. A run
+    that was trained on a GPU is read in fp32 where there is none. trust: prefixes of modules
+    outside of forge that the model may be built from. Raises ValueError when there is no
+    checkpoint, it does not fit, or it needs code that is not trusted.
+    """
+    found, skipped = checkpoints.find(run)
+    warn_of(skipped)
+    config = config_of(found.path, trust=trust)
+    if config.run.device == "cuda" and not torch.cuda.is_available():
+        precision = replace(config.precision, mixed_precision="fp32", residual_dtype="fp32")
+        config = replace(config, run=replace(config.run, device="cpu"), precision=precision)
+    device = set_up(config)
+    with torch.device("meta"):
+        model = build(config.model, path="model", trust=trust)
+    allocate(model, device)
+    model.reset_buffers()
+    load(found.path, model=model)
+    check_buffers(model)
+    dtype = None if fp32 else HALF.get(config.precision.mixed_precision)
+    if dtype is not None:
+        for parameter in model.parameters():
+            parameter.data = parameter.to(dtype)
+        if isinstance(model, Decoder):
+            model.residual_dtype = FORMATS[config.precision.residual_dtype]
+    with _readable(found.path / TOKENIZER, Exception):  # of the tokenizers library
+        tokenizer = Tokenizer.load(found.path / TOKENIZER)
+    return Trained(
+        config=config,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        device=device,
+        path=found.path,
+        step=found.meta["step"],
+    )
+
+
+def warn_of(skipped: list[tuple[Saved, str]]) -> None:
+    """Checkpoints that cannot be used, each with the reason."""
+    for one, fault in skipped:
+        log.warning("%s is passed over: %s", one.path, fault)
 
 
 def config_of(path: Path, *, trust: Sequence[str]) -> Config:
     """The config inside a checkpoint. Raises CheckpointError when it cannot be read, or needs code
     that is not trusted.
     """
-    try:
+    with _readable(path / CONFIG, AttributeError):
         return saved_config.load(path / CONFIG, trust=trust)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        reason = next(iter(str(error).splitlines()), "no details")
-        advice = "" if type(error) is ValueError else "; take another checkpoint"
-        raise CheckpointError(
-            f"{path / CONFIG} cannot be read ({type(error).__name__}: {reason}){advice}"
-        ) from error
 
 
 def load(
@@ -60,30 +118,23 @@ def load(
     has or that differ in shape, and a prefix that fits no parameter. group: of all ranks, of which
     each may have other parameters.
     """
-    with _unreadable(path):
-        stored = tensor_files.stored(path / WEIGHTS)
+    with _readable(path):
+        stored = tensor_storage.stored(path / WEIGHTS)
     own = model.state_dict()
-    theirs = {
-        k.removeprefix("model/"): tuple(v.size) for k, v in stored.items() if k.startswith("model/")
-    }
+    theirs = {name: tuple(what.size) for name, what in _below("model/", stored).items()}
     kept = _kept(path, _shapes(own, group), theirs, exclude, changed) & set(own)
     wanted = prefixed("model", {name: own[name] for name in sorted(kept)})
-    rest = (
-        ()
-        if optimizer is None
-        else ("optimizer/", "callbacks/")
-        if with_optimizer_state
-        else ("callbacks/",)
-    )
-    for key, what in stored.items():
-        if key.startswith(rest) and (
-            key.startswith("callbacks/")
-            or key.removeprefix("optimizer/").rpartition("/")[0] in kept
-        ):
-            wanted[key] = _like(own.get(key.removeprefix("optimizer/").rpartition("/")[0]), what)
-    _read(path, wanted, group)
     if optimizer is not None and with_optimizer_state:
-        with _unreadable(path):
+        for key, what in _below("optimizer/", stored).items():
+            name = key.rpartition("/")[0]
+            if name in kept:
+                wanted[f"optimizer/{key}"] = _like(own[name], what)
+    if optimizer is not None:
+        for key, what in _below("callbacks/", stored).items():
+            wanted[f"callbacks/{key}"] = _like(None, what)
+    with _readable(path):
+        tensor_storage.load(wanted, path / WEIGHTS, group=group)
+        if optimizer is not None and with_optimizer_state:
             restore_optimizer(model, optimizer, _below("optimizer/", wanted))
     return _below("callbacks/", wanted)
 
@@ -114,10 +165,11 @@ def load_weights(
 
 
 def _like(parameter: Tensor | None, what: Any) -> Tensor:
-    """Room for a stored tensor: laid out as its parameter is, where it has the parameter's shape."""
+    """Room for a stored tensor; laid out as its parameter is, where it has that one's shape."""
+    dtype = what.properties.dtype
     if isinstance(parameter, DTensor) and tuple(what.size) == tuple(parameter.shape):
-        return torch.empty_like(parameter, dtype=what.properties.dtype, requires_grad=False)
-    return torch.empty(what.size, dtype=what.properties.dtype)
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.empty(what.size, dtype=dtype)
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
@@ -126,37 +178,23 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     Raises ValueError when the parameters of a group have different kinds of it.
     """
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    ordered = [p for group in optimizer.param_groups for p in group["params"]]
-    indices = {names[p]: index for index, p in enumerate(ordered)}
-    state: dict[int, dict[str, Tensor]] = {}
+    by_name: dict[str, Tensors] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
-        state.setdefault(indices[name], {})[entry] = value
+        by_name.setdefault(name, {})[entry] = value
+    state: dict[int, Tensors] = {}
     start = 0
     for group in optimizer.param_groups:
-        kinds = {
-            tuple(sorted(state[i]))
-            for i in range(start, start + len(group["params"]))
-            if i in state
-        }
-        start += len(group["params"])
+        numbered = enumerate((names[p] for p in group["params"]), start)
+        found = {index: by_name[name] for index, name in numbered if name in by_name}
+        kinds = {tuple(sorted(entries)) for entries in found.values()}
         if len(kinds) > 1:
-            raise ValueError(
-                f"the optimizer state is of several kinds: {' and '.join(map(str, sorted(kinds)))}"
-            )
-    optimizer.load_state_dict(
-        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
-
-
-def _read(path: Path, wanted: Tensors, group: dist.ProcessGroup | None) -> None:
-    from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
-
-    one_process()
-    with _unreadable(path), tensor_files.causes():
-        read_tensors(
-            wanted, storage_reader=tensor_files.reader(path / WEIGHTS), process_group=group
-        )
+            shown = " and ".join(map(str, sorted(kinds)))
+            raise ValueError(f"the optimizer state is of several kinds: {shown}")
+        state |= found
+        start += len(group["params"])
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _shapes(own: Tensors, group: dist.ProcessGroup | None) -> Shapes:
@@ -173,50 +211,42 @@ def _kept(
     path: Path, own: Shapes, stored: Shapes, exclude: tuple[str, ...], changed: bool
 ) -> set[str]:
     """The names to load."""
-    _check_prefixes(exclude, own)
+    for prefix in exclude:
+        if not any(name.startswith(prefix) for name in own):
+            what = f"no parameter of this model begins with {prefix!r}"
+            raise CheckpointError(f"checkpoint.exclude_from_loading: {what}")
     ours = {name: shape for name, shape in own.items() if not name.startswith(exclude)}
     theirs = {name: shape for name, shape in stored.items() if not name.startswith(exclude)}
     faults = {name: "is missing there" for name in ours if name not in theirs}
     faults |= {name: "is missing here" for name in theirs if name not in ours}
-    faults |= {
-        name: f"is {theirs[name]} there and {shape} here"
-        for name, shape in ours.items()
-        if name in theirs and theirs[name] != shape
-    }
+    for name, shape in ours.items():
+        if theirs.get(name, shape) != shape:
+            faults[name] = f"is {theirs[name]} there and {shape} here"
     if faults:
         items = [f"{name} {fault}" for name, fault in faults.items()]
         shown = "; ".join(items[:5]) + (f"; and {len(items) - 5} more" if len(items) > 5 else "")
         if not changed:
-            raise CheckpointError(f"{path} does not fit this model: {shown}. {ADVICE}")
-        log.warning(
-            "the model was changed, so what does not fit begins with its initial value: %s", shown
-        )
+            fix = "Choose the model it was trained with, or checkpoint.exclude_from_loading"
+            raise CheckpointError(f"{path} does not fit this model: {shown}. {fix}")
+        what = "the model was changed, so what does not fit begins with its initial value: %s"
+        log.warning(what, shown)
     return set(ours) - set(faults)
 
 
-def _check_prefixes(exclude: tuple[str, ...], names: Iterable[str]) -> None:
-    names = list(names)
-    for prefix in exclude:
-        if not any(name.startswith(prefix) for name in names):
-            raise CheckpointError(
-                f"checkpoint.exclude_from_loading: no parameter of this model begins with {prefix!r}"
-            )
-
-
-def _below(prefix: str, tensors: Tensors) -> Tensors:
-    return {
-        key.removeprefix(prefix): tensor
-        for key, tensor in tensors.items()
-        if key.startswith(prefix)
-    }
+def _below(prefix: str, items: dict[str, Any]) -> dict[str, Any]:
+    return {k.removeprefix(prefix): item for k, item in items.items() if k.startswith(prefix)}
 
 
 @contextmanager
-def _unreadable(path: Path) -> Iterator[None]:
+def _readable(path: Path, *kinds: type[Exception]) -> Iterator[None]:
+    """What is wrong with a file becomes a CheckpointError in one line."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, *kinds) as error:
         reason = next(iter(str(error).splitlines()), "no details")
-        raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}: {reason}); take another checkpoint"
-        ) from error
+        what = f"{path} cannot be read ({type(error).__name__}: {reason})"
+        # A config that names code which is not trusted says itself what to do.
+        fix = (
+            "" if path.name == CONFIG and type(error) is ValueError else "; take another checkpoint"
+        )
+        raise CheckpointError(f"{what}{fix}") from error

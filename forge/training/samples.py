@@ -1,9 +1,10 @@
-"""Samples of text in the loop."""
+"""Text from a model: a prompt in, its continuation out; and samples of it during a run."""
 
 from __future__ import annotations
 
 import re
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,46 @@ from torch import nn
 from forge.config.eval import Eval
 from forge.data.shards import TokenStore
 from forge.data.tokenizer import Tokenizer
+from forge.models.sampling import generate
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.loop import Loop
+from forge.training.process import say
 from forge.training.rows import SAMPLES, Rows
 from forge.training.step import StepOutput
-from forge.training.writing import continue_text, encode_prompt, say
 
-WORDS = re.compile(r"(?:\S+\s*){1,5}")
-LONGEST = 40  # characters of a prompt that is found
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """Token ids of a prompt; an empty one begins a new document."""
+    return tokenizer.encode(prompt) or [tokenizer.eos_id]
+
+
+def continue_text(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: str,
+    device: torch.device,
+    *,
+    tokens: int,
+    **sampling: Any,
+) -> str:
+    """What the model writes after a prompt, at most `tokens` tokens; `sampling` are the options of
+    forge.models.sampling.generate.
+    """
+    ids, eos = encode_prompt(tokenizer, prompt), tokenizer.eos_id
+    start = torch.tensor([ids], device=device)
+    sampling |= {"eos_id": eos, "n_ids": tokenizer.vocab_size}
+    out = generate(model, start, tokens, **sampling)  # type: ignore[arg-type]
+    return tokenizer.decode([token for token in out[0, len(ids) :].tolist() if token != eos])
 
 
 def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
-    """The first words of a split, as a prompt of at most `longest` tokens; empty, which begins a
-    new document, where none fit.
-    """
+    """The first words of a split, as a prompt of at most `longest` tokens; empty where none fit."""
     ids = store.read(0, min(len(store), 256)).tolist()
     lines = tokenizer.decode([token for token in ids if token != tokenizer.eos_id]).splitlines()
-    words = WORDS.match(
-        next((line.strip() for line in lines if line.strip()), "").partition("\ufffd")[0]
-    )
-    text = words[0][:LONGEST].strip() if words else ""
+    line = next((line.strip() for line in lines if line.strip()), "").partition("\ufffd")[0]
+    words = re.match(r"(?:\S+\s*){1,5}", line)
+    text = words[0][:40].strip() if words else ""
     while len(tokenizer.encode(text)) > longest:
         text = text[:-1].strip()
     return text
@@ -58,49 +78,55 @@ class Samples(Callback):
         show: bool,
         ranks: Ranks,
     ) -> None:
-        self.section, self.model, self.tokenizer, self.device = section, model, tokenizer, device
-        self.path, self.show = run_dir / SAMPLES if run_dir is not None else None, show
-        temperature, top_k = section.sample_temperature, section.sample_top_k
-        self.options: dict[str, Any] = {
-            "tokens": section.sample_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-        }
-        self.options |= {"seed": seed, "agree": ranks.copy_from_main}
-        self._check_prompts(int(model.max_seq_len))  # type: ignore[arg-type]
+        """run_dir: None on a rank that writes nothing. Raises ValueError for a prompt that is too
+        long.
+        """
+        self.interval, self.prompts, self.show = (
+            section.sample_interval,
+            section.sample_prompts,
+            show,
+        )
+        self.path = run_dir / SAMPLES if run_dir is not None else None
+        self.continue_text = partial(
+            continue_text,
+            model,
+            tokenizer,
+            device=device,
+            tokens=section.sample_tokens,
+            temperature=section.sample_temperature,
+            top_k=section.sample_top_k,
+            seed=seed,
+            agree=ranks.copy_from_main,
+        )
+        longest = int(model.max_seq_len)  # type: ignore[arg-type]
+        for prompt in self.prompts:
+            count = len(encode_prompt(tokenizer, prompt))
+            if count > longest:
+                what = f"a prompt has {count} tokens, more than model.max_seq_len={longest}"
+                raise ValueError(f"eval.sample_prompts: {what}; shorten it")
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        if self.section.sample_interval and loop.state.step % self.section.sample_interval == 0:
+        if self._is_due(loop):
             self.sample(loop)
 
     def on_end(self, loop: Loop) -> None:
-        interval = self.section.sample_interval
-        if not loop.interrupted and not (interval and loop.state.step % interval == 0):
+        if not loop.interrupted and not self._is_due(loop):
             self.sample(loop)
+
+    def _is_due(self, loop: Loop) -> bool:
+        return self.interval > 0 and loop.state.step % self.interval == 0
 
     def sample(self, loop: Loop) -> None:
         """Sample now."""
-        with (
-            loop.paused(),
-            closing(Rows(self.path)) if self.path is not None else nullcontext() as rows,
-        ):
-            for prompt in self.section.sample_prompts:
+        step, file = loop.state.step, closing(Rows(self.path)) if self.path else nullcontext()
+        with loop.paused(), file as rows:
+            for prompt in self.prompts:
                 try:
-                    text = continue_text(
-                        self.model, self.tokenizer, prompt, self.device, **self.options
-                    )
+                    text = self.continue_text(prompt)
                 except FloatingPointError as error:
-                    say(f"no sample at step {loop.state.step}: {error}")
+                    say(f"no sample at step {step}: {error}")
                     return
                 if rows is not None:
-                    rows.append({"step": loop.state.step, "prompt": prompt, "text": text})
+                    rows.append({"step": step, "prompt": prompt, "text": text})
                 if self.show:
-                    say(f"--- sample at step {loop.state.step} ---\n{prompt}{text}\n---")
-
-    def _check_prompts(self, longest: int) -> None:
-        for prompt in self.section.sample_prompts:
-            count = len(encode_prompt(self.tokenizer, prompt))
-            if count > longest:
-                raise ValueError(
-                    f"eval.sample_prompts: a prompt has {count} tokens, more than model.max_seq_len={longest}; shorten it"
-                )
+                    say(f"--- sample at step {step} ---\n{prompt}{text}\n---")

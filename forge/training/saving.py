@@ -1,6 +1,4 @@
-"""The callback that saves: at its intervals, the best, and at the end; and what it keeps of every
-callback.
-"""
+"""The callback that saves: at its intervals, the best, and at the end."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from torch import nn
 
 from forge.config.checkpoint import Checkpoint
 from forge.parallel.ranks import Ranks
-from forge.training import callback_state, rows
-from forge.training.callback import Callback
+from forge.training import rows
+from forge.training.callback import Callback, load_states, states
 from forge.training.checkpoint import Checkpointer, Tensors, prefixed
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
@@ -25,9 +23,9 @@ class Saving(Callback):
     """Saves every `interval` steps, every `interval_minutes`, when an evaluation is among the best,
     and after the last step.
 
-    It stands last among the callbacks: what it keeps of them is from the end of the same step, and
-    whether that step is the last one is settled. So the last save comes before all that is done at
-    the end of a run; the metrics of an evaluation there are added to it.
+    Stands last among the callbacks: what it keeps of them is from the end of the same step, and
+    whether that is the last one is settled. The last save comes before all that is done at the end
+    of a run; the metrics of an evaluation there are added to it.
     """
 
     def __init__(
@@ -42,93 +40,94 @@ class Saving(Callback):
         metric: str,
         ranks: Ranks | None = None,
     ) -> None:
-        """data: fingerprints of the tokenizer and of the tokens, so that a run that goes on knows
-        whether they are the same.
-
+        """data: fingerprints of the tokenizer and of the tokens, which a run that goes on compares.
         metric: the one of an evaluation by which checkpoints are the best.
         """
-        self.checkpointer, self.section, self.model, self.optimizer = (
-            checkpointer,
-            section,
-            model,
-            optimizer,
-        )
-        self.run_dir, self.data, self.metric, self.ranks = run_dir, data, metric, ranks or Ranks()
+        self.checkpointer, self.section, self.ranks = checkpointer, section, ranks or Ranks()
+        self.model, self.optimizer = model, optimizer
+        self.run_dir, self.data, self.metric = run_dir, data, metric
         self.saved_at = 0.0
-        self.due = False
+        self.time_is_over = False
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
 
     def on_start(self, loop: Loop) -> None:
         self.saved_at = time.monotonic()
         loop.update.before_write = self.checkpointer.wait_to_write
-        if self._best(loop):  # by the evaluation that a stop had broken off
-            with loop.paused():
-                self.save(loop, "best")
+        if self._is_best(loop):  # by the evaluation that a stop had broken off
+            self.save(loop, "best")
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
         self.evaluated = (loop.state.step, metrics)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        self._tell(loop)
-        reason = self._reason(loop)
-        if reason is not None:
-            with loop.paused():
-                self.save(loop, reason)
-            self._tell(loop)
+        self._announce(loop)
+        if reason := self._reason(loop):
+            self.save(loop, reason)
+            self._announce(loop)
 
     def on_end(self, loop: Loop) -> None:
         with loop.paused():
             self.checkpointer.wait()
-            if self.ranks.from_main(not self.checkpointer.has(loop.state.step)) and (
-                loop.interrupted or self.section.last != "none"
-            ):
+            missing = self.ranks.from_main(not self.checkpointer.has(loop.state.step))
+            if missing and (loop.interrupted or self.section.last != "none"):
                 self.save(loop, "end")  # nothing was left to train of what another run had saved
                 self.checkpointer.wait()
-            if self._metrics(loop):
-                self.checkpointer.evaluated(loop.state.step, self._metrics(loop))
-        self._tell(loop)
+            if metrics := self._metrics(loop):
+                self.checkpointer.evaluated(loop.state.step, metrics)
+        self._announce(loop)
 
     def close(self) -> None:
         self.checkpointer.close()
 
     def save(self, loop: Loop, reason: str) -> None:
         """Save now."""
-        plain, tensors = callback_state.take(loop.callbacks, loop.state.step)
-        self.checkpointer.save(
-            loop.state.step,
-            model=self.model,
-            optimizer=self.optimizer,
-            meta={"reason": reason, **self._meta(loop, plain)},
-            extra=prefixed("callbacks", tensors),
-            weights_only=loop.ending and not loop.interrupted and self.section.last == "weights",
-        )
-        if loop.listens(
-            "on_step_start", "on_gradients"
-        ):  # there a callback may change what is saved
-            self.checkpointer.wait_to_write()
-        self.saved_at, self.due = time.monotonic(), False
+        with loop.paused():
+            plain, tensors = states(loop.callbacks, loop.state.step)
+            meta = {
+                "reason": reason,
+                "metrics": self._metrics(loop),
+                "best_by": self.metric,
+                "train": loop.state.state_dict(),
+                "seconds": loop.seconds_before + loop.training_seconds(),
+                "data": self.data,
+                "scaler": loop.update.scaler.state_dict(),
+                "rows": rows.lengths(self.run_dir),
+                "callbacks": plain,
+            }
+            weights_only = self.section.last == "weights"
+            self.checkpointer.save(
+                loop.state.step,
+                model=self.model,
+                optimizer=self.optimizer,
+                meta=meta,
+                extra=prefixed("callbacks", tensors),
+                weights_only=loop.ending and not loop.interrupted and weights_only,
+            )
+            # There a callback may change what is saved.
+            if loop.has("on_step_start", "on_gradients"):
+                self.checkpointer.wait_to_write()
+        self.saved_at, self.time_is_over = time.monotonic(), False
 
-    def wanted(self, loop: Loop) -> int:
+    def requested(self, loop: Loop) -> int:
         """Whether interval_minutes are over since the last save."""
         minutes = self.section.interval_minutes
         return int(minutes > 0 and time.monotonic() - self.saved_at >= minutes * 60)
 
-    def granted(self, loop: Loop, number: int) -> None:
-        """They are on some rank."""
-        self.due = True
+    def act(self, loop: Loop, number: int) -> None:
+        """They are over on some rank."""
+        self.time_is_over = True
 
     def _reason(self, loop: Loop) -> str | None:
-        if loop.ending and (loop.interrupted or self.section.last != "none"):
-            return loop.stop_reason or "end"
         if loop.ending:
-            return None
+            saves = loop.interrupted or self.section.last != "none"
+            return (loop.stop_reason or "end") if saves else None
         if self.section.interval and loop.state.step % self.section.interval == 0:
             return "interval"
-        if self.due:
+        if self.time_is_over:
             return "interval_minutes"
-        return "best" if self._best(loop) else None
+        return "best" if self._is_best(loop) else None
 
-    def _best(self, loop: Loop) -> bool:
+    def _is_best(self, loop: Loop) -> bool:
         step, metrics = self.evaluated
         if not self.section.keep_best or step != loop.state.step:
             return False
@@ -137,28 +136,13 @@ class Saving(Callback):
     def _metrics(self, loop: Loop) -> dict[str, float | None]:
         """Of the evaluation at this step, as JSON has them; none where there was none."""
         step, metrics = self.evaluated
-        return (
-            {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-            if step == loop.state.step
-            else {}
-        )
+        if step != loop.state.step:
+            return {}
+        return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
-    def _tell(self, loop: Loop) -> None:
+    def _announce(self, loop: Loop) -> None:
         for path in self.checkpointer.committed():
             loop.checkpointed(path)
-
-    def _meta(self, loop: Loop, callbacks: dict[str, Any]) -> dict[str, Any]:
-        """All state but the tensors: plain values."""
-        return {
-            "metrics": self._metrics(loop),
-            "best_by": self.metric,
-            "train": loop.state.state_dict(),
-            "seconds": loop.seconds_before + loop.training_seconds(),
-            "data": self.data,
-            "scaler": loop.update.scaler.state_dict(),
-            "rows": rows.lengths(self.run_dir),
-            "callbacks": callbacks,
-        }
 
 
 def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop) -> None:
@@ -167,4 +151,4 @@ def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop) -> None:
     loop.seconds_before = meta["seconds"]
     if meta["scaler"]:
         loop.update.scaler.load_state_dict(meta["scaler"])
-    callback_state.give(loop.callbacks, meta["callbacks"], tensors, loop.state.step)
+    load_states(loop.callbacks, meta["callbacks"], tensors, loop.state.step)

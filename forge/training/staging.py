@@ -1,6 +1,4 @@
-"""Copies of what is saved while training goes on: in one buffer on the host, made while the device
-computes the next step.
-"""
+"""Copies of what is saved while training goes on, in one buffer on the host."""
 
 from __future__ import annotations
 
@@ -19,16 +17,16 @@ ALIGNED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """What this rank holds of each tensor, by name, on the host. copied: by when a GPU has written
-    it all, where one does by itself.
+    """What this rank holds of each tensor, by name, on the host. copied: when a GPU has written all
+    of it, where one does so by itself.
     """
 
     done: Future[dict[str, Tensor]]
     copied: torch.cuda.Event | None = None
 
     def wait_to_write(self) -> None:
-        """Returns when what was copied may be changed: on a GPU by what is given to it from then
-        on. Raises what failed.
+        """Returns when what was copied may be changed: on a GPU by what it is given from then on.
+        Raises what failed.
         """
         if self.copied is not None:
             self.copied.wait()
@@ -41,11 +39,10 @@ class Copies:
 
 
 class Staging:
-    """Makes copies in a thread of its own. The buffer stays from save to save, so it is found, and
-    pinned, once.
+    """Makes copies in a thread of its own. The buffer stays from save to save.
 
-    pinned: page-locked, so that a GPU writes to it by itself. One tensor for all is pinned here,
-    since torch's own allocator of pinned memory rounds each one up to a power of two.
+    pinned: page-locked, so that a GPU writes to it by itself. It is pinned as one tensor, since
+    torch's own allocator of pinned memory rounds each one up to a power of two.
     """
 
     def __init__(self, *, pinned: bool) -> None:
@@ -55,7 +52,7 @@ class Staging:
         self._stream: torch.cuda.Stream | None = None
 
     def copy(self, tensors: Mapping[str, Tensor]) -> Copies:
-        """Begin to copy; what an earlier call gave is no longer used by anybody."""
+        """Begin to copy, over what an earlier call gave."""
         owned = {name: local(tensor.detach()) for name, tensor in tensors.items()}
         device = next((tensor.device for tensor in owned.values() if tensor.is_cuda), None)
         room = self._room(owned)
@@ -79,25 +76,25 @@ class Staging:
 
     def _room(self, owned: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A place in the buffer for each tensor."""
-        room, end, places = {}, 0, {}
+        places, end = {}, 0
         for name, tensor in owned.items():
-            places[name] = end
+            places[name] = slice(end, end + tensor.nbytes)
             end += -(-tensor.nbytes // ALIGNED) * ALIGNED
         if end > len(self._buffer):
             self._release()
             self._buffer = torch.empty(end, dtype=torch.uint8)
-            if self.pinned:
-                _pin(self._buffer)
-        for name, tensor in owned.items():
-            room[name] = (
-                self._buffer[places[name] :][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            )
-        return room
+            if self.pinned:  # raises RuntimeError where the system lets less memory be locked
+                buffer = self._buffer
+                _check(_cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+        return {
+            name: self._buffer[places[name]].view(tensor.dtype).view(tensor.shape)
+            for name, tensor in owned.items()
+        }
 
     def _release(self) -> None:
         if self.pinned and len(self._buffer):
             torch.cuda.synchronize()  # what is still copied there
-            torch.cuda.check_error(int(_cudart().cudaHostUnregister(self._buffer.data_ptr())))
+            _check(_cudart().cudaHostUnregister(self._buffer.data_ptr()))
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
 
@@ -110,9 +107,8 @@ def _copy(
     return room
 
 
-def _pin(buffer: Tensor) -> None:
-    """Raises RuntimeError when the system does not let that much memory be locked."""
-    torch.cuda.check_error(int(_cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0)))
+def _check(status: Any) -> None:
+    torch.cuda.check_error(int(status))
 
 
 def _cudart() -> Any:

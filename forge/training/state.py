@@ -1,4 +1,4 @@
-"""What a run has done so far; with the weights and the optimizer it is all that a checkpoint needs."""
+"""What a run has done so far: its counters."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ class BadStep(NamedTuple):
 class TrainState:
     """Counters of trained-on data, in updates, sequences and target tokens, over all ranks.
 
-    skipped: updates of the run that were skipped, which `step` counts too; bad_in_a_row: how many
-    of them end at `step`. Both are up to date after `settle`. bad: the skipped ones that nobody has
-    reported yet.
+    skipped: updates that were skipped, which `step` counts too; bad_in_a_row: how many of them end
+    at `step`. Both are up to date after `count_skipped`. bad: the skipped ones not reported yet.
     """
 
     step: int = 0
@@ -37,12 +36,10 @@ class TrainState:
     unread: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
 
     def record(self, output: StepOutput) -> None:
-        """Keep what says whether the update that `step` has just counted was skipped; does not wait
-        for the device.
-        """
+        """Keep an update, which `step` counts already; does not wait for the device."""
         self.unread.append((self.step, output))
 
-    def settle(self) -> None:
+    def count_skipped(self) -> None:
         """Count the skipped updates among those recorded; waits for the device."""
         if not self.unread:
             return
@@ -52,12 +49,11 @@ class TrainState:
             self.bad_in_a_row = self.bad_in_a_row + 1 if skipped else 0
             if skipped:
                 self.skipped += 1
-                self.bad.append(
-                    BadStep(step, "gradient norm" if math.isfinite(output.loss.item()) else "loss")
-                )
+                what = "gradient norm" if math.isfinite(output.loss.item()) else "loss"
+                self.bad.append(BadStep(step, what))
 
     def state_dict(self) -> dict[str, Any]:
-        self.settle()
+        self.count_skipped()
         return {name: getattr(self, name) for name in self._counters()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

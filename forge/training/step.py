@@ -20,12 +20,12 @@ from forge.parallel.ranks import Ranks
 
 @dataclass(kw_only=True)
 class StepOutput:
-    """What one update leaves behind, still on the device.
+    """What one update gives, still on the device.
 
-    loss: what was minimised, over the step's target tokens. grad_norm: global L2 norm before
+    loss: what was minimised, per target token of the step. grad_norm: global L2 norm before
     clipping. skipped: bool, whether weights and optimizer were left as they were because one of the
-    two is not finite. sums: sums over target tokens, by name. means: what else there is to say of
-    the step, by name. wishes: number of ranks that wish something (`forge.training.agreement`).
+    two is not finite. sums: sums over target tokens, by name. means: other values of the step, by
+    name. requests: number of ranks with a request (`forge.training.stopping`).
     """
 
     n_targets: int
@@ -35,13 +35,13 @@ class StepOutput:
     skipped: Tensor
     sums: dict[str, Tensor] = field(default_factory=dict)
     means: dict[str, Tensor] = field(default_factory=dict)
-    wishes: Tensor = field(default_factory=lambda: torch.zeros(()))
+    requests: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 class Update:
     """Forward, backward and update for one step.
 
-    On CUDA nothing in here waits for the device with an optimizer that can skip an update there by
+    On CUDA nothing in here waits for the device with an optimizer that can skip an update by
     itself, as torch's fused ones can; with any other, each step waits once, to see whether loss and
     gradient are finite.
     """
@@ -60,37 +60,26 @@ class Update:
         max_steps: int = 1,
         reduce_each: bool = False,
     ) -> None:
-        """scaler: of losses, in fp16. max_steps: those of the run, over which the schedule of
-        routers' biases extends. reduce_each: whether each micro-batch's gradient is reduced by
-        itself. before_write, set later: called in each update before weights and optimizer state
-        change. wish, set later: whether this rank has something to say to the others after the
-        step.
+        """scaler: of losses, in fp16. max_steps: of the run, for the schedule of routers' biases.
+        reduce_each: whether each micro-batch's gradient is reduced by itself.
+
+        Set later: before_write, called in each update before weights and optimizer state change;
+        request, whether this rank has one for the others after the step.
         """
-        self.model, self.objective, self.optimizer, self.schedule = (
-            model,
-            objective,
-            optimizer,
-            schedule,
-        )
-        self.device, self.clip_norm, self.ranks, self.reduce_each = (
-            device,
-            clip_norm,
-            ranks or Ranks(),
-            reduce_each,
-        )
+        self.model, self.objective, self.optimizer = model, objective, optimizer
+        self.schedule, self.device, self.clip_norm = schedule, device, clip_norm
+        self.ranks, self.reduce_each = ranks or Ranks(), reduce_each
         self.scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in model.named_parameters() if p in trained]
         self.counted = model.counted if isinstance(model, Pipeline) else lambda _: True
         self.balance = Balance(model, max_steps=max_steps)
-        on_gpu = all(
-            parameter.device.type == "cuda" for _, parameter in self.named
-        )  # and not offloaded to the host
+        on_gpu = all(p.device.type == "cuda" for _, p in self.named)  # and not offloaded
         self.skips_on_device = on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)
         self.on_gradients: Callable[[], None] | None = None
         self.before_write: Callable[[], None] = lambda: None
-        self.wish: Callable[[], bool] = lambda: False
+        self.request: Callable[[], bool] = lambda: False
 
     def __call__(self, step: Step, number: int) -> StepOutput:
         """Update number `number`, counted from 0.
@@ -103,41 +92,36 @@ class Update:
         scaler = self.scaler
         if scaler.is_enabled():
             scaler.unscale_(self.optimizer)
-        spread = self.ranks.size > 1
-        grad_norm, wishes = clip(
-            self.named,
-            self.clip_norm,
-            counted=self.counted,
-            spread=spread,
-            also=float(spread and self.wish()),
+        several = self.ranks.size > 1
+        request = float(several and self.request())
+        grad_norm, requests = clip(
+            self.named, self.clip_norm, counted=self.counted, spread=several, also=request
         )
         grad_norm = grad_norm.to(loss.device)
         if self.on_gradients is not None:
             self.on_gradients()
         bad_loss, bad_gradient = ~loss.isfinite(), ~grad_norm.isfinite()
         self.before_write()
-        self._step_unless(bad_loss | bad_gradient)
+        bad = bad_loss | bad_gradient
+        self._step_unless(bad)
         means: dict[str, Tensor] = {}
         if self.balance:
-            routing = self.balance.end(
-                number, skipped=bad_loss | bad_gradient, total=self.ranks.total
-            )
+            routing = self.balance.end(number, skipped=bad, total=self.ranks.total)
             sums, means = sums | routing.sums, routing.means
         if scaler.is_enabled():
             # An overflow is the scaler's business, as long as there is a smaller scale to try.
             bad_gradient = bad_gradient & (scaler.scale(torch.ones_like(loss)) < 1)
             scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        skipped = bad_loss | bad_gradient
         return StepOutput(
             n_targets=step.n_targets,
             lr=lr,
             loss=loss,
             grad_norm=grad_norm,
-            skipped=skipped,
+            skipped=bad_loss | bad_gradient,
             sums=sums,
             means=means,
-            wishes=wishes,
+            requests=requests,
         )
 
     def _set_lr(self, number: int) -> float:
@@ -150,58 +134,49 @@ class Update:
         weight = 1.0 / max(step.n_targets, 1)
         batches = [self._mine(batch) for batch in step.batches]
         if self.balance:
-            scale = (
-                self.scaler.scale(torch.full((), weight, device=self.device))
-                if self.scaler.is_enabled()
-                else weight
-            )
+            scale: float | Tensor = weight
+            if self.scaler.is_enabled():
+                scale = self.scaler.scale(torch.full((), weight, device=self.device))
             self.balance.begin(scale)
         if isinstance(self.model, Pipeline):
-            whole, sums = self.model.step(batches, self.objective, weight)
+            loss, sums = self.model.step(batches, self.objective, weight)
         else:
-            whole, sums = self._one_after_another(batches, weight)
+            loss, sums = self._one_after_another(batches, weight)
         if self.ranks.size > 1:
-            all_sums = self.ranks.total(
-                torch.stack([whole, *(value.to(whole.dtype) for value in sums.values())])
-            )
-            whole, sums = all_sums[0], dict(zip(sums, all_sums[1:], strict=True))
-        return whole, sums
+            values = [loss, *(value.to(loss.dtype) for value in sums.values())]
+            totals = self.ranks.total(torch.stack(values))
+            loss, sums = totals[0], dict(zip(sums, totals[1:], strict=True))
+        return loss, sums
 
     def _one_after_another(
         self, batches: Sequence[Batch], weight: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Forward and backward of each micro-batch."""
         sums: dict[str, Tensor] = {}
-        whole, scaler = torch.zeros((), device=self.device), self.scaler
+        total, scaler = torch.zeros((), device=self.device), self.scaler
         for batch in batches:
             losses = self.objective(self.model, batch)
             reduce_in_backward(self.model, last=batch is batches[-1], each=self.reduce_each)
             loss = losses.total * weight
             (scaler.scale(loss) if scaler.is_enabled() else loss).backward()
-            whole = whole + loss.detach()
+            total = total + loss.detach()
             for name, value in losses.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
-        return whole, sums
+        return total, sums
 
     def _mine(self, batch: Batch) -> Batch:
         """What this rank reads of a batch, on its device."""
-        return Batch(
-            *(
-                self.ranks.own_part(tensor.to(self.device, non_blocking=self.device.type != "cpu"))
-                for tensor in batch
-            )
-        )
+        wait = self.device.type == "cpu"
+        moved = (tensor.to(self.device, non_blocking=not wait) for tensor in batch)
+        return Batch(*(self.ranks.own_part(tensor) for tensor in moved))
 
     def _step_unless(self, bad: Tensor) -> None:
-        """The optimizer's step where `bad` is false; where it is true, weights and state keep every
-        bit.
-        """
+        """The optimizer's step; where `bad` is true, weights and state keep every bit."""
         if not self.skips_on_device:
             if not bad.item():
                 self.optimizer.step()
             return
-        # The attributes by which torch.amp.GradScaler tells an optimizer the same; its kernel then
-        # returns at once.
+        # As torch.amp.GradScaler does it; the optimizer's kernel returns where found_inf is 1.
         self.optimizer.grad_scale, self.optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
         try:
             self.optimizer.step()

@@ -1,36 +1,125 @@
-"""Reasons to stop before the last step: time, a target, no improvement, a signal."""
+"""Reasons to end a run before its last step, and how all ranks end it after the same one."""
 
 from __future__ import annotations
 
+import logging
 import math
-import os
-import signal
-import socket
-import threading
-import time
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from forge.config.eval import HIGHER_IS_BETTER, Eval
-from forge.launch.local.processes import stop_signals
-from forge.launch.slurm.task import Noted
+from forge.config.train import Train
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.loop import Loop
+from forge.training.step import StepOutput
+
+log = logging.getLogger(__name__)
+
+
+class Request(Protocol):
+    """What a rank may ask of all ranks at any time, such as to stop."""
+
+    def requested(self, loop: Loop) -> int:
+        """What this rank asks for, as a number above 0; 0 = nothing."""
+        ...
+
+    def act(self, loop: Loop, number: int) -> None:
+        """Do it; called on all ranks after the same step, with the largest number of any rank."""
+        ...
+
+
+class Agreement(Callback):
+    """After each step: whether any rank has a request, and only then, which.
+
+    The first question takes no message: it is summed along with the gradient's norm. On a GPU its
+    answer is read a step later, when it is there, so that nothing waits for the device. A request
+    is acted on after the step under way or one of the next.
+    """
+
+    def __init__(self, requests: Sequence[Request], ranks: Ranks) -> None:
+        self.requests, self.ranks = requests, ranks
+        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def on_start(self, loop: Loop) -> None:
+        loop.update.request = lambda: any(request.requested(loop) for request in self.requests)
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        if self.ranks.size > 1 and not self._any(output.requests):
+            return
+        numbers = self.ranks.largest(*(request.requested(loop) for request in self.requests))
+        for request, number in zip(self.requests, numbers, strict=True):
+            if number:
+                request.act(loop, number)
+
+    def _any(self, requests: Tensor) -> bool:
+        if not requests.is_cuda:
+            return bool(requests.item())
+        host = torch.empty_like(requests, device="cpu", pin_memory=True)
+        host.copy_(requests, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        before, self._pending = self._pending, (host, arrived)
+        if before is None:
+            return False
+        before[1].synchronize()
+        return bool(before[0].item())
+
+
+class StopVote(Callback):
+    """With several ranks and callbacks of the user's: one rank that has called `loop.stop` ends the
+    run on all, at the step boundary at which it would end alone. Takes a message each step.
+
+    Stands behind the user's callbacks.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    def on_start(self, loop: Loop) -> None:
+        self._vote(loop)
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        self._vote(loop)
+
+    def _vote(self, loop: Loop) -> None:
+        if self.ranks.any(loop.requested_stop is not None):
+            loop.end(next(filter(None, self.ranks.of_all(loop.requested_stop))))
+
+
+class HealthCheck(Callback):
+    """After every `interval`-th update each rank says that it is there: a rank that hangs is named,
+    where a collective only times out.
+
+    Stands behind the user's callbacks, in which a rank may hang too. Waits for the device, so use
+    an interval of hundreds of steps.
+    """
+
+    def __init__(self, interval: int, ranks: Ranks) -> None:
+        self.interval, self.ranks = interval, ranks
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        if loop.state.step % self.interval == 0:
+            self.ranks.check_alive(loop.state.step)
 
 
 class TimeLimit:
-    """A wish to stop after `minutes` of training; evaluation and checkpoints do not count. What the
-    run trained before it went on does.
+    """A request to stop after `minutes` of training, those before the run went on included;
+    evaluation and checkpoints do not count.
     """
 
     def __init__(self, minutes: float) -> None:
         self.limit = minutes * 60
 
-    def wanted(self, loop: Loop) -> int:
+    def requested(self, loop: Loop) -> int:
         """Whether the time is over."""
         return int(loop.seconds_before + loop.training_seconds() >= self.limit)
 
-    def granted(self, loop: Loop, number: int) -> None:
+    def act(self, loop: Loop, number: int) -> None:
         """It is over on some rank."""
         loop.end("max_time")
 
@@ -49,15 +138,14 @@ class EarlyStopping(Callback):
         self.waited = 0
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
-        if loop.state.step % self.section.interval:
+        section = self.section
+        if loop.state.step % section.interval:
             return
-        section, value = self.section, metrics[self.section.metric]
-        sign = 1 if section.metric in HIGHER_IS_BETTER else -1
+        value, sign = metrics[section.metric], 1 if section.metric in HIGHER_IS_BETTER else -1
         if section.target is not None and sign * value >= sign * section.target:
             loop.end("target")
-        if not math.isnan(value) and (
-            self.best is None or sign * (value - self.best) > section.min_delta
-        ):
+        better = self.best is None or sign * (value - self.best) > section.min_delta
+        if better and not math.isnan(value):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
@@ -71,111 +159,57 @@ class EarlyStopping(Callback):
         self.best, self.waited = state["best"], state["waited"]
 
 
-class Signals(Callback):
-    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2: finish the step, save, end. A later one, or a
-    stop that takes too long, ends at once.
+class BadSteps(Callback):
+    """Warns of the first update that was skipped because its loss or gradient is not finite, and
+    stops the run once `train.max_bad_steps` of them are in a row; 0 = never.
 
-    The first second is one signal: what is sent to a process group reaches a rank directly and
-    again through its launcher. All ranks stop after the same step, whichever of them was told, and
-    when. A rank that waits for one that is gone runs no Python; so a thread of its own watches the
-    clock, and hears of further signals by what Python writes to a file as each arrives.
+    Stands before the callbacks that log and save. On a GPU it looks every `interval` steps and at
+    the end alone, since that waits for the device. fault: what stopped the run, in one message.
     """
 
-    SAME_SECONDS = 1.0
-
-    def __init__(self, timeout: float, ranks: Ranks | None = None, *, saves: bool = True) -> None:
-        """timeout: seconds for a stop. saves: whether the run saves when it ends, for what is said."""
-        self.ranks = ranks or Ranks()
-        self.timeout, self.saves = timeout, saves
-        self.received: int | None = None
-        self.previous: dict[int, Any] = {}
-        self.previous_file = -1
-        self.arrivals: tuple[socket.socket, socket.socket] | None = None
-        self.watching: threading.Thread | None = None
-
-    def on_start(self, loop: Loop) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self.arrivals = hear, tell = socket.socketpair()
-            tell.setblocking(False)
-            self.previous_file = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-            self.watching = threading.Thread(target=self._watch, args=(hear,), daemon=True)
-            self.watching.start()
-            self.previous = {
-                number: signal.signal(number, self._handle) for number in stop_signals()
-            }
-            for number, before in self.previous.items():
-                if isinstance(before, Noted) and before.number is not None:
-                    signal.raise_signal(number)
-
-    def wanted(self, loop: Loop) -> int:
-        """The signal that has come to this rank."""
-        return 0 if loop.interrupted else self.received or 0
-
-    def interrupted(self, loop: Loop) -> bool:
-        """Whether a signal has come to any rank; the loop is told. All ranks ask at the same point."""
-        if not loop.interrupted and (number := self.ranks.largest(self.received or 0)[0]):
-            self.granted(loop, number)
-        return loop.interrupted
-
-    def granted(self, loop: Loop, number: int) -> None:
-        """A signal has come to some rank: the run ends after this step."""
-        if not loop.interrupted:
-            name = signal.Signals(number).name
-            if self.ranks.main and self.received is None:
-                _say(
-                    f"\n{name} at another rank: {'saving' if self.saves else 'ending'} after this step\n"
-                )
-            loop.interrupt(name)
-
-    def close(self) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-        if self.arrivals is not None:
-            signal.set_wakeup_fd(self.previous_file)
-            self.arrivals[1].shutdown(
-                socket.SHUT_RDWR
-            )  # ends the thread; closing it does not while a loader process has it too
-            self.arrivals[1].close()
-        if self.watching is not None:
-            # it refers to the ranks: one that frees their process groups while Python ends aborts
-            self.watching.join()
-
-    def _handle(self, number: int, frame: Any) -> None:
-        self.received = self.received or number
-
-    def _watch(self, arrivals: socket.socket) -> None:
-        """Say that the first signal has come; end the process at a later one, and when the time for
-        a stop is over.
+    def __init__(self, section: Train, *, interval: int, checkpoints: Path | None) -> None:
+        """checkpoints: the folder where the last step is saved, for the message; None where it is
+        not.
         """
-        first, began = 0, 0.0
-        with arrivals:
-            while True:
-                arrivals.settimeout(
-                    max(began + self.timeout - time.monotonic(), 0.001) if first else None
-                )
-                try:
-                    received = arrivals.recv(1)
-                except TimeoutError:
-                    _say(
-                        f"\nthe stop took longer than train.shutdown_timeout_sec={self.timeout:g}; ended where it was\n"
-                    )
-                    os._exit(128 + first)
-                if not received:
-                    return
-                number = received[0]
-                if number not in self.previous:
-                    continue
-                if not first:
-                    first, began = number, time.monotonic()
-                    if self.ranks.main:
-                        then = "saving" if self.saves else "ending; nothing is saved"
-                        _say(
-                            f"\n{signal.Signals(number).name}: finishing this step, then {then}; once more ends at once\n"
-                        )
-                elif time.monotonic() - began > self.SAME_SECONDS:
-                    os._exit(128 + number)
+        self.limit, self.interval, self.checkpoints = section.max_bad_steps, interval, checkpoints
+        self.warned = False
+        self.fault: str | None = None
 
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        state = loop.state
+        state.record(output)
+        if output.skipped.is_cuda and not loop.ending and state.step % self.interval:
+            return
+        state.count_skipped()
+        if 0 < self.limit <= state.bad_in_a_row:
+            self.fault = self._fault(loop)
+            # A run that goes on from here ends at the next bad step, unless a good one comes first.
+            state.bad_in_a_row = self.limit - 1
+            loop.end("bad_steps")
+        self._warn(loop)
 
-def _say(text: str) -> None:
-    """To the terminal, past Python's buffers, which a signal handler may find in use."""
-    os.write(2, text.encode())
+    def on_end(self, loop: Loop) -> None:
+        loop.state.count_skipped()
+        self._warn(loop)
+
+    def _warn(self, loop: Loop) -> None:
+        bad, loop.state.bad = loop.state.bad, []
+        if bad and not self.warned:
+            self.warned = True
+            advice = "a lower optimizer.lr may help, and debug=anomaly names the operation"
+            log.warning("step %d is skipped, since its %s is not finite; " + advice, *bad[0])
+
+    def _fault(self, loop: Loop) -> str:
+        state, bad = loop.state, loop.state.bad_in_a_row
+        first, last = state.samples - bad * loop.loader.samples_per_step, state.samples - 1
+        steps = f"steps {state.step - bad + 1} to {state.step}" if bad > 1 else f"step {state.step}"
+        kept = ""
+        if self.checkpoints:
+            path = self.checkpoints / f"step_{state.step}"
+            kept = f": {path} holds the weights as they were before them"
+        return (
+            f"the {state.bad[-1].what} was not finite in {steps}, "
+            f"which is train.max_bad_steps={self.limit} or more in a row. "
+            f"Their updates were skipped{kept}. Lower optimizer.lr or train.grad_clip_norm; "
+            f"debug=anomaly names the operation; the data were samples {first} to {last}"
+        )

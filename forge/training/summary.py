@@ -14,43 +14,23 @@ from forge.training.assemble import Parts
 def summary(parts: Parts, reason: str, run_dir: Path) -> str:
     """Final metrics, speed, the run directory, and what to type next."""
     state, evaluation, place = parts.loop.state, parts.evaluation, short(run_dir)
-    rows = [
-        (
-            "ended",
-            f"{REASONS.get(reason, reason)}, after {state.step} steps and {state.tokens:,} tokens",
-        )
-    ]
+    why = REASONS.get(reason, reason)
+    rows = {"ended": f"{why}, after {state.step} steps and {state.tokens:,} tokens"}
     if evaluation is not None and evaluation.metrics:
         m = evaluation.metrics
-        rows.append(
-            (
-                "validation loss",
-                f"{m['loss']:.4f}   (perplexity {m['perplexity']:.2f}, token accuracy {m['token_accuracy']:.1%})",
-            )
-        )
-        rows.append(("bits per byte", f"{m['bits_per_byte']:.4f}"))
+        more = f"perplexity {m['perplexity']:.2f}, token accuracy {m['token_accuracy']:.1%}"
+        rows["validation loss"] = f"{m['loss']:.4f}   ({more})"
+        rows["bits per byte"] = f"{m['bits_per_byte']:.4f}"
         if evaluation.at != state.step:
-            rows.append(("evaluated", f"after {evaluation.at} steps"))
-    rows.append(("tokens a second", f"{parts.logger.mean_rate():,.0f}"))
-    rows.append(("run directory", place))
-    folder = run_dir / parts.config.checkpoint.dir
-    if not parts.loop.interrupted and newest_usable(folder)[0]:
-        prompt = next((p for p in parts.config.eval.sample_prompts if p), None)
-        rows.append(
-            (
-                "next",
-                shlex.join(
-                    [
-                        "python",
-                        "-m",
-                        "forge.generate",
-                        place,
-                        *(["--prompt", prompt] if prompt else []),
-                    ]
-                ),
-            )
-        )
+            rows["evaluated"] = f"after {evaluation.at} steps"
+    rows["tokens a second"] = f"{parts.logger.mean_rate():,.0f}"
+    rows["run directory"] = place
+    folder, interrupted = run_dir / parts.config.checkpoint.dir, parts.loop.interrupted
+    if not interrupted and newest_usable(folder)[0]:
+        prompts = [prompt for prompt in parts.config.eval.sample_prompts if prompt]
+        prompt = ["--prompt", prompts[0]] if prompts else []
+        rows["next"] = shlex.join(["python", "-m", "forge.generate", place, *prompt])
     if newest_usable(folder, to_go_on=True)[0]:
-        more = [] if parts.loop.interrupted else [prolonging_override(run_dir, reason, state.step)]
-        rows.append(("goes on with", " ".join([resume_command(run_dir), *more])))
-    return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows)])
+        more = [] if interrupted else [prolonging_override(run_dir, reason, state.step)]
+        rows["goes on with"] = " ".join([resume_command(run_dir), *more])
+    return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows.items())])

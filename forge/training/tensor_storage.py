@@ -1,25 +1,31 @@
-"""Where torch.distributed.checkpoint writes tensors to and reads them from: raw bytes and an index
-in JSON, never a pickle.
+"""Tensors in a folder: torch.distributed.checkpoint with a storage of our own, raw bytes and an
+index in JSON.
 
-Its own file system storage pickles the index, and loading a foreign checkpoint may then run any
-code.
+DCP's own file system storage pickles its index, and loading a foreign checkpoint may then run any
+code. Its Hugging Face storage (safetensors) has no checksums, and no index that shows that the file
+of a rank is missing; see docs/run_directory.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BufferedWriter
+from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -35,91 +41,124 @@ from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
     WriteItem,
-    WriteItemType,
 )
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from forge.training import tensor_index
-from forge.training.tensor_index import AT_ONCE, DTYPES, INDEX, Chunk, Entries, Entry
+from forge.training.tensor_index import DTYPES, Chunk, Entries, Entry
 
-T = TypeVar("T")
-R = TypeVar("R")
+THREADS = 4
+"""Threads of a rank that write or read files."""
+FILE_BYTES = 1 << 26
+"""Bytes that are worth a file and a thread of their own."""
+
+
+def save(
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    copies: Mapping[str, Tensor] | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Save tensors, DTensors among them, into a new folder; all ranks of the group call it.
+
+    copies: by name what is written in place of what this rank holds of each tensor. Raises OSError,
+    and ValueError in one line.
+    """
+    planner = _CopyPlanner(copies) if copies is not None else None
+    with _cause():
+        state_dict_saver.save(
+            dict(tensors),
+            storage_writer=TensorWriter(folder),
+            planner=planner,
+            process_group=group,
+        )
+
+
+def load(
+    tensors: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None = None
+) -> None:
+    """Load into tensors, in place, whatever ranks and layout saved them; a rank reads no more than
+    it holds.
+
+    Raises OSError, and ValueError in one line, also where a checksum does not match.
+    """
+    with _cause():
+        state_dict_loader.load(tensors, storage_reader=TensorReader(folder), process_group=group)
+
+
+def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
+    """Sizes and dtypes by name, without reading tensors. Raises OSError and ValueError."""
+    return _metadata(tensor_index.read(folder))
 
 
 class TensorWriter(StorageWriter):
-    """Saves into a folder without an index: files of each rank, written at once, then, by the
-    coordinator, the index.
-
-    Every file is on the disk when the save is done. Refuses what is no plain, dense tensor, by
-    name.
+    """Each rank writes some files at once and syncs them to the disk; then the coordinator writes
+    the index.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._coordinator = folder, False
+        self.folder = folder
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        if checkpoint_id is not None:
-            self.folder = Path(checkpoint_id)
+        """The folder is fixed."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        self._coordinator = is_coordinator
-        if not kwargs.get("use_collectives", True):
-            raise ValueError(
-                "ranks that save without collectives would each need an index; save with use_collectives=True"
-            )
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         for item in plan.items:
-            _check_storable(item)
-        if self._coordinator and (self.folder / INDEX).exists():
-            raise FileExistsError(f"{self.folder} holds tensors already; save into another folder")
-        self.folder.mkdir(parents=True, exist_ok=True)
+            name, data = item.index.fqn, item.tensor_data
+            if data is None:
+                raise ValueError(f"{name!r} is no tensor, and only tensors are saved")
+            layout, dtype = data.properties.layout, data.properties.dtype
+            if layout != torch.strided or dtype not in DTYPES.values():
+                what = f"{name!r} is a {layout} tensor of {dtype}"
+                raise ValueError(f"{what}, and only dense, unquantized ones are saved")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        parts = _shared_out(plan.items)
-        rank = int(plan.storage_data)
-
-        def write(number: int) -> list[WriteResult]:
-            path = self.folder / tensor_index.file_name(rank, number)
-            with _named(path), path.open("wb") as file:
-                results = [_write(file, item, planner) for item in parts[number]]
+        def write(numbered: tuple[int, list[WriteItem]]) -> list[WriteResult]:
+            number, items = numbered
+            suffix = f".{number}" if number else ""
+            path = self.folder / f"rank_{plan.storage_data}{suffix}.bin"
+            with _naming(path), path.open("wb") as file:
+                results = [_write(file, item, planner) for item in items]
                 file.flush()
                 os.fsync(file.fileno())
             return results
 
-        return _done(
-            [result for results in _at_once(write, range(len(parts))) for result in results]
-        )
+        with ThreadPoolExecutor(THREADS) as pool:
+            results = list(pool.map(write, enumerate(_in_files(plan.items))))
+        return _done(list(chain.from_iterable(results)))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        written = {
-            (r.index.fqn, r.storage_data.offsets): r.storage_data for rank in results for r in rank
+        chunks = {
+            (result.index.fqn, result.storage_data.offsets): result.storage_data
+            for of_rank in results
+            for result in of_rank
         }
         entries: Entries = {}
         for name, what in metadata.state_dict_metadata.items():
             assert isinstance(what, TensorStorageMetadata)
-            chunks = tuple(written[name, tuple(chunk.offsets)] for chunk in what.chunks)
-            entries[name] = Entry(what.properties.dtype, tuple(what.size), chunks)
-        with _named(self.folder / INDEX):
+            own = tuple(chunks[name, tuple(chunk.offsets)] for chunk in what.chunks)
+            entries[name] = Entry(what.properties.dtype, tuple(what.size), own)
+        with _naming(self.folder / tensor_index.INDEX):
             tensor_index.write(self.folder, entries)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return "://" not in str(checkpoint_id)
+        return True
 
 
-class StagedPlanner(DefaultSavePlanner):
-    """Plans by the tensors of a run, and has copies of them written, which the run no longer
-    changes.
-    """
+class _CopyPlanner(DefaultSavePlanner):
+    """Plans by the tensors of a run, and has copies of them written, which no update changes."""
 
-    def __init__(self, copies: dict[str, Tensor]) -> None:
-        """copies: by name what this rank holds of each tensor."""
+    def __init__(self, copies: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.copies = copies
 
@@ -128,12 +167,10 @@ class StagedPlanner(DefaultSavePlanner):
 
 
 class TensorReader(StorageReader):
-    """Loads what TensorWriter saved, each chunk checked against its checksum, into tensors on any
-    layout.
+    """Reads what TensorWriter wrote, each block checked against its checksum.
 
-    An index that cannot be read is reported by set_up_storage_reader, so that DCP gathers it from
-    all ranks with its type: what read_metadata raises, it would log with a trace and turn into an
-    AssertionError.
+    An index that cannot be read is reported by set_up_storage_reader: what read_metadata raises,
+    DCP logs with a traceback and turns into an AssertionError.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -142,16 +179,14 @@ class TensorReader(StorageReader):
         self._fault: Exception | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        if checkpoint_id is not None:
-            self.folder = Path(checkpoint_id)
+        """The folder is fixed."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        self._entries, self._fault = {}, None
         try:
             self._entries = tensor_index.read(self.folder)
         except (OSError, ValueError) as error:
             self._fault = error
-        return Metadata({**described(self._entries)})
+        return Metadata({**_metadata(self._entries)})
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -176,23 +211,24 @@ class TensorReader(StorageReader):
             name = item.storage_index.fqn
             chunk = chunks[name, tuple(item.storage_index.offset or ())]
             path = self.folder / chunk.file
-            with _named(path):
-                wanted = _read(path, name, self._entries[name], chunk, item)
+            with _naming(path):
+                content = _read(path, name, self._entries[name], chunk, item)
             target = planner.resolve_tensor(item).detach()
-            assert target.shape == wanted.shape, item
-            target.copy_(wanted)
+            assert target.shape == content.shape, item
+            target.copy_(content)
             planner.commit_tensor(item, target)
 
-        _at_once(read, plan.items)
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(read, plan.items))
         return _done(None)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return TensorWriter.validate_checkpoint_id(checkpoint_id)
+        return True
 
 
-def described(entries: Entries) -> dict[str, TensorStorageMetadata]:
-    """An index in the terms of torch.distributed.checkpoint."""
+def _metadata(entries: Entries) -> dict[str, TensorStorageMetadata]:
+    """An index in the terms of DCP."""
     return {
         name: TensorStorageMetadata(
             properties=TensorProperties(dtype=entry.dtype),
@@ -206,45 +242,21 @@ def described(entries: Entries) -> dict[str, TensorStorageMetadata]:
     }
 
 
-def _check_storable(item: WriteItem) -> None:
-    name, data = item.index.fqn, item.tensor_data
-    if item.type == WriteItemType.BYTE_IO or data is None:
-        raise ValueError(
-            f"{name!r} is no tensor, and only tensors are saved; keep other values in JSON, or make it a tensor"
-        )
-    layout, dtype = data.properties.layout, data.properties.dtype
-    if layout != torch.strided or dtype not in DTYPES.values():
-        raise ValueError(
-            f"{name!r} is a {layout} tensor of {dtype}, and only dense, unquantized ones are saved"
-        )
-
-
-def _shared_out(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
-    """The items in as many parts as are worth a file each, of about equal size; none where there
-    are none.
-    """
-    sizes = [
-        prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
-        for item in items
-        if item.tensor_data
-    ]
-    parts: list[list[WriteItem]] = [
-        [] for _ in range(min(AT_ONCE, 1 + sum(sizes) // tensor_index.LEAST, len(items)))
-    ]
-    filled = [0] * len(parts)
+def _in_files(items: list[WriteItem]) -> list[list[WriteItem]]:
+    """The items for each file of a rank: as many files, of about equal size, as are worth it."""
+    sizes = []
+    for item in items:
+        assert item.tensor_data is not None
+        dtype = item.tensor_data.properties.dtype
+        sizes.append(prod(item.tensor_data.chunk.sizes) * dtype.itemsize)
+    count = min(THREADS, 1 + sum(sizes) // FILE_BYTES, len(items))
+    files: list[list[WriteItem]] = [[] for _ in range(count)]
+    filled = [0] * count
     for size, item in sorted(zip(sizes, items, strict=True), key=lambda pair: -pair[0]):
         smallest = filled.index(min(filled))
-        parts[smallest].append(item)
+        files[smallest].append(item)
         filled[smallest] += size
-    return parts
-
-
-def _at_once(work: Callable[[T], R], pieces: Iterable[T]) -> list[R]:
-    """The work on each piece, in threads; raises what the first one to fail in order raised, when
-    none goes on.
-    """
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(work, pieces))
+    return files
 
 
 def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> WriteResult:
@@ -253,11 +265,8 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
     assert isinstance(data, Tensor)
     data = data.detach().cpu()
     if type(data) is not Tensor:
-        raise ValueError(
-            f"{item.index.fqn!r} is a {type(data).__name__}, and only plain tensors are saved; save those it is made of"
-        )
-    part = item.tensor_data.chunk
-    assert data.shape == part.sizes, item
+        what = f"{item.index.fqn!r} is a {type(data).__name__}"
+        raise ValueError(f"{what}, and only plain tensors are saved; save those it is made of")
     dense = data.resolve_conj().resolve_neg().contiguous()
     # A single element counts as contiguous whatever its stride, and with another than 1 it has no
     # view as bytes.
@@ -266,7 +275,8 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
     for block in tensor_index.blocks(content.nbytes):
         sums.append(zlib.crc32(content[block]))
         file.write(content[block])
-    chunk = Chunk(tuple(part.offsets), tuple(part.sizes), Path(file.name).name, start, tuple(sums))
+    box, name = item.tensor_data.chunk, Path(file.name).name
+    chunk = Chunk(tuple(box.offsets), tuple(box.sizes), name, start, tuple(sums))
     return WriteResult(index=item.index, size_in_bytes=content.nbytes, storage_data=chunk)
 
 
@@ -274,32 +284,23 @@ def _read(path: Path, name: str, entry: Entry, chunk: Chunk, item: ReadItem) -> 
     """The box of a chunk that an item asks for, [*item.lengths], on the CPU; of the chunk only the
     blocks with its rows are read.
     """
-    length = entry.length(chunk)
+    nbytes = entry.nbytes(chunk)
     if not chunk.sizes:
-        return _bytes(path, name, chunk, length, slice(0, length)).view(entry.dtype).reshape(())
-    row, first, count = length // max(chunk.sizes[0], 1), item.storage_offsets[0], item.lengths[0]
-    rows = (
-        _bytes(path, name, chunk, length, slice(first * row, (first + count) * row))
-        .view(entry.dtype)
-        .reshape(count, *chunk.sizes[1:])
-    )
-    return rows[
-        (
-            slice(None),
-            *(
-                slice(o, o + n)
-                for o, n in zip(item.storage_offsets[1:], item.lengths[1:], strict=True)
-            ),
-        )
-    ]
+        content = _bytes(path, name, chunk, nbytes, slice(0, nbytes))
+        return content.view(entry.dtype).reshape(())
+    row = nbytes // max(chunk.sizes[0], 1)
+    first, count = item.storage_offsets[0], item.lengths[0]
+    content = _bytes(path, name, chunk, nbytes, slice(first * row, (first + count) * row))
+    rows = content.view(entry.dtype).reshape(count, *chunk.sizes[1:])
+    inside = zip(item.storage_offsets[1:], item.lengths[1:], strict=True)
+    return rows[(slice(None), *(slice(offset, offset + length) for offset, length in inside))]
 
 
-def _bytes(path: Path, name: str, chunk: Chunk, length: int, span: slice) -> Tensor:
-    """Some bytes of a chunk of that length; the blocks that they lie in are read and checked."""
-    blocks = list(zip(tensor_index.blocks(length), chunk.crc32, strict=True))
+def _bytes(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Tensor:
+    """Some of a chunk's bytes; the blocks that they lie in are read and checked."""
     blocks = [
         (block, crc32)
-        for block, crc32 in blocks
+        for block, crc32 in zip(tensor_index.blocks(nbytes), chunk.crc32, strict=True)
         if block.start < span.stop and span.start < block.stop
     ]
     if not blocks:
@@ -308,22 +309,41 @@ def _bytes(path: Path, name: str, chunk: Chunk, length: int, span: slice) -> Ten
     content = torch.empty(blocks[-1][0].stop - begin, dtype=torch.uint8)
     buffer = content.numpy().data
     with path.open("rb") as file:
-        missing = chunk.start + length - os.fstat(file.fileno()).st_size
-        if missing > 0:
-            raise ValueError(f"{path} is torn: {missing} bytes of {name!r} are missing")
         file.seek(chunk.start + begin)
         for block, crc32 in blocks:
             part = buffer[block.start - begin : block.stop - begin]
-            file.readinto(part)
+            if file.readinto(part) < len(part):
+                raise ValueError(f"{path} is torn: bytes of {name!r} are missing")
             if zlib.crc32(part) != crc32:
-                raise ValueError(
-                    f"{path} is damaged: the bytes of {name!r} are not those that were saved"
-                )
+                what = f"the bytes of {name!r} are not those that were saved"
+                raise ValueError(f"{path} is damaged: {what}")
     return content[span.start - begin : span.stop - begin]
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _cause() -> Iterator[None]:
+    """Raise what made a save or a load fail, of the first rank that failed, in place of DCP's
+    CheckpointException, which is no Exception.
+
+    What is no OSError, interrupt or lack of memory becomes a ValueError in one line.
+    """
+    # DCP works without a process group, and shall not warn in each thread that there is none.
+    unavailable = "torch.distributed is disabled, unavailable or uninitialized"
+    warnings.filterwarnings("ignore", message=unavailable)
+    try:
+        yield
+    except CheckpointException as error:
+        cause, _ = error.failures[min(error.failures)]
+        as_it_is = OSError | MemoryError | torch.OutOfMemoryError
+        if not isinstance(cause, Exception) or isinstance(cause, as_it_is):
+            raise cause from error
+        reason = " ".join(str(cause).split())
+        kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
+        raise ValueError(f"{kind}{reason}") from error
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
     """An OSError of a write or a read does not say of which file."""
     try:
         yield

@@ -23,7 +23,7 @@ def texts(*arguments, **keywords) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "wanted"),
+    ("overrides", "requested"),
     [
         ([], [""]),
         (["seed=1"], ["seed=1"]),

@@ -23,12 +23,12 @@ from torch import Tensor
 from forge.compose import composition
 from forge.config.problems import ConfigError
 from forge.config.root import Config
+from forge.parallel.gather import Tensors
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.parity.side import Record, measure
 from forge.parity.verdict import BOUNDS, compare, may_vanish, table
 from forge.resolve.rules.degrees import pp_torch
-from forge.training.whole import Found
 
 LR = 0.1
 STEPS = {torch.float64: 5, torch.float32: 3}
@@ -192,7 +192,7 @@ def distance_in_bf16(model: str, layout: str) -> Distance:
     return Distance(*main_ranks(config, work))
 
 
-def _distance(found: list[Found], exact: list[Found]) -> float:
+def _apart(found: list[Tensors], exact: list[Tensors]) -> float:
     pairs = [(a[name], b[name]) for a, b in zip(found, exact, strict=True) for name in b]
     both = [(a.double(), b.double()) for a, b in pairs if a is not None and b is not None]
     assert len(both) == len(pairs), "a gradient is missing"

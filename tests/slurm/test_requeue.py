@@ -17,7 +17,7 @@ import pytest
 
 from forge.launch.slurm import requeue
 from forge.launch.slurm.task import Rank, placed
-from forge.training.stopping import Signals
+from forge.training.signals import Signals
 
 Scontrol = Callable[..., Path]
 RUNNING = "JobId=31 JobState=RUNNING Restarts=0 PreemptTime=None"

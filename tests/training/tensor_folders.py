@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from forge.training.tensor_files import causes, reader, stored, writer
+from forge.training import tensor_storage
+from forge.training.tensor_storage import save, stored
 
-
-def save(folder: Path, tensors: dict[str, Any]) -> None:
-    with causes():
-        dcp.save(tensors, storage_writer=writer(folder))
+__all__ = ["load", "save"]
 
 
 def load(folder: Path, **targets: Tensor) -> dict[str, Tensor]:
@@ -23,6 +19,5 @@ def load(folder: Path, **targets: Tensor) -> dict[str, Tensor]:
         name: torch.empty(what.size, dtype=what.properties.dtype)
         for name, what in stored(folder).items()
     }
-    with causes():
-        dcp.load(tensors, storage_reader=reader(folder))
+    tensor_storage.load(tensors, folder)
     return tensors

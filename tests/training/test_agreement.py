@@ -101,7 +101,7 @@ def test_time_that_is_over_on_one_rank_is_over_on_all(
     path = new_run(*LAYOUT, "train.max_time=100")
     monkeypatch.setattr(
         TimeLimit,
-        "wanted",
+        "requested",
         lambda self, loop: int(os.environ["RANK"] == "1" and loop.state.step >= 5),
     )
     ended = run_on_two(path, list)
@@ -119,7 +119,7 @@ def test_minutes_that_are_over_on_one_rank_save_on_all(new_run: Callable[..., Pa
     def change(parts: Any) -> None:
         saving = parts.loop.callbacks[-1]
         if os.environ["RANK"] == "1":
-            saving.wanted = lambda loop: int(loop.state.step in (6, 7))
+            saving.requested = lambda loop: int(loop.state.step in (6, 7))
 
     run_on_two(path, list, change)
     assert {one.step: one.meta["reason"] for one in checkpoints.listed(path / "checkpoints")} == {

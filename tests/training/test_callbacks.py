@@ -18,12 +18,9 @@ import torch
 from run_helpers import assert_bit_equal, weights
 
 from forge import worker
-from forge.config.problems import ConfigError
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback as Base
-from forge.training.callback import CallbackError, blaming, name_of
-from forge.training.saving import Saving
-from forge.training.stopping import Signals
+from forge.training.callback import CallbackError, naming
 
 MOMENTS = (
     "on_start",
@@ -109,15 +106,11 @@ class Stopping(Base):
             loop.stop("enough")
 
 
-class NoCallback:
-    """Lacks the base class."""
-
-
 @pytest.fixture(autouse=True)
 def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package mypkg, with the classes of this file."""
     package = types.ModuleType("mypkg")
-    for one in (Everything, Broken, GradientNoter, Zeroing, Stopping, NoCallback):
+    for one in (Everything, Broken, GradientNoter, Zeroing, Stopping):
         setattr(package, one.__name__, one)
     monkeypatch.setitem(sys.modules, "mypkg", package)
 
@@ -159,29 +152,6 @@ def test_the_order_of_all_moments(assembled: Callable[..., Parts]) -> None:
     assert one.seen == [("on_start", 0), *steps, *end]
 
 
-def test_users_stand_just_before_saving_in_the_order_of_the_config(
-    assembled: Callable[..., Parts],
-) -> None:
-    callbacks = assembled(*callback("b", "Everything"), *callback("a", "Stopping")).loop.callbacks
-    assert [name_of(c) for c in callbacks[-3:]] == ["callbacks.b", "callbacks.a", "Saving"]
-    assert isinstance(callbacks[-1], Saving)
-    assert name_of(callbacks[0]) == Signals.__name__
-
-
-def test_the_path_of_a_checkpoint_is_given(assembled: Callable[..., Parts], tmp_path: Path) -> None:
-    parts = assembled("train.max_steps=4", "checkpoint.interval=2")
-    paths = []
-
-    class Noting(Base):
-        def on_checkpoint(self, loop: Any, path: Path) -> None:
-            assert (path / "meta.json").is_file()
-            paths.append(path)
-
-    parts.loop.callbacks.insert(0, Noting())
-    parts.loop.run()
-    assert paths == [parts.loop.run_dir / "checkpoints" / f"step_{step}" for step in (2, 4)]
-
-
 def test_the_gradient_is_clipped_when_it_is_shown_and_metrics_go_to_the_trackers(
     trained: Callable[..., Path],
 ) -> None:
@@ -210,13 +180,6 @@ def test_a_callback_can_stop_the_run(trained: Callable[..., Path]) -> None:
     path = trained(*callback("stopper", "Stopping"))
     result = json.loads((path / "result.json").read_text())
     assert (result["status"], result["reason"], result["step"]) == ("finished", "enough", 3)
-
-
-def test_an_idle_moment_is_not_called(assembled: Callable[..., Parts]) -> None:
-    loop = assembled(*callback("stopper", "Stopping")).loop
-    loop.run()
-    assert [name_of(c) for c in loop._acting["on_step_start"]] == ["callbacks.stopper"]
-    assert loop.update.on_gradients is None
 
 
 @pytest.mark.parametrize(
@@ -278,32 +241,6 @@ def test_one_that_cannot_take_its_state_back_names_itself(
         assemble(again)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (
-            callback("x", "NoCallback"),
-            "mypkg.NoCallback is no subclass of forge.training.callback.Callback.",
-        ),
-        (
-            callback("x", "Missing"),
-            "mypkg.Missing cannot be imported: module 'mypkg' has no attribute 'Missing'.",
-        ),
-        (callback("x", "Broken"), "Broken also needs moment."),
-        (callback("x", "Broken", momment="a"), "-> did you mean callbacks.x.moment?"),
-    ],
-)
-def test_what_cannot_be_built_is_refused_before_anything_is_read(
-    overrides: list[str], said: str, new_run: Callable[..., Path]
-) -> None:
-    path = new_run(*overrides)
-    with pytest.raises(ConfigError) as refused:
-        assemble(path)
-    assert said in str(refused.value)
-    assert "callbacks.x" in str(refused.value)
-    assert not (path / "data.json").exists()
-
-
 def test_a_close_that_fails_hides_no_error_and_stops_no_other(
     assembled: Callable[..., Parts], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -320,11 +257,6 @@ def test_a_close_that_fails_hides_no_error_and_stops_no_other(
     assert "callbacks.bad could not be closed either: CallbackError: callbacks.bad" in caplog.text
 
 
-def test_forges_own_callbacks_raise_what_they_raise() -> None:
-    with pytest.raises(ZeroDivisionError), blaming(Signals(1.0), "on_start", 0):
-        _ = 1 / 0
-
-
 def test_the_first_to_fail_is_the_one_that_is_named() -> None:
     inner, outer = Everything(), Everything()
     inner.config_path, outer.config_path = "callbacks.inner", "callbacks.outer"
@@ -333,7 +265,7 @@ def test_the_first_to_fail_is_the_one_that_is_named() -> None:
             CallbackError,
             match=r"^callbacks\.inner .* failed in on_evaluation at step 3: ZeroDivisionError",
         ),
-        blaming(outer, "on_step_end", 3),
-        blaming(inner, "on_evaluation", 3),
+        naming(outer, "on_step_end", 3),
+        naming(inner, "on_evaluation", 3),
     ):
         _ = 1 / 0

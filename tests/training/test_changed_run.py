@@ -139,16 +139,6 @@ def test_another_model_begins_fresh_where_it_does_not_fit(
     assert_bit_equal(weights(again.model), weights(parts.model))
 
 
-def test_a_model_that_was_changed_and_killed_at_once_goes_on(saved_run: Path) -> None:
-    """The newest checkpoint is still of the old model, and nothing differs from the config in force
-    any more.
-    """
-    alter(saved_run, model__n_layers=3, run__allow_change=["model"])
-    assemble(saved_run)
-    assert alter(saved_run, run__allow_change=[]) != []
-    assert assemble(saved_run).loop.state.step == 6
-
-
 def sgd(section: AdamWSection, *, model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=section.lr, momentum=0.9)
 

@@ -14,8 +14,8 @@ from test_guard import Poisoned, state_of
 
 from forge.data.loader import Batch
 from forge.parallel.ranks import Ranks
-from forge.training.agreement import Agreement
 from forge.training.assemble import Parts, assemble
+from forge.training.stopping import Agreement
 
 pytestmark = [
     pytest.mark.cuda,
@@ -138,12 +138,12 @@ def test_memory_that_runs_out_is_in_a_snapshot(new_run: Callable[..., Path]) -> 
     assert any(event["action"] == "oom" for trace in snapshot["device_traces"] for event in trace)
 
 
-def test_what_ranks_wish_is_read_a_step_later_without_waiting_for_the_device() -> None:
+def test_what_ranks_request_is_read_a_step_later_without_waiting_for_the_device() -> None:
     agreement, seen = Agreement([], Ranks(size=2)), []
     torch.cuda.set_sync_debug_mode("error")
     try:
         for number in (1.0, 0.0, 2.0, 0.0):
-            seen.append(agreement._anyone(torch.full((), number, device="cuda")))
+            seen.append(agreement._any(torch.full((), number, device="cuda")))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert seen == [False, True, False, True]

@@ -11,7 +11,7 @@ import forge
 from forge.config.root import Config
 from forge.resolve.resolve import resolve
 from forge.training.assemble import Parts
-from forge.training.device import check_dtypes, loss_scaler, set_up
+from forge.training.process import check_dtypes, loss_scaler, set_up
 
 
 @pytest.fixture(autouse=True)
@@ -40,30 +40,12 @@ def test_deterministic_is_set_and_taken_back() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_deterministic_has_no_effect_on_the_numbers_of_a_cpu(
-    assembled: Callable[..., Parts],
-) -> None:
-    runs = [assembled(f"run.deterministic={flag}") for flag in ("false", "true")]
-    for parts in runs:
-        set_up(parts.config)
-        parts.loop.run()
-    for ours, theirs in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_matmul_precision(precision: str) -> None:
     set_up(config("precision=fp32", f"precision.matmul_precision={precision}"))
     assert torch.get_float32_matmul_precision() == precision
     set_up(config("precision=bf16", f"precision.matmul_precision={precision}"))
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_anomaly_detection_is_set_and_taken_back() -> None:
-    set_up(config("run.detect_anomaly=true"))
-    assert torch.is_anomaly_enabled()
-    set_up(config())
-    assert not torch.is_anomaly_enabled()
 
 
 def test_cuda_without_a_gpu_is_said_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

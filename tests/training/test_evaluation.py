@@ -12,9 +12,6 @@ from run_helpers import assert_bit_equal, logged, weights
 
 from forge import cli
 from forge.config.eval import Eval
-from forge.data import IGNORE_INDEX
-from forge.data.loader import eval_batches
-from forge.models.modes import evaluating
 from forge.training import evaluation
 from forge.training.assemble import Parts, assemble
 from forge.training.evaluation import most_sequences
@@ -31,14 +28,6 @@ EVALUATE = (
     "eval.sample_prompts=[the]",
     "eval.sample_tokens=4",
 )
-
-
-def test_each_target_of_the_split_is_scored_once(assembled: Callable[..., Parts]) -> None:
-    store = assembled().prepared.val
-    batches = list(eval_batches(store, seq_len=16, batch_size=4))
-    assert 1 <= len(batches[-1].tokens) < 4, "the last batch must be partial"
-    scored = torch.cat([b.targets[b.targets != IGNORE_INDEX] for b in batches])
-    assert scored.tolist() == store.read(1, len(store)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -76,18 +65,6 @@ def test_evaluation_is_bounded_unless_it_is_asked_otherwise() -> None:
         config = cli.resolved([f"train={preset}", "model.max_seq_len=2048"])[1].config
         assert most_sequences(config.eval, config.train) * config.train.seq_len == tokens
         assert most_sequences(Eval(steps=0, max_tokens=0), config.train) == 0, "all of it"
-
-
-@pytest.mark.parametrize("micro_batch", [8, 2])
-def test_the_micro_batch_does_not_change_what_is_evaluated(
-    assembled: Callable[..., Parts], micro_batch: int
-) -> None:
-    options = (*EVALUATE, "eval.steps=2", "train.global_batch_size=8")
-    ours, theirs = assembled(*options), assembled(*options, f"train.batch_size={micro_batch}")
-    assert ours.evaluation is not None
-    assert theirs.evaluation is not None
-    assert ours.config.train.batch_size == 4
-    assert theirs.evaluation.run(never) == pytest.approx(ours.evaluation.run(never), rel=1e-6)
 
 
 def test_logits_are_taken_in_pieces_without_a_difference(
@@ -148,18 +125,6 @@ def test_compiled_models_are_evaluated_and_sampled_without_compiling_anew(
     assert compiled.evaluation is not None
     assert plain.evaluation is not None
     assert compiled.evaluation.metrics == pytest.approx(plain.evaluation.metrics, rel=1e-5)
-
-
-def test_the_stance_of_the_compiler_comes_back(assembled: Callable[..., Parts]) -> None:
-    torch.compiler.reset()
-    model = assembled("train.compile_model=true", "train.compile_backend=eager").model
-    compiled = torch._dynamo.utils.counters["stats"]
-    tokens = torch.zeros(1, 16, dtype=torch.int64)
-    with evaluating(model):
-        model(tokens)
-    before = compiled["unique_graphs"]
-    model(tokens)
-    assert compiled["unique_graphs"] == before + 1
 
 
 def test_evaluated_at_every_interval_and_once_at_the_end(trained: Callable[..., Path]) -> None:

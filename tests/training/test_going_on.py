@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from forge.generate import main as generate
-from forge.rundir.checkpoints import CheckpointError
 from forge.training.assemble import Parts
 from forge.training.callback import Callback
 from forge.training.loop import Loop
@@ -32,58 +31,6 @@ def test_says_where_it_goes_on(
         == f"going on from {first}/checkpoints/step_6 at step 6, where it stopped in the data: 3 steps to go"
     )
     assert parts.loop.loader.samples == 24
-
-
-def test_says_that_nothing_is_left(
-    trained: Callable[..., Path],
-    assembled: Callable[..., Parts],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    first = trained()
-    assembled(f"checkpoint.resume_from={first}")
-    assert capsys.readouterr().out.endswith(
-        "where it stopped in the data: nothing is left to train; raise train.max_steps\n"
-    )
-
-
-def test_another_tokenizer_is_refused(
-    trained: Callable[..., Path], assembled: Callable[..., Parts]
-) -> None:
-    first = trained()
-    with pytest.raises(CheckpointError) as caught:
-        assembled("tokenizer.vocab_size=290", f"checkpoint.resume_from={first}")
-    step = f"{first}/checkpoints/step_6"
-    assert str(caught.value) == (
-        f"{step}: it was trained with another tokenizer, so its token ids mean something else here; "
-        f"put it back, or take its own: tokenizer=file tokenizer.path={step}/tokenizer/tokenizer.json"
-    )
-
-
-def test_another_corpus_is_read_from_its_beginning(
-    trained: Callable[..., Path],
-    assembled: Callable[..., Parts],
-    text_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    step = trained() / "checkpoints" / "step_6"
-    other = tmp_path / "other.txt"
-    other.write_text(2 * text_file.read_text())  # another text with the same tokenizer
-    parts = assembled(f"data.path={other}", "train.max_steps=9", f"checkpoint.resume_from={step}")
-    assert (parts.loop.loader.samples, parts.loop.state.samples, parts.loop.state.step) == (0, 0, 6)
-    where = "at the beginning of this corpus, which is another one"
-    assert (
-        capsys.readouterr().out.splitlines()[-1]
-        == f"going on from {step} at step 6, {where}: 3 steps to go"
-    )
-
-
-def test_the_run_directory_holds_the_data_manifest(
-    trained: Callable[..., Path], text_file: Path
-) -> None:
-    manifest = json.loads((trained() / "data.json").read_text())
-    assert sum(split["bytes"] for split in manifest["splits"].values()) == text_file.stat().st_size
-    assert set(manifest["splits"]) == {"train", "val"}
 
 
 class Interrupting(Callback):

@@ -23,9 +23,9 @@ from forge.config.train import Train
 from forge.objectives.pretrain import Pretrain
 from forge.optim.adamw import adamw
 from forge.training.assemble import Parts
-from forge.training.guard import BadSteps
 from forge.training.state import BadStep, TrainState
 from forge.training.step import StepOutput
+from forge.training.stopping import BadSteps
 
 
 class Poisoned:
@@ -195,7 +195,7 @@ def test_state_counts_when_it_is_asked() -> None:
     other.load_state_dict(json.loads(json.dumps(state.state_dict())))
     other.step += 1
     other.record(output(True))
-    other.settle()
+    other.count_skipped()
     assert (other.skipped, other.bad_in_a_row) == (4, 3)
 
 

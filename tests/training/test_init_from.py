@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from forge import export, worker
 from forge.config.problems import ConfigError
 from forge.rundir import outcome
-from forge.rundir.checkpoints import CheckpointError
 from forge.training.assemble import Parts, assemble
 
 
@@ -124,36 +122,6 @@ def test_it_is_done_once(saved_run: Path, new_run: Callable[..., Path]) -> None:
     assert set(logged(path, "train/loss")) == set(range(1, 7))
 
 
-def test_it_trains_as_a_model_with_these_weights_does(
-    saved_run: Path, new_run: Callable[..., Path], assembled: Callable[..., Parts]
-) -> None:
-    path = new_run("seed=9", f"checkpoint.init_from={saved_run}")
-    assemble(path).loop.run()
-    by_hand = assembled("seed=9")
-    by_hand.model.load_state_dict(of_step(saved_run, 6))
-    by_hand.loop.run()
-    assert_bit_equal(
-        stored(path / "checkpoints" / "step_6"),
-        stored(by_hand.loop.run_dir / "checkpoints" / "step_6"),
-    )
-
-
-@pytest.mark.parametrize("from_file", [False, True], ids=["checkpoint", "safetensors"])
-def test_another_model_is_refused_with_the_names(
-    saved_run: Path, exported: Path, assembled: Callable[..., Parts], from_file: bool
-) -> None:
-    source = exported if from_file else saved_run / "checkpoints" / "step_6"
-    with pytest.raises(CheckpointError) as raised:
-        assembled("model.ffn_hidden_dim=48", f"checkpoint.init_from={source}")
-    assert str(raised.value).startswith(f"{source} does not fit this model: ")
-    assert "blocks.0.feed_forward.w_gate.weight is (32, 16) there and (48, 16) here" in str(
-        raised.value
-    )
-    assert str(raised.value).endswith(
-        "Choose the model it was trained with, or checkpoint.exclude_from_loading"
-    )
-
-
 @pytest.mark.parametrize("content", [b"", b"not safetensors at all", b"\xff" * 64])
 def test_a_file_that_is_no_safetensors(
     tmp_path: Path, new_run: Callable[..., Path], content: bytes, capsys: pytest.CaptureFixture[str]
@@ -164,36 +132,6 @@ def test_a_file_that_is_no_safetensors(
     said = capsys.readouterr().err
     assert f"{file} cannot be read as safetensors: " in said
     assert "Traceback" not in said
-
-
-def test_a_file_that_is_cut_off(
-    exported: Path, new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    exported.write_bytes(exported.read_bytes()[:-100])
-    assert worker.main([str(new_run(f"checkpoint.init_from={exported}"))]) == 2
-    assert f"{exported} cannot be read as safetensors: " in capsys.readouterr().err
-
-
-def test_a_place_without_a_checkpoint_is_said_with_the_key(
-    tmp_path: Path, new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    assert worker.main([str(new_run(f"checkpoint.init_from={tmp_path}/empty"))]) == 2
-    advice = "there is no complete checkpoint; give a step_N directory, or a run that has one"
-    assert f"checkpoint.init_from={tmp_path}/empty: {advice}" in capsys.readouterr().err
-
-
-def test_what_cannot_be_used_there_is_passed_over(
-    saved_run: Path, assembled: Callable[..., Parts], caplog: pytest.LogCaptureFixture
-) -> None:
-    """One of another run is what is wanted here; a torn one is not."""
-    (saved_run / "checkpoints" / "step_6" / "meta.json").unlink()
-    assert_bit_equal(
-        weights(assembled(f"checkpoint.init_from={saved_run}").model), of_step(saved_run, 4)
-    )
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{saved_run}/checkpoints/step_6 is passed over: it is torn: it has no meta.json, which is written last"
-    ]
 
 
 @pytest.mark.parametrize("option", ["init_from", "resume_from"])
@@ -222,10 +160,3 @@ def test_a_source_that_is_gone_does_not_keep_a_run_from_going_on(
             path,
             **{f"checkpoint__{option}": f"{gone}/nothing", "run__allow_change": ["checkpoint"]},
         )
-
-
-def test_what_it_says_of_itself(saved_run: Path, exported: Path) -> None:
-    header = json.loads(
-        exported.read_bytes()[8 : 8 + int.from_bytes(exported.read_bytes()[:8], "little")]
-    )
-    assert header["__metadata__"] == {"format": "pt", "step": "6"}

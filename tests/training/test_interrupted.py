@@ -75,17 +75,15 @@ def assert_undisturbed(ours: Path, theirs: Path) -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize(("which", "step"), [(1, 2), (2, 4), (3, 6)])
 def test_an_evaluation_is_broken_off_and_done_when_the_run_goes_on(
     undisturbed: Path,
     new_run: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
     which: int,
     step: int,
 ) -> None:
-    path = new_run(*OPTIONS)
+    path, number = new_run(*OPTIONS), signal.SIGTERM
     with monkeypatch.context() as patch:
         sending(patch, number, evaluation_number=which, batch=2)
         assert worker.main([str(path)]) == 128 + number

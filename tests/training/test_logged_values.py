@@ -210,19 +210,3 @@ def test_speed_and_mfu_leave_out_pauses(new_run: Callable[..., Path]) -> None:
         assert rate[step] == pytest.approx(4 * 16 / seconds[step])
         assert mfu[step] == pytest.approx(rate[step] * model.flops_per_token(16) / 1e9)
     assert parts.logger.mean_rate() == pytest.approx(rate[4])  # all logs but the first
-
-
-def test_memory_is_the_resident_peak_of_this_process(trained: Callable[..., Path]) -> None:
-    path = trained("train.max_steps=1")
-    peak = next(
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmHWM")
-    )
-    assert logged(path, "memory_gib", file="performance.jsonl")[1] == pytest.approx(
-        int(peak.split()[1]) / 2**20, rel=0.05
-    )
-
-
-def test_mfu_is_left_out_where_the_peak_is_unknown(trained: Callable[..., Path]) -> None:
-    assert logged(trained("train.max_steps=1"), "mfu", file="performance.jsonl") == {}

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_helpers import logged
 
 from forge.training.assemble import Parts
-from forge.training.logging import Logger
 from forge.training.loop import Loop
+from forge.training.metrics import Logger
 from forge.training.state import TrainState
 from forge.training.step import StepOutput
 from forge.training.trackers import Trackers
@@ -169,26 +168,3 @@ def test_the_two_files_of_a_run(trained: Callable[..., Path]) -> None:
         == [row["step"] for row in rows["performance.jsonl"]]
         == [4, 6]
     )
-
-
-def test_the_whole_metrics_file_is_a_function_of_the_config(trained: Callable[..., Path]) -> None:
-    options = ("eval.enabled=true", "eval.interval=2", "eval.steps=1", "eval.sample_tokens=0")
-    first, second = trained(*options), trained(*options)
-    assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes() != b""
-    assert set(logged(first, "eval/loss")) == {2, 4, 6}
-
-
-def test_a_run_that_goes_on_between_two_logs_writes_the_same_rows(
-    trained: Callable[..., Path],
-) -> None:
-    options = (
-        "metrics.log_interval=4",
-        "train.max_steps=10",
-        "checkpoint.interval=3",
-        "checkpoint.keep_last_n=0",
-    )
-    whole = trained(*options)
-    resumed = trained(*options, f"checkpoint.resume_from={whole}/checkpoints/step_6")
-    rows = [(path / "metrics.jsonl").read_text().splitlines() for path in (whole, resumed)]
-    assert rows[0][1:] == rows[1]
-    assert [json.loads(row)["step"] for row in rows[0]] == [4, 8, 10]

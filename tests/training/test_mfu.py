@@ -58,7 +58,3 @@ def test_mfu_of_palm_540b():
     layers, heads, head_dim, seq_len, parameters = 118, 48, 256, 2048, 540.35e9
     flops_per_token = 6 * parameters + 12 * layers * heads * head_dim * seq_len
     assert mfu(238.3e3, flops_per_token, 275e12, 6144) == pytest.approx(0.462, abs=5e-4)
-
-
-def test_mfu_without_a_peak_is_none():
-    assert mfu(1e3, 1e6, None, 1) is None

@@ -23,7 +23,6 @@ from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.models.moe import MoE
 from forge.objectives.pretrain import Pretrain
-from forge.training.assemble import Parts
 from forge.training.step import Update
 
 MOE = (
@@ -230,12 +229,6 @@ def test_a_run_learns_and_logs_its_routing(trained: Callable[..., Path]) -> None
     assert logged(run, "train/moe/bias")[60] > 0.02
 
 
-def test_a_dense_run_logs_nothing_of_it(trained: Callable[..., Path]) -> None:
-    text = (trained() / "metrics.jsonl").read_text()
-    assert "moe" not in text
-    assert "aux" not in text
-
-
 @pytest.mark.parametrize("interval", [1, 3])
 def test_a_run_that_goes_on_equals_one_that_never_stopped(
     trained: Callable[..., Path], interval: int
@@ -275,35 +268,3 @@ def test_a_run_that_goes_on_equals_one_that_never_stopped(
     ):
         expected = {at: value for at, value in logged(whole, key).items() if at > 5}
         assert logged(resumed, key) == expected != {}
-
-
-def test_an_evaluation_between_steps_changes_nothing(trained: Callable[..., Path]) -> None:
-    with_it = trained(*MOE, "eval.enabled=true", "eval.interval=2", "eval.steps=2")
-    without = trained(*MOE)
-    ours, theirs = (stored(run / "checkpoints" / "step_6") for run in (with_it, without))
-    assert_bit_equal(ours, theirs)
-
-
-COMPILED = ("train.compile_model=true", "train.compile_backend=aot_eager")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("train.activation_checkpointing=full",),
-        ("train.activation_checkpointing=selective",),
-        COMPILED,
-    ],
-    ids=" ".join,
-)
-def test_recomputed_and_compiled_runs_route_alike(
-    assembled: Callable[..., Parts], options: tuple[str, ...]
-) -> None:
-    plain, other = assembled(*MOE), assembled(*MOE, *options)
-    for parts in (plain, other):
-        parts.loop.run()
-    for name, expected in plain.model.state_dict().items():
-        found = other.model.state_dict()[name]
-        if "selection_bias" in name:
-            assert torch.equal(found, expected)
-        assert (found - expected).norm() <= 1e-3 * expected.norm(), name

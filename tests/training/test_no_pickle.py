@@ -16,7 +16,7 @@ from run_helpers import assert_bit_equal, stored, weights
 
 from forge import export, generate, worker
 from forge.training.assemble import Parts
-from forge.training.load_run import load_run
+from forge.training.restore import load_run
 
 
 class Hostile:

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_helpers import assert_bit_equal, logged, weights
+from run_helpers import assert_bit_equal, weights
 
-from forge.config.data import PythonSource, Text
 from forge.generate import main as generate
-from forge.training import writing
+from forge.training import samples
 from forge.training.assemble import Parts, assemble
 from forge.training.samples import opening
 
@@ -41,27 +40,6 @@ def test_activation_checkpointing_changes_no_bit(
     assert_bit_equal(weights(runs[1].model), weights(runs[0].model))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loader_processes_and_prefetch_change_no_bit(
-    assembled: Callable[..., Parts], workers: int
-) -> None:
-    runs = [
-        assembled(),
-        assembled(f"data.num_workers={workers}", "data.prefetch_factor=3", "data.pin_memory=false"),
-    ]
-    for parts in runs:
-        parts.loop.run()
-    assert_bit_equal(weights(runs[1].model), weights(runs[0].model))
-
-
-def test_loader_processes_end_with_the_run(assembled: Callable[..., Parts]) -> None:
-    import multiprocessing
-
-    parts = assembled("data.num_workers=2")
-    parts.loop.run()
-    assert multiprocessing.active_children() == []
-
-
 def test_a_loader_process_ends_for_its_rank_only(assembled: Callable[..., Parts]) -> None:
     import multiprocessing
     import os
@@ -84,14 +62,6 @@ def test_a_loader_process_ends_for_its_rank_only(assembled: Callable[..., Parts]
     parts.loop.loader.close()
 
 
-def test_compiled_training_is_that_of_the_plain_model(assembled: Callable[..., Parts]) -> None:
-    runs = [assembled(), assembled("train.compile_model=true", "train.compile_backend=aot_eager")]
-    for parts in runs:
-        parts.loop.run()
-    for ours, theirs in zip(runs[1].model.parameters(), runs[0].model.parameters(), strict=True):
-        assert (ours - theirs).abs().max() < 1e-5
-
-
 @pytest.mark.parametrize(("interval", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
 def test_sample_interval_and_prompts(
     trained: Callable[..., Path], interval: int, steps: list[int]
@@ -107,13 +77,13 @@ def test_sampling_options_reach_the_sampler(
     trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
-    real = writing.generate
+    real = samples.generate
 
     def spy(model: Any, tokens: Any, max_new: int, **options: Any) -> Any:
         asked.append({"tokens": max_new, **options})
         return real(model, tokens, max_new, **options)
 
-    monkeypatch.setattr(writing, "generate", spy)
+    monkeypatch.setattr(samples, "generate", spy)
     trained(
         *SAMPLES,
         "seed=7",
@@ -131,7 +101,7 @@ def test_sampling_options_reach_the_sampler(
 def test_greedy_samples_are_those_of_the_model(trained: Callable[..., Path]) -> None:
     import torch
 
-    from forge.training.load_run import load_run
+    from forge.training.restore import load_run
 
     path = trained(*SAMPLES, "eval.sample_temperature=0", "eval.sample_tokens=4")
     run = load_run(path)
@@ -140,50 +110,6 @@ def test_greedy_samples_are_those_of_the_model(trained: Callable[..., Path]) -> 
         with torch.no_grad():
             tokens.append(int(run.model(torch.tensor([tokens]))[0, -1].argmax()))
     assert "ship" + read_samples(path)[1]["text"] == run.tokenizer.decode(tokens)
-
-
-def test_the_console_shows_samples_and_the_summary_only_when_on(
-    trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = (
-        "--- sample at step 6 ---",
-        "step 6/6 | loss",
-        "all steps done, after 6 steps",
-        "bits per byte",
-    )
-    trained(*SAMPLES)
-    silent = capsys.readouterr().out
-    trained(*SAMPLES, "metrics.enable_console=true")
-    shown = capsys.readouterr().out
-    assert [text in silent for text in texts] == [False] * 4
-    assert [text in shown for text in texts] == [True] * 4
-
-
-def test_tensorboard_goes_where_it_is_told(trained: Callable[..., Path]) -> None:
-    path = trained(
-        "metrics.enable_tensorboard=true", "metrics.tensorboard_dir=board", "train.max_steps=2"
-    )
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(path / "board"))
-    events.Reload()
-    assert {e.step: e.value for e in events.Scalars("train/loss")} == pytest.approx(
-        logged(path, "train/loss")
-    )
-
-
-def test_log_interval(trained: Callable[..., Path]) -> None:
-    assert set(logged(trained("metrics.log_interval=4", "train.max_steps=10"), "train/loss")) == {
-        4,
-        8,
-        10,
-    }
-
-
-def test_no_run_evaluates_or_samples_when_evaluation_is_off(trained: Callable[..., Path]) -> None:
-    path = trained(*SAMPLES, "eval.enabled=false")
-    assert logged(path, "eval/loss") == {}
-    assert not (path / "samples.jsonl").exists()
 
 
 def test_a_prompt_that_cannot_fit_is_refused_before_training(
@@ -232,14 +158,6 @@ def test_without_a_prompt_the_text_gives_one(
         assert generate(shlex.split(advised)[4:]) == 0
         assert capsys.readouterr().out.startswith(sample["prompt"])
     assert said[0] == said[1]
-
-
-def test_python_is_continued_as_python_and_no_tokens_are_no_samples(
-    trained: Callable[..., Path],
-) -> None:
-    path = trained("eval.enabled=true", "eval.steps=1", "eval.sample_tokens=0")
-    assert not (path / "samples.jsonl").exists()
-    assert (PythonSource().prompt, Text().prompt) == ("def", "")
 
 
 @pytest.mark.parametrize(

@@ -38,22 +38,10 @@ def test_the_trace_has_exactly_the_steps_of_the_window(trained: Callable[..., Pa
     assert traces(path) == []
 
 
-def test_a_window_from_the_first_step(trained: Callable[..., Path]) -> None:
-    path = trained(
-        "profiling=on", "profiling.start_step=1", "profiling.end_step=2", "train.max_steps=3"
-    )
-    assert optimizer_steps(path / "profiler_traces" / "rank_0" / "steps_1_to_2.json.gz") == 2
-
-
 def test_a_window_that_the_end_of_the_run_cuts(trained: Callable[..., Path]) -> None:
     path = trained(*WINDOW, "train.max_steps=3")
     assert traces(path) == ["rank_0/steps_2_to_3.json.gz"]
     assert optimizer_steps(path / "profiler_traces" / "rank_0" / "steps_2_to_3.json.gz") == 2
-
-
-def test_no_window_no_trace(trained: Callable[..., Path]) -> None:
-    assert traces(trained("train.max_steps=6")) == []
-    assert traces(trained(*WINDOW, "train.max_steps=1")) == []
 
 
 def test_a_failure_inside_the_window_leaves_no_profiler_running(

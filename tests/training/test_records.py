@@ -16,7 +16,7 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, logged, stored
 
 from forge import worker
-from forge.rundir import files, outcome
+from forge.rundir import outcome
 from forge.rundir.lock import Lock
 from forge.rundir.provenance import OURS, revision, versions
 from forge.training import assemble as assembling
@@ -98,12 +98,6 @@ def test_a_metric_that_is_not_finite_is_null(
     assert (result["metrics"]["eval/loss"], result["metrics"]["eval/perplexity"]) == (None, None)
 
 
-def test_the_config_in_force_is_named(saved_run: Path) -> None:
-    alter(saved_run, metrics__log_interval=2)
-    assert worker.main([str(saved_run)]) == 0
-    assert strict(saved_run / "result.json")["config"] == "config.2.yaml"
-
-
 def test_every_start_and_every_end_is_a_line(new_run: Callable[..., Path]) -> None:
     """A start without an end was killed, and a line that was cut off is left out without spoiling
     the next.
@@ -144,21 +138,6 @@ def test_every_start_and_every_end_is_a_line(new_run: Callable[..., Path]) -> No
     alter(path, checkpoint__resume_from="2")
     assert worker.main([str(path)]) == 0
     assert outcome.resumed_from(path) == "2"
-
-
-def test_a_failure_is_an_end_too(
-    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = new_run("checkpoint.interval=2")
-    monkeypatch.setattr(stepping.Update, "__call__", lambda *_: {}["no"])
-    assert worker.main([str(path)]) == 1
-    assert outcome.attempts(path)[-1] | {"time": ""} == {
-        "event": "end",
-        "time": "",
-        "status": "failed",
-        "reason": "KeyError: 'no'",
-        "step": None,
-    }
 
 
 def test_the_result_and_the_error_of_an_earlier_start_are_gone(
@@ -209,25 +188,6 @@ def test_a_run_without_a_checkpoint_to_go_on_from_is_not_advised_to(
     )
 
 
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        ("max_time", "train.max_time is used up"),
-        ("target", "eval.target is reached"),
-        ("patience", "there was no improvement for eval.patience evaluations"),
-    ],
-)
-def test_a_run_that_something_else_ended_says_what(
-    trained: Callable[..., Path], capsys: pytest.CaptureFixture[str], reason: str, said: str
-) -> None:
-    path = trained()
-    files.write_json(path / "result.json", strict(path / "result.json") | {"reason": reason})
-    capsys.readouterr()
-    assert worker.main([str(path)]) == 0
-    longer = f"raise what ended it to go on: python -m forge.resume {path} ..."
-    assert capsys.readouterr().out == f"this run is finished: {said}, after 6 steps; {longer}\n"
-
-
 def test_a_run_in_use_is_refused(
     new_run: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -255,9 +215,9 @@ def test_the_log_holds_what_was_said_and_warned_of(
     lines = (saved_run / "logs" / "rank_0.log").read_text().splitlines()
     assert lines[0] == "earlier", "a later start adds to it"
     shown = [line.split(" ", 2)[2] for line in lines[1:]]
-    warned = f"WARNING forge.training.starting: {saved_run}/checkpoints/step_6 is passed over: it is torn: it has no meta.json"
+    warned = f"WARNING forge.training.restore: {saved_run}/checkpoints/step_6 is passed over: it is torn: it has no meta.json"
     assert any(line.startswith(warned) for line in shown)
-    said = "INFO forge.training.writing: going on from checkpoints/step_4 at step 4, where it stopped in the data: 2 steps to go"
+    said = "INFO forge.training.process: going on from checkpoints/step_4 at step 4, where it stopped in the data: 2 steps to go"
     assert said in shown
     assert "is passed over" not in capsys.readouterr().out
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from run_helpers import assert_bit_equal, meta, stored
@@ -111,13 +110,3 @@ def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one(trained: Callable[..
     assert 5 in [line["step"] for line in metrics(short, after=0) if "eval/loss" in line]
     resumed = trained(*fixed, "train.max_steps=8", f"checkpoint.resume_from={short}")
     assert_same_end(resumed, whole, after=5, last=8)
-
-
-def test_the_patience_of_the_first_run_counts(trained: Callable[..., Path]) -> None:
-    whole = trained(*MID_EPOCH, *EVALUATE)
-    resumed = trained(*MID_EPOCH, *EVALUATE, f"checkpoint.resume_from={whole}/checkpoints/step_5")
-    results: list[Any] = [
-        json.loads((path / "result.json").read_text()) for path in (resumed, whole)
-    ]
-    assert results[0]["reason"] == results[1]["reason"] == "patience"
-    assert results[0]["step"] == results[1]["step"] == 12

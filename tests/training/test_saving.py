@@ -57,16 +57,6 @@ def test_every_save_says_why(trained: Callable[..., Path]) -> None:
     assert reasons(trained(*OFTEN)) == {2: "interval", 4: "interval", 5: "end"}
 
 
-@pytest.mark.parametrize(("given", "expected"), [("max_time", "max_time"), ("target", "target")])
-def test_a_stop_is_the_reason_of_the_last(
-    assembled: Callable[..., Parts], given: str, expected: str
-) -> None:
-    parts = assembled(*OFTEN)
-    parts.loop.callbacks.insert(0, At(3, lambda loop: loop.stop(given)))
-    parts.loop.run()
-    assert reasons(parts.loop.run_dir) == {2: "interval", 3: expected}
-
-
 def test_minutes_count_from_the_last_save(
     assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,10 +294,6 @@ def test_a_run_that_saved_nothing_is_not_begun_anew_unasked(trained: Callable[..
         assemble(run)
 
 
-def test_only_at_the_end(trained: Callable[..., Path]) -> None:
-    assert reasons(trained("checkpoint.interval=0")) == {6: "end"}
-
-
 @pytest.mark.parametrize("mode", ["disabled", "async"])
 def test_the_final_evaluation_belongs_to_the_last_checkpoint(
     trained: Callable[..., Path], mode: str
@@ -331,10 +317,3 @@ def test_the_final_evaluation_belongs_to_the_last_checkpoint(
     assert [row["best"] for row in checkpoints.describe(run)] == [False, True]
     (run / "checkpoints" / "step_6" / "meta.json").unlink()
     assert saved.find(run / "checkpoints" / "best")[0].step == 4
-
-
-def test_no_best_without_an_evaluation(trained: Callable[..., Path]) -> None:
-    run = trained()
-    message = f"checkpoint.init_from={run}/best: {run} has no checkpoint that was evaluated; python -m forge.checkpoints lists them"
-    with pytest.raises(saved.CheckpointError, match=re.escape(message)):
-        saved.find(run / "best", name="checkpoint.init_from=")

@@ -17,26 +17,7 @@ from run_helpers import assert_bit_equal, folders, meta, stored
 from forge import worker
 from forge.training import checkpoint
 from forge.training.assemble import Parts
-from forge.training.checkpoint import Checkpointer
-from forge.training.saving import Saving
 from forge.training.tensor_storage import TensorWriter
-
-
-def the_checkpointer(parts: Parts) -> Checkpointer:
-    return next(one.checkpointer for one in parts.loop.callbacks if isinstance(one, Saving))
-
-
-@pytest.mark.parametrize("mode", ["disabled", "async"])
-def test_before_it_is_committed_a_hook_sees_all_of_it(
-    assembled: Callable[..., Parts], mode: str
-) -> None:
-    parts = assembled("train.max_steps=2", f"checkpoint.async_mode={mode}")
-    seen: list[tuple[str, list[str]]] = []
-    the_checkpointer(parts).before_commit.append(
-        lambda path: seen.append((path.name, sorted(p.name for p in path.iterdir())))
-    )
-    parts.loop.run()
-    assert seen == [(".step_2.partial", ["config.yaml", "tokenizer", "weights"])]
 
 
 def test_everything_is_on_the_disk_before_it_gets_its_name(
@@ -105,11 +86,13 @@ def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(
         assert worker.main([str(saved_run)]) == 1
     said = capsys.readouterr().err
     reason = (
-        "it needs 0.2 MiB, and 0.0 MiB are free"
+        "it needs 0.3 MiB, and 0.0 MiB are free"
         if when.startswith("before")
         else "No space left on device"
     )
-    advice = "Make room or give access, then go on with this run; the checkpoint of step 4 is whole"
+    advice = (
+        "Make room or give access, then go on with this run; the checkpoint of step 4 is complete"
+    )
     assert (
         said.splitlines()[1]
         == f"{saved_run}/checkpoints/step_6 cannot be written: {reason}. {advice}"
@@ -135,18 +118,6 @@ def test_a_first_save_that_fails_says_that_there_is_none(
     monkeypatch.setattr(TensorWriter, "write_data", no_space)
     assert worker.main([str(new_run())]) == 1
     assert "then go on with this run; there is no earlier checkpoint\n" in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_written(
-    new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file where the folder should be: what root, too, may not write through."""
-    path = new_run()
-    (path / "checkpoints").write_text("")
-    assert worker.main([str(path)]) == 1
-    said = capsys.readouterr().err
-    assert said.splitlines()[1].startswith(f"{path}/checkpoints/step_6 cannot be written: ")
-    assert "Traceback" not in said
 
 
 def test_a_killed_removal_is_no_checkpoint_and_is_cleaned_up(

@@ -22,7 +22,9 @@ from forge.training.assemble import assemble
 
 
 def starts(run: Path) -> list[tuple[int, str]]:
-    return [(line["step"], line["from"]) for line in outcome.attempts(run) if line["event"] == "start"]
+    return [
+        (line["step"], line["from"]) for line in outcome.attempts(run) if line["event"] == "start"
+    ]
 
 
 def last_said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -32,12 +34,6 @@ def last_said(capsys: pytest.CaptureFixture[str]) -> str:
 def edit_meta(step: Path, **values: Any) -> None:
     meta = json.loads((step / "meta.json").read_text())
     (step / "meta.json").write_text(json.dumps(meta | values))
-
-
-def test_a_new_run_starts_from_nothing(new_run: Callable[..., Path]) -> None:
-    path = new_run()
-    assert assemble(path).loop.state.step == 0
-    assert starts(path) == [(0, "nothing")]
 
 
 def test_its_own_newest_checkpoint(saved_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,18 +69,6 @@ def test_an_earlier_step_of_its_own_is_taken_once(
         assert_bit_equal(
             *(stored(saved_run / "checkpoints" / f"{step}{more}") for more in ("", ".undone"))
         )
-
-
-def test_going_back_twice_keeps_what_was_set_aside(saved_run: Path) -> None:
-    for _ in range(2):
-        alter(saved_run, checkpoint__resume_from="2")
-        assert worker.main([str(saved_run)]) == 0
-        alter(saved_run, checkpoint__resume_from=None)
-        assert assemble(saved_run).loop.state.step == 6
-    assert folders(saved_run) == [
-        "step_2",
-        *(f"step_{n}{'.undone' * k}" for n in (4, 6) for k in range(3)),
-    ]
 
 
 @pytest.mark.parametrize("relative", ["", "checkpoints", "checkpoints/step_6"])
@@ -131,23 +115,12 @@ def test_another_run_takes_the_place_of_what_there_is(
     assert logged(path, "train/loss") == {}, "rows of updates that are not in the weights are gone"
 
 
-def test_a_path_to_its_own_step_is_its_own_step(saved_run: Path) -> None:
-    alter(saved_run, checkpoint__resume_from=str(saved_run / "checkpoints" / "step_2"))
-    assert assemble(saved_run).loop.state.step == 2
-    assert folders(saved_run) == ["step_2", "step_4.undone", "step_6.undone"]
-    assert set(logged(saved_run, "train/loss")) == {1, 2}
-
-
 def no_meta(step: Path) -> None:
     (step / "meta.json").unlink()
 
 
 def broken_meta(step: Path) -> None:
     (step / "meta.json").write_text('{"format": 2, "st')
-
-
-def a_list_as_meta(step: Path) -> None:
-    (step / "meta.json").write_text("[]")
 
 
 def short_file(step: Path) -> None:
@@ -173,7 +146,6 @@ def older(step: Path) -> None:
 REASONS: dict[Callable[[Path], None], str] = {
     no_meta: "it is torn: it has no meta.json, which is written last",
     broken_meta: "its meta.json cannot be read",
-    a_list_as_meta: "its meta.json cannot be read",
     short_file: "it is torn: weights/rank_0.bin has 5 bytes of ",
     missing_file: "it is torn: tokenizer/",
     foreign: "it is of another run; checkpoint.resume_from takes one on purpose",
@@ -298,10 +270,3 @@ def test_what_a_kill_left_half_done_is_removed(saved_run: Path) -> None:
     (saved_run / "checkpoints" / ".step_8.partial" / "meta.json").unlink()
     assert assemble(saved_run).loop.state.step == 6
     assert folders(saved_run) == ["step_2", "step_4", "step_6"]
-
-
-def test_a_run_that_was_moved_goes_on_in_its_new_place(saved_run: Path) -> None:
-    alter(saved_run, train__max_steps=8, run__allow_change=["scheduler"])
-    assert worker.main([str(saved_run)]) == 0
-    assert folders(saved_run) == ["step_4", "step_6", "step_8"]
-    assert set(logged(saved_run, "train/loss")) == set(range(1, 9))

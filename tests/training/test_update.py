@@ -27,7 +27,7 @@ from forge.parallel.fsdp import shard
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import HALF
 from forge.parallel.owned import local
-from forge.training.device import loss_scaler, set_up
+from forge.training.process import loss_scaler, set_up
 from forge.training.step import Update
 
 VOCAB, SEQ, STEPS = 37, 6, 4
@@ -133,22 +133,6 @@ def test_several_updates_equal_a_plain_loop(accumulation: int, masked: bool, cli
         assert output.grad_norm.item() == pytest.approx(norms[number], rel=1e-11)
     for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12, msg=name)
-
-
-def test_adamw_update_equals_torch_by_hand_in_fp32() -> None:
-    data = global_batches(masked=False)
-    section = AdamWConfig(lr=0.01, fused=False)
-    reference, model = decoder(torch.float32), decoder(torch.float32)
-    by_hand = adamw(section, model=reference)
-    for tokens, targets in data:
-        F.cross_entropy(reference(tokens).flatten(0, 1), targets.flatten()).backward()
-        by_hand.step()
-        by_hand.zero_grad()
-    update = make_update(model, adamw(section, model=model))
-    for number, (tokens, targets) in enumerate(data):
-        update(as_step(tokens, targets, 1), number)
-    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
 def test_lr_of_every_update_is_the_schedules_and_groups_keep_their_ratio() -> None:

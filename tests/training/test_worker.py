@@ -12,7 +12,7 @@ import pytest
 
 from forge import worker
 from forge.training import assemble as assembling
-from forge.training.stopping import Signals
+from forge.training.signals import Signals
 
 
 @pytest.fixture
@@ -111,15 +111,6 @@ def test_out_of_memory_says_what_to_lower(
     assert "Traceback" not in shown
 
 
-def test_a_failure_of_the_file_system_is_readable(
-    failing: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert worker.main([str(failing(OSError(28, "No space left on device")))]) == 1
-    shown = capsys.readouterr().err
-    assert "No space left on device" in shown
-    assert "Traceback" not in shown
-
-
 def test_a_directory_without_a_config_is_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,9 +133,7 @@ def test_an_interrupt_outside_the_loop(
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2], ids=lambda n: n.name
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
 def test_a_signal_within_this_process(
     new_run: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -187,22 +176,3 @@ def test_a_signal_within_this_process(
     assert [p.name for p in (path / "checkpoints").iterdir()] == ["step_3"]
     assert not (path / "samples.jsonl").exists()
     assert capfd.readouterr().err.count(number.name) == 1
-
-
-def test_no_progress_bar_before_the_run_starts(
-    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A run that is refused while it is put together has not taken the terminal, nor opened a
-    tracker.
-    """
-    opened: list[Any] = []
-    monkeypatch.setattr(assembling, "build_trackers", lambda *a, **k: opened.append(a))
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert (
-        worker.main(
-            [str(new_run("metrics.enable_console=true", f"checkpoint.resume_from={empty}"))]
-        )
-        == 2
-    )
-    assert opened == []

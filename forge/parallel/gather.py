@@ -1,4 +1,4 @@
-"""Whole tensors of a model that is laid out over ranks, put together on the main one."""
+"""Full tensors of a model that is laid out over ranks, gathered on the main one."""
 
 from __future__ import annotations
 
@@ -14,45 +14,43 @@ from torch.distributed.tensor import DTensor
 from forge.parallel.owned import local
 from forge.parallel.ranks import Ranks
 
-Found = dict[str, Tensor | None]
+Tensors = dict[str, Tensor | None]
 
 
 @dataclass(kw_only=True)
-class Whole:
-    """Tensors put together on the main rank, and the names of those whose copies differ in a bit."""
+class Gathered:
+    """Full tensors on the main rank; and the names of those of which ranks have copies that differ
+    in a bit.
+    """
 
-    tensors: Found = field(default_factory=dict)
-    apart: list[str] = field(default_factory=list)
+    tensors: Tensors = field(default_factory=dict)
+    differing: list[str] = field(default_factory=list)
 
 
-def whole(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Whole:
+def gather(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Gathered:
     """All that ranks have, one tensor after the other, from all shards and all stages of a
-    pipeline.
+    pipeline; all ranks call it.
 
     named: what this rank has, each tensor, or its part of one, by its name in the whole model. None
     where a rank that has the name has no tensor.
     """
     own: dict[str, list[Tensor | None]] = {}
-    for name, value in named:
-        own.setdefault(name, []).append(
-            value
-        )  # a rank with the first and the last stage has two copies of a tied table
+    for name, value in named:  # the first and last stage on one rank: two copies of a tied table
+        own.setdefault(name, []).append(value)
     if ranks.host is None:
-        return Whole(
-            tensors={
-                name: None if value is None else local(value.detach()).clone()
-                for name, (value,) in own.items()
-            }
-        )
-    result, digests = Whole(), {}
-    for name, (owners, about) in _holders(own, ranks).items():
+        found = {
+            name: None if value is None else local(value.detach()).clone()
+            for name, (value,) in own.items()
+        }
+        return Gathered(tensors=found)
+    result, digests = Gathered(), {}
+    for name, (owners, about) in _owners(own, ranks).items():
         if about is None:
             result.tensors[name] = None
             continue
         copies = [_full(value) for value in own.get(name, ())]
-        digests[name] = {
-            hashlib.blake2b(value.numpy().tobytes(), digest_size=8).digest() for value in copies
-        }
+        contents = (value.numpy().tobytes() for value in copies)
+        digests[name] = {hashlib.blake2b(content, digest_size=8).digest() for content in contents}
         value = copies[0] if copies else None
         if owners[0] == ranks.rank != 0:
             assert value is not None
@@ -62,18 +60,18 @@ def whole(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Whole:
             dist.recv(value, src=owners[0], group=ranks.host)
         if ranks.main:
             result.tensors[name] = value
-    seen = ranks.of_all(digests)
-    result.apart = [
-        name for name in digests if len(set().union(*(of_rank[name] for of_rank in seen))) > 1
-    ]
+    of_ranks = ranks.of_all(digests)
+    for name in digests:
+        if len(set().union(*(of_rank[name] for of_rank in of_ranks))) > 1:
+            result.differing.append(name)
     return result
 
 
-def _holders(
+def _owners(
     own: dict[str, list[Tensor | None]], ranks: Ranks
 ) -> dict[str, tuple[list[int], tuple[tuple[int, ...], torch.dtype] | None]]:
-    """By name: the ranks that have the parameter, and the shape and type of the tensor, or None
-    where one of them has no tensor.
+    """By name: the ranks that have it, and its shape and dtype, or None where one of them has no
+    tensor.
     """
     described = ranks.of_all(
         {
@@ -90,14 +88,12 @@ def _holders(
 
 
 def _full(value: Tensor | None) -> Tensor:
-    """All of a tensor, on the CPU; the ranks that hold parts of it call this together."""
+    """All of a tensor, a copy on the CPU; the ranks that hold parts of it call this together."""
     assert value is not None
     value = value.detach()
     if isinstance(value, DTensor):
         # What is offloaded goes through the collectives of the device.
-        there = value.to(value.device_mesh.device_type)
-        assert isinstance(there, DTensor)
-        value = there.full_tensor()
-    return (
-        value.cpu().contiguous().clone()
-    )  # what one rank has whole is the memory that updates change
+        on_device = value.to(value.device_mesh.device_type)
+        assert isinstance(on_device, DTensor)
+        value = on_device.full_tensor()
+    return value.cpu().contiguous().clone()

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from ranks import on_ranks
 from torch import nn
 
+from forge.parallel.gather import gather
 from forge.parallel.ranks import Ranks
 from forge.parity.side import Record
 from forge.parity.verdict import BOUNDS, compare, table
-from forge.training.whole import whole
 
 BOUND = BOUNDS[torch.float64]
 NAMES = ("blocks.0.attention.wq.weight", "blocks.0.attention.wk.bias")
@@ -196,10 +196,10 @@ def test_stages_and_copies_are_put_together() -> None:
         with torch.no_grad():
             model["tied"][0] += 1e-7 * (rank == 3)
         ranks = Ranks(rank=rank, size=4, host=host)
-        found = whole(model.named_parameters(), ranks)
-        assert found.apart == ["tied"]
+        found = gather(model.named_parameters(), ranks)
+        assert found.differing == ["tied"]
         model["tied"].grad = None if rank == 2 else torch.ones(4)
-        gradients = whole(
+        gradients = gather(
             ((name, parameter.grad) for name, parameter in model.named_parameters()), ranks
         )
         if rank == 0:

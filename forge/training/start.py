@@ -1,8 +1,7 @@
-"""What a run starts from: its own newest checkpoint, one that is named, weights alone, or nothing."""
+"""What a run starts from: its newest checkpoint, one that is named, weights alone, or nothing."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,19 +19,14 @@ from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
 from forge.training import restore, rows
 from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
-from forge.training.saving import restore as give_state
-from forge.training.writing import say
-
-log = logging.getLogger(__name__)
-ANEW = "put one back, or give another run.dir to begin anew"
+from forge.training.process import say
+from forge.training.saving import restore as load_state
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """Where the run goes on from; `own` when that is a checkpoint of this run. weights: what it
-    takes the weights alone from.
-
-    undo_after: own checkpoints of later steps are set aside.
+    takes the weights alone from. undo_after: own checkpoints of later steps are set aside.
     """
 
     checkpoint: Saved | None = None
@@ -55,31 +49,30 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     if wanted is not None and outcome.resumed_from(run_dir) != wanted:
         return _wanted(folder, wanted, checkpointer)
     newest, skipped = checkpoints.newest_usable(folder, checkpointer.run_id, to_go_on=True)
-    _warn(skipped)
+    restore.warn_of(skipped)
     if newest is not None:
         return Start(checkpoint=newest, own=True, meta=newest.meta)
+    anew = "put one back, or give another run.dir to begin anew"
     if skipped:
         what = "; ".join(f"{one.path.name}: {fault}" for one, fault in skipped)
-        weights, _ = checkpoints.newest_usable(folder, checkpointer.run_id)
-        fix = (
-            f"begin a new run with its weights, checkpoint.init_from={directory.short(run_dir)}"
-            if weights
-            else ANEW
-        )
-        raise NoneLeft(f"{folder} has checkpoints and none can be used ({what}); {fix}")
-    reached = outcome.last_saved_step(run_dir)
-    if reached:
-        fix = (
-            ANEW
-            if config.checkpoint.enabled
-            else "checkpoint.enabled=false saved none; give another run.dir to begin anew"
-        )
-        raise NoneLeft(f"{folder} has no checkpoint, and this run was at step {reached}; {fix}")
+        if checkpoints.newest_usable(folder, checkpointer.run_id)[0]:
+            own = directory.short(run_dir)
+            anew = f"begin a new run with its weights, checkpoint.init_from={own}"
+        raise NoneLeft(f"{folder} has checkpoints and none can be used ({what}); {anew}")
+    if step := outcome.last_saved_step(run_dir):
+        if not config.checkpoint.enabled:
+            anew = "checkpoint.enabled=false saved none; give another run.dir to begin anew"
+        raise NoneLeft(f"{folder} has no checkpoint, and this run was at step {step}; {anew}")
     if wanted is not None:
         return _wanted(folder, wanted, checkpointer)
-    if config.checkpoint.init_from is not None:
-        return Start(weights=_weights(Path(config.checkpoint.init_from)))
-    return Start()
+    init_from = config.checkpoint.init_from
+    if init_from is None:
+        return Start()
+    if Path(init_from).is_file():
+        return Start(weights=Path(init_from))
+    found, skipped = checkpoints.find(Path(init_from), name="checkpoint.init_from=")
+    restore.warn_of(skipped)
+    return Start(weights=found.path)
 
 
 def begin(
@@ -107,12 +100,11 @@ def begin(
         path = start.checkpoint.path
         with _or_another(start, checkpointer):
             before = restore.config_of(path, trust=config.run.trust)
-        changed = start.own and any(
-            change.key.startswith("model") for change in changes(before, config)
-        )
+        found = changes(before, config)
+        changed = start.own and any(change.key.startswith("model") for change in found)
         old, new = before.optimizer, config.optimizer
         same_optimizer = (type(old), old._target_) == (type(new), new._target_)
-        where = _check_data(start, path, run_dir, config, data, loop)
+        same_text = _check_data(start, path, run_dir, config, data)
         with _or_another(start, checkpointer):
             tensors = restore.load(
                 path,
@@ -123,27 +115,31 @@ def begin(
                 with_optimizer_state=same_optimizer,
                 group=ranks.saver,
             )
-        give_state(start.meta, tensors, loop)
-        if where is None:
+        load_state(start.meta, tensors, loop)
+        if not same_text:
             loop.state.samples = 0
         loop.loader.load_state_dict({"samples": loop.state.samples})
         source = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
-        _say_where(source, loop, where)
+        where = "at the beginning of this corpus, which is another one"
+        if same_text:
+            where = "where it stopped in the data"
+        left = loop.end_step - loop.state.step
+        rest = f"{left} steps to go"
+        if left <= 0:
+            rest = "nothing is left to train; raise train.max_steps"
+        say(f"going on from {source} at step {loop.state.step}, {where}: {rest}")
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
     if not ranks.main:
         return
-    moved = [] if start.undo_after is None else checkpointer.set_aside(start.undo_after)
-    if moved:
+    if start.undo_after is not None and (moved := checkpointer.set_aside(start.undo_after)):
         say(f"set aside: {', '.join(path.name for path in moved)}")
     if start.checkpoint is None and config.checkpoint.enabled:
-        say(
-            f"goes on with: {directory.resume_command(run_dir)}"
-        )  # what is refused before leaves nothing to go on with
+        # Only now: a run that is refused leaves nothing to go on with.
+        say(f"goes on with: {directory.resume_command(run_dir)}")
     rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
-    outcome.record_start(
-        run_dir, step=loop.state.step, source=source, resume_from=config.checkpoint.resume_from
-    )
+    resume_from = config.checkpoint.resume_from
+    outcome.record_start(run_dir, step=loop.state.step, source=source, resume_from=resume_from)
 
 
 def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
@@ -156,10 +152,9 @@ def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
             raise CheckpointError(f"{key}: {found.path} cannot be used: {fault}")
         own = True
     else:
-        found, skipped = checkpoints.find(
-            Path(wanted), name="checkpoint.resume_from=", to_go_on=True
-        )
-        _warn(skipped)
+        name = "checkpoint.resume_from="
+        found, skipped = checkpoints.find(Path(wanted), name=name, to_go_on=True)
+        restore.warn_of(skipped)
         own = found.meta.get("run_id") == checkpointer.run_id and found.path.parent == folder
     return Start(checkpoint=found, own=own, meta=found.meta, undo_after=found.step if own else -1)
 
@@ -170,67 +165,38 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        found = [
-            one.step
-            for one in checkpoints.listed(checkpointer.folder)
-            if one.fault(checkpointer.run_id, to_go_on=True) is None
-        ]
         steps = [
-            str(step) for step in found if start.checkpoint is None or step != start.checkpoint.step
+            str(one.step)
+            for one in checkpoints.listed(checkpointer.folder)
+            if one.fault(checkpointer.run_id, to_go_on=True) is None and one != start.checkpoint
         ]
         if not start.own or not steps:
             raise
-        raise CheckpointError(
-            f"{error}: checkpoint.resume_from={steps[-1]}; this run has steps {', '.join(steps)}"
-        ) from error
-
-
-def _weights(path: Path) -> Path:
-    if path.is_file():
-        return path
-    found, skipped = checkpoints.find(path, name="checkpoint.init_from=")
-    _warn(skipped)
-    return found.path
-
-
-def _warn(skipped: list[tuple[Saved, str]]) -> None:
-    for one, fault in skipped:
-        log.warning("%s is passed over: %s", one.path, fault)
+        others = f"checkpoint.resume_from={steps[-1]}; this run has steps {', '.join(steps)}"
+        raise CheckpointError(f"{error}: {others}") from error
 
 
 def _check_data(
-    start: Start, path: Path, run_dir: Path, config: Config, data: dict[str, str], loop: Loop
-) -> str | None:
-    """Where in the data the run goes on, in words; None for the beginning of another text.
+    start: Start, path: Path, run_dir: Path, config: Config, data: dict[str, str]
+) -> bool:
+    """Whether the text is the same, so that its place in the data means something.
 
-    Raises CheckpointError when tokenizer or text is another one and nobody said that it may be.
+    Raises CheckpointError when tokenizer or text is another one and run.allow_change does not
+    permit it.
     """
     before, allowed = start.meta["data"], config.run.allow_change
-    if before["tokenizer"] != data["tokenizer"] and not (
-        start.own and permitted("tokenizer", allowed)
-    ):
+    same_text = before["train"] == data["train"]
+    retokenized = before["tokenizer"] != data["tokenizer"]
+    if retokenized and not (start.own and permitted("tokenizer", allowed)):
         what = "it was trained with another tokenizer, so its token ids mean something else here"
-        if start.own and before["train"] != data["train"]:
-            what = "the text has changed under this run, and with it the tokenizer that is trained on it"
-        own = run_dir / TOKENIZER if start.own else path / TOKENIZER
-        fix = (
-            f"put it back, or take its own: tokenizer=file tokenizer.path={own / 'tokenizer.json'}"
-        )
-        raise CheckpointError(
-            f"{path}: {what}; {fix}" + (" run.allow_change=[data,tokenizer]" if start.own else "")
-        )
-    if before["train"] == data["train"]:
-        return "where it stopped in the data"
-    if start.own and not permitted("data", allowed):
+        if start.own and not same_text:
+            what = "the text has changed under this run, and with it the tokenizer trained on it"
+        kept = (run_dir if start.own else path) / TOKENIZER / "tokenizer.json"
+        fix = f"put it back, or take its own: tokenizer=file tokenizer.path={kept}"
+        allow = " run.allow_change=[data,tokenizer]" if start.own else ""
+        raise CheckpointError(f"{path}: {what}; {fix}{allow}")
+    if not same_text and start.own and not permitted("data", allowed):
         what = "the text has changed under this run, so its place in the data means something else"
-        raise CheckpointError(
-            f"{path}: {what}; put it back, or run.allow_change=[data] goes on at the beginning of the new text"
-        )
-    return None
-
-
-def _say_where(source: str, loop: Loop, where: str | None) -> None:
-    where = where or "at the beginning of this corpus, which is another one"
-    left = loop.end_step - loop.state.step
-    rest = f"{left} steps to go" if left > 0 else "nothing is left to train; raise train.max_steps"
-    say(f"going on from {source} at step {loop.state.step}, {where}: {rest}")
+        fix = "put it back, or run.allow_change=[data] goes on at the beginning of the new text"
+        raise CheckpointError(f"{path}: {what}; {fix}")
+    return same_text

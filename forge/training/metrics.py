@@ -22,8 +22,7 @@ SUMS = ("sums", "of_steps")
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Steps since the last log as plain numbers, summed in the order of the steps; those whose
-    update was skipped are not in the sums.
+    """Steps since the last log as plain numbers, those whose update was skipped not in the sums.
 
     sums: sums over target tokens. of_steps: sums over steps of what is one number a step.
     """
@@ -48,8 +47,8 @@ class Gathered:
         self.grad_norm, self.lr = output.grad_norm.item(), output.lr
 
     def means(self) -> dict[str, float]:
-        """Means over the target tokens of the updates that were made, or over those updates, by
-        name in order; NaN where none was.
+        """Means over the target tokens of the updates that were made, or over those updates; NaN
+        where none was.
         """
         parts = ((self.sums, self.targets), (self.of_steps, self.kept))
         return {
@@ -65,9 +64,9 @@ class Logger(Callback):
     train/loss and the other train sums are means over all target tokens of those steps, and
     train/moe/... means over those steps, skipped ones left out; train/grad_norm (before clipping)
     and lr are those of the last of them; tokens_per_second and step_seconds are those of this
-    process, without evaluation and checkpoints. The only waits for the device are at a log and at a
-    checkpoint, which keeps what is gathered, so that the next log of a run that goes on is that of
-    one that never stopped. last: values of the last log but those of the clock.
+    process, without evaluation and checkpoints. Only a log waits for the device, and a checkpoint,
+    which keeps what is gathered: a run that goes on logs the same as one that never stopped. last:
+    values of the last log but those of the clock.
     """
 
     def __init__(
@@ -80,17 +79,12 @@ class Logger(Callback):
         peak: float | None,
         size: int = 1,
     ) -> None:
-        """open_trackers is called when the run starts, so that nothing before it finds the terminal
-        taken.
+        """open_trackers: called when the run starts, since a live console takes the terminal. peak:
+        FLOP/s of a device. size: number of ranks.
         """
         self.open_trackers, self.trackers = open_trackers, Trackers()
-        self.size, self.interval, self.device, self.flops_per_token, self.peak = (
-            size,
-            interval,
-            device,
-            flops_per_token,
-            peak,
-        )
+        self.interval, self.device, self.size = interval, device, size
+        self.flops_per_token, self.peak = flops_per_token, peak
         self.gathered = Gathered()
         self.unread: list[StepOutput] = []
         self.last: dict[str, float] = {}
@@ -114,9 +108,8 @@ class Logger(Callback):
             self.log(loop)
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
-        self.trackers.log(
-            loop.state.step, {f"eval/{name}": value for name, value in metrics.items()}
-        )
+        values = {f"eval/{name}": value for name, value in metrics.items()}
+        self.trackers.log(loop.state.step, values)
 
     def close(self) -> None:
         self.trackers.close()
@@ -136,7 +129,7 @@ class Logger(Callback):
     def log(self, loop: Loop) -> None:
         """Log the steps gathered so far and begin anew."""
         self._read()
-        loop.state.settle()
+        loop.state.count_skipped()
         gathered, self.gathered = self.gathered, Gathered()
         self.last = {_name(name): mean for name, mean in gathered.means().items()}
         self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
@@ -145,9 +138,7 @@ class Logger(Callback):
         self.since = loop.training_seconds()
 
     def mean_rate(self) -> float:
-        """Target tokens a second over all logs but the first, which holds the warm-up of caches and
-        kernels.
-        """
+        """Target tokens a second over all logs but the first, in which kernels warm up."""
         counted = self.rates[1:] or self.rates
         return sum(t for t, _ in counted) / sum(s for _, s in counted) if counted else 0.0
 
@@ -157,9 +148,7 @@ class Logger(Callback):
         self.unread.clear()
 
     def _speed(self, loop: Loop) -> dict[str, float]:
-        """What depends on the clock and the machine; nothing where this process did none of the
-        steps.
-        """
+        """What depends on the clock and the machine; nothing where this process did no step."""
         steps, targets = self.timed_steps, self.timed_targets
         self.timed_steps, self.timed_targets = 0, 0
         if not steps:
@@ -172,12 +161,9 @@ class Logger(Callback):
             "step_seconds": seconds / steps,
             "memory_gib": peak_memory(self.device) / 2**30,
         }
-        share = (
-            mfu(rate, self.flops_per_token, self.peak, self.size)
-            if self.flops_per_token and self.peak
-            else None
-        )
-        return values if share is None else values | {"mfu": share}
+        if self.flops_per_token and self.peak:
+            values["mfu"] = mfu(rate, self.flops_per_token, self.peak, self.size)
+        return values
 
 
 def peak_memory(device: torch.device) -> int:

@@ -1,0 +1,127 @@
+"""Metrics on the terminal: a live bar, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task
+from rich.table import Column
+from rich.text import Text
+
+from forge.config import numbers
+from forge.config.numbers import compact, percent
+from forge.training.trackers import Tracker
+
+WIDE = 100  # columns of a terminal that has room for a long bar
+Clock = Callable[[], float]
+Formats = dict[str, Callable[[float], str]]
+# What is shown, in this order; other keys are for the other trackers.
+TRAINING: Formats = {
+    "train/loss": lambda value: f"loss {value:.4f}",
+    "lr": lambda value: f"lr {value:.2e}",
+    "tokens_per_second": lambda value: f"{compact(value)} tok/s",
+    "mfu": lambda value: f"mfu {percent(value)}",
+    "train/grad_norm": lambda value: f"grad {value:.3g}",
+}
+EVALUATION: Formats = {
+    "eval/loss": lambda value: f"eval loss {value:.4f}",
+    "eval/bits_per_byte": lambda value: f"bits/byte {value:.4f}",
+    "eval/perplexity": lambda value: f"perplexity {value:.4g}",
+    "eval/token_accuracy": lambda value: f"accuracy {percent(value)}",
+}
+
+
+def console_tracker(
+    total_steps: int, *, console: Console | None = None, clock: Clock = time.monotonic
+) -> Tracker:
+    """A live bar where `console` (default: stdout) is a terminal, plain lines elsewhere.
+
+    rich alone would take a file for a terminal where FORCE_COLOR is set, as CI and notebooks do.
+    """
+    console = console or Console()
+    live = console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
+    return (LiveConsole if live else PlainConsole)(total_steps, console, clock)
+
+
+class PlainConsole:
+    """One line a log; a log without anything to show prints nothing."""
+
+    def __init__(self, total_steps: int, console: Console, clock: Clock) -> None:
+        self.total_steps, self.console, self.clock = total_steps, console, clock
+        self.first_log: tuple[int, float] | None = None
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        training, evaluation = _texts(values, TRAINING), _texts(values, EVALUATION)
+        if training:
+            training += self.eta(step)
+        if training or evaluation:
+            print(self.line(step, training + evaluation), file=self.console.file, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def line(self, step: int, texts: list[str]) -> str:
+        """'step   10/1000 | ...', the step of one width over the whole run."""
+        width = len(str(self.total_steps))
+        return " | ".join([f"step {step:>{width}}/{self.total_steps}", *texts])
+
+    def eta(self, step: int) -> list[str]:
+        """How long the rest takes at the pace since the first log; nothing at the first."""
+        now = self.clock()
+        self.first_log = self.first_log or (step, now)
+        first_step, first_time = self.first_log
+        if step <= first_step:
+            return []
+        left = max(0, self.total_steps - step) * (now - first_time) / (step - first_step)
+        return [f"ETA {numbers.clock(left)}"]
+
+
+class LiveConsole(PlainConsole):
+    """A bar with the newest training metrics; evaluations, and whatever is printed meanwhile,
+    scroll by above it.
+    """
+
+    def __init__(self, total_steps: int, console: Console, clock: Clock) -> None:
+        super().__init__(total_steps, console, clock)
+        self._progress = Progress(
+            BarColumn(20 if console.width >= WIDE else 10, table_column=Column(no_wrap=True)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            FieldColumn("metrics"),
+            FieldColumn("eta", table_column=Column(no_wrap=True)),
+            console=console,
+            refresh_per_second=2,
+        )
+        self._task = self._progress.add_task("", total=total_steps, metrics="", eta="")
+        self._progress.start()
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        training, evaluation = _texts(values, TRAINING), _texts(values, EVALUATION)
+        if training:
+            metrics, eta = "  ".join(training), "".join(self.eta(step))
+            self._progress.update(self._task, completed=step, metrics=metrics, eta=eta)
+        if evaluation:
+            line = self.line(step, evaluation)
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class FieldColumn(ProgressColumn):
+    """A text field of the task on one line; a column that may wrap is the first to be cut on a
+    narrow terminal.
+    """
+
+    def __init__(self, field: str, table_column: Column | None = None) -> None:
+        super().__init__(table_column)
+        self._field = field
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields[self._field], no_wrap=True, overflow="ellipsis")
+
+
+def _texts(values: dict[str, float], formats: Formats) -> list[str]:
+    """The text of every value that has a format."""
+    return [as_text(values[name]) for name, as_text in formats.items() if name in values]

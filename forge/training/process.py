@@ -1,0 +1,64 @@
+"""This process: device, threads, determinism and number formats, and what it prints."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import torch
+from torch import nn
+
+from forge.config.precision import Precision
+from forge.config.root import Config
+
+log = logging.getLogger(__name__)
+
+
+def set_up(config: Config) -> torch.device:
+    """Apply the run and precision options that hold for the whole process; returns the device."""
+    run, precision = config.run, config.precision
+    if run.num_threads:
+        torch.set_num_threads(run.num_threads)
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(run.deterministic)
+    torch.autograd.set_detect_anomaly(run.detect_anomaly)
+    # In 16 bits only those products are fp32 that are meant to be: of routers.
+    fp32 = precision.mixed_precision == "fp32"
+    torch.set_float32_matmul_precision(precision.matmul_precision if fp32 else "highest")
+    if run.device != "cuda":
+        return torch.device(run.device)
+    if not torch.cuda.is_available():
+        what = "this build of torch finds no usable GPU; run.device=cpu trains on the CPU"
+        raise ValueError(f"run.device=cuda: {what}")
+    # By LOCAL_RANK, unless each rank sees one GPU alone, as by srun --gpus-per-task=1.
+    index = 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", 0))
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def loss_scaler(section: Precision, device: torch.device) -> torch.amp.GradScaler:
+    """Scales losses in fp16, so that gradients do not underflow; not enabled in other formats."""
+    enabled = section.mixed_precision == "fp16"
+    return torch.amp.GradScaler(device.type, init_scale=section.init_loss_scale, enabled=enabled)
+
+
+def check_dtypes(model: nn.Module) -> None:
+    """Weights that the optimizer updates are fp32. Raises TypeError naming those that are not."""
+    dtypes = {name: p.dtype for name, p in model.named_parameters() if p.is_floating_point()}
+    wrong = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype != torch.float32]
+    if wrong:
+        what = "weights must be fp32 where the optimizer updates them; these are not"
+        raise TypeError(f"{what}: {', '.join(wrong)}")
+
+
+def say(text: str) -> None:
+    """Print on the main rank, and log; a closed pipe is no reason to fail."""
+    log.info("%s", text.strip())
+    if int(os.environ.get("RANK", 0)):
+        return
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

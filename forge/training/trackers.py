@@ -1,0 +1,224 @@
+"""Where metrics go: a file, the console, TensorBoard, Weights & Biases, trackers of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from forge.build import bind
+from forge.config.metrics import Metrics
+from forge.config.root import Config
+from forge.config.wandb_login import sends
+from forge.training.rows import METRICS, PERFORMANCE, Rows
+
+log = logging.getLogger(__name__)
+WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "mfu", "memory_gib"})
+FINISH_SECONDS = 120.0  # what W&B has not sent by then stays in the run directory for `wandb sync`
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Takes metrics somewhere. Made when the run starts, by rank 0, and used from one thread."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Take metrics by name: those of a log (`train/loss`, `lr`, ...), of an evaluation
+        (`eval/loss`, ...), or what a callback logged.
+
+        step counts optimizer updates and never falls; several calls may have the same. A value may
+        be NaN or infinite. `values` is shared with the other trackers: it must not be changed. The
+        next update waits for the return.
+        """
+        ...
+
+    def close(self) -> None:
+        """Write what is held back and release all. Called once, however the run ends short of a
+        kill; no `log` follows.
+        """
+        ...
+
+
+class Trackers:
+    """Several trackers as one; one that raises is closed and left out from then on, with one
+    warning. An error of an essential one ends the run.
+    """
+
+    def __init__(self) -> None:
+        self._active: dict[str, Tracker] = {}
+        self._essential: set[str] = set()
+
+    def add(
+        self, name: str, open_tracker: Callable[[], Tracker], *, essential: bool = False
+    ) -> None:
+        """Open one more tracker, if it can be opened; `name` is what a warning calls it."""
+        if essential:
+            self._essential.add(name)
+        try:
+            self._active[name] = open_tracker()
+        except Exception as error:
+            if essential:
+                raise
+            _warn(name, error)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Pass the metrics of one step to every tracker, in the order they were added."""
+        for name, tracker in list(self._active.items()):
+            try:
+                tracker.log(step, values)
+            except Exception as error:
+                if name in self._essential:
+                    raise
+                _warn(name, error)
+                del self._active[name]
+                with contextlib.suppress(Exception):
+                    tracker.close()
+
+    def close(self) -> None:
+        """Close every tracker, the last one added first; an error here is a warning."""
+        while self._active:
+            name, tracker = self._active.popitem()
+            try:
+                tracker.close()
+            except Exception as error:
+                _warn(name, error)
+
+
+def _warn(name: str, error: Exception) -> None:
+    what = "%s failed and is off for the rest of this run, which goes on: %s: %s"
+    log.warning(what, name, type(error).__name__, error)
+
+
+def build_trackers(
+    section: Metrics,
+    run_dir: Path,
+    *,
+    total_steps: int,
+    config_dict: dict[str, Any],
+    resumed_at: int = 0,
+    more: Mapping[str, Callable[[], Tracker]] | None = None,
+) -> Trackers:
+    """Open the JSON lines and whatever else is enabled; what is not enabled is not imported.
+
+    total_steps: of the run, for the progress bar. config_dict: the whole config, for W&B.
+    resumed_at: the step that the run goes on from. more: what opens further trackers, by the name
+    that a warning calls each. Raises OSError when the JSON lines cannot be written.
+    """
+    trackers = Trackers()
+    trackers.add("JSON lines", lambda: JsonLines(run_dir), essential=True)
+    if section.enable_tensorboard:
+        folder = run_dir / section.tensorboard_dir
+        trackers.add("TensorBoard", lambda: TensorBoard(folder, resumed_at=resumed_at))
+    if section.enable_wandb:
+        trackers.add("W&B", lambda: WandB(section, run_dir, config_dict))
+    for name, open_tracker in (more or {}).items():
+        trackers.add(name, open_tracker)
+    if section.enable_console:
+        from forge.training.console import console_tracker
+
+        trackers.add("console", lambda: console_tracker(total_steps))
+    return trackers
+
+
+def user_trackers(config: Config, run_dir: Path) -> dict[str, Callable[[], Tracker]]:
+    """What opens each entry of `trackers`, by its path. Raises ConfigError for one that cannot be
+    built.
+    """
+    paths = {f"trackers.{name}": entry for name, entry in config.trackers.items()}
+    trust = config.run.trust
+    return {
+        path: bind(entry, path=path, trust=trust, run_dir=run_dir) for path, entry in paths.items()
+    }
+
+
+class JsonLines:
+    """metrics.jsonl: {"step": ..., **values}; performance.jsonl: {"step": ..., "time": seconds
+    since 1970, **WALL_CLOCK values}.
+
+    Appends to what is there. A log without a value for a file adds no row to it.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._metrics, self._performance = Rows(run_dir / METRICS), Rows(run_dir / PERFORMANCE)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        metrics = {name: value for name, value in values.items() if name not in WALL_CLOCK}
+        performance = {name: value for name, value in values.items() if name in WALL_CLOCK}
+        if metrics:
+            self._metrics.append({"step": step, **metrics})
+        if performance:
+            self._performance.append({"step": step, "time": time.time(), **performance})
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._performance.close()
+
+
+class TensorBoard:
+    """One scalar a metric, in fp32 as the format has it; for `tensorboard --logdir DIRECTORY`.
+
+    What earlier starts of the run logged after step `resumed_at` is hidden from readers. Each log
+    is flushed, so that a killed process leaves all rows up to its last checkpoint.
+    """
+
+    def __init__(self, directory: Path, *, resumed_at: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(directory), purge_step=resumed_at + 1)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """One W&B run, its files under `run_dir`/wandb; offline needs neither network nor account.
+
+    Its id is kept in `run_dir`/wandb_id, so that a run that goes on does so in the same W&B run.
+    There, a step that was logged before is not logged again: its values are the same.
+    """
+
+    def __init__(self, section: Metrics, run_dir: Path, config: dict[str, Any]) -> None:
+        import wandb
+
+        kept = run_dir / "wandb_id"
+        run_id = section.wandb_run_id
+        if not run_id and kept.is_file():
+            run_id = kept.read_text(encoding="utf-8").strip()
+        # W&B may keep a git diff of its own, and masks nothing.
+        recorded = config.get("run", {}).get("record_diff", True)
+        settings = wandb.Settings(console="off", disable_git=not recorded)
+        if hasattr(settings, "finish_timeout"):  # later wandb only
+            settings.finish_timeout = FINISH_SECONDS
+        self._run = wandb.init(
+            project=section.wandb_project,
+            name=section.wandb_run_name or run_dir.resolve().name,
+            id=run_id or None,
+            resume="allow" if run_id and sends(section) else None,
+            # None: as WANDB_MODE and W&B's own settings have it
+            mode=None if section.wandb_mode == "online" else "offline",
+            dir=str(run_dir),
+            config=config,
+            settings=settings,
+        )
+        kept.write_text(f"{self._run.id}\n", encoding="utf-8")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """Raises what W&B raises where its own process is gone, as when Slurm ends all of a job."""
+        import wandb
+
+        try:
+            self._run.finish()
+        except Exception:
+            with contextlib.suppress(Exception):
+                wandb.teardown()  # else W&B tries it again as Python ends, with a traceback
+            raise

@@ -192,7 +192,7 @@ def distance_in_bf16(model: str, layout: str) -> Distance:
     return Distance(*main_ranks(config, work))
 
 
-def _apart(found: list[Tensors], exact: list[Tensors]) -> float:
+def _distance(found: list[Tensors], exact: list[Tensors]) -> float:
     pairs = [(a[name], b[name]) for a, b in zip(found, exact, strict=True) for name in b]
     both = [(a.double(), b.double()) for a, b in pairs if a is not None and b is not None]
     assert len(both) == len(pairs), "a gradient is missing"

@@ -167,7 +167,7 @@ def test_a_finished_run_is_left_as_it_is(
     assert worker.main([str(path)]) == 0
     longer = f"to go on: python -m forge.resume {path} train.max_steps=12"
     assert capsys.readouterr() == (
-        f"this run is finished: all steps are done, after 6 steps; {longer}\n",
+        f"this run is finished: all steps done, after 6 steps; {longer}\n",
         "",
     )
     assert {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.name != "run.lock"} == before
@@ -184,7 +184,7 @@ def test_a_run_without_a_checkpoint_to_go_on_from_is_not_advised_to(
     assert worker.main([str(path)]) == 0
     assert (
         capsys.readouterr().out
-        == "this run is finished: all steps are done, after 6 steps; no checkpoint of it is there to go on from\n"
+        == "this run is finished: all steps done, after 6 steps; no checkpoint of it is there to go on from\n"
     )
 
 

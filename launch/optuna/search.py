@@ -47,8 +47,8 @@ from forge.rundir.identity import identity
 
 POLL = 2.0  # seconds between looks at trials that something else works on
 ROUNDS = 3  # times that a trial is started which is stopped, and not by the user
-TRIED = 256  # trials that are checked before a space is refused
-ENOUGH = 32  # of them, where all have the same problems
+TRIED = 128  # trials that are checked before a space is refused
+SHOWN = 10  # problems of a space
 NOT_OF_A_RUN = ("sweep.", "sweeper.", "launch.jobs.")
 
 
@@ -110,38 +110,19 @@ def first_that_runs(flight: Preflight, space: Space) -> Planned:
     ConfigError when none is found.
     """
     refused: list[dict[tuple[str, str], Problem]] = []
-    same = True
     for values in space.samples(TRIED):
         try:
             return flight.check([space.point(values)])[0]
         except ConfigError as error:
             problems = [_of_interval(problem, space) for problem in error.problems]
             refused.append({(problem.option, problem.what): problem for problem in problems})
-        same = same and refused[-1].keys() == refused[0].keys()
-        if same and len(refused) == ENOUGH:
-            break
-    if same:
-        raise ConfigError(list(refused[0].values()))  # it is wrong with what all have in common
     found = {place: problem for problems in refused for place, problem in problems.items()}
-    which = f"none of {len(refused)} points of the space that were tried can run"
-    if space.size == len(refused):
-        which = f"none of the {len(refused)} points of the space can run"
-    raise NoneCanRun(list(found.values()), which)
-
-
-class NoneCanRun(ConfigError):
-    """A space of which no point can run, for different reasons."""
-
-    def __init__(self, problems: Sequence[Problem], which: str, shown: int = 10) -> None:
-        super().__init__(problems)
-        self.which, self.shown = which, shown
-
-    def __str__(self) -> str:
-        lines = [f"{self.which}; nothing was started or written."]
-        first = self.problems[: self.shown]
-        lines += [problem.render(number) for number, problem in enumerate(first, 1)]
-        left = len(self.problems) - len(first)
-        return "\n".join([*lines, f"     and {left} more problems"] if left else lines)
+    if found.keys() == refused[0].keys():
+        raise ConfigError(list(found.values()))  # it is wrong with what all have in common
+    tried = "points of the space that were tried" if space.size != len(refused) else "points"
+    what = f"none of {len(refused)} {tried} can run; what is wrong with them is below."
+    summary = Problem(key="sweeper=optuna", what=what, fix="another space")
+    raise ConfigError([summary, *found.values()][: 1 + SHOWN])
 
 
 def _problems(flight: Preflight, space: Space) -> Iterator[Problem]:

@@ -33,6 +33,7 @@ STATE = re.compile(
 )
 """All that the pickled state of CMA-ES names."""
 SHOWN = 5
+ABSENT = object()
 
 
 class Trials:
@@ -155,40 +156,35 @@ class Trials:
         """Why trials of this search cannot be compared with those of a study."""
         before = study.user_attrs.get("setting") or self.setting
         direction = study.direction.name.lower()
-        for key, was, now in (
-            ("run.objective", before["objective"], self.objective),
-            ("sweeper.direction", direction, self.direction),
-        ):
-            if was != now:
-                fix = f"{OTHER_NAME}, or {key}={was}"
-                yield Problem(key=f"{key}={now}", what=f"{name} has {key}={was}.", fix=fix)
+        was, now = (
+            {"run.objective": one["objective"], "sweeper.direction": which, **one["options"]}
+            for one, which in ((before, direction), (self.setting, self.direction))
+        )
         trials = study.get_trials(deepcopy=False)
         known = {key: one for trial in trials for key, one in trial.distributions.items()}
-        for key in known.keys() & self.space.params.keys():
-            param = self.space.params[key]
+        for key, param in self.space.params.items():
             try:
-                check_distribution_compatibility(known[key], param)
+                check_distribution_compatibility(known.get(key, param), param)
             except ValueError:
                 what = f"the trials of {name} were chosen from {shown(known[key])}"
                 what += ", and only the ends of a range may change."
                 yield Problem(key=f"{key}={shown(param)}", what=what, fix=OTHER_NAME)
-        was, now = before["options"], self.setting["options"]
         searched = tuple(f"{key.replace('/', '.')}." for key in {*known, *self.space.params})
-        keys = [key for key in sorted({*was, *now}) if not f"{key}.".startswith(searched)]
-        differ = [key for key in keys if (key in was, was.get(key)) != (key in now, now.get(key))]
+        keys = [key for key in {**was, **now} if not f"{key}.".startswith(searched)]
+        differ = [key for key in keys if was.get(key, ABSENT) != now.get(key, ABSENT)]
         for key in differ[:SHOWN]:
             had = f"{key}={was[key]}" if key in was else f"no {key}"
             what = f"the trials of {name} had {had}, and what they reached cannot be compared."
             fix = f"{OTHER_NAME}, or leave it as it was"
             yield Problem(key=f"{key}={now[key]}" if key in now else key, what=what, fix=fix)
-        if len(differ) > SHOWN:
-            what = f"{len(differ) - SHOWN} more options differ."
+        if more := len(differ[SHOWN:]):
+            what = f"{more} more options differ."
             yield Problem(key=f"sweep.name={name}", what=what, fix=OTHER_NAME)
 
 
 class CmaEs(optuna.samplers.CmaEsSampler):
-    """Optuna's sampler, whose state in the journal is a pickle: one that names anything but
-    numbers and CMA-ES itself is refused, since whoever wrote the journal could run commands by it.
+    """Optuna's sampler. Its state in the journal is a pickle, which could run any command of who
+    wrote it: one that names more than arrays and CMA-ES itself is refused.
     """
 
     def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
@@ -196,24 +192,22 @@ class CmaEs(optuna.samplers.CmaEsSampler):
             own = trial.system_attrs.items()
             parts = {key: part for key, part in own if key.startswith(self._attr_key_optimizer)}
             if parts:
-                return restored(self._concat_optimizer_attrs(parts))
+                state = bytes.fromhex(self._concat_optimizer_attrs(parts))
+                try:
+                    return Unpickler(io.BytesIO(state)).load()
+                except pickle.UnpicklingError as error:
+                    what = f"the state of cmaes in the journal cannot be used: {error}."
+                    raise refusal("sweeper.sampler=cmaes", what, OTHER_NAME) from None
         return None
 
 
-class _State(pickle.Unpickler):
+class Unpickler(pickle.Unpickler):
+    """Reads the state of CMA-ES. Raises UnpicklingError for anything else."""
+
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if not STATE.fullmatch(name := f"{module_name}.{global_name}"):
             raise pickle.UnpicklingError(f"it names {name}")
         return super().find_class(module_name, global_name)
-
-
-def restored(digits: str) -> Any:
-    """The state of CMA-ES in hexadecimal digits. Raises ConfigError for any other pickle."""
-    try:
-        return _State(io.BytesIO(bytes.fromhex(digits))).load()
-    except Exception as error:  # a damaged one raises whatever it comes to
-        what = f"the state of cmaes in the journal of the sweep cannot be used: {error}."
-        raise refusal("sweeper.sampler=cmaes", what, OTHER_NAME) from None
 
 
 def sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:

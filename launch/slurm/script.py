@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import subprocess
@@ -24,7 +23,6 @@ ENDS = (
     "local code=$?; ((code == 0)) || "
     '{ echo "launch.setup failed with exit code $code: $1" >&2; exit 1; }'
 )
-CONTINUED = re.compile(r"(?<!\\)(\\\\)*\\\s*$")  # an odd number of backslashes at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +104,10 @@ def incomplete(entries: Sequence[str]) -> Iterator[Problem]:
             command, capture_output=True, text=True, env=environ, stdin=subprocess.DEVNULL
         )
         if error := tried.stderr.strip():
-            first = error.splitlines()[0]
-            why = first.partition(": line ")[2].partition(": ")[2] or first
-        elif CONTINUED.search(entry):
-            why = "the next line is a part of it"
-        else:
-            continue
-        what = f"bash does not take it for a complete command: {why}."
-        fix = "complete commands; one of several lines, like if ... fi, is one entry"
-        yield Problem(key=f"launch.setup={entry}", what=what, fix=fix)
+            why = error.splitlines()[0].partition(": line ")[2].partition(": ")[2] or error
+            what = f"bash does not take it for a complete command: {why}."
+            fix = "complete commands; one of several lines, like if ... fi, is one entry"
+            yield Problem(key=f"launch.setup={entry}", what=what, fix=fix)
 
 
 def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, get_origin
+from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SHARED = ("launch", "sweep", "sweeper", "hydra")
 OF_ONE_RUN = ("run.dir", "run.root", "run.name")
 SAME_FOR_ALL = "it is the same for all points of a sweep."
+ONE_VALUE = "one value; a list is written [...]"
 ONCE = "leave one of the two out"
 NO_INTERVAL = "an interval has no first value; only sweeper=optuna takes one."
 RANGE_OF_ONES = "it goes in steps of 1, as a third number does not say otherwise."
@@ -217,8 +218,7 @@ def _not_in_arm(text: str, after: Sequence[str]) -> Fault | None:
     if key in map(key_of, after):
         return f"{key} is there twice in the arm, so that this would count for nothing.", ONCE
     if isinstance(override, Override) and override.is_sweep_override():
-        fix = f"an arm for each of them, or {PARAMS}.{key}={value} for all arms"
-        fix += f"; {key}=[{value}] for a list" if _is_list(key) else ""
+        fix = f"an arm for each, or {PARAMS}.{key}={value} for all arms; {key}=[...] for a list"
         return f"an arm has one value of {key}.", fix
     return None
 
@@ -228,7 +228,7 @@ def _why_not(override: Override, *, searched: bool) -> Fault | None:
     key, value = override.key_or_group, override.value()
     section = key.replace("/", ".").partition(".")[0]
     if section in SHARED and (section in (key, "hydra") or schemas.declared(key) is not None):
-        return SAME_FOR_ALL, f"{key}=[...] for a list" if _is_list(key) else "one value"
+        return SAME_FOR_ALL, ONE_VALUE
     if key in OF_ONE_RUN:
         return "each point has a directory of its own in that of the sweep.", "leave it out"
     if searched:
@@ -246,11 +246,11 @@ def _why_not(override: Override, *, searched: bool) -> Fault | None:
 
 def _no_value(override: Override, library: Callable[[], Library]) -> Fault:
     key = override.key_or_group
-    if not isinstance(override.value(), Glob):
-        return "it stands for no value at all.", f"{key}=range(START, STOP), or {key}=A,B"
-    if library().is_group(key):
-        return f"no {key} has such a name.", f"options: {', '.join(library().options(key))}"
-    return f"glob chooses among the options of a group, and {key} is none.", f"{key}=A,B"
+    known = library().options(key) if library().is_group(key) else []
+    return (
+        "it stands for no value at all.",
+        f"options: {', '.join(known)}" if known else "at least one",
+    )
 
 
 def _values(override: Override, library: Callable[[], Library]) -> list[str]:
@@ -267,10 +267,6 @@ def _is_parameter(override: Override) -> bool:
 
 def _is_interval(found: Override | Problem) -> bool:
     return isinstance(found, Override) and found.is_interval_sweep() and not _is_parameter(found)
-
-
-def _is_list(key: str) -> bool:
-    return get_origin(schemas.declared(key)) in (list, tuple)
 
 
 def _value(text: str) -> str:

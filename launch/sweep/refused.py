@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations as choose
+from itertools import combinations as pairs
 
 from forge.config.problems import ConfigError, Problem
 from forge.launch.sweep.expand import Combination
@@ -56,13 +56,13 @@ class PointsRefused(ConfigError):
             return "in every point"
         which = f"in the {count} points with" if count > 1 else "in the point with"
         first = self._pairs[min(having)]
-        for common in (few for size in (1, 2) for few in choose(first.items(), size)):
-            if having == self._with({key: [value] for key, value in common}):
-                return f"{which} {' '.join(f'{key}={value}' for key, value in common)}"
         for key in first:
             values = list(dict.fromkeys(self._pairs[number][key] for number in sorted(having)))
             if len(values) <= FEW and having == self._with({key: values}):
-                return f"{which} {key}={', '.join(values[:-1])} or {values[-1]}"
+                return f"{which} {key}={' or '.join(values)}"
+        for common in pairs(first.items(), 2):
+            if having == self._with({key: [value] for key, value in common}):
+                return f"{which} {' '.join(f'{key}={value}' for key, value in common)}"
         listed = " ".join(f"#{number}" for number in sorted(having))
         return f"in {count} points: {listed}" if count > 1 else f"in one point: {listed}"
 

@@ -1,25 +1,25 @@
-"""The directory of a sweep and its ledger: points by number, what happened to each, and that a
-crash loses nothing.
+"""The directory of a sweep: its ledger, and the state of a point by its run directory, the ledger,
+and what Slurm says of its job.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_local import wait_for
 
 from forge.config.problems import ConfigError
-from forge.launch.sweep.directory import (
-    LEDGER,
-    SWEEP,
-    Point,
-    SweepDirectory,
-    examples,
-    find_sweep,
-    slug_of,
-)
-from forge.rundir import files
+from forge.launch.slurm import jobs as slurm
+from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, examples, find_sweep, slug_of
+from forge.launch.sweep.state import at_work, job_of, process_of, state_of, survey
+from forge.rundir.lock import Lock
 
 
 @pytest.fixture
@@ -29,85 +29,45 @@ def sweep(tmp_path: Path) -> SweepDirectory:
     return made
 
 
-def add(sweep: SweepDirectory, seed: int, **more: object) -> Point:
-    return sweep.add(
-        hash=f"{seed:032d}", overrides=[f"seed={seed}"], varied={"seed": str(seed)}, **more
-    )  # type: ignore[arg-type]
+def add(sweep: SweepDirectory, seed: int, arm: str | None = None) -> Point:
+    varied = {"seed": str(seed)}
+    return sweep.add(hash=f"{seed:032d}", overrides=[f"seed={seed}"], varied=varied, arm=arm)
 
 
-def test_points_are_numbered_in_their_order(sweep: SweepDirectory) -> None:
+def test_the_ledger_has_points_in_their_order_and_the_last_that_happened(
+    sweep: SweepDirectory,
+) -> None:
     first, second = add(sweep, 1), add(sweep, 2, arm="wide")
-    assert [point.number for point in sweep.points()] == [0, 1]
     assert sweep.points() == [first, second]
     assert second.path == sweep.path / "points" / "001_wide_seed-2_00000000"
-    assert (second.arm, second.slug, second.overrides, second.varied) == (
-        "wide",
-        "wide_seed-2",
-        ("seed=2",),
-        {"seed": "2"},
-    )
-    assert sweep.next_number() == 2
-
-
-def test_a_point_has_the_last_that_happened_to_it(sweep: SweepDirectory) -> None:
-    add(sweep, 1)
-    sweep.note("submitted", 0, job="12_0", cluster="slurm")
-    sweep.note("started", 0, pid=5, host="here")
-    (point,) = sweep.points()
-    assert (point.event, point.job, point.cluster, point.pid, point.host, point.code) == (
-        "started",
-        "12_0",
-        "slurm",
-        5,
-        "here",
-        None,
-    )
-    sweep.note("ended", 0, code=3)
-    (point,) = sweep.points()
-    assert (point.event, point.code, point.pid) == ("ended", 3, 5)
-
-
-def test_what_was_cancelled_stays_so_until_it_is_started_again(sweep: SweepDirectory) -> None:
-    add(sweep, 1)
-    for event, seen in (
-        ("started", "started"),
-        ("cancelled", "cancelled"),
-        ("ended", "cancelled"),
-        ("started", "started"),
-    ):
-        sweep.note(event, 0)
-        assert sweep.points()[0].event == seen
-
-
-def test_a_line_that_a_kill_left_unfinished(sweep: SweepDirectory) -> None:
-    add(sweep, 1)
-    with (sweep.path / LEDGER).open("a") as file:
-        file.write('{"event": "point", "num')
-    assert len(sweep.points()) == 1
-    add(sweep, 2)
-    assert [point.number for point in sweep.points()] == [0, 1]
-
-
-def test_of_points_with_one_number_the_first_counts(sweep: SweepDirectory) -> None:
-    first = add(sweep, 1, number=0)
-    add(sweep, 2, number=0)
+    sweep.note("submitted", 1, job="12_0", cluster="slurm")
+    sweep.note("started", 1, pid=5, host="here")
     sweep.note("ended", 7, code=0)
-    assert sweep.points() == [first]
+    started = replace(
+        second, event="started", job="12_0", cluster="slurm", pid=5, host="here", code=None
+    )
+    assert sweep.points() == [first, started]
+    for event, seen in (("cancelled", "cancelled"), ("ended", "cancelled"), ("started", "started")):
+        sweep.note(event, 1)
+        assert sweep.points()[1].event == seen
+    sweep.note("ended", 1, code=3)
+    assert sweep.points()[1] == replace(started, event="ended", code=3)
 
 
-def test_every_command_is_kept(sweep: SweepDirectory) -> None:
-    sweep.begin(["seed=3"], ["forge.train", "-m", "seed=3"])
-    assert [command["overrides"] for command in sweep.commands()] == [["seed=1,2"], ["seed=3"]]
-    assert sweep.commands()[0]["argv"] == ["forge.train", "-m", "seed=1,2"]
-    assert sweep.name == "mine"
-
-
-def test_a_directory_that_is_moved_is_the_same_sweep(sweep: SweepDirectory, tmp_path: Path) -> None:
+def test_a_moved_sweep_with_a_torn_line_goes_on(sweep: SweepDirectory, tmp_path: Path) -> None:
     add(sweep, 1)
+    with (sweep.path / "ledger.jsonl").open("a") as file:
+        file.write('{"event": "point", "num')
     sweep.path.rename(tmp_path / "moved")
     moved = find_sweep(tmp_path / "moved")
+    moved.begin(["seed=3"], ["forge.train", "-m", "seed=3"])
+    add(moved, 2)
     assert moved.name == "mine"
-    assert moved.points()[0].path.parent == tmp_path / "moved" / "points"
+    assert [(point.number, point.path.parents[1]) for point in moved.points()] == [
+        (0, moved.path),
+        (1, moved.path),
+    ]
+    assert [command["overrides"] for command in moved.commands()] == [["seed=1,2"], ["seed=3"]]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +75,6 @@ def test_a_directory_that_is_moved_is_the_same_sweep(sweep: SweepDirectory, tmp_
     [
         ({"optimizer.lr": "0.001", "seed": "1"}, None, "lr-0.001_seed-1"),
         ({"a.lr": "1", "b.lr": "2"}, None, "a.lr-1_b.lr-2"),
-        ({"optimizer.betas": "[0.9,0.95]"}, None, "betas--0.9-0.95"),
         ({"data.path": "/a/b c/é.txt"}, "wide", "wide_path--a-b-c-.txt"),
         ({}, None, "point"),
         ({"run.name": "x" * 200}, None, "name-" + "x" * 75),
@@ -126,48 +85,145 @@ def test_a_readable_name(varied: dict[str, str], arm: str | None, slug: str) -> 
     assert slug_of(varied, arm) == slug
 
 
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda path: None, "is no sweep: there is no such directory."),
-        (lambda path: path.mkdir(), "is no sweep: it has no sweep.json."),
-    ],
-)
-def test_what_is_no_sweep(make, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_sweep_is_refused_with_those_that_may_have_been_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    make(tmp_path / "x")
-    with pytest.raises(ConfigError) as caught:
-        find_sweep(tmp_path / "x")
-    (problem,) = caught.value.problems
-    assert (problem.what, problem.fix) == (
-        f"{tmp_path / 'x'} {what}",
-        "give the directory of a sweep, like sweeps/<name>",
-    )
-
-
-def test_sweeps_that_may_have_been_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    assert examples() == "sweeps/<name>"
     for age, name in enumerate(["sweeps/new", "sweeps/old", "elsewhere/other"]):
         Path(name).mkdir(parents=True)
         (Path(name) / SWEEP).write_text("{}")
         os.utime(Path(name) / SWEEP, (1000 - age, 1000 - age))
-    assert examples() == examples(Path("absent")) == "sweeps/new, sweeps/old"
-    assert examples(most=1) == "sweeps/new"
-    assert examples(Path("elsewhere")) == "elsewhere/other"
+    for name, why, meant in (
+        ("absent", "there is no such directory.", "sweeps/new, sweeps/old"),
+        ("elsewhere", "it has no sweep.json.", "elsewhere/other"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            find_sweep(Path(name))
+        (problem,) = caught.value.problems
+        assert problem.what == f"{name} is no sweep: {why}"
+        assert problem.fix == f"give the directory of a sweep, like {meant}"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "{"])
 def test_a_damaged_sweep_is_not_taken_for_an_empty_one(text: str, sweep: SweepDirectory) -> None:
     (sweep.path / SWEEP).write_text(text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"sweep\.json cannot be read"):
         sweep.begin(["seed=1"])
-    assert caught.value.problems[0].what == f"{sweep.path / SWEEP} cannot be read."
 
 
-def test_lines_are_whole_whoever_writes(tmp_path: Path) -> None:
-    file = tmp_path / "lines.jsonl"
-    files.append_row(file, {"a": 1})
-    file.write_text(file.read_text() + '{"torn')
-    files.append_row(file, {"b": 2})
-    assert files.read_rows(file) == [{"a": 1}, {"b": 2}]
-    assert files.read_rows(tmp_path / "none") == []
+@pytest.fixture
+def point(tmp_path: Path) -> Point:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.yaml").write_text("seed: 1\n")
+    return Point(number=0, hash="0", slug="x", path=path, overrides=())
+
+
+def begun(point: Point) -> Point:
+    (point.path / "attempts.jsonl").write_text('{"event": "start", "step": 0}\n')
+    return point
+
+
+def done(point: Point) -> Point:
+    objective = {"value": 1.0}
+    result = {"status": "finished", "reason": "end", "step": 3, "metrics": {}}
+    content = {**result, "config": "config.yaml", "objective": objective}
+    (point.path / "result.json").write_text(json.dumps(content))
+    return begun(point)
+
+
+def made(point: Point) -> Point:
+    return point
+
+
+@pytest.mark.parametrize(
+    ("make", "event", "code", "state"),
+    [
+        (made, "", None, "waiting"),
+        (made, "submitted", None, "waiting"),
+        (made, "cancelled", None, "cancelled"),
+        (made, "ended", 2, "failed"),
+        (made, "ended", 143, "waiting"),
+        (begun, "started", None, "partial"),
+        (begun, "ended", 143, "partial"),
+        (begun, "ended", 137, "failed"),
+        (begun, "cancelled", 143, "cancelled"),
+        (done, "", None, "done"),
+        (done, "cancelled", None, "done"),
+        (done, "ended", 1, "done"),
+    ],
+)
+def test_the_state_of_a_point(make, event: str, code: int | None, state: str, point: Point) -> None:
+    assert state_of(replace(make(point), event=event, code=code)) == state
+    if make is begun and state == "partial":
+        (point.path / "error.json").write_text("{}")
+        assert state_of(point) == "failed"
+
+
+def test_what_works_on_a_point(point: Point) -> None:
+    """Who holds its directory, or a rank that was started for it and has yet to take it."""
+    with Lock(done(point).path):
+        assert state_of(point) == "running"
+        found = process_of(point)
+        assert found is not None
+        assert (found.pid, found.host) == (os.getpid(), platform.node())
+    assert state_of(point) == "done"
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(point.path)])
+    started = replace(point, event="started", pid=rank.pid, host=platform.node())
+    try:
+        wait_for(lambda: at_work(started))
+        assert not at_work(replace(started, host="another"))
+        assert not at_work(replace(started, event="ended"))
+        assert not at_work(replace(started, path=point.path.parent / "other"))
+    finally:
+        rank.kill()
+        rank.wait()
+    assert not at_work(started)
+
+
+@pytest.mark.parametrize(
+    ("make", "of_job", "state"),
+    [
+        (made, "PENDING", "queued"),
+        (made, "CONFIGURING", "queued"),
+        (made, "RUNNING", "running"),
+        (made, None, "waiting"),
+        (begun, "COMPLETING", "running"),
+        (begun, None, "partial"),
+        (begun, "NODE_FAIL", "failed"),
+        (begun, "TIMEOUT", "partial"),
+        (begun, "COMPLETED", "partial"),
+        (begun, "CANCELLED", "cancelled"),
+        (done, "CANCELLED", "done"),
+    ],
+)
+def test_with_what_slurm_says(
+    make, of_job: str | None, state: str, point: Point, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def states(jobs) -> dict[str, str]:
+        asked.extend(jobs)
+        return {"7_0": of_job} if of_job else {}
+
+    monkeypatch.setattr(slurm, "states", states)
+    one = replace(make(point), event="submitted", job="7_0", cluster="slurm")
+    assert survey([one]).states == {0: state}
+    assert asked == ([] if make is done else ["7_0"])
+
+
+def test_slurm_that_does_not_answer_and_a_submitter_that_was_killed(
+    point: Point, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_):
+        raise slurm.NoAnswer("squeue fails: no route.")
+
+    monkeypatch.setattr(slurm, "states", silent)
+    assert job_of(point) is None
+    (begun(point).path / "job.json").write_text('{"job": "9"}')
+    assert job_of(point) == "9"
+    assert job_of(replace(point, event="started")) is None, "since then it was started here"
+    assert job_of(replace(point, cluster="local", job="3")) is None
+    found = survey([point])
+    assert (found.states, found.silent) == ({0: "partial"}, "squeue fails: no route.")

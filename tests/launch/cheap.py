@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forge.launch.sweep.command import Command
 
 BAD = "the loss was not finite in 10 steps in a row"
-Reached = Callable[[dict[str, Any]], float | None]
+Objective = Callable[[dict[str, Any]], float | None]
 
 
 def valley(options: dict[str, Any]) -> float:
@@ -32,25 +32,19 @@ def valley(options: dict[str, Any]) -> float:
 
 def finish(run_dir: Path, value: float | None) -> None:
     """Leave a result as a worker does."""
-    objective = {"name": "eval/loss", "value": value}
-    content = {
-        "status": "finished",
-        "reason": "end",
-        "step": 1,
-        "config": "config.yaml",
-        "objective": objective,
-        "metrics": {"eval/loss": value},
-    }
+    content = {"status": "finished", "reason": "end", "step": 1, "config": "config.yaml"}
+    content |= {"metrics": {"eval/loss": value}}
+    content |= {"objective": {"name": "eval/loss", "value": value}}
     (run_dir / "result.json").write_text(json.dumps(content))
 
 
 class Here:
-    """An executor that runs in this process; learning rates in the order in which they were run.
-    stop_at: the trial that a signal stops.
+    """An executor that runs in this process. rates: learning rates in the order in which they were
+    run. stop_at: the trial that a signal stops.
     """
 
-    def __init__(self, reached: Reached = valley, *, stop_at: int | None = None) -> None:
-        self.reached, self.stop_at = reached, stop_at
+    def __init__(self, objective: Objective = valley, *, stop_at: int | None = None) -> None:
+        self.objective, self.stop_at = objective, stop_at
         self.rates: list[float] = []
         self.batches: list[int] = []
 
@@ -59,11 +53,8 @@ class Here:
         with sweep.open():
             self.batches.append(len(sweep.due))
             for entry in sweep.due:
-                optimizer, path, number = (
-                    entry.planned.resolution.config.optimizer,
-                    entry.point.path,
-                    entry.point.number,
-                )
+                optimizer = entry.planned.resolution.config.optimizer
+                path, number = entry.point.path, entry.point.number
                 path.mkdir(parents=True, exist_ok=True)
                 (path / "config.yaml").touch()
                 sweep.directory.note("started", number, pid=0, host="nowhere")
@@ -72,7 +63,7 @@ class Here:
                     sweep.directory.note("ended", number, code=143)
                     return sweep.finish([], 15)
                 try:
-                    finish(path, self.reached(vars(optimizer)))
+                    finish(path, self.objective(vars(optimizer)))
                     sweep.directory.note("ended", number, code=0)
                 except RuntimeError as error:
                     failed.append((entry.point, str(error)))
@@ -93,9 +84,9 @@ def work(run_dir: Path) -> None:
 def sweep(argv: list[str]) -> int:
     """The verb `forge.train` with this module as the worker."""
     from forge import train
-    from forge.launch.sweep import local as local_points
+    from forge.launch.sweep import local
 
-    local_points.Ranks = functools.partial(local_points.Ranks, module="cheap")  # type: ignore[misc,assignment]
+    local.Ranks = functools.partial(local.Ranks, module="cheap")  # type: ignore[misc,assignment]
     code = train.main(argv)
     assert "torch" not in sys.modules
     return code

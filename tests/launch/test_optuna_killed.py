@@ -15,10 +15,10 @@ from pathlib import Path
 import cheap
 import optuna
 import pytest
-from optuna_search import flight, study
+from test_optuna import search, study
 from tiny import TINY
 
-from forge.launch.optuna import search as optuna_search
+pytestmark = pytest.mark.nightly
 
 OPTIONS = [
     *(
@@ -93,15 +93,13 @@ def test_twelve_trials_of_which_one_fails_killed_in_the_middle(
     assert sum(event["event"] == "point" for event in events) == 12
 
     monkeypatch.chdir(tmp_path)
-    options = [*OPTIONS, "sweep.name=whole"]
-    assert optuna_search.run(options, flight(options), cheap.Here()) == 1
+    assert search(*OPTIONS[1:], run=cheap.Here(), name="whole") == 1
     whole = trials(tmp_path / "sweeps" / "whole")
     assert [(trial.params, trial.value) for trial in kept] == [
         (trial.params, trial.value) for trial in whole
     ]
 
 
-@pytest.mark.slow
 def test_trials_that_train(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(
         "".join(f"{i} the sea, a ship and {i * i % 97} whales\n" for i in range(300))

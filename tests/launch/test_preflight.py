@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from forge.compose.composition import compose
-from forge.compose.origin import origin
 from forge.config.problems import ConfigError, Problem
 from forge.launch.sweep.expand import Combination
 from forge.launch.sweep.preflight import Planned, Preflight
@@ -110,7 +109,7 @@ def test_a_point_resolves_as_a_run_of_its_own_does() -> None:
         wanted = resolve(
             composition.typed(),
             devices=NONE,
-            origin=lambda key, made=composition: origin(made, key),
+            origin=composition.origin,
         )
         for part in ("config", "derived", "warnings", "world"):
             assert getattr(point.resolution, part) == getattr(wanted, part)

@@ -107,12 +107,12 @@ function panel(svg, { top: first, left, right, row, names, keys, title, zero }) 
 function drawArms(width) {
   const compared = data.arms.some((arm) => known(arm.difference)), metric = labelled(data.metric, data.unit);
   const means = { keys: ["mean", "low", "high"], title: metric };
-  const apart = { keys: ["difference", "difference_low", "difference_high"], title: labelled(`difference to ${data.arms[data.baseline]?.name}`, data.unit), zero: true };
+  const differences = { keys: ["difference", "difference_low", "difference_high"], title: labelled(`difference to ${data.arms[data.baseline]?.name}`, data.unit), zero: true };
   const each = width < NARROW ? 42 : 25, tall = over() + each * data.arms.length + 62;
   const svg = canvas(plot, width, width < NARROW && compared ? 2 * tall : tall, `${metric} of every arm, with intervals`);
   if (width < NARROW) {
     const next = panel(svg, { ...means, top: 8, left: 8, right: width - 12, row: each, names: true });
-    if (compared) panel(svg, { ...apart, top: next + 8, left: 8, right: width - 12, row: each, names: true });
+    if (compared) panel(svg, { ...differences, top: next + 8, left: 8, right: width - 12, row: each, names: true });
     return;
   }
   const texts = data.arms.map((arm, i) => make(svg, "text", { x: 0, y: 8 + over() + each * i + each / 2 + 4, fill: "var(--text)" }, arm.name));
@@ -120,7 +120,7 @@ function drawArms(width) {
   texts.forEach((text, i) => shortened(text, data.arms[i].name, room));
   const left = room + 24, middle = compared ? left + (width - left) * 0.52 : width - 14;
   panel(svg, { ...means, top: 8, left, right: middle, row: each });
-  if (compared) panel(svg, { ...apart, top: 8, left: middle + 34, right: width - 14, row: each });
+  if (compared) panel(svg, { ...differences, top: 8, left: middle + 34, right: width - 14, row: each });
 }
 if (plot) redrawn(plot, drawArms);
 
@@ -170,25 +170,25 @@ if (section) {
   });
   const time = (most) => [[86400, "d"], [3600, "h"], [60, "min"]].find(([size]) => most >= 2 * size) ?? [1, "s"];
   const drawCurves = (figure, kind, width) => {
-    const { metric, unit, [kind]: arms } = data.curves[state.metric], apart = kind === "apart";
-    const title = labelled(apart ? `${metric} minus ${data.arms[data.baseline].name}` : metric, unit);
+    const { metric, unit, [kind]: arms } = data.curves[state.metric], isDifference = kind === "differences";
+    const title = labelled(isDifference ? `${metric} minus ${data.arms[data.baseline].name}` : metric, unit);
     const tip = figure.querySelector(".tip");
     chips.forEach(({ chip, line }, i) => {
       chip.setAttribute("aria-pressed", String(colours.has(i)));
       line.style.background = colours.get(i) ?? "";
     });
     const xs = (curve) => curve[state.x];
-    const [, most] = range(data.curves[state.metric].plain.flatMap((curve) => (curve ? xs(curve) : [])), 0);
+    const [, most] = range(data.curves[state.metric].values.flatMap((curve) => (curve ? xs(curve) : [])), 0);
     const [size, word] = state.x === "seconds" ? time(most) : [1, ""];
     const start = most * state.from, height = width < NARROW ? 320 : 400;
     const left = 58, right = width - 14, top = 26, bottom = height - 46;
     const svg = canvas(figure, width, height, `${title} over ${X[state.x]}, an arm a line`);
     const chosen = arms.some((curve, i) => curve && colours.has(i)) ? (i) => colours.has(i) : () => true;
     const seen = arms.flatMap((curve, i) => (curve && chosen(i) ? [...curve.low, ...curve.high].filter((_, k) => xs(curve)[k % curve.low.length] >= start) : []));
-    const [low, high] = range(apart ? [...seen, 0] : seen, 0.04);
+    const [low, high] = range(isDifference ? [...seen, 0] : seen, 0.04);
     const px = axis(svg, { low: start / size, high: most / size, from: left, to: right, across: true, at: bottom, end: top, about: Math.max(3, (right - left) / 100), title: labelled(X[state.x], word) });
     const py = axis(svg, { low, high, from: bottom, to: top, at: left, end: right, about: 6, title });
-    if (apart) make(svg, "line", { x1: left, x2: right, y1: py(0), y2: py(0), stroke: "var(--text)", "stroke-width": 2 });
+    if (isDifference) make(svg, "line", { x1: left, x2: right, y1: py(0), y2: py(0), stroke: "var(--text)", "stroke-width": 2 });
     const clip = make(make(svg, "clipPath", { id: `inside-${kind}` }), "rect", { x: left, y: top, width: Math.max(right - left, 0), height: bottom - top });
     const inside = make(svg, "g", { "clip-path": `url(#${clip.parentNode.id})` });
     const path = (curve, column, back) => {

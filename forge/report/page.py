@@ -117,13 +117,13 @@ def _arm_plot(report: Report, most: int) -> str:
 
 
 def _curves(data: dict[str, Any]) -> str:
-    drawn = [one for curve in data["curves"] for one in curve["plain"] if one]
-    figures, notes = '<figure data-kind="plain"></figure>', [BANDS[any(c["n"] > 1 for c in drawn)]]
+    drawn = [one for curve in data["curves"] for one in curve["values"] if one]
+    figures, notes = '<figure data-kind="values"></figure>', [BANDS[any(c["n"] > 1 for c in drawn)]]
     if not all(one["done"] for one in drawn):
         notes.append("Dashed: no run of the arm is done.")
     notes.append("An arm is shown or hidden by its name.")
-    if any(any(curve["apart"]) for curve in data["curves"]):
-        figures += '<figure data-kind="apart"></figure>'
+    if any(any(curve["differences"]) for curve in data["curves"]):
+        figures += '<figure data-kind="differences"></figure>'
         notes.append(DIFFERENCES)
     return CURVES.format(figures, " ".join([*notes, "Time is of training."]))
 
@@ -171,11 +171,11 @@ def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
     arms, base = [row.arm for row in rows], report.baseline.arm
     others = [arm for arm in arms if arm is not base and report.compared]
     for metric in dict.fromkeys([report.metric, "train/loss", "eval/loss"]):
-        plain = [curve(arm, metric, points=points) for arm in arms]
-        minus_base = {arm: curve(arm, metric, base, points=points) for arm in others}
-        apart = [minus_base.get(arm) for arm in arms]
-        if any(one and len(one["step"]) > 1 for one in plain):
-            curves.append({"metric": metric, "unit": _unit(metric), "plain": plain, "apart": apart})
+        values = [curve(arm, metric, points=points) for arm in arms]
+        found = {arm: curve(arm, metric, base, points=points) for arm in others}
+        kinds = {"values": values, "differences": [found.get(arm) for arm in arms]}
+        if any(one and len(one["step"]) > 1 for one in values):
+            curves.append({"metric": metric, "unit": _unit(metric), **kinds})
     return {
         "metric": report.metric,
         "unit": _unit(report.metric),
@@ -269,5 +269,5 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _unit(metric: str) -> str:
-    """What a metric is counted in; empty for a plain number."""
+    """What a metric is counted in; empty where it has no unit."""
     return UNITS.get(metric.rpartition("/")[2], "")

@@ -203,9 +203,3 @@ def test_wandb(tmp_path: Path):
     assert (found.status, found.needed, found.fix) == (MISSING, False, f"wandb login; {only}")
     found = software.wandb({**home, "WANDB_API_KEY": "secret"})
     assert (found.status, found.found) == (OK, "logged in to api.wandb.ai by WANDB_API_KEY")
-    file = tmp_path / ".netrc"
-    file.write_text("nonsense\n")
-    assert (software.wandb(home).status, software.wandb(home).fix) == (
-        WARN,
-        f"correct the file; {only}",
-    )

@@ -16,9 +16,8 @@ log = logging.getLogger(__name__)
 
 def cache_root(cache_dir: str | None) -> Path:
     """data.cache_dir, else $FORGE_CACHE, else ~/.cache/forge."""
-    return (
-        Path(cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge").expanduser().absolute()
-    )
+    root = cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge"
+    return Path(root).expanduser().absolute()
 
 
 @contextmanager
@@ -33,14 +32,13 @@ def explained(root: Path) -> Iterator[None]:
             problem = f"no space left to write prepared data ({error.strerror})"
         else:
             problem = f"cannot write prepared data there ({error.strerror or error})"
-        raise ValueError(
-            f"data.cache_dir = {root}: {problem}. Make room or set data.cache_dir (or $FORGE_CACHE) to a directory you may write to."
-        ) from error
+        fix = "Make room or set data.cache_dir (or $FORGE_CACHE) to a directory you may write to."
+        raise ValueError(f"data.cache_dir = {root}: {problem}. {fix}") from error
 
 
 @contextmanager
 def one_builder(entry: Path) -> Iterator[None]:
-    """Hold the lock of a cache entry; a second process waits here until the first is done, or dead."""
+    """Hold the lock of a cache entry; other processes wait until this one is done, or dead."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     with open(entry.with_name(f".{entry.name}.lock"), "w") as lock:
         try:
@@ -53,8 +51,8 @@ def one_builder(entry: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(entry: Path) -> Iterator[Path]:
-    """A fresh directory that takes the place of `entry` when the block succeeds and vanishes when
-    it fails.
+    """A fresh directory that replaces `entry` when the block succeeds, and is removed when it
+    fails.
 
     Call it under one_builder(entry): what a killed builder left behind is removed.
     """

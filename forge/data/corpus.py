@@ -15,22 +15,15 @@ from forge.data.fingerprint import fingerprint
 from forge.data.reading import Document, kind, read_python, read_text
 from forge.data.rows import read_csv, read_json, read_jsonl, read_parquet
 
-NOT_LIBRARY = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "__pycache__",
-}
+NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
+NOT_LIBRARY.add("__pycache__")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
     """Files in a fixed order and the way they are read; nothing is held in memory.
 
-    `reader` names that way: with the content of the files it determines the documents.
+    reader: names that way; with the content of the files it determines the documents.
     """
 
     name: str
@@ -40,7 +33,7 @@ class Corpus:
     read: Callable[[Path], Iterator[Document]]
 
     def documents(self) -> Iterator[Document]:
-        """Every document, in the order of the files. ValueError: a file is not what it should be."""
+        """Every document, in the order of the files. ValueError: a file is not as it should be."""
         for path in self.files:
             yield from self.read(path)
 
@@ -52,43 +45,32 @@ class Corpus:
     def fingerprint(self, memo: Path | None = None) -> str:
         """Hash of what documents() yields, whatever the files are called.
 
-        `memo`: a directory that remembers the hashes of large corpora by path, size and time of
-        change.
+        memo: a directory that keeps the hashes of large corpora by path, size and time of change.
         """
         return fingerprint(self.files, reader=self.reader, memo=memo)
 
 
 def python_source(section: PythonSource) -> Corpus:
-    """The .py files of the standard library of this Python, one document each; tests and installed
-    packages left out.
-    """
+    """The .py files of this Python's standard library, without tests and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = tuple(path for path in _walk(root, skip=NOT_LIBRARY) if path.suffix == ".py")
     if not files:
-        raise ValueError(
-            f"data: no Python source under {root}; this Python ships without it. Use data=text data.path=... with text of your own."
-        )
-    return Corpus(
-        name="python_source", source=str(root), files=files, reader="python", read=read_python
-    )
+        what = f"data: no Python source under {root}; this Python ships without it."
+        raise ValueError(f"{what} Use data=text data.path=... with text of your own.")
+    name, reader = "python_source", "python"
+    return Corpus(name=name, source=str(root), files=files, reader=reader, read=read_python)
 
 
 def text_files(section: Text) -> Corpus:
-    """A file, all files of a directory (hidden ones left out), or what a glob matches.
+    """A file, all files of a directory (but hidden ones), or what a glob matches.
 
-    JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row, any other file is one
-    document; all but Parquet may be packed (.gz). ValueError, naming data.path: it is empty, or
+    JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row; any other file is one
+    document. All but Parquet may be packed (.gz). ValueError, naming data.path: it is empty, or
     nothing is there.
     """
-    files = tuple(_matches(section.path))
+    files, reader = tuple(_matches(section.path)), f"text:{section.text_field}"
     read = partial(_read_by_kind, text_field=section.text_field)
-    return Corpus(
-        name="text",
-        source=section.path,
-        files=files,
-        reader=f"text:{section.text_field}",
-        read=read,
-    )
+    return Corpus(name="text", source=section.path, files=files, reader=reader, read=read)
 
 
 def _read_by_kind(path: Path, *, text_field: str) -> Iterator[Document]:
@@ -107,40 +89,31 @@ def _read_by_kind(path: Path, *, text_field: str) -> Iterator[Document]:
 
 def _matches(pattern: str) -> list[Path]:
     if not pattern:
-        raise ValueError(
-            "data.path is empty. Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'."
-        )
-    path = Path(pattern).expanduser()
+        fix = "Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'."
+        raise ValueError(f"data.path is empty. {fix}")
+    path, seen_from = Path(pattern).expanduser(), f"seen from {Path.cwd()}"
     if path.is_file():
         return [path]
     if path.is_dir():
         files = list(_walk(path, skip={"__pycache__"}))
-        if not files:
-            raise ValueError(
-                f"data.path = {pattern}: this directory holds no files. Give one that does, or a file or a glob."
-            )
-        return files
-    if glob.has_magic(pattern):
-        files = sorted(
-            {Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)}
-        )
-        if not files:
-            raise ValueError(
-                f"data.path = {pattern}: no file matches this glob, seen from {Path.cwd()}. ** reaches into folders: 'texts/**/*.txt'."
-            )
-        return files
-    raise ValueError(
-        f"data.path = {pattern}: no such file or directory, seen from {Path.cwd()}. Give a file, a directory or a glob."
-    )
+        problem = "this directory holds no files. Give one that does, or a file or a glob."
+    elif glob.has_magic(pattern):
+        matches = {Path(name) for name in glob.glob(str(path), recursive=True)}
+        files = sorted(path for path in matches if path.is_file())
+        problem = f"no file matches this glob, {seen_from}."
+        problem += " ** reaches into folders: 'texts/**/*.txt'."
+    else:
+        files = []
+        problem = f"no such file or directory, {seen_from}. Give a file, a directory or a glob."
+    if not files:
+        raise ValueError(f"data.path = {pattern}: {problem}")
+    return files
 
 
 def _walk(root: Path, *, skip: set[str]) -> Iterator[Path]:
-    """Files below root in the order of their names; hidden ones and folders named in `skip` are
-    left out.
-    """
+    """Files below root in the order of their names, without hidden ones and folders in `skip`."""
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted(
-            name for name in subfolders if name not in skip and not name.startswith(".")
-        )
+        shown = (name for name in subfolders if name not in skip and not name.startswith("."))
+        subfolders[:] = sorted(shown)
         files = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
         yield from (path for path in files if path.is_file())

@@ -32,12 +32,11 @@ def encode_splits(
 ) -> dict[str, Index]:
     """Write directory/train and directory/val; at most a few MiB of text are in memory.
 
-    One end-of-text follows every document in each split that has a piece of it.
-    `on_bytes` is called with the bytes read so far.
+    One end-of-text follows every document in each split that has a piece of it. on_bytes: called
+    with the bytes read so far.
     """
-    sides = [
-        _Side(ShardWriter(directory / name, vocab_size=tokenizer.vocab_size)) for name in SPLITS
-    ]
+    size = tokenizer.vocab_size
+    sides = [_Side(ShardWriter(directory / name, vocab_size=size)) for name in SPLITS]
     waiting = done = 0
     for piece, is_validation in split.pieces():
         side = sides[is_validation]

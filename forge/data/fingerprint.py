@@ -30,14 +30,11 @@ def hash_json(value: object) -> str:
 def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None) -> str:
     """Hash of the contents of `files` in their order and of how they are read, in hex.
 
-    From 64 MiB on, and with a `memo` directory, the result is remembered by every file's path, size
-    and time of change, so that a large corpus is hashed once.
+    From 64 MiB on, with a `memo` directory, it is remembered by every file's path, size and time of
+    change.
     """
-    stats = [
-        (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
-        for path in files
-        for stat in (path.stat(),)
-    ]
+    found = [(path, path.stat()) for path in files]
+    stats = [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in found]
     if memo is None or sum(size for _, size, _ in stats) < MEMO_FROM_BYTES:
         return _hash_contents(files, reader)
     known = memo / hash_json([reader, stats])
@@ -45,11 +42,9 @@ def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None)
         return known.read_text()
     started = time.time_ns()
     result = _hash_contents(files, reader)
-    # A file changed within the resolution of its time stamp would look unchanged: remember settled
-    # files only.
+    # A file that changes within the resolution of its time stamp would look unchanged.
     if started - max(changed for _, _, changed in stats) > SETTLED_SECONDS * 1e9:
-        # Nothing is lost but time in a cache that may only be read.
-        with suppress(OSError):
+        with suppress(OSError):  # a cache that may only be read
             memo.mkdir(parents=True, exist_ok=True)
             fresh = known.with_name(f"{known.name}.{os.getpid()}")
             fresh.write_text(result)
@@ -58,9 +53,8 @@ def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None)
 
 
 def _hash_contents(files: Sequence[Path], reader: str) -> str:
-    return hash_json(
-        [reader, [(kind(path), path.suffix == ".gz", _hash_readable(path)) for path in files]]
-    )
+    contents = [(kind(path), path.suffix == ".gz", _hash_readable(path)) for path in files]
+    return hash_json([reader, contents])
 
 
 def _hash_readable(path: Path) -> str:

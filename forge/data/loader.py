@@ -1,4 +1,4 @@
-"""Batches of tokens and targets, in an order that depends on the seed and the sample number alone."""
+"""Batches of tokens and targets, in an order that depends on seed and sample number alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one rank reads in one optimizer update; `n_targets` counts those of all ranks."""
+    """What one rank reads in one optimizer update. n_targets: of all ranks."""
 
     batches: list[Batch]
     n_targets: int
@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalBatch:
-    """A batch of the validation split; targets are IGNORE_INDEX behind its end.
+    """A batch of the validation split; targets behind its end are IGNORE_INDEX.
 
     n_targets: targets that count. n_bytes: bytes of text that they stand for, when asked for.
     """
@@ -51,14 +51,13 @@ class EvalBatch:
 
 
 def count_windows(store: TokenStore, seq_len: int) -> int:
-    """Samples a training epoch has: windows of seq_len + 1 tokens at a stride of seq_len.
-    ValueError: none.
-    """
+    """Samples of an epoch: windows of seq_len + 1 tokens, seq_len apart. ValueError: none."""
     n_windows = (len(store) - 1) // seq_len
     if n_windows < 1:
         raise ValueError(
-            f"train.seq_len = {seq_len}: the training split has {len(store):,} tokens, less than one sample of seq_len + 1. "
-            f"Set train.seq_len={max(len(store) - 1, 1)} or less, or give more text."
+            f"train.seq_len = {seq_len}: the training split has {len(store):,} tokens, less than "
+            f"one sample of seq_len + 1. Set train.seq_len={max(len(store) - 1, 1)} or less, or "
+            "give more text."
         )
     return n_windows
 
@@ -92,11 +91,10 @@ class _MicroBatches:
 class TrainLoader:
     """An endless iterator of steps for one rank.
 
-    Step s of the run is made of samples [s * G, (s + 1) * G), G = grad_accum_steps * num_ranks *
-    batch_size; each micro-batch takes the next num_ranks * batch_size of them, and each rank its
-    contiguous part. So ranks of any number draw the same global batch when G is the same, and the
-    whole state is the number of samples that were handed out; what loader processes have prefetched
-    does not count.
+    Step s of the run is samples [s * G, (s + 1) * G), G = grad_accum_steps * num_ranks *
+    batch_size; each micro-batch takes the next num_ranks * batch_size, and each rank its contiguous
+    part. So the global batch depends on G only, and the whole state is the number of samples handed
+    out.
     """
 
     def __init__(
@@ -115,8 +113,9 @@ class TrainLoader:
         prefetch_factor: int = 2,
         overfit_batches: int = 0,
     ) -> None:
-        """`overfit_batches`: read the first N global batches over and over; 0 = off. ValueError:
-        the split has no sample.
+        """overfit_batches: read the first N global batches over and over; 0 = off.
+
+        ValueError: the split has no sample.
         """
         assert 0 <= rank < num_ranks, (rank, num_ranks)
         self.samples = start_sample
@@ -163,7 +162,7 @@ class TrainLoader:
         self.samples = state["samples"]
 
     def close(self) -> None:
-        """End the loader processes; the next step starts them anew."""
+        """End the loader processes; the next step starts new ones."""
         self._stream = None
 
     def _open_stream(self) -> Iterator[Tensor]:
@@ -185,18 +184,15 @@ class TrainLoader:
 
 
 def _leave_signals_to_the_rank(worker: int) -> None:
-    """A signal to all processes of a run asks the rank to finish its step and save, for which it
-    needs its loader processes.
+    """Let a loader process ignore signals to all processes of a run, and end with its rank.
 
-    So a loader process ends for none but its rank's, as when the rank shuts it down; and at once
-    when that is gone.
+    Such a signal asks the rank to finish its step and save, for which it needs the loader. The
+    process ends when the rank itself signals it, and when the rank is gone.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # torch itself looks every 5 seconds
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
-    if not hasattr(
-        signal, "sigwaitinfo"
-    ):  # macOS does not tell who sends: hear nothing that is sent to the group
+    if not hasattr(signal, "sigwaitinfo"):  # macOS: get nothing that is sent to the group
         os.setpgrp()
         return
     rank = os.getppid()
@@ -219,24 +215,20 @@ def eval_batches(
     token_bytes: np.ndarray | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[EvalBatch]:
-    """At most `sequences` sequences of a split, spread evenly over it, in order and the same ones
-    every time; 0 = all, each target once.
+    """At most `sequences` sequences, spread evenly over a split, the same every time; 0 = all.
 
-    Its beginning alone would be the first of many folders, as a split has the order of its corpus.
+    The split has the order of its corpus: its beginning alone may be the first of many folders.
     token_bytes: bytes of each token, int [vocab]; fills n_bytes. The last batch may have fewer
-    rows, and the last row of the split ends in padding: token 0 with target IGNORE_INDEX. part: (i,
-    n), the i-th of n shares of the same rows; every share has as many batches as every other, of as
-    many rows, with padding for rows that there are not.
+    rows, and the last row ends in padding: token 0 with target IGNORE_INDEX. part: (i, n), the i-th
+    of n shares of the rows; all shares have equally many batches of equally many rows, padded.
     """
     last, (index, shares) = len(store) - 1, part
     windows = -(-last // seq_len)
     count = min(sequences or windows, windows)
     for first in range(0, count, batch_size * shares):
         held = -(-min(batch_size * shares, count - first) // shares)
-        mine = range(
-            first + index * held,
-            min(first + (index + 1) * held, first + batch_size * shares, count),
-        )
+        start, end = first + index * held, min(first + batch_size * shares, count)
+        mine = range(start, min(start + held, end))
         rows = [row * windows // count * seq_len for row in mine]
         tokens = np.zeros((held, seq_len), dtype=np.int64)
         targets = np.full((held, seq_len), IGNORE_INDEX, dtype=np.int64)
@@ -244,15 +236,10 @@ def eval_batches(
             window = store.read(start, min(start + seq_len, last) + 1)
             tokens[row, : len(window) - 1] = window[:-1]
             targets[row, : len(window) - 1] = window[1:]
-        n_bytes = (
-            None
-            if token_bytes is None
-            else int(token_bytes[targets[targets != IGNORE_INDEX]].sum())
-        )
-        n_targets = int((targets != IGNORE_INDEX).sum())
+        counted = targets[targets != IGNORE_INDEX]
         yield EvalBatch(
             tokens=torch.from_numpy(tokens),
             targets=torch.from_numpy(targets),
-            n_targets=n_targets,
-            n_bytes=n_bytes,
+            n_targets=len(counted),
+            n_bytes=None if token_bytes is None else int(token_bytes[counted].sum()),
         )

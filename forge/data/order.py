@@ -1,8 +1,7 @@
 """The order of samples: a keyed permutation that needs no memory.
 
 Sample i of a run is window `permute(i % n, n, (seed, i // n))` of the n windows of the split: every
-epoch visits each window once, in an order of its own, and any sample is found without the ones
-before.
+epoch visits each window once, in an order of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ BLOCK = 1024
 
 
 def permute(indices: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
-    """Where a permutation of range(n), chosen by `key` = (seed, epoch), sends `indices`: int64, any
+    """Where the permutation of range(n) for `key` = (seed, epoch) sends `indices`: int64, any
     shape.
 
     A balanced Feistel network over pairs of numbers below m = ceil(sqrt(n)), (l, r) -> (r, l + F(r)
@@ -39,9 +38,8 @@ def _ceil_sqrt(n: int) -> int:
 
 def _round_keys(key: tuple[int, int]) -> np.ndarray:
     seed, epoch = key
-    digest = blake2b(
-        f"{seed}/{epoch}".encode(), digest_size=8 * ROUNDS, person=b"forge.order"
-    ).digest()
+    text = f"{seed}/{epoch}".encode()
+    digest = blake2b(text, digest_size=8 * ROUNDS, person=b"forge.order").digest()
     return np.frombuffer(digest, dtype="<u8")
 
 
@@ -68,7 +66,7 @@ class SampleOrder:
         self._windows: list[int] = []
 
     def window(self, sample: int) -> int:
-        """The window that sample number `sample` of the run is, counted from 0 over all epochs."""
+        """The window of sample number `sample`, counted from 0 over all epochs."""
         epoch, index = divmod(sample, self.n_windows)
         block, offset = divmod(index, BLOCK)
         if self._block != (epoch, block):

@@ -32,7 +32,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Tokens to train and validate on, their tokenizer, and a manifest for the record of the run."""
+    """Tokens to train and validate on, their tokenizer, and a manifest for the run's record."""
 
     tokenizer: Tokenizer
     train: TokenStore
@@ -49,11 +49,10 @@ def prepare(
 ) -> Prepared:
     """The prepared data of two sections, from the cache or made now.
 
-    `build(section, path=..., **runtime)`, with the section's place in the config, makes the corpus
-    (no runtime arguments) and, when it is not in the cache, the tokenizer (`text`: the
-    TrainingText). `progress(stage, share)` is called during long work, with the share of the stage
-    that is done. Any number of processes may call this at once: one does the work.
-    ValueError, naming the key: no text, bad text, no tokenizer, or a cache that cannot be written.
+    build(section, path=..., **runtime) makes the corpus and, when it is not in the cache, the
+    tokenizer (text: a TrainingText). progress(stage, share): called with the share of a stage that
+    is done. Any number of processes may call this at once: one does the work. ValueError, naming
+    the key: no text, bad text, no tokenizer, or a cache that cannot be written.
     """
     corpus: Corpus = build(data, path="data")
     root = cache_root(data.cache_dir)
@@ -68,7 +67,7 @@ def prepare(
         if (prepared := _open(entry, corpus, on_broken=log.debug)) is not None:
             return prepared
         with one_builder(entry):
-            # Whoever held the lock before may have made it.
+            # The process that held the lock before may have made it.
             if (prepared := _open(entry, corpus, on_broken=log.warning)) is not None:
                 return prepared
             with replacing(entry) as directory:
@@ -87,9 +86,7 @@ def _fingerprint(corpus: Corpus, memo: Path, val_fraction: float) -> str:
 
 
 def _identity(section: TokenizerSection) -> dict[str, Any]:
-    """What a tokenizer depends on besides the training text: its options, and the content of its
-    file instead of the path.
-    """
+    """What a tokenizer depends on besides the text: options, and the content of its file."""
     identity = asdict(section)
     if "path" in identity:
         path = Path(identity["path"]).expanduser()
@@ -98,7 +95,7 @@ def _identity(section: TokenizerSection) -> dict[str, Any]:
 
 
 def _open(entry: Path, corpus: Corpus, *, on_broken: Callable[..., None]) -> Prepared | None:
-    """What is in the cache, if it is there and whole."""
+    """What is in the cache, if it is there and complete."""
     if not entry.exists():
         return None
     try:
@@ -110,10 +107,8 @@ def _open(entry: Path, corpus: Corpus, *, on_broken: Callable[..., None]) -> Pre
     except BrokenStore as error:
         on_broken("prepared data in %s is damaged and is made anew: %s", entry, error)
         return None
-    source = {"source": corpus.source, "files": len(corpus.files)}
-    return Prepared(
-        tokenizer=tokenizer, **stores, manifest=manifest | source | {"cache": str(entry)}
-    )
+    manifest |= {"source": corpus.source, "files": len(corpus.files), "cache": str(entry)}
+    return Prepared(tokenizer=tokenizer, **stores, manifest=manifest)
 
 
 def _read_manifest(entry: Path) -> dict[str, Any]:
@@ -151,28 +146,18 @@ def _make(
     tokenizer: Tokenizer = build(section, path="tokenizer", text=TrainingText(split=split))
     trained = time.perf_counter()
     tokenizer.save(directory / "tokenizer")
-    indices = encode_splits(
-        split,
-        tokenizer,
-        directory,
-        on_bytes=lambda done: progress("tokenise", done / split.n_bytes),
-    )
-    encoded = time.perf_counter()
+
+    def on_bytes(done: int) -> None:
+        progress("tokenise", done / split.n_bytes)
+
+    indices = encode_splits(split, tokenizer, directory, on_bytes=on_bytes)
+    seconds = time.perf_counter() - trained
     n_tokens = sum(index.n_tokens for index in indices.values())
-    log.info(
-        "prepared %s: %.1f MB, tokenizer in %.1f s, %s tokens in %.1f s (%.2f M/s)",
-        corpus.source,
-        split.n_bytes / 1e6,
-        trained - started,
-        f"{n_tokens:,}",
-        encoded - trained,
-        n_tokens / 1e6 / (encoded - trained),
-    )
-    files = [
-        f"tokenizer/{TOKENIZER_FILE}",
-        f"tokenizer/{CONFIG_FILE}",
-        *(f"{name}/{INDEX_FILE}" for name in SPLITS),
-    ]
+    text = f"{split.n_bytes / 1e6:.1f} MB, tokenizer in {trained - started:.1f} s"
+    speed = f"{n_tokens:,} tokens in {seconds:.1f} s ({n_tokens / 1e6 / seconds:.2f} M/s)"
+    log.info("prepared %s: %s, %s", corpus.source, text, speed)
+    files = [f"tokenizer/{name}" for name in (TOKENIZER_FILE, CONFIG_FILE)]
+    files += [f"{name}/{INDEX_FILE}" for name in SPLITS]
     manifest = {
         "identity": identity,
         "bytes": split.n_bytes,

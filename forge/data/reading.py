@@ -1,6 +1,4 @@
-"""Files to documents, a block of text or a row at a time: what each kind of file is and how it is
-opened; rows are in forge.data.rows.
-"""
+"""Files to documents: the kinds of files, and how they are opened; rows are in forge.data.rows."""
 
 from __future__ import annotations
 
@@ -39,25 +37,21 @@ class BadFile(ValueError):
 
 
 def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
-    """What a person is told of all bad files of a corpus at once; those with the same advice
-    together. files: how many the corpus has.
-    """
+    """One error for all bad files; those with the same advice together. files: of the corpus."""
     if len(bad) == 1:
         return bad[0]
     by_fix: dict[str, list[str]] = {}
     for one in bad[:SHOWN]:
         by_fix.setdefault(one.fix, []).append(one.what)
-    lines = [line for fix, found in by_fix.items() for line in (*found, f"-> {fix}.")]
-    more = [f"... and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []
-    return ValueError(
-        "\n  ".join([f"data.path: {len(bad)} of {files} files cannot be read:", *lines, *more])
-    )
+    lines = [f"data.path: {len(bad)} of {files} files cannot be read:"]
+    lines += [line for fix, found in by_fix.items() for line in (*found, f"-> {fix}.")]
+    if len(bad) > SHOWN:
+        lines.append(f"... and {len(bad) - SHOWN} more")
+    return ValueError("\n  ".join(lines))
 
 
 def kind(path: Path) -> str:
-    """`jsonl`, `json` (an array or one object), `csv`, `tsv`, `parquet` or `text`, by the suffix in
-    front of a `.gz`.
-    """
+    """jsonl, json (an array or one object), csv, tsv, parquet or text, by the suffix."""
     suffix = next((suffix.lower() for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
     return _kind_of_json(path) if suffix == ".json" else KINDS.get(suffix, "text")
 
@@ -69,14 +63,10 @@ def _kind_of_json(path: Path) -> str:
             lines = (line.strip() for line in iter(lambda: file.readline(BLOCK_BYTES << 6), b""))
             filled = (line for line in lines if line)
             first = next(filled, b"").removeprefix(codecs.BOM_UTF8).lstrip()
-            one_a_line = (
-                first.startswith(b"{")
-                and first.endswith(b"}")
-                and next(filled, b"").startswith(b"{")
-            )
-            return "jsonl" if one_a_line else "json"
+            is_object = first.startswith(b"{") and first.endswith(b"}")
+            return "jsonl" if is_object and next(filled, b"").startswith(b"{") else "json"
     except (OSError, EOFError, zlib.error):
-        return "text"  # whoever reads it is told
+        return "text"  # the error is raised when it is read
 
 
 def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -94,17 +84,13 @@ def _text_blocks(path: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     position = 0
     if path.name.lower().endswith(PACKED):
-        raise BadFile(
-            f"{path} is packed in a way that is not read here", "Unpack it, or pack it with gzip"
-        )
+        what = f"{path} is packed in a way that is not read here"
+        raise BadFile(what, "Unpack it, or pack it with gzip")
     with readable(path), open_bytes(path) as file:
         try:
             while block := file.read(BLOCK_BYTES):
-                if (
-                    position == 0
-                    and b"\0" in block[:LOOKED_AT]
-                    and not block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-                ):
+                utf_16 = block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                if position == 0 and b"\0" in block[:LOOKED_AT] and not utf_16:
                     raise BadFile(f"{path} is not text (it has NUL bytes)", LEAVE_OUT.capitalize())
                 yield decoder.decode(block)
                 position += len(block)
@@ -115,7 +101,7 @@ def _text_blocks(path: Path) -> Iterator[str]:
 
 
 def read_python(path: Path) -> Iterator[Document]:
-    """A Python file in the encoding it declares (PEP 263); one that cannot be decoded is left out."""
+    """A Python file in the encoding it declares (PEP 263); left out if it cannot be decoded."""
     with readable(path):
         content = path.read_bytes()
     try:
@@ -132,7 +118,5 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BadFile(
-            f"cannot read {path} ({reason})", "Check that it is complete and that you may read it"
-        ) from error
+        what = f"cannot read {path} ({getattr(error, 'strerror', None) or error})"
+        raise BadFile(what, "Check that it is complete and that you may read it") from error

@@ -1,6 +1,4 @@
-"""Files of rows to documents: JSON lines, JSON arrays, CSV and Parquet, each row with a field that
-holds the text.
-"""
+"""Files of rows to documents: JSON lines, JSON arrays, CSV, Parquet; a field holds the text."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +20,14 @@ ROWS_AT_ONCE = 1024
 BETWEEN = re.compile(r"[\s,]*")
 UTF_8 = "Convert the file (iconv -t utf-8)"
 FIELD = "Name the one that holds the text with data.text_field"
+ELEMENT = "An element is a text, or an object with a field that holds it"
+QUOTES = "a text with quotes or line ends is in quotes, and its own are doubled"
+
+
+@contextmanager
+def _open_text(path: Path, **options: str) -> Iterator[IO[str]]:
+    with open_bytes(path) as file, io.TextIOWrapper(file, "utf-8-sig", **options) as text:
+        yield text
 
 
 def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
@@ -28,43 +35,28 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
     with readable(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield _document(
-                    path,
-                    f"line {number}",
-                    _row_of_line(f"{path} line {number}", line, text_field),
-                    text_field,
-                )
+                row = _row_of_line(f"{path} line {number}", line, text_field)
+                yield _document(path, f"line {number}", row, text_field)
 
 
 def _row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig").rstrip())
     except UnicodeDecodeError as error:
-        raise BadFile(
-            f"{where} is not UTF-8 text ({error.reason} at byte {error.start})", UTF_8
-        ) from error
+        what = f"{where} is not UTF-8 text ({error.reason} at byte {error.start})"
+        raise BadFile(what, UTF_8) from error
     except json.JSONDecodeError as error:
-        raise BadFile(
-            f"{where} is not JSON ({error.msg} at column {error.colno})",
-            "Every line must be one JSON object",
-        ) from error
+        what = f"{where} is not JSON ({error.msg} at column {error.colno})"
+        raise BadFile(what, "Every line must be one JSON object") from error
     if not isinstance(row, dict):
-        raise BadFile(
-            f"{where} is not a JSON object",
-            f"Every line must look like {{{json.dumps(text_field)}: ...}}",
-        )
+        fix = f"Every line must look like {{{json.dumps(text_field)}: ...}}"
+        raise BadFile(f"{where} is not a JSON object", fix)
     return row
 
 
 def read_json(path: Path, text_field: str) -> Iterator[Document]:
-    """One document an element of a JSON array, which is a text or an object with a field that holds
-    it, or one for a single object.
-    """
-    with (
-        readable(path),
-        open_bytes(path) as file,
-        io.TextIOWrapper(file, encoding="utf-8-sig") as text,
-    ):
+    """One document an element of a JSON array, a text or an object; or one for a single object."""
+    with readable(path), _open_text(path) as text:
         for number, element in enumerate(_elements(path, text), start=1):
             yield _document(path, f"element {number}", element, text_field)
 
@@ -84,25 +76,20 @@ def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
             element, end = decode(text, at)
             fault = None if end < len(text) else "it ends before the array does"
         except json.JSONDecodeError as error:
-            # What an element lacks may be in the next block; what is wrong before the end of this
-            # one stays wrong.
+            # The next block may have what an element lacks, but only at the end of this one.
             fault, element, end = error.msg, None, at
-            if not error.msg.startswith("Unterminated string") and error.pos < len(text) - len(
-                '"\\ud83d\\ude00'
-            ):
-                raise BadFile(
-                    f"{path} element {number + 1} is not JSON ({fault})", "Mend the file"
-                ) from error
+            unended = error.msg.startswith("Unterminated string")
+            if not unended and error.pos < len(text) - len('"\\ud83d\\ude00'):
+                what = f"{path} element {number + 1} is not JSON ({fault})"
+                raise BadFile(what, "Mend the file") from error
         if fault is None:
             yield element
             number, at = number + 1, end
         elif more := _more(path, file, len(text) - at):
             text, at = text[at:] + more, 0
         else:
-            raise BadFile(
-                f"{path} element {number + 1} is not JSON ({fault})",
-                "Check that the file is complete",
-            )
+            what = f"{path} element {number + 1} is not JSON ({fault})"
+            raise BadFile(what, "Check that the file is complete")
 
 
 def _whole(path: Path, text: str) -> Any:
@@ -111,9 +98,8 @@ def _whole(path: Path, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         what = f"{path} is not JSON ({error.msg} at line {error.lineno} column {error.colno})"
-        raise BadFile(
-            what, "Mend the file: a .json has an array, an object, or an object a line"
-        ) from error
+        fix = "Mend the file: a .json has an array, an object, or an object a line"
+        raise BadFile(what, fix) from error
 
 
 def _end(match: re.Match[str] | None) -> int:
@@ -122,7 +108,7 @@ def _end(match: re.Match[str] | None) -> int:
 
 
 def _more(path: Path, file: IO[str], held: int = 0) -> str:
-    """The next block, larger the longer an element is, so that it is not looked through too often."""
+    """The next block, larger for a longer element, so that it is not parsed too often."""
     try:
         return file.read(max(reading.BLOCK_BYTES, held))
     except UnicodeDecodeError as error:
@@ -132,35 +118,24 @@ def _more(path: Path, file: IO[str], held: int = 0) -> str:
 def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
     """One document a row, from a column that the first row names."""
     csv.field_size_limit(sys.maxsize)  # the library's own, 128 KiB, is less than many a document
-    with (
-        readable(path),
-        open_bytes(path) as file,
-        io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
-    ):
+    with readable(path), _open_text(path, newline="") as text:
         try:
             head = text.readline()
-            names = {
-                mark: [name.strip('" \r\n') for name in head.split(mark)]
-                for mark in (delimiter, ";", "\t", "|")
-            }
-            delimiter = next(
-                (mark for mark, columns in names.items() if text_field in columns), delimiter
-            )
+            for mark in (delimiter, ";", "\t", "|"):
+                if text_field in [name.strip('" \r\n') for name in head.split(mark)]:
+                    delimiter = mark
+                    break
             rows = csv.DictReader(chain([head], text), delimiter=delimiter, strict=True)
             _need(str(path), rows.fieldnames or (), text_field)
             for row in rows:
                 if row[text_field] is None:
-                    raise BadFile(
-                        f"{path} line {rows.reader.line_num} ends before its field {text_field!r}",
-                        "Mend the file",
-                    )
+                    what = f"line {rows.reader.line_num} ends before its field {text_field!r}"
+                    raise BadFile(f"{path} {what}", "Mend the file")
                 yield _document(path, f"line {rows.reader.line_num}", row, text_field)
         except csv.Error as error:
-            what = f"{path} line {rows.reader.line_num} is not {'CSV' if delimiter == ',' else 'TSV'} ({error})"
-            raise BadFile(
-                what,
-                "Mend the file; a text with quotes or line ends is in quotes, and its own are doubled",
-            ) from error
+            name = "CSV" if delimiter == "," else "TSV"
+            what = f"{path} line {rows.reader.line_num} is not {name} ({error})"
+            raise BadFile(what, f"Mend the file; {QUOTES}") from error
         except UnicodeDecodeError as error:
             raise _not_utf_8(path, error) from error
 
@@ -168,9 +143,8 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
 def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
     """One document a row, from a column; some rows at a time are in memory."""
     if path.suffix == ".gz":
-        raise BadFile(
-            f"{path} is Parquet inside of gzip", "Unpack it (gunzip); Parquet is packed by itself"
-        )
+        fix = "Unpack it (gunzip); Parquet is packed by itself"
+        raise BadFile(f"{path} is Parquet inside of gzip", fix)
     import pyarrow
     from pyarrow import parquet
 
@@ -190,18 +164,14 @@ def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
 
 
 def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
-    """The document of a row; place: where in the file it is."""
+    """The document of a row. place: where in the file it is."""
     where, whose = f"{path} {place}", ""
     if isinstance(row, dict):
         _need(where, row, text_field)
         row, whose = row[text_field], f": field {text_field!r}"
     if not isinstance(row, str):
         kind = "null" if row is None else type(row).__name__
-        fix = (
-            "Choose another with data.text_field"
-            if whose
-            else "An element is a text, or an object with a field that holds it"
-        )
+        fix = "Choose another with data.text_field" if whose else ELEMENT
         raise BadFile(f"{where}{whose} is {kind}, not text", fix)
     try:
         row.encode()
@@ -213,12 +183,10 @@ def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
 
 def _need(where: str, fields: Iterable[Any], text_field: str) -> None:
     if text_field not in (names := [str(name) for name in fields]):
-        listed = ", ".join(
-            name if len(name) <= 40 else f"{name[:40]}..." for name in names[:20]
-        ) + (", ..." if len(names) > 20 else "")
-        raise BadFile(
-            f"{where} has no field {text_field!r} (its fields: {listed or 'none'})", FIELD
-        )
+        listed = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:20]]
+        listed += ["..."] if len(names) > 20 else []
+        known = ", ".join(listed) or "none"
+        raise BadFile(f"{where} has no field {text_field!r} (its fields: {known})", FIELD)
 
 
 def _not_utf_8(path: Path, error: UnicodeDecodeError) -> BadFile:

@@ -66,13 +66,12 @@ class TokenStore:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the tokens, in hex."""
-        return hashlib.sha256(
-            "".join(shard.sha256 for shard in self.index.shards).encode()
-        ).hexdigest()
+        hashes = "".join(shard.sha256 for shard in self.index.shards)
+        return hashlib.sha256(hashes.encode()).hexdigest()
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start to stop: [stop - start] of the store's dtype; a view of the file when they
-        lie in one shard.
+        """Tokens start to stop: [stop - start] of the store's dtype; a view if they are in one
+        shard.
         """
         assert 0 <= start < stop <= len(self), (start, stop, len(self))
         first = bisect_right(self._starts, start) - 1
@@ -87,20 +86,16 @@ class TokenStore:
         return np.concatenate(parts)
 
     def verify(self) -> None:
-        """Compare the shards with their hashes, up to 64 MiB whole, beyond in samples. BrokenStore:
-        they differ.
-        """
+        """Compare shards with their hashes, beyond 64 MiB in samples. BrokenStore: they differ."""
         whole = len(self) * np.dtype(self.index.dtype).itemsize <= HASHED_WHOLE_BYTES
         for shard, tokens in zip(self.index.shards, self._shards, strict=True):
-            intact = (
-                hashlib.sha256(tokens.data).hexdigest() == shard.sha256
-                if whole
-                else _sample_hash(tokens) == shard.sample_sha256
-            )
+            if whole:
+                intact = hashlib.sha256(tokens.data).hexdigest() == shard.sha256
+            else:
+                intact = _sample_hash(tokens) == shard.sample_sha256
             if not intact:
-                raise BrokenStore(
-                    f"{self.directory.name}/{shard.file} does not have the content that was written"
-                )
+                file = f"{self.directory.name}/{shard.file}"
+                raise BrokenStore(f"{file} does not have the content that was written")
 
 
 def _read_index(directory: Path) -> Index:
@@ -179,9 +174,8 @@ class ShardWriter:
             n_documents=n_documents,
             shards=tuple(self._shards),
         )
-        (self._directory / INDEX_FILE).write_text(
-            json.dumps({"format": FORMAT} | asdict(index), indent=2)
-        )
+        content = {"format": FORMAT} | asdict(index)
+        (self._directory / INDEX_FILE).write_text(json.dumps(content, indent=2))
         return index
 
     def _name(self) -> str:

@@ -1,11 +1,10 @@
-"""Training and validation text, told apart by a hash of the content.
+"""Training and validation text, divided by a hash of the content.
 
-A document goes to validation when the hash of its text falls below `val_fraction`, so its side
-never depends on the other documents, and equal documents are on one side. No document should
-outweigh the split: one larger than a unit (64 KiB; in a small corpus 1/128 of it) is cut between
-lines into pieces of at most a unit, and the pieces are what is told apart. One end-of-text closes
-every document in each split that has a piece of it. A corpus so small that chance would leave a
-split empty gives it the piece whose hash is nearest.
+A document goes to validation when the hash of its text is below `val_fraction`, so its split never
+depends on other documents, and equal documents are in one split. A document larger than a unit (64
+KiB; in a small corpus 1/128 of it) is cut between lines into pieces of at most a unit, which are
+divided instead. One end-of-text closes every document in each split that has a piece of it. A split
+that would be empty gets the piece whose hash is nearest.
 """
 
 from __future__ import annotations
@@ -66,8 +65,9 @@ class TrainingText:
 
 
 def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
-    """Read the corpus once and divide it. ValueError: it is empty, too small to divide, or files
-    cannot be read, all of which are named.
+    """Read the corpus once and divide it.
+
+    ValueError: it is empty, too small to divide, or files cannot be read, all of which are named.
     """
     unit = unit_of(corpus.n_bytes)
     n_bytes, least, greatest = 0, HASH_RANGE, -1
@@ -82,24 +82,20 @@ def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
     if bad:
         raise all_of(bad, len(corpus.files))
     if n_bytes == 0:
-        raise ValueError(
-            f"data.path = {corpus.source}: no text in it ({len(corpus.files)} file(s), all empty). Give some text to train on."
-        )
+        what = f"no text in it ({len(corpus.files)} file(s), all empty)"
+        raise ValueError(f"data.path = {corpus.source}: {what}. Give some text to train on.")
     if least == greatest:
-        raise ValueError(
-            f"data.path = {corpus.source}: {n_bytes:,} bytes of text are too few to hold some out for validation. "
-            f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."
-        )
+        what = f"{n_bytes:,} bytes of text are too few to hold some out for validation"
+        fix = f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."
+        raise ValueError(f"data.path = {corpus.source}: {what}. {fix}")
     threshold = min(max(round(val_fraction * HASH_RANGE), least + 1), greatest)
     return Split(corpus=corpus, unit=unit, threshold=threshold, n_bytes=n_bytes)
 
 
 def unit_of(corpus_bytes: int) -> int:
-    """Characters of the largest piece: a power of two, at most 1/128 of the corpus, within 256 and
-    64 Ki.
+    """Characters of the largest piece: a power of two, at most 1/128 of the corpus, 256 to 65,536.
 
-    A power of two, so that a small corpus is rarely cut anew when it grows, and one above 8 MiB
-    never.
+    A power of two, so that a growing corpus is rarely cut anew, and one above 8 MiB never.
     """
     share = max(corpus_bytes // UNITS_IN_SMALL_CORPUS, 1)
     return min(max(1 << (share.bit_length() - 1), MIN_UNIT), MAX_UNIT)
@@ -115,8 +111,7 @@ def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
 
 
 def cut(blocks: Iterator[str], unit: int) -> Iterator[tuple[str, bool]]:
-    """Text in pieces of at most `unit` characters, cut after a line, else after a space, else
-    anywhere.
+    """Text in pieces of at most `unit` characters, cut after a line, else a space, else anywhere.
 
     Where blocks begin and end makes no difference. Yields (piece, whether it is the last).
     """

@@ -13,12 +13,11 @@ SENTENCEPIECE_SPACE = "▁"
 
 
 def token_bytes(raw: tokenizers.Tokenizer, vocab_size: int) -> np.ndarray:
-    """UTF-8 bytes of each token: int64 [vocab_size]; 0 for special tokens and ids without a token.
+    """UTF-8 bytes of each token: int64 [vocab_size]; 0 for special tokens and unused ids.
 
     Exact for byte-level tokenizers without a normaliser or prefix space (GPT-2, Llama 3, ours): the
-    counts of a text's ids sum to its bytes. Elsewhere the best that a table can do: SentencePiece's
-    ▁ counts as one space and <0x0A> as one byte, WordPiece's ## as nothing, and what a normaliser
-    drops is not counted.
+    counts of a text's ids sum to its bytes. Else an estimate: SentencePiece's ▁ counts as one space
+    and <0x0A> as one byte, WordPiece's ## as nothing, and what a normaliser drops is not counted.
     """
     is_byte_level = _uses(raw, "ByteLevel")
     is_word_piece = _uses(raw, "WordPiece")
@@ -33,19 +32,13 @@ def token_bytes(raw: tokenizers.Tokenizer, vocab_size: int) -> np.ndarray:
         elif BYTE_TOKEN.fullmatch(token):
             result[index] = 1
         else:
-            text = (
-                token.removeprefix("##")
-                if is_word_piece
-                else token.replace(SENTENCEPIECE_SPACE, " ")
-            )
-            result[index] = len(text.encode())
+            plain = token.replace(SENTENCEPIECE_SPACE, " ")
+            result[index] = len((token.removeprefix("##") if is_word_piece else plain).encode())
     return result
 
 
 def _uses(raw: tokenizers.Tokenizer, component: str) -> bool:
-    """Whether the pre-tokeniser, the decoder or the model is, or contains, a component of this
-    type.
-    """
+    """Whether the pre-tokeniser, the decoder or the model is, or contains, such a component."""
     description = json.loads(raw.to_str())
     return any(
         f'"type": "{component}"' in json.dumps(description[part])

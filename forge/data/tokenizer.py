@@ -1,6 +1,4 @@
-"""Text to token ids and back: a thin wrapper of the `tokenizers` library, trained here or read from
-a file.
-"""
+"""Text to token ids and back, by the `tokenizers` library; trained here or read from a file."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """Ids of plain text: nothing is added, truncated or padded, and no text can spell a special
-    token.
-    """
+    """Ids of plain text: nothing is added, cut or padded; no text spells a special token."""
 
     def __init__(self, raw: tokenizers.Tokenizer, *, eos_token: str) -> None:
         eos_id = raw.token_to_id(eos_token)
@@ -48,10 +44,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of several texts, on all cores."""
-        return [
-            encoding.ids
-            for encoding in self._raw.encode_batch_fast(texts, add_special_tokens=False)
-        ]
+        encodings = self._raw.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens spelled out; ids that end within a character give U+FFFD."""
@@ -67,9 +61,7 @@ class Tokenizer:
         return hashlib.sha256(f"{self.eos_token}\n{self._raw.to_str()}".encode()).hexdigest()
 
     def save(self, directory: Path) -> None:
-        """Write tokenizer.json, and tokenizer_config.json that names the end token, as transformers
-        reads them.
-        """
+        """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / TOKENIZER_FILE).write_text(self._raw.to_str(), encoding="utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.eos_token}
@@ -84,10 +76,9 @@ class Tokenizer:
 
 
 def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pre-tokeniser, trained on the training split; every text
-    survives the round trip.
+    """A byte-level BPE with GPT-2's pre-tokeniser; every text survives the round trip.
 
-    A text with too few different pairs for vocab_size entries gives fewer, which is said.
+    A text with too few different pairs for vocab_size entries gives fewer, and a warning.
     """
     raw = tokenizers.Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -101,7 +92,8 @@ def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
     raw.train_from_iterator(text.sample(section.train_bytes), trainer)
     if raw.get_vocab_size() != section.vocab_size:
         log.warning(
-            "tokenizer.vocab_size=%d: the training text gives only %d entries, then nothing is left to merge; the tokenizer has these",
+            "tokenizer.vocab_size=%d: the training text gives only %d entries, then nothing is "
+            "left to merge; the tokenizer has these",
             section.vocab_size,
             raw.get_vocab_size(),
         )
@@ -111,27 +103,24 @@ def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
 def load_file(section: TokenizerFile, *, text: TrainingText) -> Tokenizer:
     """A trained tokenizer.json; `text`, which every tokenizer is offered, is not read.
 
-    ValueError: there is no such file, it is no tokenizer, or the token that ends a document is not
-    in it.
+    ValueError: there is no such file, it is no tokenizer, or it lacks the token that ends a
+    document.
     """
     path = Path(section.path).expanduser()
     if not section.path:
         raise ValueError("tokenizer.path is empty. Give the path of a tokenizer.json.")
     if not path.is_file():
-        raise ValueError(
-            f"tokenizer.path = {section.path}: no such file, seen from {Path.cwd()}. Give the path of a tokenizer.json."
-        )
+        what = f"tokenizer.path = {section.path}: no such file, seen from {Path.cwd()}."
+        raise ValueError(f"{what} Give the path of a tokenizer.json.")
     try:
         raw = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
-        raise ValueError(
-            f"tokenizer.path = {section.path}: not a tokenizer.json of the tokenizers library ({error}). "
-            f"Save one with tokenizer.save(), or take the tokenizer.json of a transformers model."
-        ) from error
+        what = f"not a tokenizer.json of the tokenizers library ({error})"
+        fix = "Save one with tokenizer.save(), or take the tokenizer.json of a transformers model."
+        raise ValueError(f"tokenizer.path = {section.path}: {what}. {fix}") from error
     eos_token = section.end_token(raw.get_vocab())
     if eos_token is None:
-        what, fix = section.no_end_token(
-            [token.content for token in raw.get_added_tokens_decoder().values()]
-        )
+        added = [token.content for token in raw.get_added_tokens_decoder().values()]
+        what, fix = section.no_end_token(added)
         raise ValueError(f"tokenizer.eos_token: {what} Set {fix}.")
     return Tokenizer(raw, eos_token=eos_token)

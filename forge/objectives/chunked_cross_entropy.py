@@ -22,11 +22,10 @@ def chunked_cross_entropy(
     """The sums of `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
 
     hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens a chunk, 0 =
-    `auto_chunk_size`. Where the head's rows are spread over ranks, so are the logits: of each token
-    three numbers are exchanged (arXiv:1909.08053, section 3), and the gradient of hidden is the
-    part that comes from this rank's rows. Gradients are made in the forward pass, while a chunk's
-    logits are there, and only where autograd wants them; backward scales them. Matrix products are
-    made in hidden's type; the softmax and the sums are fp32 (fp64 for fp64 inputs).
+    `auto_chunk_size`. With a head spread over ranks three numbers of each token are exchanged
+    (arXiv:1909.08053, section 3), and the gradient of hidden is this rank's summand. Gradients are
+    made in the forward pass, while a chunk's logits are there, if autograd wants them. Matrix
+    products are in hidden's type; the softmax and the sums in fp32 (fp64 for fp64 inputs).
     """
     rows, dim = head.weight.shape
     sums = _ChunkedCrossEntropy.apply(
@@ -44,9 +43,9 @@ def chunked_cross_entropy(
 def auto_chunk_size(*, vocab: int, dim: int) -> int:
     """Tokens a chunk: 4096, or fewer where the vocabulary is large.
 
-    A chunk's fp32 logits take at most 64 MiB, or what the weight's gradient takes anyway ([vocab,
-    dim] in fp32), whichever is more: a wide model needs many tokens a chunk to be worth reading and
-    writing that gradient once a chunk.
+    A chunk's fp32 logits take at most 64 MiB, or as much as the weight's gradient ([vocab, dim] in
+    fp32) if that is more: a wide model needs large chunks, since each reads and writes that
+    gradient.
     """
     return max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (4 * vocab))))
 
@@ -86,7 +85,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None if grad is None else (grad.to(grad_total.dtype) * grad_total).to(dtype)
             for grad, dtype in saved
         )
-        return (*grads, None, None, None, None, None)
+        return *grads, None, None, None, None, None
 
 
 def _sums_and_gradients(
@@ -102,8 +101,7 @@ def _sums_and_gradients(
 ) -> tuple[CrossEntropySums, Tensor | None, Tensor | None]:
     """Sums over all tokens, and the gradients of `total` with respect to hidden and weight."""
     sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
-    # Unscaled probabilities, and gradients made of them, underflow in fp16 before the loss scale
-    # reaches them.
+    # In fp16 gradients would underflow before the loss scale reaches them.
     grad_dtype = sum_dtype if hidden.dtype == torch.float16 else hidden.dtype
     matrix = weight.to(hidden.dtype)
     grad_matrix = matrix.to(grad_dtype) if want_hidden else None
@@ -130,11 +128,9 @@ def _sums_and_gradients(
         if grad_matrix is None and grad_weight is None:
             continue
         scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
-        grad_logits = (
-            logits.mul_(scale.unsqueeze(1))
-            .scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
-            .to(grad_dtype)
-        )
+        grad_logits = logits.mul_(scale.unsqueeze(1))
+        grad_logits.scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
+        grad_logits = grad_logits.to(grad_dtype)
         if grad_hidden is not None and grad_matrix is not None:
             grad_hidden[rows] = grad_logits @ grad_matrix
         if grad_weight is not None:
@@ -142,17 +138,13 @@ def _sums_and_gradients(
         del logits, grad_logits  # else the next chunk's product is held beside this one
 
     sums = CrossEntropySums(ce + z_loss_weight * z_loss, ce, z_loss)
-    return (
-        sums,
-        grad_hidden,
-        None
-        if grad_weight is None
-        else grad_weight.to(torch.promote_types(grad_dtype, weight.dtype)),
-    )
+    if grad_weight is not None:
+        grad_weight = grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
+    return sums, grad_hidden, grad_weight
 
 
 def _add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:
-    """accumulator += left @ right, in place, without a temporary where the number formats allow it."""
+    """accumulator += left @ right, in place, without a temporary if they are of one type."""
     if accumulator.dtype == left.dtype:
         accumulator.addmm_(left, right)
     else:

@@ -12,9 +12,7 @@ from forge.data import IGNORE_INDEX
 
 
 class CrossEntropySums(NamedTuple):
-    """Scalars: total = ce + z_loss_weight * z_loss with a graph; ce and z_loss detached, z_loss
-    unweighted.
-    """
+    """Scalars: total = ce + z_loss_weight * z_loss, with a graph; ce and z_loss without."""
 
     total: Tensor
     ce: Tensor
@@ -26,8 +24,8 @@ def cross_entropy(
 ) -> CrossEntropySums:
     """Sums over targets other than -100 of cross-entropy and of the squared log-partition.
 
-    logits: [..., vocab], half precision is raised to fp32. targets: [...] int64.
-    Without a z-loss weight `z_loss` is 0. All targets masked: a total of 0 whose gradient is 0.
+    logits: [..., vocab], half precision is raised to fp32. targets: [...] int64. With all targets
+    masked total is 0, and so is its gradient.
     """
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
     targets = targets.flatten()

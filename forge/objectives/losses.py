@@ -11,8 +11,7 @@ from torch import Tensor
 class Losses:
     """Sums of one micro-batch; the caller divides them by the global number of target tokens.
 
-    total: scalar with a graph, what is minimised.
-    sums: detached scalars by name, reported apart.
+    total: scalar with a graph, what is minimised. sums: detached scalars by name, to be reported.
     """
 
     total: Tensor

@@ -14,8 +14,8 @@ FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 def adamw(section: AdamWConfig, *, model: nn.Module) -> torch.optim.AdamW:
     """torch's AdamW (arXiv:1711.05101) over the trainable parameters of `model`.
 
-    Fused where `section.fused` asks for it and every parameter's device has the kernel; otherwise
-    torch chooses (foreach on a GPU, one parameter after another on a CPU, where that is faster).
+    Fused where `section.fused` asks for it and every parameter's device has the kernel; else as
+    torch chooses (foreach on a GPU, single tensors on a CPU).
     """
     groups = parameter_groups(
         model, weight_decay=section.weight_decay, decay_embeddings=section.decay_embeddings

@@ -10,12 +10,11 @@ from torch import nn
 def parameter_groups(
     model: nn.Module, *, weight_decay: float, decay_embeddings: bool
 ) -> list[dict[str, Any]]:
-    """Optimizer groups named `matrices`, `embeddings` and `vectors`, those without parameters left
-    out.
+    """Optimizer groups `matrices`, `embeddings` and `vectors`; empty ones are left out.
 
-    matrices: two or more dimensions; decayed. embeddings: the weights of nn.Embedding, also where
-    the output head shares one; decayed if `decay_embeddings`. vectors: norms, biases and all else
-    with one dimension or none; never decayed. Frozen parameters are in no group.
+    matrices: two or more dimensions; decayed. embeddings: the weights of nn.Embedding, also if the
+    output head shares one; decayed if `decay_embeddings`. vectors: all else; never decayed. Frozen
+    parameters are in no group.
     """
     embeddings = {
         id(table)

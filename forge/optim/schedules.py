@@ -36,12 +36,12 @@ def constant(section: Constant) -> Schedule:
 
 def cosine(section: Cosine) -> Schedule:
     """Half a cosine: shape (1 + cos(pi p)) / 2 (SGDR without restarts, arXiv:1608.03983)."""
-    return _decay(section, _cosine_shape)
+    return _decay(section, SHAPES["cosine"])
 
 
 def linear(section: Linear) -> Schedule:
     """A straight line: shape 1 - p."""
-    return _decay(section, _linear_shape)
+    return _decay(section, SHAPES["linear"])
 
 
 def wsd(section: WSD) -> Schedule:
@@ -51,7 +51,7 @@ def wsd(section: WSD) -> Schedule:
     steep at first; not sqrt(1 - p), which is steep at the end.
     """
     assert section.stable_steps is not None, "stable_steps is resolved before a schedule is built"
-    return _decay(section, WSD_SHAPES[section.wsd_decay_type], stable_steps=section.stable_steps)
+    return _decay(section, SHAPES[section.wsd_decay_type], stable_steps=section.stable_steps)
 
 
 def rex(section: Rex) -> Schedule:
@@ -63,22 +63,10 @@ def rex(section: Rex) -> Schedule:
     return _decay(section, lambda p: ((1 - p) / (0.5 + 0.5 * (1 - p))) ** section.rex_alpha)
 
 
-def _cosine_shape(p: float) -> float:
-    return (1 + math.cos(math.pi * p)) / 2
-
-
-def _linear_shape(p: float) -> float:
-    return 1 - p
-
-
-def _sqrt_shape(p: float) -> float:
-    return 1 - math.sqrt(p)
-
-
-WSD_SHAPES: dict[str, Shape] = {
-    "cosine": _cosine_shape,
-    "linear": _linear_shape,
-    "sqrt": _sqrt_shape,
+SHAPES: dict[str, Shape] = {
+    "cosine": lambda p: (1 + math.cos(math.pi * p)) / 2,
+    "linear": lambda p: 1 - p,
+    "sqrt": lambda p: 1 - math.sqrt(p),
 }
 
 
@@ -89,11 +77,8 @@ def _warmup(section: Constant, step: int) -> float:
 def _decay(section: Decay, shape: Shape, *, stable_steps: int = 0) -> Schedule:
     assert section.warmup_steps is not None, "warmup_steps is resolved before a schedule is built"
     assert section.decay_steps is not None, "decay_steps is resolved before a schedule is built"
-    start, length, floor = (
-        section.warmup_steps + stable_steps,
-        section.decay_steps,
-        section.min_lr_ratio,
-    )
+    start, length = section.warmup_steps + stable_steps, section.decay_steps
+    floor = section.min_lr_ratio
 
     def factor(step: int) -> float:
         if step < start:

@@ -1,6 +1,4 @@
-"""`python -m forge.parity a="..." b="..." [overrides]`: whether two layouts compute the same
-numbers.
-"""
+"""`python -m forge.parity a="..." b="..." [overrides]`: do two layouts compute the same numbers?"""
 
 from __future__ import annotations
 
@@ -16,7 +14,15 @@ from pathlib import Path
 
 from forge import cli
 from forge.config.changes import changes
-from forge.config.problems import ENVIRONMENT, ConfigError, Problem, shown
+from forge.config.numbers import counted
+from forge.config.problems import (
+    COMMAND_LINE,
+    ENVIRONMENT,
+    ConfigError,
+    Problem,
+    refusal,
+    shown,
+)
 from forge.launch.local import processes
 from forge.plan.launcher_environment import launcher_environment
 from forge.resolve.resolve import Resolution
@@ -26,20 +32,14 @@ from forge.rundir.saved_config import CONFIG
 EQUAL, DIFFERENT = 0, 1
 SIDES = ("a", "b")
 DTYPES = ("float64", "float32")
-SAME = (
-    "seed",
-    "data",
-    "tokenizer",
-    "train.seq_len",
-    "train.global_batch_size",
-    "train.global_batch_tokens",
-)
-"""What both sides must have, or they read something else."""
+BATCH = "train.global_batch_"
+SAME = ("seed", "data", "tokenizer", "train.seq_len", f"{BATCH}size", f"{BATCH}tokens")
+"""What both sides must have, or they read different batches."""
 
 
 @dataclass(kw_only=True)
 class Words:
-    """The command line, taken apart. common: overrides of both sides."""
+    """What the command line says. common: overrides of both sides."""
 
     sides: dict[str, list[str]]
     common: list[str]
@@ -49,12 +49,16 @@ class Words:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare; exit 0 when both sides are equal, 1 when they are not or one failed, 2 when a
-    configuration is refused.
-    """
-    description = "Train the same model twice, a few steps of plain SGD on the same batches, and compare weights, losses and gradients."
+    """Exit code 0 when both sides are equal, 1 when not or one failed, 2 when refused."""
+    description = (
+        "Train the same model twice, a few steps of plain SGD on the same batches, and compare "
+        "weights, losses and gradients."
+    )
     arguments = cli.parser("forge.parity", description, takes="WORD")
-    arguments.epilog = 'words: a="overrides" b="overrides" of the two sides; steps=5 dtype=float64 (or float32) lr=0.1; overrides of both'
+    arguments.epilog = (
+        'words: a="overrides" b="overrides" of the two sides; steps=5 dtype=float64 (or float32) '
+        "lr=0.1; overrides of both"
+    )
     options = cli.parse(arguments, argv)
     if options.help:
         return cli.show(arguments.format_help())
@@ -65,38 +69,26 @@ def _main(options: argparse.Namespace) -> int:
     found = launcher_environment()
     if found is not None and found.size > 1:
         if found.rank > 0:
-            return cli.REFUSED  # once is enough
-        raise ConfigError(
-            [
-                _problem(
-                    f"{found.source}={found.size}",
-                    "forge.parity starts the ranks of both sides itself.",
-                    "no torchrun or srun",
-                    ENVIRONMENT,
-                )
-            ]
-        )
+            return cli.REFUSED  # rank 0 says why
+        what, fix = "forge.parity starts the ranks of both sides itself.", "no torchrun or srun"
+        raise refusal(f"{found.source}={found.size}", what, fix, ENVIRONMENT)
     words = read(options.overrides)
     sides = resolved(words, options.config_dir)
     for name, side in sides.items():
         world, text = side.world, shlex.join(words.sides[name]) or "as it is"
-        print(
-            f"{name}: {text}   ({world.size} rank{'s' if world.size > 1 else ''} on {world.device}, from {world.source})"
-        )
+        ranks = f"{counted(world.size, 'rank')} on {world.device}"
+        print(f"{name}: {text}   ({ranks}, from {world.source})")
     config = sides["a"].config
+    how = f"{words.steps} steps of SGD with lr={words.lr:g} in {words.dtype}"
     batch = f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens"
-    print(
-        f"both: {words.steps} steps of SGD with lr={words.lr:g} in {words.dtype}, {batch} a step, seed {config.seed}",
-        flush=True,
-    )
+    print(f"both: {how}, {batch} a step, seed {config.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="forge_parity_") as folder:
         for name, side in sides.items():
             place = Path(folder) / name
             place.mkdir()
             saved_config.save(side.config, place / CONFIG)
-            files.write_json(
-                place / "parity.json", {"steps": words.steps, "dtype": words.dtype, "lr": words.lr}
-            )
+            how = {"steps": words.steps, "dtype": words.dtype, "lr": words.lr}
+            files.write_json(place / "parity.json", how)
             code = processes.start(place, side.world.size, module="forge.parity.worker")
             if code:
                 print(f"{name} failed; nothing was compared", file=sys.stderr)
@@ -118,88 +110,73 @@ def _compare(folder: Path, side: Resolution, dtype: str) -> int:
 
 
 def read(words: Sequence[str]) -> Words:
-    """Take the words apart. Raises ConfigError for a side that is missing or given twice, and a
-    number that cannot be.
-    """
+    """Raises ConfigError: a side is missing or given twice, or a value cannot be."""
     found: dict[str, str] = {}
-    common, problems = [], []
+    common: list[str] = []
+    problems: list[Problem] = []
+
+    def add(key: str, what: str, fix: str) -> None:
+        problems.append(Problem(key, what, fix, where=COMMAND_LINE))
+
     for word in words:
         key, sign, value = word.partition("=")
         if key not in (*SIDES, "steps", "dtype", "lr") or not sign:
             common.append(word)
         elif key in found:
-            problems.append(_problem(word, f"{key} is given twice.", f"one {key}=..."))
+            add(word, f"{key} is given twice.", f"one {key}=...")
         else:
             found[key] = value
+    result = Words(sides={}, common=common)
     for side in SIDES:
         if side not in found:
-            problems.append(
-                _problem(
-                    f"{side}=",
-                    f"the overrides of side {side} are missing.",
-                    'a="parallel=single" b="parallel.tp=2"',
-                )
-            )
-    result = Words(
-        sides={side: _split(side, found.get(side, ""), problems) for side in SIDES}, common=common
-    )
+            what = f"the overrides of side {side} are missing."
+            add(f"{side}=", what, 'a="parallel=single" b="parallel.tp=2"')
+        text = found.get(side, "")
+        try:
+            result.sides[side] = shlex.split(text)
+        except ValueError as error:
+            what = f"its quotes do not match: {error}."
+            add(f"{side}={text}", what, f'{side}="key=value key=value"')
     for key, kind, bound in (("steps", int, 1), ("lr", float, 1e-12)):
-        if key in found:
-            try:
-                number = kind(found[key])
-            except ValueError:
-                number = math.nan
-            if not bound <= number < math.inf:
-                problems.append(
-                    _problem(
-                        f"{key}={found[key]}",
-                        f"{key} is a positive number.",
-                        f"{key}={getattr(result, key):g}",
-                    )
-                )
-            setattr(result, key, number)
+        if key not in found:
+            continue
+        try:
+            number = kind(found[key])
+        except ValueError:
+            number = math.nan
+        if not bound <= number < math.inf:
+            default = f"{key}={getattr(result, key):g}"
+            add(f"{key}={found[key]}", f"{key} is a positive number.", default)
+        setattr(result, key, number)
     result.dtype = found.get("dtype", result.dtype)
     if result.dtype not in DTYPES:
-        problems.append(
-            _problem(
-                f"dtype={result.dtype}", f"dtype is {' or '.join(DTYPES)}.", f"dtype={DTYPES[0]}"
-            )
-        )
+        add(f"dtype={result.dtype}", f"dtype is {' or '.join(DTYPES)}.", f"dtype={DTYPES[0]}")
     if problems:
         raise ConfigError(problems)
     return result
 
 
 def resolved(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolution]:
-    """Both sides, with the same global batch. Raises ConfigError with the problems of both, and
-    where they do not read the same.
-    """
-    sides = _sides(words, config_dirs, ())
+    """Both sides, with the same global batch. Raises ConfigError with the problems of both."""
+    sides = _sides(words, config_dirs)
     sizes = {side.config.train.global_batch_size or 1 for side in sides.values()}
-    given = any(
-        text.startswith("train.global_batch_")
-        for text in (*words.common, *words.sides["a"], *words.sides["b"])
-    )
-    if len(sizes) > 1 and not given:
-        sides = _sides(words, config_dirs, (f"train.global_batch_size={math.lcm(*sizes)}",))
-    problems = list(_unlike(sides["a"], sides["b"]))
+    typed = (*words.common, *words.sides["a"], *words.sides["b"])
+    if len(sizes) > 1 and not any(text.startswith(BATCH) for text in typed):
+        sides = _sides(words, config_dirs, f"{BATCH}size={math.lcm(*sizes)}")
+    problems = list(_different_batches(sides["a"], sides["b"]))
     for name, side in sides.items():
-        if side.config.precision.mixed_precision != "fp32":
-            key = f"precision.mixed_precision={side.config.precision.mixed_precision}"
-            problems.append(
-                _problem(
-                    key,
-                    "parity is of sums in float64 or float32.",
-                    "precision=fp32",
-                    where=f"side {name}",
-                )
+        if (found := side.config.precision.mixed_precision) != "fp32":
+            key, what = (
+                f"precision.mixed_precision={found}",
+                "parity is of sums in float64 or float32.",
             )
+            problems.append(Problem(key, what, "precision=fp32", where=f"side {name}"))
     if problems:
         raise ConfigError(problems)
     return sides
 
 
-def _sides(words: Words, config_dirs: Sequence[str], more: Sequence[str]) -> dict[str, Resolution]:
+def _sides(words: Words, config_dirs: Sequence[str], *more: str) -> dict[str, Resolution]:
     sides, problems = {}, []
     for name, own in words.sides.items():
         both = [*words.common, *own]
@@ -207,44 +184,23 @@ def _sides(words: Words, config_dirs: Sequence[str], more: Sequence[str]) -> dic
         try:
             sides[name] = cli.resolved([*precision, *both, *more], config_dirs)[1]
         except ConfigError as error:
-            problems += [
-                dataclasses.replace(
-                    one, where="; ".join(t for t in (f"side {name}", one.where) if t)
-                )
-                for one in error.problems
-            ]
+            for one in error.problems:
+                where = f"side {name}; {one.where}" if one.where else f"side {name}"
+                problems.append(dataclasses.replace(one, where=where))
     if problems:
         raise ConfigError(problems)
     return sides
 
 
-def _unlike(a: Resolution, b: Resolution) -> Iterator[Problem]:
+def _different_batches(a: Resolution, b: Resolution) -> Iterator[Problem]:
     for change in changes(a.config, b.config):
-        if not change.free and any(
-            change.key == key or change.key.startswith(f"{key}.") for key in SAME
-        ):
-            what = f"{change.key} is {shown(change.before)} in a and {shown(change.after)} in b, so that they read different batches."
-            yield _problem(
-                change.key, what, f"give {change.key} once, outside of a and b", where="a and b"
+        key = change.key
+        if not change.free and any(key == same or key.startswith(f"{same}.") for same in SAME):
+            what = f"{key} is {shown(change.before)} in a and {shown(change.after)} in b"
+            fix = f"give {key} once, outside of a and b"
+            yield Problem(
+                key, f"{what}, so that they read different batches.", fix, where="a and b"
             )
-
-
-def _split(side: str, text: str, problems: list[Problem]) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        problems.append(
-            _problem(
-                f"{side}={text}",
-                f"its quotes do not match: {error}.",
-                f'{side}="key=value key=value"',
-            )
-        )
-        return []
-
-
-def _problem(key: str, what: str, fix: str, where: str = cli.COMMAND_LINE) -> Problem:
-    return Problem(key=key, what=what, fix=fix, where=where)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""One side of a parity check: some updates of SGD through the path of training, and all that they
-computed, whole, on the main rank.
-"""
+"""One side of a parity check: some updates of SGD through the path of training, recorded."""
 
 from __future__ import annotations
 
@@ -20,15 +18,16 @@ from forge.training.process import loss_scaler
 from forge.training.step import Update
 
 LR = 0.1
+PLAIN = ("losses", "grad_norms", "replicas")
 
 
 @dataclass(kw_only=True)
 class Record:
-    """What a side computed, on the CPU and by global name: of each step what it found, and the
-    weights before the first and after the last.
+    """What a side computed in each step, and its weights before and after all steps.
 
-    A gradient that a rank did not have is None. state: the buffers that checkpoints hold, after the
-    last step. replicas: tensors of which ranks have different bits where they should be copies.
+    Whole tensors on the CPU by name; a gradient that a rank did not have is None. state: the
+    buffers that checkpoints hold, after the last step. replicas: tensors of which ranks have
+    different bits where they should be copies.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -43,22 +42,13 @@ class Record:
         """Write it into a folder."""
         from safetensors.torch import save_file
 
+        missing = {}
         for name, tensors in self._files().items():
-            save_file(
-                {key: value for key, value in tensors.items() if value is not None},
-                folder / f"{name}.safetensors",
-            )
-        missing = {
-            name: [key for key, value in tensors.items() if value is None]
-            for name, tensors in self._files().items()
-        }
-        plain = {
-            "losses": self.losses,
-            "grad_norms": self.grad_norms,
-            "missing": missing,
-            "replicas": self.replicas,
-        }
-        write_json(folder / "record.json", plain)
+            present = {key: value for key, value in tensors.items() if value is not None}
+            save_file(present, folder / f"{name}.safetensors")
+            missing[name] = [key for key in tensors if key not in present]
+        plain = {key: getattr(self, key) for key in PLAIN}
+        write_json(folder / "record.json", {**plain, "missing": missing})
 
     @classmethod
     def load(cls, folder: Path) -> Record:
@@ -70,14 +60,8 @@ class Record:
         for name, missing in plain["missing"].items():
             files[name] = {**load_file(folder / f"{name}.safetensors"), **dict.fromkeys(missing)}
         gradients = [files[f"gradients_{step}"] for step in range(len(plain["losses"]))]
-        numbers = {key: plain[key] for key in ("losses", "grad_norms", "replicas")}
-        return cls(
-            **numbers,
-            gradients=gradients,
-            before=files["before"],
-            after=files["after"],
-            state=files["state"],
-        )
+        whole = {key: files[key] for key in ("before", "after", "state")}
+        return cls(**{key: plain[key] for key in PLAIN}, **whole, gradients=gradients)
 
     def _files(self) -> dict[str, Tensors]:
         gradients = {f"gradients_{i}": found for i, found in enumerate(self.gradients)}
@@ -94,11 +78,10 @@ def measure(
     lr: float = LR,
     device: torch.device | None = None,
 ) -> Record:
-    """Lay the model out as the config says, make `steps` updates of plain SGD on the run's first
-    batches, and record them.
+    """Record `steps` updates of plain SGD on the run's first batches.
 
-    All ranks call it; the main rank gets the record, the others an empty one. dtype: of weights and
-    of all that is computed.
+    All ranks call it; the main rank gets the record, the others an empty one. dtype: of all that is
+    computed.
     """
     device = device or torch.device("cpu")
     model = build_model(config, device, ranks, dtype)
@@ -117,13 +100,11 @@ def measure(
     record = Record(before=gather(model.named_parameters(), ranks).tensors)
 
     def on_gradients() -> None:
-        found = gather(
-            ((name, parameter.grad) for name, parameter in model.named_parameters()), ranks
-        )
+        named = ((name, parameter.grad) for name, parameter in model.named_parameters())
+        found = gather(named, ranks)
         record.gradients.append(found.tensors)
-        record.replicas += [
-            f"the gradient of {name} in step {len(record.gradients)}" for name in found.differing
-        ]
+        step = f"in step {len(record.gradients)}"
+        record.replicas += [f"the gradient of {name} {step}" for name in found.differing]
 
     update.on_gradients = on_gradients
     for number, step in zip(range(steps), loader, strict=False):
@@ -131,11 +112,10 @@ def measure(
         record.losses.append(float(output.loss))
         record.grad_norms.append(float(output.grad_norm))
     parameters = dict(model.named_parameters())
-    after = gather(model.named_parameters(), ranks)
-    state = gather(
-        ((name, value) for name, value in model.state_dict().items() if name not in parameters),
-        ranks,
-    )
+    buffers = [(name, x) for name, x in model.state_dict().items() if name not in parameters]
+    after, state = gather(model.named_parameters(), ranks), gather(buffers, ranks)
     record.after, record.state = after.tensors, state.tensors
-    record.replicas += [f"{name} after {steps} steps" for name in [*after.differing, *state.differing]]
+    record.replicas += [
+        f"{name} after {steps} steps" for name in [*after.differing, *state.differing]
+    ]
     return record if ranks.main else Record()

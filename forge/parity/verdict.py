@@ -1,6 +1,4 @@
-"""Two sides of a parity check compared: how far apart they are, step by step, and whether that is
-rounding.
-"""
+"""The two sides of a parity check compared: how far apart they are, and whether it is rounding."""
 
 from __future__ import annotations
 
@@ -19,13 +17,17 @@ from forge.parity.side import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The largest relative difference of losses, of gradients (||a - b|| / ||a||, each parameter's)
-    and of weights after the last step.
+    """The largest relative differences: of losses, of gradients (||a - b|| / ||a||, each
+    parameter's) and of weights after the last step.
     """
 
     loss: float
     gradient: float
     weights: float
+
+    def __str__(self) -> str:
+        gradients = f"gradients {self.gradient:.0e}, weights at the end {self.weights:.0e}"
+        return f"losses {self.loss:.0e}, {gradients}"
 
 
 BOUNDS = {
@@ -36,7 +38,7 @@ BOUNDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One step of both sides; differences are relative to a's."""
+    """One step of both sides. worst, gradient: the gradient that differs most, and how much."""
 
     losses: tuple[float, float]
     grad_norms: tuple[float, float]
@@ -45,20 +47,33 @@ class Row:
 
     @property
     def loss(self) -> float:
-        """Difference of the losses."""
+        """Relative difference of the losses."""
         return _relative(*self.losses)
 
     @property
     def grad_norm(self) -> float:
-        """Difference of the global gradient norms."""
+        """Relative difference of the global gradient norms."""
         return _relative(*self.grad_norms)
+
+    def cells(self) -> list[str]:
+        """The columns of COLUMNS after the step."""
+        return [
+            *(f"{value:.12g}" for value in self.losses),
+            f"{self.loss:.1e}",
+            *(f"{value:.12g}" for value in self.grad_norms),
+            f"{self.grad_norm:.1e}",
+            self.worst,
+            f"{self.gradient:.1e}",
+        ]
+
+
+OF_EACH_SIDE = "loss a|loss b|difference|grad norm a|grad norm b|difference"
+COLUMNS = ["step", *OF_EACH_SIDE.split("|"), "worst gradient", "difference"]
 
 
 @dataclass(kw_only=True)
 class Verdict:
-    """The comparison; equal when nothing is at fault. worst, weights: the parameter that is
-    furthest apart at the end, and how far.
-    """
+    """The comparison. worst, weights: the parameter that differs most at the end, and how much."""
 
     rows: list[Row] = field(default_factory=list)
     parameters: int = 0
@@ -73,80 +88,51 @@ class Verdict:
         return not self.faults
 
     def largest(self) -> tuple[float, float, float]:
-        """The largest difference of a loss, of a gradient or the gradient norm, and of the weights
-        at the end.
-        """
-        losses, gradients = (
-            [row.loss for row in self.rows],
-            [max(row.gradient, row.grad_norm) for row in self.rows],
-        )
+        """The largest difference of a loss, of a gradient or gradient norm, and of weights."""
+        losses = [row.loss for row in self.rows]
+        gradients = [max(row.gradient, row.grad_norm) for row in self.rows]
         return max(losses, default=math.nan), max(gradients, default=math.nan), self.weights
 
 
 def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] = ()) -> Verdict:
     """Compare b with a. A gradient that is missing, zero or not finite on either side is a fault.
 
-    may_vanish: ends of names of parameters whose gradient is zero but for rounding, by mathematics;
-    of those nothing is asked where it is no more than that on both sides.
+    may_vanish: ends of names of parameters whose gradient is mathematically zero; on both sides it
+    may then be no more than rounding.
     """
-    verdict = Verdict(
-        parameters=len(a.before),
-        numbers=sum(value.numel() for value in a.before.values() if value is not None),
-    )
+    values = [value for value in a.before.values() if value is not None]
+    verdict = Verdict(parameters=len(a.before), numbers=sum(value.numel() for value in values))
     for side, record in (("a", a), ("b", b)):
-        verdict.faults += [
-            f"ranks of {side} have different copies of {what}" for what in record.replicas
-        ]
+        copies = f"ranks of {side} have different copies of"
+        verdict.faults += [f"{copies} {what}" for what in record.replicas]
     verdict.faults += [*_names(a.before, b.before), *_names(a.state, b.state)]
     shared = [name for name in a.before if name in b.before]
-    verdict.faults += [
-        f"{name} differs at step 0"
-        for name in shared
-        if not _same_bits(a.before[name], b.before[name])
-    ]
+    moved = [name for name in shared if not _same_bits(a.before[name], b.before[name])]
+    verdict.faults += [f"{name} differs at step 0" for name in moved]
     if len(a.losses) != len(b.losses):
         verdict.faults.append(f"a made {len(a.losses)} steps and b {len(b.losses)}")
-    for number, (ours, theirs) in enumerate(zip(a.gradients, b.gradients, strict=False), 1):
-        tolerated = max(a.grad_norms[number - 1], 1e-300) * 100 * _epsilon(ours)
-        distances = {}
-        for name in shared:
-            one, other = ours.get(name), theirs.get(name)
-            verdict.faults += [
-                f"step {number}: {fault}" for fault in _unusable(name, one, other, may_vanish)
-            ]
-            if one is not None and other is not None:
-                vanishes = (
-                    name.endswith(tuple(may_vanish)) and max(one.norm(), other.norm()) <= tolerated
-                )
-                distances[name] = 0.0 if vanishes else _distance(one, other)
-        worst = max(distances, key=lambda name: _rank(distances[name]), default="")
-        row = Row(
-            losses=(a.losses[number - 1], b.losses[number - 1]),
-            grad_norms=(a.grad_norms[number - 1], b.grad_norms[number - 1]),
-            worst=worst,
-            gradient=distances.get(worst, math.nan),
-        )
-        verdict.rows.append(row)
-        verdict.faults += [f"step {number}: {fault}" for fault in _outside(row, distances, bounds)]
+    for step in range(min(len(a.gradients), len(b.gradients))):
+        faults = _compare_step(verdict, step, a, b, shared, bounds, tuple(may_vanish))
+        verdict.faults += [f"step {step + 1}: {fault}" for fault in faults]
     if not verdict.rows:
         verdict.faults.append("no step was made")
-    verdict.faults += _compare_ends(verdict, a, b, shared, bounds, may_vanish)
-    verdict.faults += _compare_state(a, b, bounds)
+    verdict.faults += _compare_ends(verdict, a, b, shared, bounds, tuple(may_vanish))
+    for name in [name for name in a.state if name in b.state]:
+        one, other = a.state[name], b.state[name]
+        found = _distance(one, other) if one is not None and other is not None else math.inf
+        verdict.faults += _too_far(name, found, bounds)
     return verdict
 
 
 def may_vanish(config: Config) -> tuple[str, ...]:
-    """Names of parameters that may have no gradient, by their ends.
+    """Ends of names of parameters that may have no gradient.
 
     A bias of keys adds the same to all scores of a query, which softmax does not see, unless
     positions rotate it or a norm scales it.
     """
     model = config.model
-    return (
-        ("wk.bias",)
-        if isinstance(model, Decoder) and model.position != "rope" and not model.qk_norm
-        else ()
-    )
+    unseen = isinstance(model, Decoder) and model.position != "rope" and not model.qk_norm
+    return ("wk.bias",) if unseen else ()
 
 
 def _names(a: Tensors, b: Tensors) -> Iterator[str]:
@@ -154,28 +140,52 @@ def _names(a: Tensors, b: Tensors) -> Iterator[str]:
     yield from (f"{name} is missing in a" for name in b if name not in a)
 
 
+def _compare_step(
+    verdict: Verdict,
+    step: int,
+    a: Record,
+    b: Record,
+    shared: list[str],
+    bounds: Bounds,
+    may_vanish: tuple[str, ...],
+) -> Iterator[str]:
+    ours, theirs = a.gradients[step], b.gradients[step]
+    rounding = max(a.grad_norms[step], 1e-300) * 100 * _epsilon(ours)
+    distances = {}
+    for name in shared:
+        one, other = ours.get(name), theirs.get(name)
+        yield from _unusable(name, one, other, may_vanish)
+        if one is not None and other is not None:
+            vanishes = name.endswith(may_vanish) and max(one.norm(), other.norm()) <= rounding
+            distances[name] = 0.0 if vanishes else _distance(one, other)
+    worst = max(distances, key=lambda name: _badness(distances[name]), default="")
+    row = Row(
+        losses=(a.losses[step], b.losses[step]),
+        grad_norms=(a.grad_norms[step], b.grad_norms[step]),
+        worst=worst,
+        gradient=distances.get(worst, math.nan),
+    )
+    verdict.rows.append(row)
+    if not row.loss <= bounds.loss:
+        yield f"the losses differ by {row.loss:.1e}, more than {bounds.loss:.0e}"
+    if not row.grad_norm <= bounds.gradient:
+        yield f"the gradient norms differ by {row.grad_norm:.1e}, more than {bounds.gradient:.0e}"
+    for name, found in distances.items():
+        if not found <= bounds.gradient:
+            what = f"the gradient of {name} differs by {found:.1e}"
+            yield f"{what}, more than {bounds.gradient:.0e}"
+
+
 def _unusable(
-    name: str, a: Tensor | None, b: Tensor | None, may_vanish: Sequence[str]
+    name: str, a: Tensor | None, b: Tensor | None, may_vanish: tuple[str, ...]
 ) -> Iterator[str]:
     for side, gradient in (("a", a), ("b", b)):
         if gradient is None:
             yield f"{name} has no gradient in {side}"
         elif not gradient.isfinite().all():
             yield f"the gradient of {name} is not finite in {side}"
-        elif not gradient.any() and not name.endswith(tuple(may_vanish)):
+        elif not gradient.any() and not name.endswith(may_vanish):
             yield f"the gradient of {name} is zero in {side}"
-
-
-def _outside(row: Row, distances: dict[str, float], bounds: Bounds) -> Iterator[str]:
-    for what, found, bound in (
-        ("losses", row.loss, bounds.loss),
-        ("gradient norms", row.grad_norm, bounds.gradient),
-    ):
-        if not found <= bound:
-            yield f"the {what} differ by {found:.1e}, more than {bound:.0e}"
-    for name, found in distances.items():
-        if not found <= bounds.gradient:
-            yield f"the gradient of {name} differs by {found:.1e}, more than {bounds.gradient:.0e}"
 
 
 def _compare_ends(
@@ -184,31 +194,27 @@ def _compare_ends(
     b: Record,
     shared: list[str],
     bounds: Bounds,
-    may_vanish: Sequence[str],
+    may_vanish: tuple[str, ...],
 ) -> Iterator[str]:
     for name in shared:
         one, other = a.after.get(name), b.after.get(name)
         if one is None or other is None:
             yield f"{name} is missing after the last step"
             continue
-        if name.endswith(tuple(may_vanish)):
+        if name.endswith(may_vanish):
             continue
         for side, record in (("a", a), ("b", b)):
             if _same_bits(record.before[name], record.after[name]):
                 yield f"{name} has not moved in {side}"
         found = _distance(one, other)
-        if not verdict.worst or _rank(found) > _rank(verdict.weights):
+        if not verdict.worst or _badness(found) > _badness(verdict.weights):
             verdict.worst, verdict.weights = name, found
-        if not found <= bounds.weights:
-            yield f"{name} differs by {found:.1e} after the last step, more than {bounds.weights:.0e}"
+        yield from _too_far(name, found, bounds)
 
 
-def _compare_state(a: Record, b: Record, bounds: Bounds) -> Iterator[str]:
-    for name in [name for name in a.state if name in b.state]:
-        one, other = a.state[name], b.state[name]
-        found = _distance(one, other) if one is not None and other is not None else math.inf
-        if not found <= bounds.weights:
-            yield f"{name} differs by {found:.1e} after the last step, more than {bounds.weights:.0e}"
+def _too_far(name: str, found: float, bounds: Bounds) -> Iterator[str]:
+    if not found <= bounds.weights:
+        yield f"{name} differs by {found:.1e} after the last step, more than {bounds.weights:.0e}"
 
 
 def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
@@ -232,8 +238,8 @@ def _ratio(difference: float, size: float) -> float:
     return difference / size if size else math.inf
 
 
-def _rank(value: float) -> float:
-    """For finding the worst: what is not a number is worse than all."""
+def _badness(value: float) -> float:
+    """For finding the worst: NaN is worse than all."""
     return math.inf if math.isnan(value) else value
 
 
@@ -244,56 +250,19 @@ def _epsilon(gradients: Tensors) -> float:
 
 def table(verdict: Verdict, bounds: Bounds, *, faults: int = 10) -> str:
     """The comparison as text: a line for each step, and what is at fault."""
-    same = (
-        "bit-equal"
-        if not any(fault.endswith("step 0") for fault in verdict.faults)
-        else "different"
-    )
-    rows = [
-        [
-            "step",
-            "loss a",
-            "loss b",
-            "difference",
-            "grad norm a",
-            "grad norm b",
-            "difference",
-            "worst gradient",
-            "difference",
-        ]
-    ]
-    for number, row in enumerate(verdict.rows, 1):
-        losses, norms = (
-            [f"{value:.12g}" for value in row.losses],
-            [f"{value:.12g}" for value in row.grad_norms],
-        )
-        rows.append(
-            [
-                str(number),
-                *losses,
-                f"{row.loss:.1e}",
-                *norms,
-                f"{row.grad_norm:.1e}",
-                row.worst,
-                f"{row.gradient:.1e}",
-            ]
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        f"weights at step 0: {same} ({verdict.parameters} parameters, {verdict.numbers:,} numbers)",
-        "",
-    ]
-    lines += [
+    differ = any(fault.endswith("step 0") for fault in verdict.faults)
+    sizes = f"{verdict.parameters} parameters, {verdict.numbers:,} numbers"
+    rows = [COLUMNS, *([str(i), *row.cells()] for i, row in enumerate(verdict.rows, 1))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    lines += [
-        "",
-        f"weights at the end: {verdict.worst} is furthest apart, by {verdict.weights:.1e}",
-    ]
-    limits = f"losses {bounds.loss:.0e}, gradients {bounds.gradient:.0e}, weights at the end {bounds.weights:.0e}"
+    lines = [f"weights at step 0: {'different' if differ else 'bit-equal'} ({sizes})", "", *padded]
+    end = f"{verdict.worst} is furthest apart, by {verdict.weights:.1e}"
+    lines += ["", f"weights at the end: {end}"]
     if verdict.equal:
-        return "\n".join([*lines, f"equal, within the bounds: {limits}"])
+        return "\n".join([*lines, f"equal, within the bounds: {bounds}"])
     shown = [f"  {fault}" for fault in verdict.faults[:faults]]
     more = [f"  and {len(verdict.faults) - faults} more"] if len(verdict.faults) > faults else []
-    return "\n".join([*lines, f"NOT equal; the bounds are {limits}", *shown, *more])
+    return "\n".join([*lines, f"NOT equal; the bounds are {bounds}", *shown, *more])

@@ -1,5 +1,6 @@
-"""`python -m forge.parity.worker FOLDER`: one rank of one side of forge.parity. The main rank
-leaves what was computed in the folder.
+"""`python -m forge.parity.worker FOLDER`: one rank of one side of forge.parity.
+
+The main rank leaves what was computed in the folder.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from forge.worker import die_with_parent, end_on_interrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the folder's config says; the exit code is 0, 1 for a failure, 2 for the user's
-    mistake.
-    """
+    """The exit code is 0, 1 for a failure, 2 for the user's mistake."""
     folder = Path((sys.argv[1:] if argv is None else argv)[0])
     try:
         _measure(folder)
@@ -38,23 +37,19 @@ def _measure(folder: Path) -> None:
     from forge.training.assemble import check_vocabulary
     from forge.training.process import set_up
 
-    # Tensors are put together here and nowhere else in this process: that it takes two collectives
-    # is nobody's concern.
+    # It warns that tensors are put together with two collectives, which does not matter here.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     config, how = load_own(folder), read_json(folder / "parity.json")
     device = set_up(config)
-    torch.set_float32_matmul_precision("highest")  # or fp32 on a GPU would be compared in TF32
+    torch.set_float32_matmul_precision("highest")  # else fp32 on a GPU would be TF32
     torch.manual_seed(config.seed)
     ranks = join(config, device)
     with ranks.main_first():
-        prepared = prepare(
-            config.data, config.tokenizer, build=partial(build, trust=config.run.trust)
-        )
+        make = partial(build, trust=config.run.trust)
+        prepared = prepare(config.data, config.tokenizer, build=make)
     check_vocabulary(config, prepared)
-    dtype = getattr(torch, how["dtype"])
-    record = measure(
-        config, ranks, prepared.train, dtype=dtype, steps=how["steps"], lr=how["lr"], device=device
-    )
+    how["dtype"] = getattr(torch, how["dtype"])
+    record = measure(config, ranks, prepared.train, device=device, **how)
     if ranks.main:
         record.save(folder)
     ranks.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
@@ -39,13 +38,16 @@ def explained(root: Path) -> Iterator[None]:
 @contextmanager
 def one_builder(entry: Path) -> Iterator[None]:
     """Hold the lock of a cache entry; other processes wait until this one is done, or dead."""
+    from filelock import FileLock, Timeout
+
     entry.parent.mkdir(parents=True, exist_ok=True)
-    with open(entry.with_name(f".{entry.name}.lock"), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another process is preparing the same data; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock(entry.with_name(f".{entry.name}.lock"), fallback_to_soft=False)
+    try:
+        held = lock.acquire(blocking=False)
+    except Timeout:
+        log.info("another process is preparing the same data; waiting for it")
+        held = lock.acquire()
+    with held:
         yield
 
 

@@ -52,7 +52,7 @@ class Tokenizer:
         return self._raw.decode(ids, skip_special_tokens=False)
 
     def token_bytes(self) -> np.ndarray:
-        """UTF-8 bytes that each token stands for: int64 [vocab_size]; see forge.data.token_bytes."""
+        """UTF-8 bytes that each token stands for: int64 [vocab_size] (forge.data.token_bytes)."""
         return token_bytes(self._raw, self.vocab_size)
 
     @cached_property

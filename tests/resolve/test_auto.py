@@ -32,7 +32,7 @@ def auto(
 ) -> Resolution:
     """Under a launcher with so many ranks, on machines with so many GPUs."""
     with patch.dict(os.environ, WORLD_SIZE=str(ranks)):
-        return resolved([*LLAMA, *overrides], gpus=gpus or ranks, memory=memory)
+        return resolved([*LLAMA, *overrides], gpus=gpus or ranks, memory=memory, as_point=True)
 
 
 def degrees(resolution: Resolution) -> dict[str, int]:
@@ -66,7 +66,9 @@ def test_what_is_chosen(ranks: int, gib: int | None, overrides: list[str], chose
 def needed(overrides: list[str], ranks: int) -> int:
     plain = [text for text in LLAMA if text != "parallel=auto"]
     return sum(
-        memory_by_part(resolved([*plain, *overrides], gpus=ranks, world_size=ranks).config).values()
+        memory_by_part(
+            resolved([*plain, *overrides], gpus=ranks, world_size=ranks, as_point=True).config
+        ).values()
     )
 
 
@@ -91,7 +93,7 @@ def test_the_first_that_fits_is_chosen_and_no_later_one():
     for name, later in pairwise(order):
         found = auto([], 8, math.ceil(sizes[name] / USABLE) - 2)
         assert degrees(found) == degrees(
-            resolved([*LLAMA[:-1], *presets[later]], gpus=8, world_size=8)
+            resolved([*LLAMA[:-1], *presets[later]], gpus=8, world_size=8, as_point=True)
         )
 
 

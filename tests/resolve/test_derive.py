@@ -126,7 +126,8 @@ def test_a_derived_value_and_its_reason(group: str):
 def test_time_is_saved_where_there_is_memory(layout: str, gib: int, reshard: str, reduce: str):
     """Replicas keep 16-bit weights, and gradients of several micro-batches add up unreduced."""
     llama = ["model=llama7b", "precision=bf16", "train.batch_size=1", "train.grad_accum_steps=2"]
-    found = resolved([*llama, layout, "run.device=cuda"], gpus=16, memory=gib << 30)
+    overrides = [*llama, layout, "run.device=cuda"]
+    found = resolved(overrides, gpus=16, memory=gib << 30, as_point=True)
     parallel = found.config.parallel
     assert (parallel.reshard_after_forward, parallel.reduce_gradients) == (reshard, reduce)
     (why,) = [d.why for d in found.derived if d.key == "parallel.reduce_gradients"]
@@ -212,10 +213,10 @@ def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 )
 def test_rows_follow_from_the_tokenizer(given: str, rows: int, why: str | None):
     text = f"model.vocab_size={given}".replace("padded", "model.pad_vocab_to=128")
-    resolution = resolved([*SMALL, *text.split()])
+    resolution = resolved([*SMALL, *text.split()], as_point=True)
     assert resolution.config.model.vocab_size == rows
     assert {one.key: one.why for one in resolution.derived}.get("model.vocab_size") == why
-    plain = resolved([*SMALL, f"model.vocab_size={rows}"]).config
+    plain = resolved([*SMALL, f"model.vocab_size={rows}"], as_point=True).config
     assert sum(memory_by_part(resolution.config).values()) == sum(memory_by_part(plain).values())
 
 

@@ -103,7 +103,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place")
     (path / "my.txt").write_text("some text")
     (path / "empty").mkdir()
-    (path / "small.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "</s>": 8}}}))
     added = [{"id": 10, "content": "<pad>"}, {"id": 11, "content": "<end>"}]
     for name, vocab in {
         "tokenizer.json": {"a": 0, "</s>": 9},

@@ -51,19 +51,6 @@ def tp_divides(model: Decoder, parallel: Parallel) -> Findings:
         yield TP, f"the width of an expert ({expert}) {divisible}.", fix
 
 
-@rule("parallel.tp_vocab", TP, "model.vocab_size")
-def tp_vocab(model: Model, parallel: Parallel) -> Findings:
-    """Tensor parallelism cuts the vocabulary into equal parts and a smaller last one: every rank
-    must get rows.
-    """
-    rows, tp = model.vocab_size, parallel.tp
-    each = -(-rows // tp)
-    enough = -(-rows // each)
-    if each * (tp - 1) >= rows:
-        what = f"model.vocab_size ({rows}) in parts of {each} rows is enough for {enough} ranks"
-        yield TP, f"{what}; parallel.tp is {tp}.", f"model.vocab_size={each * tp}"
-
-
 @rule("parallel.tp_loss", TP, "parallel.loss_parallel", "objective.loss_fn")
 def tp_loss(objective: Pretrain, parallel: Parallel) -> Findings:
     """objective.loss_fn=chunked_cross_entropy never holds all logits, so with tp > 1 it needs
@@ -209,20 +196,11 @@ def pp_microbatches(config: Config, parallel: Parallel, train: Train) -> Finding
     yield "parallel.pp_microbatches", f"{batch} {demand}.", fix
 
 
-@rule("parallel.pp_reshard", PP, "parallel.reshard_after_forward")
-def pp_reshard(parallel: Parallel) -> Findings:
-    """A pipeline keeps its weights gathered: parallel.reshard_after_forward=always cannot go with
-    pp > 1.
-    """
+@rule("parallel.pp_once", PP, "parallel.reshard_after_forward", "parallel.reduce_gradients")
+def pp_once(parallel: Parallel) -> Findings:
+    """A pipeline gathers its weights once, and reduces its gradients once a step."""
     if parallel.pp > 1 and parallel.reshard_after_forward == "always":
         yield "parallel.reshard_after_forward", "parallel.reshard_after_forward=never"
-
-
-@rule("parallel.pp_reduce", PP, "parallel.reduce_gradients")
-def pp_reduce(parallel: Parallel) -> Findings:
-    """A pipeline reduces its gradients once a step: parallel.reduce_gradients=micro_batch cannot go
-    with pp > 1.
-    """
     if parallel.pp > 1 and parallel.reduce_gradients == "micro_batch":
         yield "parallel.reduce_gradients", "parallel.reduce_gradients=step"
 
@@ -237,18 +215,19 @@ def pp_tied(model: Decoder, parallel: Parallel) -> Findings:
         yield SCHEDULE, fix
 
 
-@rule("parallel.pp_compile", PP, SCHEDULE, "train.compile_model")
-def pp_compile(parallel: Parallel, train: Train) -> Findings:
-    """Zero-bubble schedules split backward in two, which a compiled block cannot."""
+@rule(
+    "parallel.pp_zero_bubble",
+    PP,
+    SCHEDULE,
+    "train.compile_model",
+    "train.activation_checkpointing",
+)
+def pp_zero_bubble(parallel: Parallel, train: Train) -> Findings:
+    """Zero-bubble schedules split the backward of a block in two, which neither a compiled block
+    nor selective recompute can.
+    """
     if _zero_bubble(parallel) and train.compile_model:
         yield "train.compile_model", "train.compile_model=false"
-
-
-@rule("parallel.pp_selective", PP, SCHEDULE, "train.activation_checkpointing")
-def pp_selective(parallel: Parallel, train: Train) -> Findings:
-    """Zero-bubble schedules go backward through a block twice, and what selective recompute saved
-    is there once.
-    """
     if _zero_bubble(parallel) and train.activation_checkpointing == "selective":
         fix = "train.activation_checkpointing=full, or another schedule"
         yield "train.activation_checkpointing", fix

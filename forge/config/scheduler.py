@@ -87,42 +87,30 @@ def open_steps(schedule: Scheduler, horizon: int) -> Iterator[tuple[str, int, st
     """(key, value, why) of each option in steps that is open, for `horizon` updates."""
     if not isinstance(schedule, Constant):
         return
-    warmup = schedule.warmup_steps
+    of, warmup = f"train.max_steps={horizon}", schedule.warmup_steps
     if warmup is None:
         warmup = min(horizon // WARMUP_SHARE, WARMUP_MOST)
-        yield "scheduler.warmup_steps", warmup, f"{WARMUP} of train.max_steps={horizon}"
-    if not isinstance(schedule, Decay):
-        return
+        yield "scheduler.warmup_steps", warmup, f"{WARMUP} of {of}"
     if isinstance(schedule, WSD):
         if schedule.decay_steps is None:
-            left = horizon - warmup - (schedule.stable_steps or 0)
-            fifth = round(DECAY_SHARE * horizon)
-            if schedule.stable_steps is None and fifth <= left:
-                value, why = fifth, f"a fifth of train.max_steps={horizon}"
-            else:
-                value, why = (
-                    left,
-                    f"what warm-up and stable steps leave of train.max_steps={horizon}",
-                )
+            value = horizon - warmup - (schedule.stable_steps or 0)
+            why, fifth = (
+                f"what warm-up and stable steps leave of {of}",
+                round(DECAY_SHARE * horizon),
+            )
+            if schedule.stable_steps is None and fifth <= value:
+                value, why = fifth, f"a fifth of {of}"
             yield "scheduler.decay_steps", max(value, 1), why
         if schedule.stable_steps is None:
             value = horizon - warmup - (schedule.decay_steps or 0)
-            why = (
-                f"train.max_steps={horizon} - {warmup} of warm-up - {schedule.decay_steps} of decay"
-            )
+            why = f"{of} - {warmup} of warm-up - {schedule.decay_steps} of decay"
             yield "scheduler.stable_steps", max(value, 0), why
-    elif schedule.decay_steps is None:
-        why = f"train.max_steps={horizon} - scheduler.warmup_steps={warmup}"
+    elif isinstance(schedule, Decay) and schedule.decay_steps is None:
+        why = f"{of} - scheduler.warmup_steps={warmup}"
         yield "scheduler.decay_steps", max(horizon - warmup, 1), why
 
 
-def horizon(schedule: Scheduler) -> int:
+def horizon(schedule: Decay) -> int:
     """Steps that the schedule spans: warm-up, stable and decay."""
-    if not isinstance(schedule, Constant):
-        return 0
-    steps = schedule.warmup_steps or 0
-    if isinstance(schedule, Decay):
-        steps += schedule.decay_steps or 0
-    if isinstance(schedule, WSD):
-        steps += schedule.stable_steps or 0
-    return steps
+    stable = schedule.stable_steps if isinstance(schedule, WSD) else 0
+    return (schedule.warmup_steps or 0) + (schedule.decay_steps or 0) + (stable or 0)

@@ -23,32 +23,18 @@ from forge.parallel.scopes import spread_scopes
 from forge.plan.memory import memory_by_part
 from forge.training.assemble import build_model
 
-SHAPE = {
-    "dim": 64,
-    "n_layers": 4,
-    "n_heads": 8,
-    "vocab_size": 512,
-    "max_seq_len": 128,
-    "ffn_hidden_dim": 96,
-    "tie_embeddings": "false",
-}
-EXPERTS = {"num_experts": 8, "ffn_hidden_dim": 32}
+SHAPE = {"dim": 64, "n_layers": 4, "n_heads": 8, "vocab_size": 512, "ffn_hidden_dim": 96}
 BASE = [
     *(f"model.{key}={value}" for key, value in SHAPE.items()),
-    *(f"model.moe.{key}={value}" for key, value in EXPERTS.items()),
+    *("model.max_seq_len=128", "model.tie_embeddings=false", "model.qk_norm=false"),
+    *("model.moe.num_experts=8", "model.moe.ffn_hidden_dim=32"),
+    *("tokenizer.vocab_size=512", "train.batch_size=4", "train.seq_len=64"),
+    *("run.device=cpu", "train.compile_model=false", "precision=fp32"),
 ]
-BASE += [
-    "model.qk_norm=false",
-    "tokenizer.vocab_size=512",
-    "train.batch_size=4",
-    "train.seq_len=64",
-    "precision=fp32",
-    "run.device=cpu",
-]
-BASE += ["train.compile_model=false"]
 TABLE, ATTENTION, NORMS, ROUTER, EXPERT = 512 * 64, 4 * 64 * 64, 2 * 64, 8 * 64, 3 * 64 * 32
+SPARSE = ATTENTION + NORMS + ROUTER
 SHARED, DENSE = "model.moe.shared_experts=2", 3 * 64 * 96
-STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)")
+WEIGHTS, GATHERED, UNREDUCED = "weights (fp32)", "gathered weights", "unreduced gradients (fp32)"
 
 
 def chosen(*overrides: str) -> Config:
@@ -61,67 +47,43 @@ def parts(*overrides: str) -> dict[str, int]:
 
 def test_as_many_ranks_share_the_weights_however_they_are_cut():
     """fsdp * 1 and efsdp * ep are the same number."""
-    fsdp, ep, both = (
-        parts("parallel.dp_shard=4"),
-        parts("parallel.ep=4"),
-        parts("parallel.ep=2", "parallel.dp_shard=2"),
-    )
-    for part in STATE:
-        assert fsdp[part] == ep[part] == both[part]
-    replicas = parts("parallel.ep=2", "parallel.dp_shard=2", "parallel.dp_replicate=2")
-    assert replicas["weights (fp32)"] == fsdp["weights (fp32)"]
+    both = ("parallel.ep=2", "parallel.dp_shard=2")
+    cuts = (("parallel.dp_shard=4",), ("parallel.ep=4",), both, (*both, "parallel.dp_replicate=2"))
+    assert len({parts(*cut)[WEIGHTS] for cut in cuts}) == 1
 
 
 @pytest.mark.parametrize(("ep", "shards"), [(1, 4), (2, 2), (4, 1)])
 def test_what_is_gathered_of_two_blocks_are_the_experts_of_an_ep_rank(ep: int, shards: int):
     degrees = (f"parallel.ep={ep}", f"parallel.dp_shard={shards}")
-    block = ATTENTION + NORMS + ROUTER + 8 // ep * EXPERT
+    block = SPARSE + 8 // ep * EXPERT
     found = parts(*degrees)
-    assert (
-        found["gathered weights"]
-        == found["unreduced gradients (fp32)"]
-        == 4 * (TABLE + 64 + 2 * block)
-    )
-    assert parts(*degrees, "train.grad_accum_steps=2")["unreduced gradients (fp32)"] == 4 * (
-        2 * TABLE + 64 + 4 * block
-    )
-    shared = parts(*degrees, SHARED)
-    assert shared["gathered weights"] - found["gathered weights"] == 4 * 2 * 2 * EXPERT
+    assert found[GATHERED] == found[UNREDUCED] == 4 * (TABLE + 64 + 2 * block)
+    added_up = parts(*degrees, "train.grad_accum_steps=2")[UNREDUCED]
+    assert added_up == 4 * (2 * TABLE + 64 + 4 * block)
+    assert parts(*degrees, SHARED)[GATHERED] - found[GATHERED] == 4 * 2 * 2 * EXPERT
 
 
 def test_two_blocks_are_the_costliest_two_that_meet():
-    """With every second layer one of each kind; behind dense ones two of experts; in a stage of one
-    block that one.
-    """
-    sparse, dense = ATTENTION + NORMS + ROUTER + 8 * EXPERT, ATTENTION + NORMS + DENSE
-    outside = TABLE + 64
-    for options, two in [
-        (("frequency=2",), sparse + dense),
-        (("first_num_dense_layers=1",), 2 * sparse),
-    ]:
-        found = parts("parallel.dp_shard=2", *(f"model.moe.{option}" for option in options))
-        assert found["gathered weights"] == 4 * (outside + two)
+    """With every second layer one of each kind; behind dense ones two of experts."""
+    sparse, dense = SPARSE + 8 * EXPERT, ATTENTION + NORMS + DENSE
+    for option, two in (("frequency=2", sparse + dense), ("first_num_dense_layers=1", 2 * sparse)):
+        found = parts("parallel.dp_shard=2", f"model.moe.{option}")
+        assert found[GATHERED] == 4 * (TABLE + 64 + two)
 
 
-def test_a_stage_has_the_experts_of_its_layers():
-    """Two of four layers are dense, and the first stage has these."""
-    two = ("parallel.pp=2", "model.moe.first_num_dense_layers=2")
-    last = parts(*two)["weights (fp32)"]
-    assert last == 4 * (TABLE + 64 + 2 * (ATTENTION + NORMS + ROUTER + 8 * EXPERT))
-
-
-def test_tp_cuts_experts_and_no_router():
-    found = parts("parallel.tp=2", SHARED)["weights (fp32)"]
-    assert found == 4 * (TABLE + 64 + 4 * (ATTENTION // 2 + NORMS + ROUTER + (8 + 2) * EXPERT // 2))
+def test_stages_and_tp_ranks_have_the_experts_of_their_part():
+    """The first stage has the two dense layers; tp cuts experts and no router."""
+    last = parts("parallel.pp=2", "model.moe.first_num_dense_layers=2")[WEIGHTS]
+    assert last == 4 * (TABLE + 64 + 2 * (SPARSE + 8 * EXPERT))
+    cut = ATTENTION // 2 + NORMS + ROUTER + (8 + 2) * EXPERT // 2
+    assert parts("parallel.tp=2", SHARED)[WEIGHTS] == 4 * (TABLE + 64 + 4 * cut)
 
 
 def test_fewer_experts_than_ranks_are_cut_across_and_else_some_ranks_have_more():
-    few = parts("parallel.dp_shard=16", "train.batch_size=1")["weights (fp32)"]
-    assert few == 4 * (2 * TABLE + 64 + 4 * (ATTENTION + NORMS + ROUTER + 8 * EXPERT)) // 16
-    uneven = parts("parallel.dp_shard=3")["weights (fp32)"]
-    assert uneven == 4 * (
-        -(-(2 * TABLE + 64 + 4 * (ATTENTION + NORMS + ROUTER)) // 3) + 4 * 3 * EXPERT
-    )
+    few = parts("parallel.dp_shard=16", "train.batch_size=1")[WEIGHTS]
+    assert few == 4 * (2 * TABLE + 64 + 4 * (SPARSE + 8 * EXPERT)) // 16
+    uneven = parts("parallel.dp_shard=3")[WEIGHTS]
+    assert uneven == 4 * (-(-(2 * TABLE + 64 + 4 * SPARSE) // 3) + 4 * 3 * EXPERT)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +103,10 @@ def test_weights_are_those_of_the_rank_with_most(degrees: tuple[str, ...]):
     world = cfg.parallel.product_without_dp_shard * cfg.parallel.dp_shard
 
     def work(rank: int) -> None:
-        model = build_model(
-            cfg,
-            torch.device("cpu"),
-            Ranks(rank=rank, size=world, mesh=make_mesh(cfg.parallel, "cpu")),
-        )
-        held = torch.tensor(
-            sum(p.to_local().nbytes for p in model.parameters() if isinstance(p, DTensor))
-        )
+        ranks = Ranks(rank=rank, size=world, mesh=make_mesh(cfg.parallel, "cpu"))
+        model = build_model(cfg, torch.device("cpu"), ranks)
+        cut = (p for p in model.parameters() if isinstance(p, DTensor))
+        held = torch.tensor(sum(p.to_local().nbytes for p in cut))
         torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MAX)
         assert memory_by_part(cfg)["weights (fp32)"] == pytest.approx(held.item(), rel=0.01)
 
@@ -157,10 +115,8 @@ def test_weights_are_those_of_the_rank_with_most(degrees: tuple[str, ...]):
 
 def evenly(router: Router, scores: torch.Tensor) -> torch.Tensor:
     """Experts in turn, whatever their scores: [tokens, top_k]."""
-    return (
-        torch.arange(len(scores) * router.section.top_k).view(len(scores), -1)
-        % router.section.num_experts
-    )
+    turns = torch.arange(len(scores) * router.section.top_k).view(len(scores), -1)
+    return turns % router.section.num_experts
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
@@ -179,11 +135,8 @@ def test_activations_are_what_forward_leaves_alive(
 ):
     """As on one device, within 1 %, where experts get as many tokens as one another."""
     monkeypatch.setattr(Router, "_choose", evenly)
-    cfg = chosen(
-        "parallel.ep=2",
-        f"train.activation_checkpointing={mode}",
-        *(f"model.moe.{option}" for option in options),
-    )
+    moe = (f"model.moe.{option}" for option in options)
+    cfg = chosen("parallel.ep=2", f"train.activation_checkpointing={mode}", *moe)
 
     def work(rank: int) -> None:
         assert isinstance(cfg.model, DecoderConfig)
@@ -194,10 +147,8 @@ def test_activations_are_what_forward_leaves_alive(
         tokens = torch.zeros(4, 64, dtype=torch.int64)
         with Live(model) as live:
             kept = model(tokens)
-            wanted, until = (
-                pytest.approx(memory_by_part(cfg)["activations"], rel=0.01),
-                time.monotonic() + 5,
-            )
+            wanted = pytest.approx(memory_by_part(cfg)["activations"], rel=0.01)
+            until = time.monotonic() + 5
             while (held := live.bytes() - kept.nbytes) != wanted and time.monotonic() < until:
                 time.sleep(0.01)  # gloo's threads let go of what they have sent a moment later
         assert held == wanted

@@ -7,115 +7,71 @@ from refusing import resolved
 
 from forge.plan.memory import memory_by_part
 
-SHAPE = {
-    "dim": 64,
-    "n_layers": 4,
-    "n_heads": 8,
-    "vocab_size": 512,
-    "max_seq_len": 128,
-    "ffn_hidden_dim": 96,
-}
+SHAPE = {"dim": 64, "n_layers": 4, "n_heads": 8, "vocab_size": 512, "ffn_hidden_dim": 96}
 BASE = [
     *(f"model.{key}={value}" for key, value in SHAPE.items()),
-    "tokenizer.vocab_size=512",
-    "run.device=cpu",
-    "train.compile_model=false",
-]
-BASE += [
-    "model.tie_embeddings=false",
-    "model.qk_norm=false",
-    "train.batch_size=4",
-    "train.seq_len=64",
-    "precision=fp32",
+    *("model.max_seq_len=128", "model.tie_embeddings=false", "model.qk_norm=false"),
+    *("tokenizer.vocab_size=512", "train.batch_size=4", "train.seq_len=64"),
+    *("run.device=cpu", "train.compile_model=false", "precision=fp32"),
 ]
 TABLE = 512 * 64
 MATRICES = 4 * (4 * 64 * 64 + 3 * 64 * 96)
 NORMS = 2 * 4 * 64
 ALL = 2 * TABLE + MATRICES + NORMS + 64
+WEIGHTS, GATHERED, UNREDUCED = "weights (fp32)", "gathered weights", "unreduced gradients (fp32)"
+STATE = (WEIGHTS, "gradients (fp32)", "optimizer state (fp32)")
 
 
-def parts(*overrides: str, **where) -> dict[str, int]:
-    return memory_by_part(resolved([*BASE, *overrides], **where).config)
+def parts(*overrides: str) -> dict[str, int]:
+    return memory_by_part(resolved([*BASE, *overrides]).config)
 
 
 def test_one_device_has_all():
     one = parts()
-    assert one["weights (fp32)"] == 4 * ALL
-    assert set(one) == {
-        "weights (fp32)",
-        "gradients (fp32)",
-        "optimizer state (fp32)",
-        "activations",
-        "logits",
-    }
+    assert one[WEIGHTS] == parts("parallel.dp_replicate=4")[WEIGHTS] == 4 * ALL
+    assert set(one) == {*STATE, "activations", "logits"}
 
 
 def test_fsdp_shards_what_belongs_to_weights_and_gathers_a_block_and_the_next():
     one, two = parts(), parts("parallel.dp_shard=4")
-    for part in ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)"):
+    for part in STATE:
         assert two[part] == pytest.approx(one[part] / 4, abs=16)
-    assert (
-        two["gathered weights"]
-        == two["unreduced gradients (fp32)"]
-        == 4 * (TABLE + 64 + (MATRICES + NORMS) // 2)
-    )
+    assert two[GATHERED] == two[UNREDUCED] == 4 * (TABLE + 64 + (MATRICES + NORMS) // 2)
     assert (two["activations"], two["logits"]) == (one["activations"], one["logits"])
-    assert (
-        parts("parallel.dp_shard=4", "parallel.reshard_after_forward=never")["gathered weights"]
-        == 4 * ALL
-    )
+    never = parts("parallel.dp_shard=4", "parallel.reshard_after_forward=never")
+    assert never[GATHERED] == 4 * ALL
     twice = ("parallel.dp_shard=4", "train.grad_accum_steps=2")
-    assert parts(*twice)["unreduced gradients (fp32)"] == 4 * ALL
-    assert (
-        parts(*twice, "parallel.reduce_gradients=micro_batch")["unreduced gradients (fp32)"]
-        == two["unreduced gradients (fp32)"]
-    )
-    tied = parts("parallel.dp_shard=4", "model.tie_embeddings=true")["gathered weights"]
-    assert tied == two["gathered weights"], "of two tables one is gathered at a time"
-    assert (
-        parts("parallel.dp_shard=4", "precision=bf16")["gathered weights"]
-        == two["gathered weights"] / 2
-    )
-    assert parts("parallel.dp_shard=2", "parallel.cp=2")["weights (fp32)"] == two["weights (fp32)"]
-
-
-def test_replicas_shard_nothing():
-    assert parts("parallel.dp_replicate=4")["weights (fp32)"] == 4 * ALL
-
-
-def test_cpu_offload_leaves_what_is_gathered():
+    assert parts(*twice)[UNREDUCED] == 4 * ALL
+    each = parts(*twice, "parallel.reduce_gradients=micro_batch")
+    assert each[UNREDUCED] == two[UNREDUCED]
+    tied = parts("parallel.dp_shard=4", "model.tie_embeddings=true")
+    assert tied[GATHERED] == two[GATHERED], "of two tables one is gathered at a time"
+    assert parts("parallel.dp_shard=4", "precision=bf16")[GATHERED] == two[GATHERED] / 2
+    assert parts("parallel.dp_shard=2", "parallel.cp=2")[WEIGHTS] == two[WEIGHTS]
     off = parts("parallel.dp_shard=4", "parallel.cpu_offload=true")
-    assert (off["weights (fp32)"], off["gradients (fp32)"], off["optimizer state (fp32)"]) == (
-        0,
-        0,
-        0,
-    )
-    assert off["gathered weights"] == parts("parallel.dp_shard=4")["gathered weights"]
+    assert [off[part] for part in (*STATE, GATHERED)] == [0, 0, 0, two[GATHERED]]
 
 
 def test_tp_cuts_matrices_and_tables_and_no_norm():
-    assert parts("parallel.tp=2")["weights (fp32)"] == 4 * (TABLE + MATRICES // 2 + NORMS + 64)
-    shared = parts("parallel.tp=4", "model.n_kv_heads=2")["weights (fp32)"]
-    key_values = 4 * 2 * 64 * 16
-    matrices = 4 * (2 * 64 * 64 + 3 * 64 * 96)
+    assert parts("parallel.tp=2")[WEIGHTS] == 4 * (TABLE + MATRICES // 2 + NORMS + 64)
+    key_values, matrices = 4 * 2 * 64 * 16, 4 * (2 * 64 * 64 + 3 * 64 * 96)
+    shared = parts("parallel.tp=4", "model.n_kv_heads=2")[WEIGHTS]
     assert shared == 4 * (2 * TABLE // 4 + matrices // 4 + key_values + NORMS + 64)
 
 
 def test_tp_and_cp_cut_activations():
-    one, cut = parts(), parts("parallel.tp=2")
+    one, cut, half = parts(), parts("parallel.tp=2"), parts("parallel.cp=2")
     whole = parts("parallel.tp=2", "parallel.sequence_parallel=false")
     assert one["activations"] / 2 < cut["activations"] < whole["activations"] < one["activations"]
     assert cut["logits"] == one["logits"] / 2
     assert parts("parallel.tp=2", "parallel.loss_parallel=false")["logits"] == one["logits"]
-    context = parts("parallel.cp=2")
-    assert (context["activations"], context["logits"]) == (
-        one["activations"] / 2,
-        one["logits"] / 2,
-    )
+    assert [2 * half[part] for part in ("activations", "logits")] == [
+        one["activations"],
+        one["logits"],
+    ]
     full = "train.activation_checkpointing=full"
-    assert parts(full)["activations"] - parts(full, "parallel.tp=2")[
-        "activations"
-    ] == 4 * 64 * 4 * (4 * 64 // 2)
+    saved = parts(full)["activations"] - parts(full, "parallel.tp=2")["activations"]
+    assert saved == 4 * 64 * 4 * (4 * 64 // 2)
 
 
 def test_recompute_in_every_nth_block():
@@ -129,25 +85,18 @@ def test_recompute_in_every_nth_block():
 
 def test_a_pipeline_rank_has_its_blocks_and_one_table():
     two = parts("parallel.pp=2")
-    assert two["weights (fp32)"] == 4 * (TABLE + (MATRICES + NORMS) // 2)
-    assert two["gathered weights"] == two["unreduced gradients (fp32)"] == two["weights (fp32)"]
+    stage = 4 * (TABLE + (MATRICES + NORMS) // 2)
+    assert two[WEIGHTS] == two[GATHERED] == two[UNREDUCED] == stage
     v = parts("parallel.pp=2", "parallel.pp_schedule=zbv_zero_bubble")
-    assert v["weights (fp32)"] == 4 * (2 * TABLE + (MATRICES + NORMS) // 2 + 64)
+    assert v[WEIGHTS] == stage + 4 * (TABLE + 64)
 
 
 def test_schedules_hold_different_numbers_of_micro_batches():
-    """Eight of one sequence each: gpipe holds all, 1F1B one a rank; one device holds them in one
-    micro-batch of eight.
-    """
-    step = (
-        "train.batch_size=8",
-        "parallel.pp=2",
-        "parallel.pp_microbatches=8",
-        "objective.loss_fn=chunked_cross_entropy",
-    )
-    wide = ("model.vocab_size=512", "train.seq_len=128", "train.max_steps=10")
+    """Eight of one sequence each: gpipe holds all, 1F1B one a rank."""
+    step = ("train.batch_size=8", "parallel.pp=2", "parallel.pp_microbatches=8")
+    more = ("train.seq_len=128", "objective.loss_fn=chunked_cross_entropy")
     held = {
-        name: parts(*step, *wide, f"parallel.pp_schedule={name}")["activations"]
+        name: parts(*step, *more, f"parallel.pp_schedule={name}")["activations"]
         for name in ("gpipe", "1f1b", "interleaved_1f1b")
     }
     assert held["gpipe"] == 4 * held["1f1b"]

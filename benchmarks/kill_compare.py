@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from forge.rundir.checkpoints import META, WEIGHTS, listed
+from forge.rundir.progress import METRICS, SAMPLES
 from forge.training import tensor_storage
-from forge.training.rows import METRICS, SAMPLES
 
 SPEED = {"tokens_per_second"}
 CLOCK = {"time", "seconds", "run_id", "versions", "rows", "files"}

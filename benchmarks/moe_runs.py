@@ -25,7 +25,7 @@ from cross_entropy import cpu_name
 
 import forge
 from forge.config.model import Decoder
-from forge.training.rows import METRICS, PERFORMANCE
+from forge.rundir.progress import METRICS, PERFORMANCE
 
 DENSE, BIASED = "dense", "selection bias"
 BY_LOSS = ["model=moe_tiny"]

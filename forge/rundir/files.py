@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ import yaml
 
 from forge.config.problems import ConfigError, Problem
 
+log = logging.getLogger(__name__)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TAIL = 16_384  # bytes that are read from the end of a long file
 
@@ -83,11 +86,48 @@ def read_yaml(path: Path) -> Any:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a line of JSON in one write, on a new line where a kill left the last one unfinished."""
-    with path.open("ab+", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
-        file.write(("\n" * torn + json.dumps(row) + "\n").encode())
+    """Add a line of JSON, on a new line where a kill left the last one unfinished; NaN and infinity
+    become null. Raises OSError with what to do.
+    """
+    plain = {name: _finite(value) for name, value in row.items()}
+    text = json.dumps(plain, ensure_ascii=False) + "\n"
+    # A lone surrogate, as an argument that is no UTF-8 brings, becomes JSON's escape for it.
+    line = text.encode(errors="backslashreplace")
+    try:
+        with path.open("ab+", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n":
+                line = b"\n" + line
+            while line:
+                line = line[file.write(line) :]
+    except OSError as error:
+        what = f"{path} cannot be written: {error.strerror or error}"
+        raise OSError(f"{what}; make room or give access") from error
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def row_sizes(paths: Iterable[Path]) -> dict[str, int]:
+    """Bytes of each of these files that exists, all of them on the disk, by name."""
+    found = [path for path in paths if path.exists()]
+    for path in found:
+        sync(path)
+    return {path.name: path.stat().st_size for path in found}
+
+
+def cut_rows(paths: Iterable[Path], sizes: Mapping[str, int]) -> None:
+    """Cut files of rows to their sizes at a checkpoint, one that is not named there to nothing. One
+    that is shorter has lost rows, as in a power cut: it is left, with a warning.
+    """
+    for path in paths:
+        size, kept = path.stat().st_size if path.exists() else 0, sizes.get(path.name, 0)
+        if size < kept:
+            what = "%s has %d bytes, %d less than at the checkpoint: rows before it are lost"
+            log.warning(what, path, size, kept - size)
+        elif size > kept:
+            os.truncate(path, kept)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

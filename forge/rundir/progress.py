@@ -16,7 +16,13 @@ from forge.rundir.outcome import last_saved_step, read_result
 from forge.rundir.saved_config import newest
 
 METRICS, PERFORMANCE, DERIVED = "metrics.jsonl", "performance.jsonl", "derived.json"
+SAMPLES = "samples.jsonl"
 Rows = list[dict[str, Any]]
+
+
+def row_files(run_dir: Path) -> list[Path]:
+    """The files of JSON lines that a run which goes on continues from its checkpoint."""
+    return [run_dir / name for name in (METRICS, PERFORMANCE, SAMPLES)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from forge.data.shards import TokenStore
 from forge.data.tokenizer import Tokenizer
 from forge.models.sampling import generate
 from forge.parallel.ranks import Ranks
+from forge.rundir.files import append_row
+from forge.rundir.progress import SAMPLES
 from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.process import say
-from forge.training.rows import SAMPLES, Rows
 from forge.training.step import StepOutput
 
 
@@ -118,15 +118,15 @@ class Samples(Callback):
 
     def sample(self, loop: Loop) -> None:
         """Sample now."""
-        step, file = loop.state.step, closing(Rows(self.path)) if self.path else nullcontext()
-        with loop.paused(), file as rows:
+        step = loop.state.step
+        with loop.paused():
             for prompt in self.prompts:
                 try:
                     text = self.continue_text(prompt)
                 except FloatingPointError as error:
                     say(f"no sample at step {step}: {error}")
                     return
-                if rows is not None:
-                    rows.append({"step": step, "prompt": prompt, "text": text})
+                if self.path is not None:
+                    append_row(self.path, {"step": step, "prompt": prompt, "text": text})
                 if self.show:
                     say(f"--- sample at step {step} ---\n{prompt}{text}\n---")

@@ -12,7 +12,8 @@ from torch import nn
 
 from forge.config.checkpoint import Checkpoint
 from forge.parallel.ranks import Ranks
-from forge.training import rows
+from forge.rundir.files import row_sizes
+from forge.rundir.progress import row_files
 from forge.training.callback import Callback, load_states, states
 from forge.training.checkpoint import Checkpointer, Tensors, prefixed
 from forge.training.loop import Loop
@@ -91,7 +92,7 @@ class Saving(Callback):
                 "seconds": loop.seconds_before + loop.training_seconds(),
                 "data": self.data,
                 "scaler": loop.update.scaler.state_dict(),
-                "rows": rows.lengths(self.run_dir),
+                "rows": row_sizes(row_files(self.run_dir)),
                 "callbacks": plain,
             }
             weights_only = self.section.last == "weights"

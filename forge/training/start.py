@@ -16,7 +16,9 @@ from forge.config.root import Config
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints, directory, outcome
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
-from forge.training import restore, rows
+from forge.rundir.files import cut_rows
+from forge.rundir.progress import row_files
+from forge.training import restore
 from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
 from forge.training.process import say
@@ -137,7 +139,7 @@ def begin(
     if start.checkpoint is None and config.checkpoint.enabled:
         # Only now: a run that is refused leaves nothing to go on with.
         say(f"goes on with: {directory.resume_command(run_dir)}")
-    rows.cut(run_dir, start.meta.get("rows", {}) if start.own else {})
+    cut_rows(row_files(run_dir), start.meta.get("rows", {}) if start.own else {})
     resume_from = config.checkpoint.resume_from
     outcome.record_start(run_dir, step=loop.state.step, source=source, resume_from=resume_from)
 

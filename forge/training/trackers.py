@@ -13,7 +13,8 @@ from forge.build import bind
 from forge.config.metrics import Metrics
 from forge.config.root import Config
 from forge.config.wandb_login import sends
-from forge.training.rows import METRICS, PERFORMANCE, Rows
+from forge.rundir.files import append_row
+from forge.rundir.progress import METRICS, PERFORMANCE
 
 log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "mfu", "memory_gib"})
@@ -137,23 +138,23 @@ class JsonLines:
     """metrics.jsonl: {"step": ..., **values}; performance.jsonl: {"step": ..., "time": seconds
     since 1970, **WALL_CLOCK values}.
 
-    Appends to what is there. A log without a value for a file adds no row to it.
+    A log without a value for a file adds no row to it.
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._metrics, self._performance = Rows(run_dir / METRICS), Rows(run_dir / PERFORMANCE)
+        self.run_dir = run_dir
 
     def log(self, step: int, values: dict[str, float]) -> None:
         metrics = {name: value for name, value in values.items() if name not in WALL_CLOCK}
         performance = {name: value for name, value in values.items() if name in WALL_CLOCK}
         if metrics:
-            self._metrics.append({"step": step, **metrics})
+            append_row(self.run_dir / METRICS, {"step": step, **metrics})
         if performance:
-            self._performance.append({"step": step, "time": time.time(), **performance})
+            row = {"step": step, "time": time.time(), **performance}
+            append_row(self.run_dir / PERFORMANCE, row)
 
     def close(self) -> None:
-        self._metrics.close()
-        self._performance.close()
+        """Nothing is held."""
 
 
 class TensorBoard:

@@ -41,7 +41,8 @@ def no_login(monkeypatch: pytest.MonkeyPatch) -> None:
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 20 KB of lines of words, all different."""
     draw = random.Random(0)
-    words = ["the", "sea", "ship", "whale", "white", "captain", "said", "and"]
+    words = ["the", "a", "of", "sea", "ship", "whale", "white", "captain"]
+    words += ["said", "and", "to", "in", "was", "his", "it", "man"]
     lines = (f"{i} {' '.join(draw.choices(words, k=8))} {draw.random()}\n" for i in range(300))
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
     path.write_text("".join(lines))

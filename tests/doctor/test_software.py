@@ -54,7 +54,7 @@ def test_a_program_that_hangs(code: str, out: str):
 
 
 @pytest.mark.parametrize(
-    ("version", "requested", "is_outside"),
+    ("version", "wanted", "is_outside"),
     [
         ("2.11.0", "<2.14,>=2.11", False),
         ("2.13.1+cu130", "<2.14,>=2.11", False),

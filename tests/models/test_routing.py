@@ -281,7 +281,7 @@ def test_the_bias_evens_the_load() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "requested"),
+    ("schedule", "wanted"),
     [
         ("constant", [1, 1, 1, 1]),
         ("cosine_decay", [1, (1 + math.cos(0.05 * math.pi)) / 2, 0.5, 0]),

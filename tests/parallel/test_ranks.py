@@ -249,7 +249,7 @@ def test_a_backend_that_there_is_not_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "device", "backend"),
+    ("wanted", "device", "backend"),
     [
         ("cpu:gloo,cuda:nccl", "cpu", "gloo"),
         ("cpu:gloo,cuda:nccl", "cuda", "cpu:gloo,cuda:nccl"),

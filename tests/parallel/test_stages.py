@@ -74,7 +74,7 @@ def test_a_large_vocabulary_takes_blocks_from_the_last_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "pp", "per_rank", "requested"),
+    ("schedule", "pp", "per_rank", "wanted"),
     [
         ("1f1b", 4, 1, [(0,), (1,), (2,), (3,)]),
         ("interleaved_1f1b", 2, 3, [(0, 2, 4), (1, 3, 5)]),

@@ -49,6 +49,7 @@ def test_torchrun() -> None:
     assert found == LauncherEnvironment(
         rank=3, size=4, local_rank=1, source="WORLD_SIZE", address="host7", port=29500
     )
+    assert found is not None
     assert found.variables() == TORCHRUN
 
 

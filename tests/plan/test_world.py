@@ -75,7 +75,8 @@ def test_the_order_of_sources_of_a_slurm_job(
     launch: str, parallel: dict, run: dict, size: int, source: str
 ):
     names = launch.split()
-    world = found(Slurm(**dict.fromkeys(names, 4)), parallel, run)
+    options: dict[str, Any] = dict.fromkeys(names, 4)
+    world = found(Slurm(**options), parallel, run)
     assert (world.size, world.source) == (size, source.format(*names[-1:]))
     assert world.remote
     assert world.elsewhere

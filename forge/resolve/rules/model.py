@@ -237,7 +237,7 @@ def kernel(
     warning=True,
 )
 def unbalanced(model: Decoder) -> Findings:
-    """A load balancing loss or a selection bias that moves should keep the load even."""
+    """The load of experts should be kept even, by a balancing loss or a moving selection bias."""
     moe = model.moe
     balanced = moe.aux_loss_weight or moe.sequence_aux_loss_weight or moe.bias_update_rate
     if moe.top_k < moe.num_experts and not balanced:

@@ -177,5 +177,15 @@ def parse_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def unwritable(path: str) -> str:
+    """Why no file can be written in a directory that need not exist yet; '' where one can."""
+    if not path:
+        return "its name is empty"
+    found = next(above for above in (Path(path), *Path(path).parents) if os.path.lexists(above))
+    if not found.is_dir():
+        return f"{found} is no directory"
+    return "" if os.access(found, os.W_OK | os.X_OK) else f"you may not write in {found}"
+
+
 def _json(content: Any) -> str:
     return json.dumps(content, indent=1, default=str) + "\n"

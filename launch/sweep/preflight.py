@@ -23,7 +23,7 @@ from forge.launch.sweep.refused import PointsRefused, Refused
 from forge.plan.world import Devices, find_devices
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
-from forge.resolve.rules.run_directory import unwritable
+from forge.rundir.files import unwritable
 from forge.rundir.identity import hash_of, is_free
 
 MOST = 20_000

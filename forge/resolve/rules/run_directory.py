@@ -14,6 +14,7 @@ from forge.config.root import Config
 from forge.config.run import Run
 from forge.resolve.rule import Findings, rule, walk
 from forge.rundir import checkpoints, saved_config
+from forge.rundir.files import unwritable
 
 NAMED_STEPS = 3
 
@@ -27,16 +28,6 @@ def place(run: Run) -> Findings:
     if why := unwritable(path):
         what = f"the directory {path} cannot be made or written: {why}."
         yield f"{key}={path}", what, f"{key}={default}, or a place that you may write in"
-
-
-def unwritable(path: str) -> str:
-    """Why no file can be written in a directory that need not exist yet; '' where one can."""
-    if not path:
-        return "its name is empty"
-    found = next(above for above in (Path(path), *Path(path).parents) if os.path.lexists(above))
-    if not found.is_dir():
-        return f"{found} is no directory"
-    return "" if os.access(found, os.W_OK | os.X_OK) else f"you may not write in {found}"
 
 
 @rule("run.dir", "run.dir")

@@ -57,8 +57,9 @@ def parse(arguments: argparse.ArgumentParser, argv: Sequence[str] | None) -> arg
     options, others = arguments.parse_known_intermixed_args(words)
     for word in others:
         is_long = word.startswith("--")
-        flags = [flag for flag in known if flag.startswith("--")]
-        meant = closest(word.partition("=")[0], flags) if is_long else []
+        flags = [flag[2:] for flag in known if flag.startswith("--")]
+        near = closest(word.lstrip("-").partition("=")[0], flags) if is_long else []
+        meant = [f"--{flag}" for flag in near]
         if meant or not is_long or not hasattr(options, "overrides"):
             hint = f"; {did_you_mean(meant)}" if meant else ""
             arguments.error(f"unrecognized arguments: {word}{hint}")

@@ -26,7 +26,7 @@ ALIASES = {
         "precision=bf16": "bf16",
         "precision.mixed_precision": "dtype",
         "model": "model_name_or_path",
-        "model.dim": "hidden_size n_embd base_emb_dim",
+        "model.dim": "hidden_size n_embd d_model",
         "model.n_layers": "n_layer num_layers num_hidden_layers",
         "model.n_heads": "n_head num_attention_heads",
         "model.n_kv_heads": "num_key_value_heads",

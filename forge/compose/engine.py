@@ -119,8 +119,7 @@ class Library:
         path.append("schema", "structured://")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._files = Repository(path)
-            self.repository = CachingConfigRepository(self._files)
+            self.repository = CachingConfigRepository(Repository(path))
         self._loader = ConfigLoaderImpl(path)
 
     def groups(self) -> list[str]:
@@ -138,7 +137,9 @@ class Library:
 
     def absent(self, config_path: str) -> list[tuple[str, str]]:
         """The (group, option) that a file chooses and that do not exist."""
-        return self._files.absent.get(config_path, [])
+        files = self.repository.delegate  # a copy of what the constructor was given
+        assert isinstance(files, Repository)
+        return files.absent.get(config_path, [])
 
     def options(self, group: str) -> list[str]:
         """Options of one group."""

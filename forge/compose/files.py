@@ -156,15 +156,16 @@ def _as_section(section: str, value: Any, library: Library) -> str:
 def _instead(key: str, name: str, value: Any, hint: Any, now: Any) -> str:
     """What the file would have for a value of another type. now: the value in force."""
     meant = values.meant(key, value, hint)
+    sweep = values.several(value, hint)
     if meant is None and isinstance(value, list) and len(value) == 1:
-        meant = f"[{value[0]}]" if schemas.said(key, "verbatim") else value[0]
+        meant = f"[{value[0]}]" if schemas.said(key, "verbatim") else value[0] if sweep else None
     if meant is not None:
         return values.in_file(name, meant)
-    if sweep := values.several(value, hint):
+    if sweep:
         return f"one value; a sweep over these is sweeper.params: {{{key}: '{sweep}'}}"
     if values.example(key, hint, now):
         return f"for example {values.in_file(name, now)}"
-    return CORRECT
+    return values.meaning_of_dict(key) or CORRECT
 
 
 def _missing(error: MissingConfigException, library: Library) -> Fault:

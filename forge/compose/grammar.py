@@ -27,7 +27,7 @@ def read(text: str) -> Override | Problem:
             return override
         said = "it has no key"
     except (HydraException, RecursionError, ValueError) as error:
-        said = str(error).partition("\n")[0].rstrip(".")
+        said = re.sub(r" expecting \{.*", "", str(error).partition("\n")[0]).rstrip(".")
     return Problem(text or "''", *_fault(text, said), where=COMMAND_LINE)
 
 

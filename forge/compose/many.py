@@ -4,6 +4,7 @@ choices, which takes a quarter of a second, and a value takes a tenth of a milli
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -66,7 +67,7 @@ class Composer:
         is_option = ("." in key or key == "seed") and "/" not in key
         is_option &= not f"{key}.".startswith(("hydra.", *self._dicts)) and not override.package
         has_one = not override.is_sweep_override() and not isinstance(override.value(), dict)
-        return is_option and has_one and "${" not in str(override.value())
+        return is_option and has_one and not re.search(r"\$\{|\?\?\?", str(override.value()))
 
     def _base(self, overrides: tuple[str, ...]) -> Base | None:
         """What the others compose to; None where one value may depend on another, so that each

@@ -91,7 +91,7 @@ def _value_instead(key: str, text: str, value: Any, hint: Any, now: Any) -> str:
         return fix
     sweep = values.several(value, hint) if isinstance(value, list) else ""
     if not sweep:
-        return values.example(key, hint, now)
+        return values.example(key, hint, now) or values.meaning_of_dict(key)
     if len(value) == 1:
         return f"{key}={sweep}"
     instead = schemas.said(key, "several")
@@ -162,7 +162,7 @@ def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault
             )
         is_sweep = isinstance(value, list) and key.startswith(f"{PARAMS}.")
         fix = f"{key}={as_values(value)}" if is_sweep else _meant(key, text, value, hint)
-        return f"{key} is {kind(hint)}; '{text}' is not.", fix
+        return f"{key} is {kind(hint)}; '{text}' is not.", fix or values.meaning_of_dict(key)
 
 
 def _no_entry(above: str, name: str, entries: DictConfig, *, start: str = "~") -> Fault:

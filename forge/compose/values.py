@@ -10,6 +10,7 @@ import yaml
 
 from forge.config import schemas
 from forge.config.bounds import KINDS, fits
+from forge.config.field import default_of
 from forge.config.problems import shown
 
 SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -58,6 +59,13 @@ def example(key: str, hint: Any, value: Any) -> str:
     is_list = isinstance(value, list)
     has_one = bool(value) if is_list else is_number and (value is not None or fits(None, hint))
     return f"for example {key}={shown(value)}" if has_one else ""
+
+
+def meaning_of_dict(key: str) -> str:
+    """The help text of the option that has entries, or of which a key is an entry; else empty."""
+    dicts = ((n, f) for n, _, _, f in schemas.walk_options() if isinstance(default_of(f), dict))
+    fitting = (f.metadata["help"] for name, f in dicts if f"{key}.".startswith(f"{name}."))
+    return next(fitting, "")
 
 
 def in_file(name: str, value: Any) -> str:

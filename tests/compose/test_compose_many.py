@@ -39,6 +39,7 @@ VALUES = [
     "optimizer.betas=[{}",
     "optimizer.lr=${{optimizer.weight_decay}}",
     "optimizer.eps=${{nokey}}",
+    "run.root=???",
     "model.dim",
     "~seed",
     "metrics.log_interval=1.0",
@@ -75,7 +76,7 @@ def test_five_random_points() -> None:
         same(composer, overrides)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fifty_random_points() -> None:
     composer = Composer()
     for overrides in points(55)[5:]:

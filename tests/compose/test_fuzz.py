@@ -8,8 +8,6 @@ import contextlib
 import io
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +153,7 @@ def judge(verb: str, pieces: Sequence[Piece], said: Said) -> None:
     assert all(problem.what for problem in said.problems)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(
     max_examples=EXAMPLES,
     derandomize=not RANDOM,
@@ -182,47 +180,3 @@ def test_any_line(desk: Desk, data: st.DataObject):
             assert tree(desk) == before, "a line that starts nothing writes nothing"
     finally:
         clear(desk, before)
-
-
-SHELL = [
-    ["optimizer.lrr=1", "model=lama7b", "seed=abc"],
-    ["seed=" + "9" * 5000],
-    ["optimizer.betas=[[[["],
-    ['run.name="\udcff"'],
-    ["--foo", "seed=1"],
-    ["-m", "seed=-1,-2"],
-    ["run.root=a file.txt"],
-    ['run.root="a file.txt"'],
-    [f"run.dir=new/{'x' * 300}"],
-    ["run.dir=" + "x" * 5000],
-    ["run.dir=full"],
-    ["run.dir=damaged"],
-    ["data=text", 'data.path="[ü"'],
-    ["hydra.searchpath=[pkg://no.package]"],
-    ["hydra.run.dir=x"],
-    ["-cd", "~nobody_here"],
-    ["optimizer._target_=os.system"],
-    ["run.trust=[\x1b]"],
-    ["${seed}=1", "é=1", "=", ""],
-    ["+model@x=tiny", "~train", "model=tiny,small"],
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", SHELL, ids=[f"{words}"[:40] for words in SHELL])
-def test_wrong_lines_in_a_process_of_their_own(desk: Desk, words: list[str]):
-    before = tree(desk)
-    done = subprocess.run(
-        [sys.executable, "-m", "forge.train", *words],
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    assert (
-        "nothing was started or written." in done.stderr
-        or "usage: python -m forge.train" in done.stderr
-    )
-    assert tree(desk) == before

@@ -13,6 +13,7 @@ SAMPLE = {
     "model.dim": "64",
     "data=text data.path=": __file__,
     "precision.mixed_precision": "fp32",
+    "train.global_batch_tokens": "1024",
 }
 
 

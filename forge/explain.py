@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from forge import cli
 from forge.compose import help
 from forge.compose.composition import Composition, compose
-from forge.compose.unknown import unknown
+from forge.compose.unknown import Keys
 from forge.config.bounds import describe_bounds
 from forge.config.field import Section
 from forge.config.problems import ConfigError, Problem
@@ -79,10 +79,9 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
 
 
 def _unknown(keys: Sequence[str], composition: Composition) -> list[Problem]:
-    library = composition.library
-    keys = [key for key in keys if key not in library.groups()]
-    found = [(key, unknown(composition.tree, key, library)) for key in keys]
-    return [Problem(key, fault.what, fault.fix) for key, fault in found if fault]
+    known = Keys(composition.tree, composition.library)
+    found = {key: known.unknown(key) for key in keys if key not in composition.library.groups()}
+    return [Problem(key, *fault) for key, fault in found.items() if fault]
 
 
 def _show(value: object) -> str:

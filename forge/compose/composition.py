@@ -15,7 +15,7 @@ from forge.compose import overrides as values
 from forge.compose.engine import Composed, Library
 from forge.compose.grammar import read
 from forge.compose.origin import default_origin, lines_of
-from forge.compose.unknown import dashed
+from forge.compose.unknown import Keys
 from forge.config import packages
 from forge.config.hydra_names import translate
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, quoted, refusal
@@ -142,7 +142,7 @@ def chosen(
         fix = "set it on the command line or in code only, so that no file can widen what is built"
         composition.problems.append(Problem("run.trust", what, fix, where=where))
         merged.tree.run.trust = []
-    composition.problems += [dashed(merged.tree, library, text) for text in with_dashes]
+    composition.problems += map(Keys(merged.tree, library).dashed, with_dashes)
     composition.problems += values.lists_as_values(merged.tree, composition.written_at)
     return composition, [override for override in parsed if override not in choices]
 

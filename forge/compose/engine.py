@@ -164,7 +164,7 @@ class Library:
         """The config that these files and schemas compose to, in struct mode, and the values that
         had no place in it and were left out.
 
-        Raises ConfigCompositionException for a file that does not say which schema its values are of.
+        Raises ConfigCompositionException for a file that does not say which schema it is of.
         """
         tree, misfits = OmegaConf.create(), []
         with flag_override(tree, "no_deepcopy_set_nodes", True):
@@ -174,11 +174,10 @@ class Library:
                     tree.merge_with(loaded)
                 except OmegaConfBaseException:
                     for keys, cause in _merge_by_part(tree, loaded):
-                        path, package = default.config_path or "", default.package or ""
+                        path = default.config_path or ""
                         if cause.object_type in schemas.bases():
-                            what = f"In '{path}': {cause}"
-                            raise ConfigCompositionException(what) from cause
-                        misfits.append(Misfit(path, package, keys, cause))
+                            raise ConfigCompositionException(f"In '{path}': {cause}") from cause
+                        misfits.append(Misfit(path, default.package or "", keys, cause))
         self.repository.cache.clear()  # Hydra merges into what it cached
         OmegaConf.set_struct(tree, True)
         return tree, misfits

@@ -17,7 +17,7 @@ from forge.compose import values
 from forge.compose.engine import Library, Misfit
 from forge.compose.origin import display, line_of, nodes_of, value_of
 from forge.compose.tree import in_force
-from forge.compose.unknown import unknown
+from forge.compose.unknown import Keys
 from forge.config import hydra_names, schemas
 from forge.config.bounds import kind
 from forge.config.problems import Problem, closest, did_you_mean, literal
@@ -134,23 +134,22 @@ def _unknown(key: str, node: Any, library: Library, tree: DictConfig) -> Fault:
     value = ""
     if isinstance(node, yaml.ScalarNode):
         value = node.value if node.style is None else literal(node.value)
-    found = unknown(tree, key, library, value)
+    found = Keys(tree, library).unknown(key, value)
     if found is None:
         return f"{above} has no option '{name}'.", "remove it from the file"
     as_typed = rf"\b{re.escape(above)}\.(\w+)=([^\s?]+)"
-    return found.what, re.sub(as_typed, r"\1: \2", found.fix) if found.meant else found.fix
+    return found.what, re.sub(as_typed, r"\1: \2", found.fix)
 
 
 def _as_section(section: str, value: Any, library: Library) -> str:
     """How a file sets a section, or chooses what is in it."""
     known = library.options(section) if library.is_group(section) else []
-    wanted = hydra_names.translate_option(section, value) if isinstance(value, str) else value
+    wanted = hydra_names.translate_option(section, str(value))
     if wanted in known:
         return f"to choose it, '- override /{section}: {wanted}' in the defaults list"
-    name, _, option = values.option_below(section).rpartition(".")
-    below = f"its options go below it, like '{name.rpartition('.')[2]}: {{{option}: ...}}'"
-    choice = f"'- override /{section}: ...' in the defaults list"
-    return f"{below}; to choose one of {', '.join(known)}, {choice}" if len(known) > 1 else below
+    below = f"its options go below it, like {values.option_below(section)}"
+    choice = f"; to choose one of {', '.join(known)}, '- override /{section}: ...'"
+    return below + (f"{choice} in the defaults list" if len(known) > 1 else "")
 
 
 def _instead(key: str, name: str, value: Any, hint: Any, now: Any) -> str:

@@ -20,7 +20,7 @@ from forge.compose import values
 from forge.compose.engine import Library
 from forge.compose.grammar import as_text, with_quotes
 from forge.compose.tree import declared, in_force, section_at, values_of
-from forge.compose.unknown import unknown
+from forge.compose.unknown import Keys
 from forge.config import schemas
 from forge.config.bounds import fits, kind
 from forge.config.field import default_of
@@ -45,8 +45,8 @@ def apply(tree: DictConfig, override: Override, library: Library) -> Problem | N
 def _apply_to_option(tree: DictConfig, override: Override, library: Library) -> Fault | None:
     key = override.key_or_group
     value = "" if override.is_delete() else override.get_value_string()
-    if found := unknown(tree, key, library, value):
-        return found.what, found.fix
+    if found := Keys(tree, library).unknown(key, value):
+        return found
     if override.is_delete():
         return "an option cannot be removed.", f"give it a value: {key}=..."
     if override.is_sweep_override():

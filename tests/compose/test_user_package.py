@@ -171,7 +171,7 @@ REFUSED = [
         Train,
         "must be a dataclass(kw_only=True) that subclasses forge.",
     ),
-    ("model", "mine", Undecorated, "no dataclass itself, so more would be no option; decorate it"),
+    ("model", "mine", Undecorated, "must be a dataclass(kw_only=True) that subclasses forge."),
     ("model", "decoder", Other, "the name is taken by forge.config.model.Decoder"),
 ]
 

@@ -117,7 +117,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def text_of(value: object) -> str:
     """A value as a text; a number, typed or not, in its shortest form: 0.001, 1e-5, 4."""
-    if isinstance(value, str):
+    if isinstance(value, str) and not value[:1].isalpha():
         try:
             value = int(value) if value.lstrip("+-").isdigit() else float(value)
         except ValueError:

@@ -1,6 +1,4 @@
-"""Sections built by their targets, and small texts, for the data tests and the processes they
-start.
-"""
+"""Sections built by their targets, and small texts; also for processes that tests start."""
 
 from __future__ import annotations
 
@@ -8,24 +6,8 @@ import importlib
 import random
 from typing import Any
 
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "sea",
-    "ship",
-    "whale",
-    "white",
-    "captain",
-    "said",
-    "and",
-    "to",
-    "in",
-    "was",
-    "his",
-    "it",
-    "man",
-]
+TEXT = "the a of sea ship whale white captain said and to in was his it man"
+WORDS = TEXT.split()
 
 
 def build_section(section: Any, *, path: str, **runtime: Any) -> Any:

@@ -22,91 +22,58 @@ def texts(corpus: Corpus) -> list[str]:
     return ["".join(document.blocks) for document in corpus.documents()]
 
 
-def refusal(path: Path | str, **options: str) -> str:
+def read(path: Path | str, **options: str) -> list[str]:
+    return texts(text_files(Text(path=str(path), **options)))
+
+
+def refusal(path: Path | str) -> str:
     with pytest.raises(ValueError) as caught:
-        texts(text_files(Text(path=str(path), **options)))
+        read(path)
     return str(caught.value)
 
 
 def test_python_source_is_the_library_without_tests() -> None:
-    corpus = python_source(PythonSource())
-    root = Path(sysconfig.get_paths()["stdlib"])
-    names = {path.relative_to(root).as_posix() for path in corpus.files}
-    assert {"ast.py", "json/decoder.py", "asyncio/tasks.py"} <= names
-    assert not [
-        name
-        for name in names
-        if re.match(r"(test|idlelib|lib2to3|site-packages)/|.*(__pycache__|/tests/)", name)
-    ]
-    assert len(corpus.files) == len(set(corpus.files)) > 400
-    documents = dict(zip(corpus.files, texts(corpus), strict=False))
-    assert documents[corpus.files[0]] == corpus.files[0].read_bytes().decode()
-
-
-def test_python_source_order_is_that_of_names() -> None:
-    files = python_source(PythonSource()).files
+    corpus, root = python_source(PythonSource()), Path(sysconfig.get_paths()["stdlib"])
+    names = [path.relative_to(root).as_posix() for path in corpus.files]
+    assert {"ast.py", "json/decoder.py", "asyncio/tasks.py"} <= set(names)
+    left_out = r"(test|idlelib|lib2to3|site-packages)/|.*(__pycache__|/tests/)"
+    assert not [name for name in names if re.match(left_out, name)]
+    assert len(names) == len(set(names)) > 400
+    assert texts(corpus)[0] == corpus.files[0].read_bytes().decode()
     by_folder: dict[Path, list[str]] = {}
-    for path in files:
+    for path in corpus.files:
         by_folder.setdefault(path.parent, []).append(path.name)
-    assert all(names == sorted(names) for names in by_folder.values())
+    assert all(inside == sorted(inside) for inside in by_folder.values())
 
 
 def test_python_files_are_read_in_the_encoding_they_declare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.py").write_bytes("# coding: latin-1\nname = 'é'\n".encode("latin-1"))
-    (tmp_path / "b.py").write_bytes(b"broken = '\xff'\n")
-    (tmp_path / "c.py").write_bytes(b"# coding: klingon\n")
-    (tmp_path / "d.py").write_text("x = 'ü'\n", encoding="utf-8")
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    assert texts(python_source(PythonSource())) == ["# coding: latin-1\nname = 'é'\n", "x = 'ü'\n"]
-
-
-def test_python_without_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(ValueError) as caught:
         python_source(PythonSource())
     assert str(caught.value) == (
-        f"data: no Python source under {tmp_path}; this Python ships without it. Use data=text data.path=... with text of your own."
+        f"data: no Python source under {tmp_path}; this Python ships without it. "
+        "Use data=text data.path=... with text of your own."
     )
+    (tmp_path / "a.py").write_bytes("# coding: latin-1\nname = 'é'\n".encode("latin-1"))
+    (tmp_path / "b.py").write_bytes(b"broken = '\xff'\n")
+    (tmp_path / "c.py").write_bytes(b"# coding: klingon\n")
+    (tmp_path / "d.py").write_text("x = 'ü'\n", encoding="utf-8")
+    assert texts(python_source(PythonSource())) == ["# coding: latin-1\nname = 'é'\n", "x = 'ü'\n"]
 
 
 def test_one_file_a_directory_and_globs(tmp_path: Path) -> None:
     (tmp_path / "sub" / "deep").mkdir(parents=True)
     (tmp_path / ".git").mkdir()
-    for name in ("b.txt", "a.md", "sub/c.txt", "sub/deep/d.txt", ".hidden", ".git/config"):
+    below = ["sub/c.txt", "sub/deep/d.txt"]
+    for name in ("b.txt", "a.md", *below, ".hidden", ".git/config", "a[1].txt"):
         (tmp_path / name).write_text(name)
-    assert texts(text_files(Text(path=str(tmp_path / "b.txt")))) == ["b.txt"]
-    assert texts(text_files(Text(path=str(tmp_path)))) == [
-        "a.md",
-        "b.txt",
-        "sub/c.txt",
-        "sub/deep/d.txt",
-    ]
-    assert texts(text_files(Text(path=str(tmp_path / "*.txt")))) == ["b.txt"]
-    assert texts(text_files(Text(path=str(tmp_path / "**" / "*.txt")))) == [
-        "b.txt",
-        "sub/c.txt",
-        "sub/deep/d.txt",
-    ]
-
-
-def test_a_name_with_glob_characters_is_first_a_name(tmp_path: Path) -> None:
-    (tmp_path / "a[1].txt").write_text("exact")
-    (tmp_path / "a1.txt").write_text("glob")
-    assert texts(text_files(Text(path=str(tmp_path / "a[1].txt")))) == ["exact"]
-
-
-def test_json_lines_plain_and_packed(tmp_path: Path) -> None:
-    lines = json.dumps({"body": "first\nline"}) + "\n\n" + json.dumps({"body": "zweite ü"}) + "\n"
-    (tmp_path / "x.jsonl").write_text(lines, encoding="utf-8")
-    with gzip.open(tmp_path / "y.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write(lines)
-    for name in ("x.jsonl", "y.jsonl.gz"):
-        assert texts(text_files(Text(path=str(tmp_path / name), text_field="body"))) == [
-            "first\nline",
-            "zweite ü",
-        ]
+    assert read(tmp_path / "b.txt") == ["b.txt"]
+    assert read(tmp_path) == ["a.md", "a[1].txt", "b.txt", *below]
+    assert read(tmp_path / "*.txt") == ["a[1].txt", "b.txt"]
+    assert read(tmp_path / "**" / "*.txt") == ["a[1].txt", "b.txt", *below]
+    assert read(tmp_path / "a[1].txt") == ["a[1].txt"], "first a name, then a glob"
 
 
 ROWS = [
@@ -114,6 +81,7 @@ ROWS = [
     {"id": 2, "body": "zweite ü 𝄞 [1]\t}"},
     {"id": 3, "body": "x" * 200_000},
 ]
+KINDS = "x.csv x.tsv x.csv.gz x.parquet array.json array.json.gz lines.json x.ndjson x.jsonl.gz"
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -124,30 +92,13 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     elif name.endswith((".csv", ".tsv")):
         frame.to_csv(path, index=False, sep="\t" if ".tsv" in name else ",")
     else:
-        text = (
-            json.dumps(rows, indent=1)
-            if name.startswith("array")
-            else "".join(json.dumps(row) + "\n" for row in rows)
-        )
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        text = json.dumps(rows, indent=1) if name.startswith("array") else lines
         (gzip.open if path.suffix == ".gz" else open)(path, "wt", encoding="utf-8-sig").write(text)
 
 
 @pytest.mark.parametrize("block", [7, 1 << 20])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "x.csv",
-        "x.tsv",
-        "x.csv.gz",
-        "x.parquet",
-        "array.json",
-        "array.json.gz",
-        "lines.json",
-        "lines.json.gz",
-        "x.ndjson",
-        "x.jsonl.gz",
-    ],
-)
+@pytest.mark.parametrize("name", KINDS.split())
 def test_files_of_rows(
     tmp_path: Path, name: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,11 +106,8 @@ def test_files_of_rows(
     monkeypatch.setattr("forge.data.rows.ROWS_AT_ONCE", 2)
     rows = ROWS if block > 7 else ROWS[:2]
     write_rows(tmp_path / name, rows)
-    corpus = text_files(Text(path=str(tmp_path / name), text_field="body"))
-    assert texts(corpus) == [row["body"] for row in rows]
-    assert refusal(tmp_path / name).endswith(
-        " has no field 'text' (its fields: id, body). Name the one that holds the text with data.text_field."
-    )
+    assert read(tmp_path / name, text_field="body") == [row["body"] for row in rows]
+    assert " has no field 'text' (its fields: id, body). Name the one" in refusal(tmp_path / name)
 
 
 def test_a_json_array_of_texts_and_other_json(tmp_path: Path) -> None:
@@ -167,139 +115,109 @@ def test_a_json_array_of_texts_and_other_json(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('\n[ "one", "two\\u00fc" ,\n"three"]\n')
     (tmp_path / "b.json").write_text('{"text": "x",\n "list": [1]}\n')
     (tmp_path / "c.json").write_text('{"text": "y"}\n')
-    (tmp_path / "d.json").write_text('{"data": [{"text": "z"}]}\n')
-    assert texts(text_files(Text(path=str(tmp_path / "a.json")))) == ["one", "twoü", "three"]
-    assert texts(text_files(Text(path=str(tmp_path / "[bc].json")))) == ["x", "y"]
-    assert " has no field 'text' (its fields: data). Name the one" in refusal(tmp_path / "d.json")
+    assert read(tmp_path) == ["one", "twoü", "three", "x", "y"]
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
 def test_columns_that_something_else_than_commas_separates(tmp_path: Path, mark: str) -> None:
-    (tmp_path / "x.csv").write_text(
-        f'id{mark}"text"\r\n1{mark}"a, b\nc"\r\n2{mark}d\r\n', newline=""
-    )
-    assert texts(text_files(Text(path=str(tmp_path / "x.csv")))) == ["a, b\nc", "d"]
+    rows = f'id{mark}"text"\r\n1{mark}"a, b\nc"\r\n2{mark}d\r\n'
+    (tmp_path / "x.csv").write_text(rows, newline="")
+    assert read(tmp_path / "x.csv") == ["a, b\nc", "d"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "x.json",
-            b'["a", 3]',
-            "{} element 2 is int, not text. An element is a text, or an object with a field that holds it.",
-        ),
-        (
-            "x.json",
-            b'[{"text": "a"}, {"text": null}]',
-            "{} element 2: field 'text' is null, not text. Choose another with data.text_field.",
-        ),
-        (
-            "x.json",
-            b'["a", nope, "' + b"b" * 50 + b'"]',
-            "{} element 2 is not JSON (Expecting value). Mend the file.",
-        ),
-        (
-            "x.json",
-            b'["a", "b',
-            "{} element 2 is not JSON (Unterminated string starting at). Check that the file is complete.",
-        ),
-        (
-            "x.json",
-            b'["a", "b"',
-            "{} element 2 is not JSON (it ends before the array does). Check that the file is complete.",
-        ),
-        (
-            "x.json",
-            b'["\xff"]',
-            "{} is not UTF-8 text (invalid start byte). Convert the file (iconv -t utf-8).",
-        ),
-        (
-            "x.csv",
-            b"text,n\na,1\n\xff,2\n",
-            "{} is not UTF-8 text (invalid start byte). Convert the file (iconv -t utf-8).",
-        ),
-        ("x.csv", b"n,text\n1,a\n2\n", "{} line 3 ends before its field 'text'. Mend the file."),
-        (
-            "x.csv",
-            b'text\n"a\n',
-            "{} line 2 is not CSV (unexpected end of data). Mend the file; a text with quotes or line ends is in quotes, and its own "
-            "are doubled.",
-        ),
-        (
-            "x.parquet.gz",
-            b"",
-            "{} is Parquet inside of gzip. Unpack it (gunzip); Parquet is packed by itself.",
-        ),
-        (
-            "x.json",
-            b'{"a": 1',
-            "{} is not JSON (Expecting ',' delimiter at line 1 column 8). Mend the file: a .json has an array, an "
-            "object, or an object a line.",
-        ),
-        (
-            "x.tar.gz",
-            b"\x1f\x8b",
-            "{} is packed in a way that is not read here. Unpack it, or pack it with gzip.",
-        ),
-        (
-            "x.jsonl.zst",
-            b"\x28\xb5",
-            "{} is packed in a way that is not read here. Unpack it, or pack it with gzip.",
-        ),
-        (
-            "x.png",
-            b"\x89PNG\0",
-            "{} is not text (it has NUL bytes). Leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder).",
-        ),
-    ],
-)
-def test_messages_about_other_kinds_of_files(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert refusal(tmp_path / name) == f"data.path: {message.format(tmp_path / name)}"
+BAD = {
+    "a.txt": b"abc\xffdef",
+    "b.txt": "abc€".encode()[:-1],
+    "c.txt.gz": gzip.compress(b"some text, " * 1000)[:-20],
+    "d.txt.gz": b"not packed",
+    "e.png": b"\x89PNG\0",
+    "f.tar.gz": b"\x1f\x8b",
+    "g.jsonl.zst": b"\x28\xb5",
+    "h1.json": b'["a", 3]',
+    "h2.json": b'[{"text": "a"}, {"text": null}]',
+    "h3.json": b'["a", nope, "' + b"b" * 50 + b'"]',
+    "h4.json": b'["a", "b',
+    "h5.json": b'["a", "b"',
+    "h6.json": b'["\xff"]',
+    "h7.json": b'{"a": 1',
+    "h8.json": b'{"data": [{"text": "z"}]}\n',
+    "i1.csv": b"text,n\na,1\n\xff,2\n",
+    "i2.csv": b"n,text\n1,a\n2\n",
+    "i3.csv": b'text\n"a\n',
+    "j1.jsonl": b'{"text": "fine"}\n\n{"text": "a"\n',
+    "j2.jsonl": b'["a"]',
+    "j3.jsonl": b'{"body": 1, "id": 2}',
+    "j4.jsonl": b'{"text": 3}',
+    "j5.jsonl": b'{"text": "\xff"}',
+    "j6.jsonl": b'{"text": "a\\ud800"}',
+    "k.parquet.gz": b"",
+    "l.txt": b"\xff",
+}
+SCREEN = """\
+data.path: 26 of 27 files cannot be read:
+  DIR/a.txt is not UTF-8 text (invalid start byte near byte 3)
+  DIR/b.txt is not UTF-8 text (unexpected end of data near byte 5)
+  -> Convert it (iconv -t utf-8), or leave it out of data.path (a glob such as 'texts/*.txt' \
+takes a part of a folder).
+  cannot read DIR/c.txt.gz (Compressed file ended before the end-of-stream marker was reached)
+  cannot read DIR/d.txt.gz (Not a gzipped file (b'no'))
+  -> Check that it is complete and that you may read it.
+  DIR/e.png is not text (it has NUL bytes)
+  -> Leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder).
+  DIR/f.tar.gz is packed in a way that is not read here
+  DIR/g.jsonl.zst is packed in a way that is not read here
+  -> Unpack it, or pack it with gzip.
+  DIR/h1.json element 2 is int, not text
+  -> An element is a text, or an object with a field that holds it.
+  DIR/h2.json element 2: field 'text' is null, not text
+  DIR/j4.jsonl line 1: field 'text' is int, not text
+  -> Choose another with data.text_field.
+  DIR/h3.json element 2 is not JSON (Expecting value)
+  DIR/i2.csv line 3 ends before its field 'text'
+  -> Mend the file.
+  DIR/h4.json element 2 is not JSON (Unterminated string starting at)
+  DIR/h5.json element 2 is not JSON (it ends before the array does)
+  -> Check that the file is complete.
+  DIR/h6.json is not UTF-8 text (invalid start byte)
+  DIR/i1.csv is not UTF-8 text (invalid start byte)
+  DIR/j5.jsonl line 1 is not UTF-8 text (invalid start byte at byte 10)
+  -> Convert the file (iconv -t utf-8).
+  DIR/h7.json is not JSON (Expecting ',' delimiter at line 1 column 8)
+  -> Mend the file: a .json has an array, an object, or an object a line.
+  DIR/h8.json element 1 has no field 'text' (its fields: data)
+  DIR/j3.jsonl line 1 has no field 'text' (its fields: body, id)
+  -> Name the one that holds the text with data.text_field.
+  DIR/i3.csv line 2 is not CSV (unexpected end of data)
+  -> Mend the file; a text with quotes or line ends is in quotes, and its own are doubled.
+  DIR/j1.jsonl line 3 is not JSON (Expecting ',' delimiter at column 13)
+  -> Every line must be one JSON object.
+  DIR/j2.jsonl line 1 is not a JSON object
+  -> Every line must look like {"text": ...}.
+  DIR/j6.jsonl line 1 has half of a surrogate pair at character 1, which is not text
+  -> Fix or drop it.
+  DIR/k.parquet.gz is Parquet inside of gzip
+  -> Unpack it (gunzip); Parquet is packed by itself.
+  ... and 1 more
+"""
+
+
+def test_all_bad_files_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with the same advice together."""
+    monkeypatch.setattr("forge.data.reading.SHOWN", len(BAD) - 1)
+    for name, content in {"fine.txt": b"fine", **BAD}.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        split_corpus(text_files(Text(path=str(tmp_path))), 0.1)
+    assert str(caught.value).replace(str(tmp_path), "DIR") == SCREEN.rstrip()
 
 
 def test_message_about_broken_parquet(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1 and no more")
-    assert re.fullmatch(
-        rf"data.path: cannot read {path} \(Parquet magic bytes.*\)\. Check that it is complete\.",
-        refusal(path),
-        re.DOTALL,
-    )
+    what = rf"data.path: cannot read {path} \(Parquet magic bytes.*\)\. Check that it is complete\."
+    assert re.fullmatch(what, refusal(path), re.DOTALL)
     pandas.DataFrame({"text": [1, 2]}).to_parquet(path)
-    assert (
-        refusal(path)
-        == f"data.path: {path} row 1: field 'text' is int, not text. Choose another with data.text_field."
-    )
-
-
-def test_all_bad_files_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forge.data.reading.SHOWN", 4)
-    (tmp_path / "fine.txt").write_text("fine")
-    for name, content in {
-        "a.txt": b"\xff",
-        "b.txt": b"\xff",
-        "c.jsonl": b"[]",
-        "d.txt.gz": b"no",
-        "e.txt": b"\xff",
-    }.items():
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError) as caught:
-        split_corpus(text_files(Text(path=str(tmp_path))), 0.1)
-    assert str(caught.value) == (
-        "data.path: 5 of 6 files cannot be read:\n"
-        f"  {tmp_path}/a.txt is not UTF-8 text (invalid start byte near byte 0)\n"
-        f"  {tmp_path}/b.txt is not UTF-8 text (invalid start byte near byte 0)\n"
-        "  -> Convert it (iconv -t utf-8), or leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder).\n"
-        f"  {tmp_path}/c.jsonl line 1 is not a JSON object\n"
-        '  -> Every line must look like {"text": ...}.\n'
-        f"  cannot read {tmp_path}/d.txt.gz (Not a gzipped file (b'no'))\n"
-        "  -> Check that it is complete and that you may read it.\n"
-        "  ... and 1 more"
-    )
+    assert refusal(path).startswith(f"data.path: {path} row 1: field 'text' is int, not text.")
 
 
 def test_text_is_read_in_blocks_and_comes_back_whole(
@@ -314,19 +232,15 @@ def test_text_is_read_in_blocks_and_comes_back_whole(
 
 
 def test_fingerprint_follows_content_not_names(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one")
-    (tmp_path / "b.txt").write_text("one")
-    (tmp_path / "c.txt").write_text("two")
-    (tmp_path / "c.jsonl").write_text("two")
+    for name in ("a.txt", "b.txt", "c.txt", "c.jsonl"):
+        (tmp_path / name).write_text("two" if name.startswith("c") else "one")
 
     def of(name: str, **options: str) -> str:
         return text_files(Text(path=str(tmp_path / name), **options)).fingerprint()
 
     assert of("a.txt") == of("b.txt")
-    assert (
-        len({of("a.txt"), of("c.txt"), of("c.jsonl"), of("a.txt", text_field="body"), of("*.txt")})
-        == 5
-    )
+    other = {of("c.txt"), of("c.jsonl"), of("a.txt", text_field="body"), of("*.txt")}
+    assert len(other | {of("a.txt")}) == 5
 
 
 def test_fingerprint_of_a_large_corpus_is_remembered(
@@ -352,69 +266,14 @@ def test_fingerprint_of_a_large_corpus_is_remembered(
 def test_messages_about_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
-    assert refusal("") == (
-        "data.path is empty. Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'."
-    )
-    assert refusal("nope.txt") == (
-        f"data.path = nope.txt: no such file or directory, seen from {tmp_path}. Give a file, a directory or a glob."
-    )
-    assert refusal("*.txt") == (
-        f"data.path = *.txt: no file matches this glob, seen from {tmp_path}. ** reaches into folders: 'texts/**/*.txt'."
-    )
-    assert (
-        refusal("empty")
-        == "data.path = empty: this directory holds no files. Give one that does, or a file or a glob."
-    )
-
-
-def test_message_about_a_file_that_is_not_text(tmp_path: Path) -> None:
-    path = tmp_path / "x.txt"
-    path.write_bytes(b"abc\xffdef")
-    assert refusal(path) == (
-        f"data.path: {path} is not UTF-8 text (invalid start byte near byte 3). "
-        "Convert it (iconv -t utf-8), or leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder)."
-    )
-    path.write_bytes("abc€".encode()[:-1])
-    assert "is not UTF-8 text (unexpected end of data" in refusal(path)
-
-
-def test_message_about_a_torn_archive(tmp_path: Path) -> None:
-    path = tmp_path / "x.txt.gz"
-    path.write_bytes(gzip.compress(b"some text, " * 1000)[:-20])
-    assert refusal(path) == (
-        f"data.path: cannot read {path} (Compressed file ended before the end-of-stream marker was reached). "
-        "Check that it is complete and that you may read it."
-    )
-    path.write_bytes(b"not packed")
-    assert refusal(path).startswith(f"data.path: cannot read {path} (Not a gzipped file")
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            b'{"text": "a"',
-            "is not JSON (Expecting ',' delimiter at column 13). Every line must be one JSON object.",
-        ),
-        (b'["a"]', 'is not a JSON object. Every line must look like {"text": ...}.'),
-        (
-            b'{"body": 1, "id": 2}',
-            "has no field 'text' (its fields: body, id). Name the one that holds the text with data.text_field.",
-        ),
-        (b'{"text": 3}', "field 'text' is int, not text. Choose another with data.text_field."),
-        (
-            b'{"text": "\xff"}',
-            "is not UTF-8 text (invalid start byte at byte 10). Convert the file (iconv -t utf-8).",
-        ),
-        (
-            b'{"text": "a\\ud800"}',
-            "has half of a surrogate pair at character 1, which is not text. Fix or drop it.",
-        ),
-    ],
-)
-def test_messages_about_a_line_of_json(tmp_path: Path, line: bytes, message: str) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"text": "fine"}\n\n' + line + b"\n")
-    assert re.fullmatch(
-        re.escape(f"data.path: {path} line 3") + ":? " + re.escape(message), refusal(path)
-    )
+    messages = {
+        "": "data.path is empty. Give a file, a directory or a glob: data.path=my.txt, "
+        "data.path='texts/**/*.md'.",
+        "nope.txt": f"data.path = nope.txt: no such file or directory, seen from {tmp_path}. "
+        "Give a file, a directory or a glob.",
+        "*.txt": f"data.path = *.txt: no file matches this glob, seen from {tmp_path}. "
+        "** reaches into folders: 'texts/**/*.txt'.",
+        "empty": "data.path = empty: this directory holds no files. "
+        "Give one that does, or a file or a glob.",
+    }
+    assert {path: refusal(path) for path in messages} == messages

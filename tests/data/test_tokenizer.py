@@ -35,9 +35,8 @@ def bpe(text: TrainingText) -> Tokenizer:
 
 
 def word_level(words: str, specials: tuple[str, ...]) -> tokenizers.Tokenizer:
-    raw = tokenizers.Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words.split())}, unk_token="[UNK]")
-    )
+    vocab = {word: i for i, word in enumerate(words.split())}
+    raw = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     raw.add_special_tokens(list(specials))
     return raw
@@ -48,16 +47,12 @@ def saved(raw: tokenizers.Tokenizer, path: Path) -> str:
     return str(path)
 
 
-def test_vocabulary_has_the_size_asked_for(bpe: Tokenizer) -> None:
-    assert bpe.vocab_size == 600
-    assert bpe.decode([bpe.eos_id]) == "<|endoftext|>"
-
-
 @settings(deadline=None, max_examples=300)
 @given(sample=st.text())
 def test_any_text_comes_back_and_its_bytes_add_up(bpe: Tokenizer, sample: str) -> None:
     ids = bpe.encode(sample)
     assert bpe.decode(ids) == sample
+    assert bpe.encode_batch([sample, ""]) == [ids, []]
     assert bpe.token_bytes()[ids].sum() == len(sample.encode())
 
 
@@ -68,26 +63,12 @@ def test_text_cannot_spell_the_end_token(bpe: Tokenizer) -> None:
     assert bpe.token_bytes()[bpe.eos_id] == 0
 
 
-def test_a_batch_is_the_texts_one_by_one(bpe: Tokenizer) -> None:
-    samples = ["the whale", "", "größer €𝄞\n\n  x"]
-    assert bpe.encode_batch(samples) == [bpe.encode(sample) for sample in samples]
-
-
-def test_merges_pay(bpe: Tokenizer, prose: Callable[..., str]) -> None:
-    unseen = prose(50, seed=99)
-    assert len(bpe.encode(unseen)) < 0.55 * len(unseen)
-
-
-def test_save_and_load(bpe: Tokenizer, tmp_path: Path) -> None:
+def test_saved_loaded_and_read_by_transformers(bpe: Tokenizer, tmp_path: Path) -> None:
     bpe.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert loaded.fingerprint == bpe.fingerprint
-    assert (loaded.eos_id, loaded.vocab_size) == (bpe.eos_id, bpe.vocab_size)
+    assert (loaded.eos_id, loaded.vocab_size) == (bpe.eos_id, 600)
     assert loaded.encode("a<|endoftext|>b") == bpe.encode("a<|endoftext|>b")
-
-
-def test_transformers_reads_the_same_ids(bpe: Tokenizer, tmp_path: Path) -> None:
-    bpe.save(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     sample = "def whale(captain):\n    return 'größer'"
     assert theirs.encode(sample) == bpe.encode(sample)
@@ -101,30 +82,26 @@ def test_training_is_the_same_in_another_process(bpe: Tokenizer, text: TrainingT
         from forge.data.corpus import text_files
         from forge.data.split import TrainingText, split_corpus
         from forge.data.tokenizer import train_bpe
-        text = TrainingText(split=split_corpus(text_files(Text(path={text.split.corpus.source!r})), 0.1))
+        corpus = text_files(Text(path={text.split.corpus.source!r}))
+        text = TrainingText(split=split_corpus(corpus, 0.1))
         print(train_bpe(BPE(vocab_size=600), text=text).fingerprint)
         import sys
         assert "torch" not in sys.modules
     """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == bpe.fingerprint
 
 
 def test_validation_text_is_not_seen(tmp_path: Path) -> None:
     """A word of the validation split alone gives no merge."""
     path = tmp_path / "x.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"text": f"{word} " * 40}) + "\n"
-            for word in ("zebra", "quokka", "lynx", "vixen")
-        )
-    )
+    words = ("zebra", "quokka", "lynx", "vixen")
+    path.write_text("".join(json.dumps({"text": f"{word} " * 40}) + "\n" for word in words))
     split = split_corpus(text_files(Text(path=str(path))), 0.3)
     train = "".join(piece.text for piece, is_validation in split.pieces() if not is_validation)
     tokenizer = train_bpe(BPE(vocab_size=1000), text=TrainingText(split=split))
-    for word in ("zebra", "quokka", "lynx", "vixen"):
+    for word in words:
         assert (len(tokenizer.encode(f" {word}")) == 1) == (f" {word}" in train)
 
 
@@ -135,23 +112,20 @@ def test_a_small_text_gives_a_small_vocabulary_and_says_so(
     path.write_text('{"text": "ab"}\n{"text": "abc"}\n{"text": "abcd"}\n')
     split = split_corpus(text_files(Text(path=str(path))), 0.1)
     tokenizer = train_bpe(BPE(vocab_size=4096), text=TrainingText(split=split))
-    entries = 257 + (
-        2
-        if any(piece.text == "abcd" and is_validation for piece, is_validation in split.pieces())
-        else 3
-    )
+    held_out = [piece.text for piece, is_validation in split.pieces() if is_validation]
+    entries = 257 + (2 if "abcd" in held_out else 3)
     assert tokenizer.vocab_size == entries
     (record,) = caplog.records
     assert record.getMessage() == (
-        f"tokenizer.vocab_size=4096: the training text gives only {entries} entries, then nothing is left to merge; the tokenizer has these"
+        f"tokenizer.vocab_size=4096: the training text gives only {entries} entries, then nothing "
+        "is left to merge; the tokenizer has these"
     )
 
 
 def test_a_foreign_file_adds_and_cuts_nothing(tmp_path: Path, text: TrainingText) -> None:
     raw = word_level("[UNK] the whale", ("<s>", "</s>"))
-    raw.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)]
-    )
+    tokens = [("<s>", 3), ("</s>", 4)]
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=tokens)
     raw.enable_truncation(max_length=2)
     raw.enable_padding(length=6)
     tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
@@ -168,9 +142,8 @@ def test_usual_end_tokens_are_found(tmp_path: Path, text: TrainingText, token: s
 
 
 def test_ids_with_holes_count_to_the_last(tmp_path: Path, text: TrainingText) -> None:
-    raw = tokenizers.Tokenizer(
-        models.WordLevel({"[UNK]": 0, "the": 7, "</s>": 3}, unk_token="[UNK]")
-    )
+    vocab = {"[UNK]": 0, "the": 7, "</s>": 3}
+    raw = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
     assert tokenizer.vocab_size == 8
     assert tokenizer.token_bytes().tolist() == [5, 0, 0, 4, 0, 0, 0, 3]
@@ -179,9 +152,8 @@ def test_ids_with_holes_count_to_the_last(tmp_path: Path, text: TrainingText) ->
 def test_bytes_of_a_sentencepiece_like_tokenizer(tmp_path: Path, text: TrainingText) -> None:
     vocab = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "▁the": 3, "▁": 4, "é": 5}
     raw = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    raw.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    raw.decoder = decoders.Sequence(steps)
     raw.add_special_tokens(["</s>"])
     tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
     assert tokenizer.token_bytes().tolist() == [5, 1, 1, 4, 1, 2, 0]
@@ -189,13 +161,11 @@ def test_bytes_of_a_sentencepiece_like_tokenizer(tmp_path: Path, text: TrainingT
 
 
 def test_bytes_of_a_word_piece_tokenizer(tmp_path: Path, text: TrainingText) -> None:
-    raw = tokenizers.Tokenizer(
-        models.WordPiece({"[UNK]": 0, "wha": 1, "##le": 2}, unk_token="[UNK]")
-    )
+    vocab = {"[UNK]": 0, "wha": 1, "##le": 2}
+    raw = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     raw.add_special_tokens(["[EOS]"])
-    assert load_file(
-        TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text
-    ).token_bytes().tolist() == [5, 3, 2, 0]
+    tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
+    assert tokenizer.token_bytes().tolist() == [5, 3, 2, 0]
 
 
 def test_messages_about_a_file(
@@ -211,22 +181,20 @@ def test_messages_about_a_file(
     saved(word_level("[UNK] the", ("<pad>", "<cls>")), tmp_path / "t.json")
     (tmp_path / "bad.json").write_text("{}")
     assert refusal() == "tokenizer.path is empty. Give the path of a tokenizer.json."
-    assert (
-        refusal(path="no.json")
-        == f"tokenizer.path = no.json: no such file, seen from {tmp_path}. Give the path of a tokenizer.json."
-    )
-    assert refusal(path="bad.json").startswith(
-        "tokenizer.path = bad.json: not a tokenizer.json of the tokenizers library ("
+    what = f"tokenizer.path = no.json: no such file, seen from {tmp_path}."
+    assert refusal(path="no.json") == f"{what} Give the path of a tokenizer.json."
+    what = "tokenizer.path = bad.json: not a tokenizer.json of the tokenizers library ("
+    assert refusal(path="bad.json").startswith(what)
+    fix = (
+        "Set \"tokenizer.eos_token='<pad>'\", if that ends a document; "
+        "its added tokens: <pad>, <cls>."
     )
     assert refusal(path="t.json") == (
         "tokenizer.eos_token: t.json has none of the usual tokens that end a document "
-        "(<|endoftext|>, </s>, <|end_of_text|>, <eos>, [EOS], ...). "
-        "Set \"tokenizer.eos_token='<pad>'\", if that ends a document; its added tokens: <pad>, <cls>."
+        f"(<|endoftext|>, </s>, <|end_of_text|>, <eos>, [EOS], ...). {fix}"
     )
-    assert refusal(path="t.json", eos_token="</s>") == (
-        "tokenizer.eos_token: there is no token </s> in t.json. "
-        "Set \"tokenizer.eos_token='<pad>'\", if that ends a document; its added tokens: <pad>, <cls>."
-    )
+    what = "tokenizer.eos_token: there is no token </s> in t.json."
+    assert refusal(path="t.json", eos_token="</s>") == f"{what} {fix}"
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word_level", "word_piece", "unigram"])
@@ -235,14 +203,12 @@ def test_what_is_known_before_it_is_built_is_what_it_is(
 ) -> None:
     """The file is read as JSON, without the library."""
     vocab = {"[UNK]": 0, "the": 7, "</s>": 3}
-    raw = {
-        "bpe": lambda: bpe._raw,
-        "word_level": lambda: tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]")),
-        "word_piece": lambda: tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]")),
-        "unigram": lambda: tokenizers.Tokenizer(
-            models.Unigram([("[UNK]", 0.0), ("the", -1.0), ("</s>", -2.0)], 0)
-        ),
-    }[kind]()
+    model = {
+        "word_level": lambda: models.WordLevel(vocab, unk_token="[UNK]"),
+        "word_piece": lambda: models.WordPiece(vocab, unk_token="[UNK]"),
+        "unigram": lambda: models.Unigram([("[UNK]", 0.0), ("the", -1.0), ("</s>", -2.0)], 0),
+    }
+    raw = bpe._raw if kind == "bpe" else tokenizers.Tokenizer(model[kind]())
     for added in ([], ["<pad>", "<end>"]):
         raw.add_special_tokens(added)
         section = TokenizerFile(path=saved(raw, tmp_path / f"{len(added)}.json"))

@@ -39,7 +39,7 @@ def params():
             yield pytest.param(case, rest, id=f"{case.name}, {' '.join(rest)}", marks=marks)
 
 
-@pytest.mark.parametrize(("case", "formats"), params())
+@pytest.mark.parametrize(("case", "formats"), list(params()))
 def test_a_layout_equals_one_device(case: Case, formats: tuple[str, ...]) -> None:
     found = outcomes(case, formats)
     assert tuple(outcome.dtype for outcome in found) == formats

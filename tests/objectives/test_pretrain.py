@@ -43,10 +43,8 @@ class TinyModel(nn.Module):
 def batch(masked: float = 0.3) -> SimpleNamespace:
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(VOCAB, (2, BATCH, SEQ), generator=generator)
-    return SimpleNamespace(
-        tokens=tokens,
-        targets=targets.masked_fill(torch.rand(BATCH, SEQ, generator=generator) < masked, -100),
-    )
+    mask = torch.rand(BATCH, SEQ, generator=generator) < masked
+    return SimpleNamespace(tokens=tokens, targets=targets.masked_fill(mask, -100))
 
 
 def expected_sums(model: TinyModel, data: SimpleNamespace) -> tuple[float, float]:
@@ -67,9 +65,8 @@ def expected_sums(model: TinyModel, data: SimpleNamespace) -> tuple[float, float
 def test_losses_are_sums_over_unmasked_targets(loss_fn, z_loss_weight):
     model, data = TinyModel(), batch()
     ce, z_loss = expected_sums(model, data)
-    losses = Pretrain(
-        PretrainConfig(loss_fn=loss_fn, z_loss_weight=z_loss_weight, ce_chunk_size=4)
-    )(model, data)
+    section = PretrainConfig(loss_fn=loss_fn, z_loss_weight=z_loss_weight, ce_chunk_size=4)
+    losses = Pretrain(section)(model, data)
     assert losses.total.item() == pytest.approx(ce + z_loss_weight * z_loss, rel=1e-12)
     assert losses.sums["ce"].item() == pytest.approx(ce, rel=1e-12)
     assert set(losses.sums) == ({"ce", "z_loss"} if z_loss_weight else {"ce"})
@@ -82,9 +79,8 @@ def test_both_losses_give_the_whole_model_the_same_gradient():
     gradients = []
     for loss_fn in LOSS_FNS:
         model = TinyModel()
-        Pretrain(PretrainConfig(loss_fn=loss_fn, z_loss_weight=0.2, ce_chunk_size=5))(
-            model, batch()
-        ).total.backward()
+        section = PretrainConfig(loss_fn=loss_fn, z_loss_weight=0.2, ce_chunk_size=5)
+        Pretrain(section)(model, batch()).total.backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, chunked in zip(*gradients, strict=True):
         assert plain.norm() > 0
@@ -104,14 +100,14 @@ def test_all_masked_batch_is_zero_with_zero_gradients(loss_fn):
 
 @pytest.mark.parametrize(("loss_fn", "calls"), [("cross_entropy", 1), ("chunked_cross_entropy", 0)])
 def test_chunked_never_asks_for_all_logits(monkeypatch, loss_fn, calls):
-    """And neither calls the model as a whole: fully_shard then frees weights behind `hidden`, and
-    gathers them again for backward.
-    """
-    asked = []
-    logits = Head.logits
-    monkeypatch.setattr(
-        Head, "logits", lambda head, hidden: asked.append(1) or logits(head, hidden)
-    )
+    """Neither calls the whole model: fully_shard would then gather weights again for backward."""
+    asked, logits = [], Head.logits
+
+    def ask(head: Head, hidden: Tensor) -> Tensor:
+        asked.append(1)
+        return logits(head, hidden)
+
+    monkeypatch.setattr(Head, "logits", ask)
     model = TinyModel()
     Pretrain(PretrainConfig(loss_fn=loss_fn))(model, batch())
     assert (len(asked), model.calls) == (calls, 0)

@@ -28,9 +28,8 @@ class Model(nn.Module):
 def set_gradients(model: nn.Module, step: int) -> None:
     for index, parameter in enumerate(model.parameters()):
         generator = torch.Generator().manual_seed(1000 * step + index)
-        parameter.grad = torch.randn(parameter.shape, dtype=torch.float64, generator=generator).to(
-            parameter.dtype
-        )
+        drawn = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+        parameter.grad = drawn.to(parameter.dtype)
 
 
 def numpy_adamw(
@@ -41,32 +40,23 @@ def numpy_adamw(
     section: AdamW,
     decay: float,
 ) -> np.ndarray:
-    """Algorithm 2 of arXiv:1711.05101, with the decay scaled by the learning rate as everyone has
-    it.
-    """
+    """Algorithm 2 of arXiv:1711.05101, with the decay scaled by the learning rate."""
     weight, first, second = start.copy(), np.zeros_like(start), np.zeros_like(start)
     beta1, beta2 = section.betas
     for count, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
         weight -= lr * decay * weight
         first = beta1 * first + (1 - beta1) * gradient
         second = beta2 * second + (1 - beta2) * gradient**2
-        weight -= (
-            lr * (first / (1 - beta1**count)) / (np.sqrt(second / (1 - beta2**count)) + section.eps)
-        )
+        mean, variance = first / (1 - beta1**count), second / (1 - beta2**count)
+        weight -= lr * mean / (np.sqrt(variance) + section.eps)
     return weight
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("decay_embeddings", [True, False])
 def test_updates_equal_numpy(fused, decay_embeddings):
-    section = AdamW(
-        lr=0.03,
-        weight_decay=0.2,
-        betas=(0.8, 0.9),
-        eps=1e-6,
-        fused=fused,
-        decay_embeddings=decay_embeddings,
-    )
+    options = {"lr": 0.03, "weight_decay": 0.2, "betas": (0.8, 0.9), "eps": 1e-6}
+    section = AdamW(**options, fused=fused, decay_embeddings=decay_embeddings)
     model, lrs = Model(), [0.03, 0.01, 0.02, 0.005]
     optimizer = adamw(section, model=model)
     start = [parameter.detach().numpy().copy() for parameter in model.parameters()]
@@ -79,18 +69,13 @@ def test_updates_equal_numpy(fused, decay_embeddings):
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
-    decays = {
-        "embedding.weight": 0.2 if decay_embeddings else 0.0,
-        "matrix.weight": 0.2,
-        "matrix.bias": 0.0,
-    }
-    for (name, parameter), initial, history in zip(
-        model.named_parameters(), start, gradients, strict=True
-    ):
+    decays = {"matrix.weight": 0.2, "matrix.bias": 0.0}
+    decays["embedding.weight"] = 0.2 if decay_embeddings else 0.0
+    all_of_each = zip(model.named_parameters(), start, gradients, strict=True)
+    for (name, parameter), initial, history in all_of_each:
         expected = numpy_adamw(initial, history, lrs=lrs, section=section, decay=decays[name])
-        np.testing.assert_allclose(
-            parameter.detach().numpy(), expected, rtol=1e-12, atol=1e-14, err_msg=name
-        )
+        found = parameter.detach().numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14, err_msg=name)
 
 
 def test_fused_kernel_is_asked_for_only_where_wanted_and_there():
@@ -100,17 +85,12 @@ def test_fused_kernel_is_asked_for_only_where_wanted_and_there():
 
 
 def test_groups_are_named_and_betas_are_a_plain_tuple_of_floats():
-    section = AdamW(betas=[0, 0.5])  # pyright: ignore[reportArgumentType]  # what a list from YAML looks like before it is frozen
-    optimizer = adamw(section, model=Model())
-    assert [group["name"] for group in optimizer.param_groups] == [
-        "matrices",
-        "embeddings",
-        "vectors",
-    ]
-    assert all(
-        group["betas"] == (0.0, 0.5) and type(group["betas"]) is tuple
-        for group in optimizer.param_groups
-    )
+    section = AdamW(betas=[0, 0.5])  # as a list from YAML is before it is frozen
+    groups = adamw(section, model=Model()).param_groups
+    assert [group["name"] for group in groups] == ["matrices", "embeddings", "vectors"]
+    for group in groups:
+        assert group["betas"] == (0.0, 0.5)
+        assert type(group["betas"]) is tuple
 
 
 CONTINUE = """
@@ -137,35 +117,21 @@ def run(*, steps: range, resume_from: dict | None = None) -> dict:
 def tensors(state: object) -> list[torch.Tensor]:
     if isinstance(state, torch.Tensor):
         return [state]
-    values = (
-        state.values()
-        if isinstance(state, dict)
-        else state
-        if isinstance(state, list | tuple)
-        else []
-    )
+    values = state.values() if isinstance(state, dict) else state
+    if not isinstance(state, dict | list | tuple):
+        return []
     return [tensor for value in values for tensor in tensors(value)]
 
 
 def test_saved_loaded_and_continued_in_a_fresh_process_is_bit_equal(tmp_path: Path):
     torch.save(run(steps=range(3)), tmp_path / "saved.pt")
-    command = [
-        sys.executable,
-        "-c",
-        CONTINUE,
-        str(tmp_path / "saved.pt"),
-        str(tmp_path / "result.pt"),
-    ]
+    paths = [str(tmp_path / name) for name in ("saved.pt", "result.pt")]
+    command = [sys.executable, "-c", CONTINUE, *paths]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-    continued, straight = torch.load(tmp_path / "result.pt"), run(steps=range(6))
-    assert (
-        len(tensors(straight)) == 3 * 4
-    )  # weight, two moments and a step count for each parameter
-    assert all(
-        torch.equal(a, b) for a, b in zip(tensors(continued), tensors(straight), strict=True)
-    )
+    continued, straight = torch.load(paths[1]), run(steps=range(6))
+    pairs = list(zip(tensors(continued), tensors(straight), strict=True))
+    assert len(pairs) == 3 * 4  # weight, two moments and a step count for each parameter
+    assert all(torch.equal(a, b) for a, b in pairs)
     assert continued["optimizer"]["param_groups"] == straight["optimizer"]["param_groups"]
-    assert not torch.equal(
-        straight["model"]["matrix.weight"],
-        torch.load(tmp_path / "saved.pt")["model"]["matrix.weight"],
-    )
+    saved = torch.load(paths[0])["model"]["matrix.weight"]
+    assert not torch.equal(straight["model"]["matrix.weight"], saved)

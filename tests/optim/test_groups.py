@@ -18,9 +18,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The shape of a decoder: token and position tables, blocks, a final norm, a head that may be
-    tied.
-    """
+    """The shape of a decoder, with a head that may be tied."""
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
@@ -37,36 +35,23 @@ class Model(nn.Module):
 def members(model: nn.Module, *, decay_embeddings: bool) -> dict[str, tuple[float, set[str]]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=decay_embeddings)
-    return {
-        group["name"]: (
-            group["weight_decay"],
-            {names[id(parameter)] for parameter in group["params"]},
-        )
-        for group in groups
-    }
+    found = {group["name"]: {names[id(each)] for each in group["params"]} for group in groups}
+    return {group["name"]: (group["weight_decay"], found[group["name"]]) for group in groups}
 
 
 BLOCK_MATRICES = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("attention.weight", "experts")}
-VECTORS = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("norm.weight", "attention.bias")} | {
-    "norm.weight",
-    "norm.bias",
-    "scale",
-}
+VECTORS = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("norm.weight", "attention.bias")}
+VECTORS |= {"norm.weight", "norm.bias", "scale"}
 
 
 @pytest.mark.parametrize("decay_embeddings", [True, False])
-def test_untied(decay_embeddings):
-    assert members(Model(tied=False), decay_embeddings=decay_embeddings) == {
-        "matrices": (0.1, BLOCK_MATRICES | {"head.weight"}),
+@pytest.mark.parametrize("tied", [True, False])
+def test_members_and_decay(tied, decay_embeddings):
+    assert members(Model(tied=tied), decay_embeddings=decay_embeddings) == {
+        "matrices": (0.1, BLOCK_MATRICES | (set() if tied else {"head.weight"})),
         "embeddings": (0.1 if decay_embeddings else 0.0, {"tokens.weight", "positions.weight"}),
         "vectors": (0.0, VECTORS),
     }
-
-
-def test_a_tied_head_is_an_embedding():
-    found = members(Model(tied=True), decay_embeddings=False)
-    assert found["matrices"] == (0.1, BLOCK_MATRICES)
-    assert found["embeddings"] == (0.0, {"tokens.weight", "positions.weight"})
 
 
 def test_a_tied_head_that_was_registered_first_is_an_embedding():
@@ -80,20 +65,7 @@ def test_a_tied_head_that_was_registered_first_is_an_embedding():
 def test_every_trainable_parameter_is_in_exactly_one_group_and_no_frozen_one():
     model = Model(tied=True)
     model.positions.weight.requires_grad_(False)
-    grouped = [
-        id(p)
-        for group in parameter_groups(model, weight_decay=0.1, decay_embeddings=True)
-        for p in group["params"]
-    ]
-    assert sorted(grouped) == sorted(
-        id(p) for p in model.parameters() if p is not model.positions.weight
-    )
-
-
-def test_a_group_without_parameters_is_left_out():
-    assert [
-        group["name"]
-        for group in parameter_groups(
-            nn.Linear(3, 3, bias=False), weight_decay=0.1, decay_embeddings=True
-        )
-    ] == ["matrices"]
+    groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=True)
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    trained = [id(p) for p in model.parameters() if p is not model.positions.weight]
+    assert sorted(grouped) == sorted(trained)

@@ -79,9 +79,7 @@ def measure(rank: int, world: int, folder: Path) -> dict[str, list[float]]:
     for mode in ("disabled", "async"):
         config.checkpoint.thaw()
         config.checkpoint.async_mode = mode
-        checkpointer = Checkpointer(
-            folder / f"{mode}_{world}", config.checkpoint, config, tokenizer, "bench", ranks
-        )
+        checkpointer = Checkpointer(folder / f"{mode}_{world}", config, tokenizer, "bench", ranks)
         for number in range(ROUNDS + 1):
             if rank == 0:
                 os.sync()

@@ -116,21 +116,12 @@ def assemble(
     signals = Signals(train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled)
     folder, data = run_dir / config.checkpoint.dir, data_identity(prepared)
     checkpointer = Checkpointer(
-        folder, config.checkpoint, config, prepared.tokenizer, directory.run_id(run_dir), ranks
+        folder, config, prepared.tokenizer, directory.run_id(run_dir), ranks
     )
     start = _start(run_dir, config, checkpointer, ranks)
     resumed_at = start.meta.get("step", 0) if start.own else 0
     logger = _logger(config, run_dir, device, ranks, resumed_at=resumed_at)
-    saving = Saving(
-        checkpointer,
-        config.checkpoint,
-        model=model,
-        optimizer=optimizer,
-        run_dir=run_dir,
-        data=data,
-        metric=config.eval.metric,
-        ranks=ranks,
-    )
+    saving = Saving(checkpointer, data)
     evaluation = None
     if config.eval.enabled:
         evaluation = _evaluation(config, prepared, model, device, signals, ranks)
@@ -151,13 +142,11 @@ def assemble(
         callbacks += [evaluation, EarlyStopping(config.eval)]
         if config.eval.sample_tokens:
             samples = Samples(
-                config.eval,
+                config,
                 model=model,
                 tokenizer=prepared.tokenizer,
                 device=device,
                 run_dir=run_dir if ranks.main else None,
-                seed=config.seed,
-                show=config.metrics.enable_console and ranks.main,
                 ranks=ranks,
             )
             callbacks.append(samples)
@@ -180,17 +169,7 @@ def assemble(
         report=lambda step, values: logger.trackers.log(step, values),
         votes=votes,
     )
-    begin(
-        start,
-        run_dir=run_dir,
-        checkpointer=checkpointer,
-        config=config,
-        model=model,
-        optimizer=optimizer,
-        loop=loop,
-        data=data,
-        ranks=ranks,
-    )
+    begin(start, checkpointer, loop, data)
     if ranks.main:
         write_json(run_dir / "data.json", prepared.manifest)
         write_json(_derived(run_dir), derived)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from forge.config.checkpoint import Checkpoint
 from forge.config.eval import better
 from forge.config.numbers import byte_size
 from forge.config.root import Config
@@ -50,13 +49,12 @@ class Checkpointer:
     def __init__(
         self,
         folder: Path,
-        section: Checkpoint,
         config: Config,
         tokenizer: Tokenizer,
         run_id: str,
         ranks: Ranks | None = None,
     ) -> None:
-        self.folder, self.section, self.config = folder, section, config
+        self.folder, self.section, self.config = folder, config.checkpoint, config
         self.tokenizer, self.run_id, self.ranks = tokenizer, run_id, ranks or Ranks()
         self.before_commit: list[Callable[[Path], None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

@@ -146,7 +146,7 @@ class Loop:
 
     @property
     def ending(self) -> bool:
-        """Whether no further update follows; a callback behind the one that asks may still end it."""
+        """Whether no further update follows; callbacks behind the one that asks may end it too."""
         return self.stop_reason is not None or self.state.step >= self.end_step
 
     def stop(self, reason: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from forge.config.eval import Eval
+from forge.config.root import Config
 from forge.data.shards import TokenStore
 from forge.data.tokenizer import Tokenizer
 from forge.models.sampling import generate
@@ -68,25 +68,21 @@ class Samples(Callback):
 
     def __init__(
         self,
-        section: Eval,
+        config: Config,
         *,
         model: nn.Module,
         tokenizer: Tokenizer,
         device: torch.device,
         run_dir: Path | None,
-        seed: int,
-        show: bool,
         ranks: Ranks,
     ) -> None:
         """run_dir: None on a rank that writes nothing. Raises ValueError for a prompt that is too
         long.
         """
-        self.interval, self.prompts, self.show = (
-            section.sample_interval,
-            section.sample_prompts,
-            show,
-        )
+        section = config.eval
+        self.interval, self.prompts = section.sample_interval, section.sample_prompts
         self.path = run_dir / SAMPLES if run_dir is not None else None
+        self.show = config.metrics.enable_console and ranks.main
         self.continue_text = partial(
             continue_text,
             model,
@@ -95,7 +91,7 @@ class Samples(Callback):
             tokens=section.sample_tokens,
             temperature=section.sample_temperature,
             top_k=section.sample_top_k,
-            seed=seed,
+            seed=config.seed,
             agree=ranks.copy_from_main,
         )
         longest = int(model.max_seq_len)  # type: ignore[arg-type]

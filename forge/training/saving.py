@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from forge.config.checkpoint import Checkpoint
-from forge.parallel.ranks import Ranks
 from forge.rundir.files import row_sizes
 from forge.rundir.progress import row_files
 from forge.training.callback import Callback, load_states, states
@@ -29,24 +23,10 @@ class Saving(Callback):
     of a run; the metrics of an evaluation there are added to it.
     """
 
-    def __init__(
-        self,
-        checkpointer: Checkpointer,
-        section: Checkpoint,
-        *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        run_dir: Path,
-        data: dict[str, str],
-        metric: str,
-        ranks: Ranks | None = None,
-    ) -> None:
-        """data: fingerprints of the tokenizer and of the tokens, which a run that goes on compares.
-        metric: the one of an evaluation by which checkpoints are the best.
-        """
-        self.checkpointer, self.section, self.ranks = checkpointer, section, ranks or Ranks()
-        self.model, self.optimizer = model, optimizer
-        self.run_dir, self.data, self.metric = run_dir, data, metric
+    def __init__(self, checkpointer: Checkpointer, data: dict[str, str]) -> None:
+        """data: fingerprints of tokenizer and tokens, which a run that goes on compares."""
+        self.checkpointer, self.data, self.ranks = checkpointer, data, checkpointer.ranks
+        self.section, self.metric = checkpointer.section, checkpointer.config.eval.metric
         self.saved_at = 0.0
         self.time_is_over = False
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
@@ -92,14 +72,14 @@ class Saving(Callback):
                 "seconds": loop.seconds_before + loop.training_seconds(),
                 "data": self.data,
                 "scaler": loop.update.scaler.state_dict(),
-                "rows": row_sizes(row_files(self.run_dir)),
+                "rows": row_sizes(row_files(loop.run_dir)),
                 "callbacks": plain,
             }
             weights_only = self.section.last == "weights"
             self.checkpointer.save(
                 loop.state.step,
-                model=self.model,
-                optimizer=self.optimizer,
+                model=loop.model,
+                optimizer=loop.optimizer,
                 meta=meta,
                 extra=prefixed("callbacks", tensors),
                 weights_only=loop.ending and not loop.interrupted and weights_only,

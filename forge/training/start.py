@@ -8,12 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from forge.config.changes import changes, permitted
 from forge.config.root import Config
-from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints, directory, outcome
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
 from forge.rundir.files import cut_rows
@@ -77,21 +73,12 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     return Start(weights=found.path)
 
 
-def begin(
-    start: Start,
-    *,
-    run_dir: Path,
-    checkpointer: Checkpointer,
-    config: Config,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loop: Loop,
-    data: dict[str, str],
-    ranks: Ranks,
-) -> None:
+def begin(start: Start, checkpointer: Checkpointer, loop: Loop, data: dict[str, str]) -> None:
     """Load what the start names, put the data and the rows where it left them, and say so. data:
     fingerprints of what is read now.
     """
+    config, run_dir, ranks = loop.config, loop.run_dir, checkpointer.ranks
+    model, optimizer = loop.model, loop.optimizer
     exclude = tuple(config.checkpoint.exclude_from_loading)
     source = "nothing"
     if start.weights is not None:

@@ -41,9 +41,11 @@ class Characters:
 def texts(model: Decoder, folder: Path, ranks: Ranks) -> list[str]:
     """What a callback writes for the prompts."""
     folder.mkdir()
-    common: Any = {"tokenizer": Characters(), "device": torch.device("cpu"), "show": False}
+    quiet = SimpleNamespace(enable_console=False)
+    config: Any = SimpleNamespace(eval=SECTION, seed=1, metrics=quiet)
+    common: Any = {"tokenizer": Characters(), "device": torch.device("cpu")}
     loop: Any = SimpleNamespace(paused=nullcontext, state=SimpleNamespace(step=4))
-    Samples(SECTION, model=model, ranks=ranks, run_dir=folder, seed=1, **common).sample(loop)
+    Samples(config, model=model, ranks=ranks, run_dir=folder, **common).sample(loop)
     file = folder / "samples.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line)["text"] for line in lines]

@@ -96,7 +96,7 @@ def test_another_tokenizer_is_refused(
     """It is trained on the text, so a new text brings a new one; both have to be allowed."""
     own_text.write_text(own_text.read_text()[::-1])
     said = refused(broken_off, capsys)
-    what = "the text has changed under this run, and with it the tokenizer that is trained on it"
+    what = "the text has changed under this run, and with it the tokenizer trained on it"
     own = f"{broken_off}/tokenizer/tokenizer.json"
     assert Path(own).is_file()
     fix = f"put it back, or take its own: tokenizer=file tokenizer.path={own} run.allow_change=[data,tokenizer]"

@@ -1,5 +1,5 @@
-"""What Slurm is given: machines by the ranks, arrays by the machines, the script; and what is
-refused before. No Slurm is needed.
+"""What Slurm is given: machines by the ranks, arrays by the machines, the script, its environment;
+and what is refused before. No Slurm is needed: sbatch is a script too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from forge.config.problems import ConfigError, Problem
 from forge.launch import jobs
 from forge.launch.local.processes import search_path
 from forge.launch.slurm import jobs as slurm
-from forge.launch.slurm.script import ENDS, grouped
+from forge.launch.slurm.script import ENDS, grouped, incomplete, setup
 from forge.plan.allocation import Allocation, allocation, faults
+
+Command = Callable[[str, str], None]
+Capture = pytest.CaptureFixture[str]
 
 
 def needs(nodes: int, tasks: int, gpus: int) -> Allocation:
@@ -30,19 +33,16 @@ def needs(nodes: int, tasks: int, gpus: int) -> Allocation:
 
 
 @pytest.fixture(autouse=True)
-def _unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts are looked at here, whatever a Slurm of this machine says of them."""
-    monkeypatch.setattr(slurm, "verdict", lambda *_: [])
-
-
-@pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put a command on PATH that says what it is told to, and only that."""
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Put a command on PATH that does what a script says; no Slurm of this machine is there."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("bash", "cat", "env", "grep", "sort", "sleep"):
+        (folder / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(folder))
 
     def make(name: str, script: str) -> None:
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        path = tmp_path / "bin" / name
+        path = folder / name
         path.write_text(f"#!/bin/bash\n{script}\n")
         path.chmod(0o755)
 
@@ -53,142 +53,61 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     ("world", "options", "expected"),
     [
         (1, {}, needs(1, 1, 1)),
-        (4, {}, needs(1, 4, 4)),
         (4, {"gpus_per_node": 0}, needs(1, 4, 0)),
         (16, {"gpus_per_node": 8}, needs(2, 8, 8)),
         (16, {"nodes": 4}, needs(4, 4, 4)),
         (2, {"gpus_per_node": 8}, needs(1, 2, 2)),  # no more of a machine than there are ranks
         (8, {"gpus_per_node": 0, "tasks_per_node": 2}, needs(4, 2, 0)),
-        (8, {"nodes": 2, "tasks_per_node": 4}, needs(2, 4, 4)),
-    ],
-)
-def test_machines_follow_from_the_ranks(
-    world: int, options: dict[str, Any], expected: Allocation
-) -> None:
-    assert allocation(Slurm(**options), world) == expected
-
-
-@pytest.mark.parametrize(
-    ("world", "options", "key", "what", "fix"),
-    [
-        (
-            12,
-            {"gpus_per_node": 8},
-            "launch.gpus_per_node=8",
-            "12 ranks do not fill machines of 8 GPUs: 12 = 1 x 8 + 4.",
-            "launch.gpus_per_node=6, which takes 2 machines; or parallel degrees whose product is a multiple of 8",
-        ),
-        (
-            6,
-            {"nodes": 2, "gpus_per_node": 4},
-            "launch.nodes=2",
-            "the mesh has 6 ranks, and the job 2 machines x 4 GPUs = 8.",
-            "parallel degrees whose product is 8",
-        ),
+        (12, {"gpus_per_node": 8}, "12 ranks do not fill machines of 8 GPUs: 12 = 1 x 8 + 4."),
         (
             4,
             {"nodes": 2, "gpus_per_node": 4},
-            "launch.nodes=2",
             "the mesh has 4 ranks, and the job 2 machines x 4 GPUs = 8.",
-            "launch.nodes=1, or leave it out; or parallel degrees whose product is 8",
-        ),
-        (
-            6,
-            {"tasks_per_node": 4, "gpus_per_node": 0},
-            "launch.tasks_per_node=4",
-            "6 ranks do not fill machines of 4 ranks: 6 = 1 x 4 + 2.",
-            "launch.tasks_per_node=3, which takes 2 machines; or parallel degrees whose product is a multiple of 4",
-        ),
-        (
-            3,
-            {"nodes": 2},
-            "launch.nodes=2",
-            "the mesh has 3 ranks, and the job 2 machines x 1 GPU = 2.",
-            "launch.nodes=3, or leave it out; or parallel degrees whose product is 2",
         ),
         (
             4,
             {"tasks_per_node": 4, "gpus_per_node": 2},
-            "launch.tasks_per_node=4",
             "4 ranks on a machine of 2 GPUs; each rank has one GPU.",
-            "leave it out, or launch.gpus_per_node=4",
         ),
     ],
 )
-def test_ranks_that_do_not_fill_the_machines_are_refused(
-    world: int, options: dict[str, Any], key: str, what: str, fix: str
-) -> None:
+def test_machines_follow_from_the_ranks(world: int, options: dict[str, Any], expected: Any) -> None:
     found = allocation(Slurm(**options), world)
-    assert isinstance(found, Problem)
-    assert (found.key, found.what, found.fix) == (key, what, fix)
+    assert (found.what if isinstance(found, Problem) else found) == expected
 
 
-def test_a_signal_before_the_job_begins_is_refused() -> None:
-    (fault,) = faults(Slurm(time=2))
-    assert fault.render().splitlines() == [
-        "  launch.signal_before=120",
-        "  a job of launch.time=2 minutes has 120 s, so the signal would come before it begins.",
-        "  -> launch.signal_before=60 or launch.time=3",
-    ]
-    assert not list(faults(Slurm(time=2, signal_before=119)))
-
-
-@pytest.mark.parametrize("key", ["array", "ntasks-per-node", "--ntasks_per_node", "signal", "time"])
-def test_keys_of_sbatch_that_have_another_source_are_refused(key: str) -> None:
-    (fault,) = faults(Slurm(sbatch={key: "1"}))
-    assert (fault.key, fault.what) == (
-        f"launch.sbatch.{key}=1",
-        "forge sets this key of sbatch itself.",
-    )
-    assert fault.fix.startswith("leave it out: it is ")
-
-
-def test_one_array_a_shape_in_the_order_they_come() -> None:
+def test_one_array_a_shape_no_larger_than_the_cluster_takes(
+    tmp_path: Path, command: Command
+) -> None:
     groups = grouped([1, 4, 1, 16, 4], Slurm(gpus_per_node=8))
     assert [(group.needs, group.members) for group in groups] == [
         (needs(1, 1, 1), (0, 2)),
         (needs(1, 4, 4), (1, 4)),
         (needs(2, 8, 8), (3,)),
     ]
-
-
-def test_an_array_is_no_larger_than_the_cluster_takes(
-    tmp_path: Path, command: Callable[..., None]
-) -> None:
-    assert [group.members for group in grouped([1, 4, 1, 1, 1, 1], Slurm(), most=2)] == [
-        (0, 2),
-        (3, 4),
-        (5,),
-        (1,),
-    ]
     points = [(tmp_path / str(place), 1) for place in range(7)]
 
     def arrays() -> list[str]:
         made = slurm.scripts(points, Slurm(), name="night", folder=tmp_path / "slurm")
-        return [
-            line
-            for script in made
-            for line in script.splitlines()
-            if line.startswith("#SBATCH --array")
-        ]
+        return re.findall(r"^#SBATCH --array=(.*)$", "\n".join(made), re.MULTILINE)
 
-    assert arrays() == ["#SBATCH --array=0-6%7"]  # there is no Slurm to ask
+    assert arrays() == ["0-6%7"]  # there is no Slurm to ask
     command("scontrol", "printf 'MaxArrayTasks           = 9\\nMaxArraySize            = 3\\n'")
-    assert arrays() == ["#SBATCH --array=0-2%3"] * 2  # and the last alone is a job
+    assert arrays() == ["0-2%3"] * 2  # and the last alone is a job
 
 
-def test_all_shapes_that_do_not_fit_are_refused_together_and_nothing_is_written(
-    tmp_path: Path,
-) -> None:
-    section = Slurm(gpus_per_node=4, time=1)
+def test_all_that_does_not_fit_is_refused_together_and_nothing_is_written(tmp_path: Path) -> None:
+    section = Slurm(gpus_per_node=4, time=1, sbatch={"array": "1"})
     points = [(tmp_path / str(place), world) for place, world in enumerate((1, 5, 6, 5))]
     with pytest.raises(ConfigError) as refused:
         slurm.submit(points, section, name="bad", folder=tmp_path / "slurm")
-    assert [problem.key for problem in refused.value.problems] == [
-        "launch.signal_before=120",
+    assert sorted(problem.key for problem in refused.value.problems) == [
         *["launch.gpus_per_node=4"] * 2,
+        "launch.sbatch.array=1",
+        "launch.signal_before=120",
     ]
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "slurm").exists()
+    assert not list(faults(Slurm(time=2, signal_before=119)))
 
 
 def test_the_script_of_an_array(tmp_path: Path) -> None:
@@ -208,33 +127,20 @@ def test_the_script_of_an_array(tmp_path: Path) -> None:
         array_parallelism=2,
         max_requeues=3,
     )
-    points = [(tmp_path / str(place), 16) for place in range(3)]
-    (script,) = slurm.scripts(points, section, name="lr-sweep", folder=tmp_path / "my jobs")
     folder = tmp_path / "my jobs"
+    points = [(tmp_path / str(place), 16) for place in range(3)]
+    (script,) = slurm.scripts(points, section, name="lr-sweep", folder=folder)
+    parameters = f"""account=lab array=0-2%2 comment='two words' constraint=h200 cpus-per-task=12
+        exclusive gpus-per-node=8 hold job-name=lr-sweep mail-type=FAIL mem=0 nodes=2
+        ntasks-per-node=8 open-mode=append output='{folder}/%A_%a_0_log.out' partition=gpu qos=high
+        requeue signal=USR2@120 time=240"""
+    words = re.split(r"\s+(?=[a-z-]+(?:=|\s))", parameters)
+    python = shlex.quote(sys.executable)
     assert script.splitlines() == [
         "#!/bin/bash",
         "",
         "# Parameters",
-        "#SBATCH --account=lab",
-        "#SBATCH --array=0-2%2",
-        "#SBATCH --comment='two words'",
-        "#SBATCH --constraint=h200",
-        "#SBATCH --cpus-per-task=12",
-        "#SBATCH --exclusive",
-        "#SBATCH --gpus-per-node=8",
-        "#SBATCH --hold",
-        "#SBATCH --job-name=lr-sweep",
-        "#SBATCH --mail-type=FAIL",
-        "#SBATCH --mem=0",
-        "#SBATCH --nodes=2",
-        "#SBATCH --ntasks-per-node=8",
-        "#SBATCH --open-mode=append",
-        f"#SBATCH --output='{folder}/%A_%a_0_log.out'",
-        "#SBATCH --partition=gpu",
-        "#SBATCH --qos=high",
-        "#SBATCH --requeue",
-        "#SBATCH --signal=USR2@120",
-        "#SBATCH --time=240",
+        *(f"#SBATCH --{word}" for word in words),
         "",
         "# setup",
         f"export PYTHONPATH={shlex.quote(search_path())}",
@@ -246,159 +152,155 @@ def test_the_script_of_an_array(tmp_path: Path) -> None:
         "",
         "# command",
         "export SUBMITIT_EXECUTOR=slurm",
-        f"srun --unbuffered --output '{folder}/%A_%a_%t_log.out' --kill-on-bad-exit=1 --export=ALL --cpus-per-task=12 --cpu-bind=none "
-        f"{shlex.quote(sys.executable)} -u -m submitit.core._submit '{folder}'",
+        f"srun --unbuffered --output '{folder}/%A_%a_%t_log.out' --kill-on-bad-exit=1 --export=ALL "
+        f"--cpus-per-task=12 --cpu-bind=none {python} -u -m submitit.core._submit '{folder}'",
     ]
     assert not folder.exists()
 
 
 def test_a_single_run_is_no_array_and_asks_for_nothing_that_was_not_said(tmp_path: Path) -> None:
-    (script,) = slurm.scripts(
-        [(tmp_path / "run", 1)], Slurm(gpus_per_node=0, max_requeues=0), name="run", folder=tmp_path
-    )
-    assert [
-        line.removeprefix("#SBATCH --")
-        for line in script.splitlines()
-        if line.startswith("#SBATCH")
-    ] == [
-        "job-name=run",
-        "no-requeue",
-        "nodes=1",
-        "ntasks-per-node=1",
-        "open-mode=append",
-        f"output={tmp_path}/%j_0_log.out",
-        "signal=USR2@120",
-        "time=60",
+    section = Slurm(gpus_per_node=0, max_requeues=0)
+    (script,) = slurm.scripts([(tmp_path / "run", 1)], section, name="run", folder=tmp_path)
+    assert re.findall(r"^#SBATCH --(.*)$", script, re.MULTILINE) == [
+        *("job-name=run", "no-requeue", "nodes=1", "ntasks-per-node=1", "open-mode=append"),
+        *(f"output={tmp_path}/%j_0_log.out", "signal=USR2@120", "time=60"),
     ]
+    section = Slurm(gpu_type="h200")
+    (script,) = slurm.scripts([(tmp_path / "run", 4)], section, name="run", folder=tmp_path)
+    assert "#SBATCH --gpus-per-node=h200:4\n" in script
 
 
-def test_a_machine_without_slurm_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_slurm_refuses_is_said_before_anything_is_written(
+    tmp_path: Path, command: Command, capfd: Capture
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError) as refused:
-        slurm.check([(tmp_path / "run", 1)], Slurm(), name="run", folder=tmp_path)
-    assert str(refused.value).splitlines() == [
-        "1 problem; nothing was started or written.",
-        "  1. launch=slurm",
-        "     this machine has no Slurm: there is no sbatch on PATH.",
-        "     -> type it on a machine of the cluster that has sbatch and srun; launch.dry_run=true prints the scripts anywhere",
+    run, folder = [(tmp_path / "run", 8)], tmp_path / "slurm"
+
+    def said(action: Callable[..., Any]) -> list[str]:
+        with pytest.raises(ConfigError) as refused:
+            action(run, Slurm(gpus_per_node=4), name="night", folder=folder)
+        return [line.strip() for line in str(refused.value).splitlines()]
+
+    assert said(slurm.check)[2:] == [
+        "this machine has no Slurm: there is no sbatch on PATH.",
+        "-> a machine of the cluster with sbatch and srun, or launch.dry_run=true for the scripts",
     ]
-
-
-def test_what_sbatch_refuses_is_told_before_anything_is_written(
-    tmp_path: Path, command: Callable[..., None]
-) -> None:
     command("srun", "")
     command(
-        "sbatch",
-        'echo "sbatch: error: invalid partition specified: gpuu" >&2; echo "allocation failure" >&2; exit 1',
+        "sbatch", "echo 'sbatch: error: invalid partition: gpuu\nallocation failure' >&2; exit 1"
     )
-    with pytest.raises(ConfigError) as refused:
-        slurm.check(
-            [(tmp_path / "run", 8)], Slurm(gpus_per_node=4), name="run", folder=tmp_path / "slurm"
-        )
-    assert str(refused.value).splitlines()[1:] == [
-        "  1. launch=slurm",
-        "     sbatch refuses a job with nodes=2 ntasks-per-node=4 gpus-per-node=4: invalid partition specified: gpuu / allocation failure",
-        "     -> launch.dry_run=true prints what it is given",
-    ]
-    assert not (tmp_path / "slurm").exists()
-
-
-def test_what_sbatch_refuses_later_is_told_in_one_piece(
-    tmp_path: Path, command: Callable[..., None], capfd: pytest.CaptureFixture[str]
-) -> None:
-    command("srun", "")
-    command("sbatch", 'echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1')
-    with pytest.raises(slurm.NotSubmitted) as refused:
-        slurm.submit([(tmp_path / "run", 1)], Slurm(), name="night", folder=tmp_path / "slurm")
-    assert str(refused.value).splitlines() == [
-        "  launch=slurm",
-        "  sbatch does not take night: QOSMaxSubmitJobPerUserLimit",
-        "  -> the same command, once that is mended, submits what is missing",
+    machines = "nodes=2 ntasks-per-node=4 gpus-per-node=4"
+    why = f"sbatch refuses a job with {machines}: invalid partition: gpuu / allocation failure"
+    assert said(slurm.check)[2:] == [why, "-> launch.dry_run=true prints what it is given"]
+    assert said(slurm.scripts)[2:] == [why, "-> the script above is what it is given"]
+    assert capfd.readouterr().out.count("#!/bin/bash\n") == 1
+    assert not folder.exists()
+    assert said(slurm.submit) == [
+        "launch=slurm",
+        "sbatch does not take night: invalid partition: gpuu / allocation failure",
+        "-> the same command, once that is mended, submits what is missing",
     ]
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_another_job_has_set_does_not_reach_the_new_one(
-    tmp_path: Path, command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_what_is_shown_is_what_sbatch_would_take(
+    tmp_path: Path, command: Command, capsys: Capture
 ) -> None:
-    """A shell in an allocation, or a rank, may submit: only what says which Slurm to ask is handed
-    on.
+    """On stderr: stdout has the script alone."""
+    shown = "cat > {0}/given; echo $* > {0}/asked; echo 'sbatch: Job 7 to start at noon' >&2"
+    command("sbatch", shown.format(tmp_path))
+    run = [(tmp_path / "run", 4)]
+    script, *elements = slurm.scripts(run, Slurm(), name="run", folder=tmp_path, labels=["seed=1"])
+    assert capsys.readouterr() == ("", "sbatch --test-only says: Job 7 to start at noon\n")
+    assert (tmp_path / "asked").read_text() == "--test-only\n"
+    assert script == (tmp_path / "given").read_text()
+    assert elements == ["# element 0: seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1",
+            "fatal: Could not establish a configuration source",
+        ),
+        (
+            "echo 'sbatch: error: Unable to contact slurm controller (away)' >&2; exit 1",
+            "Unable to contact slurm controller",
+        ),
+        ("exec sleep 5", "sbatch gives no answer in 0.2 s"),
+    ],
+)
+def test_a_script_is_shown_where_slurm_is_away(
+    script: str, said: str, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(slurm, "PATIENCE", 0.2 if "sleep" in script else 20)
+    command("sbatch", script)
+    assert len(slurm.scripts([(Path("run"), 1)], Slurm(), name="run", folder=Path("run"))) == 1
+    assert capsys.readouterr().err.startswith(f"sbatch --test-only cannot ask Slurm: {said}")
+
+
+def test_a_line_of_launch_setup_that_fails_ends_the_job_with_its_words(tmp_path: Path) -> None:
+    fine = ["x=1 # || here", "f() {\n  false\n  true\n}", "f", "false || true"]
+    fine += ["if [ $x = 1 ]; then\n  echo 'one'\nfi"]
+
+    def shell(lines: list[str]) -> subprocess.CompletedProcess[str]:
+        script = "\n".join([*setup(lines), "echo on"])
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path)
+
+    assert shell(fine).stdout == "one\non\n"
+    missing = "source 'a venv/bin/activate'"
+    done = shell([*fine, missing])
+    assert (done.returncode, done.stdout) == (1, "one\n")
+    assert done.stderr.splitlines()[-1] == f"launch.setup failed with exit code 1: {missing}"
+    assert setup([]) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("if true; then", "syntax error: unexpected end of file."),
+        ("echo 'it", "unexpected EOF while looking for matching `''."),
+    ],
+)
+def test_an_entry_of_launch_setup_is_a_complete_command(entry: str, said: str) -> None:
+    (fault,) = incomplete(["module load cuda # of the site", entry, r"printf '\n'"])
+    assert fault.key == f"launch.setup={entry}"
+    assert fault.what == f"bash does not take it for a complete command: {said}"
+
+
+def test_variables_of_jobs_and_of_sbatch_overrule_no_option(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell in an allocation, or a rank, may submit. sbatch itself takes SBATCH_PARTITION before
+    the script's --partition.
     """
-    others = {
-        "SLURM_NTASKS": "9",
-        "SLURM_JOB_ID": "7",
-        "RANK": "3",
-        "MASTER_ADDR": "elsewhere",
-        "SUBMITIT_EXECUTOR": "slurm",
-    }
-    for name, value in {
-        **others,
-        "SLURM_CONF": "/nowhere",
-        "SBATCH_ACCOUNT": "lab",
-        "MINE": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
+    names = "SLURM_NTASKS SLURM_JOB_ID RANK MASTER_ADDR SUBMITIT_EXECUTOR"
+    never = [*names.split(), *(f"SBATCH_{n}" for n in ("TIMELIMIT", "ARRAY_INX", "OUTPUT", "WAIT"))]
+    named = [f"SBATCH_{n}" for n in ("PARTITION", "MEM_PER_CPU", "EXCLUSIVE", "RESERVATION")]
+    kept = {"SLURM_CONF", "MINE", "SBATCH_ACCOUNT", "SBATCH_EXPORT"}
+    for name in (*never, *named, *kept):
+        monkeypatch.setenv(name, "7")
     command("srun", "")
-    command("sbatch", f"env > {tmp_path}/environment; echo Submitted batch job 12")
+    command("sbatch", f"env > {tmp_path}/seen; echo Submitted batch job 12")
     (tmp_path / "run").mkdir()
-    assert slurm.submit(
-        [(tmp_path / "run", 1)], Slurm(), name="run", folder=tmp_path / "slurm"
-    ) == ["12"]
-    seen = dict(
-        line.split("=", 1)
-        for line in (tmp_path / "environment").read_text().splitlines()
-        if "=" in line
-    )
-    assert {name: seen.get(name) for name in ("SLURM_CONF", "SBATCH_ACCOUNT", "MINE")} == {
-        "SLURM_CONF": "/nowhere",
-        "SBATCH_ACCOUNT": "lab",
-        "MINE": "1",
-    }
-    assert not set(others) & set(seen)
+
+    def seen(section: Slurm) -> set[str]:
+        (tmp_path / "run" / slurm.JOB).unlink(missing_ok=True)
+        run = [(tmp_path / "run", 1)]
+        assert slurm.submit(run, section, name="run", folder=tmp_path / "slurm") == ["12"]
+        lines = (tmp_path / "seen").read_text().splitlines()
+        return {line.split("=")[0] for line in lines} & {*never, *named, *kept}
+
+    assert seen(Slurm()) == {*named, *kept}
+    own = Slurm(partition="gpu", mem="8G", exclusive=True, sbatch={"reservation": "mine"})
+    assert seen(own) == kept
+    assert os.environ["SBATCH_PARTITION"] == "7"
     assert slurm.job_of(tmp_path / "run") == "12"
     assert slurm.log_file(tmp_path / "run", 1) == tmp_path / "slurm" / "12_1_log.out"
 
 
-def test_variables_of_sbatch_are_defaults_and_overrule_no_option(
-    tmp_path: Path, command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """sbatch itself takes SBATCH_PARTITION before the script's --partition."""
-    always = {
-        "SBATCH_TIMELIMIT": "5",
-        "SBATCH_ARRAY_INX": "0-9",
-        "SBATCH_OUTPUT": "x",
-        "SBATCH_GPUS": "4",
-        "SBATCH_WAIT": "1",
-    }
-    named = {
-        "SBATCH_PARTITION": "long",
-        "SBATCH_MEM_PER_CPU": "1G",
-        "SBATCH_EXCLUSIVE": "user",
-        "SBATCH_RESERVATION": "theirs",
-    }
-    others = {"SBATCH_ACCOUNT": "lab", "SBATCH_EXPORT": "NONE"}
-    for name, value in {**always, **named, **others}.items():
-        monkeypatch.setenv(name, value)
-    command("sbatch", f"env | grep ^SBATCH_ | sort > {tmp_path}/seen; echo Submitted batch job 12")
-    command("srun", "")
-
-    def seen(section: Slurm) -> dict[str, str]:
-        slurm.check([(tmp_path / "run", 1)], section, name="run", folder=tmp_path)
-        return dict(line.split("=") for line in (tmp_path / "seen").read_text().splitlines())
-
-    assert seen(Slurm()) == {**named, **others}
-    assert (
-        seen(Slurm(partition="gpu", mem="8G", exclusive=True, sbatch={"reservation": "mine"}))
-        == others
-    )
-    assert os.environ["SBATCH_PARTITION"] == "long"
-
-
 def test_a_run_that_is_in_the_queue_is_not_submitted_twice(
-    tmp_path: Path, command: Callable[..., None]
+    tmp_path: Path, command: Command
 ) -> None:
     command("srun", "")
     command("sbatch", "echo Submitted batch job 12")
@@ -406,49 +308,23 @@ def test_a_run_that_is_in_the_queue_is_not_submitted_twice(
     run = tmp_path / "run"
     run.mkdir()
     slurm.submit([(run, 1)], Slurm(), name="run", folder=tmp_path / "slurm")
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=r"in Slurm's queue already: job 12 is PENDING\.\n.*l 12"):
         slurm.submit([(run, 1)], Slurm(), name="run", folder=tmp_path / "slurm")
-    assert str(refused.value).splitlines()[1:] == [
-        f"  1. run.dir={run}",
-        "     the run is in Slurm's queue already: job 12 is PENDING.",
-        "     -> wait for it, or end it: scancel 12",
-    ]
     command("squeue", "echo '12|TIMEOUT'")
     assert slurm.submit([(run, 1)], Slurm(), name="run", folder=tmp_path / "slurm") == ["12"]
 
 
 def test_the_page_shows_the_script_as_it_is() -> None:
-    """But for the places of the tree and of Python, which are those of whoever types the command."""
+    """But for the places of the tree and of Python."""
     page = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text(encoding="utf-8")
-    command, _, rest = (
-        page.partition("## The script")[2]
-        .partition("python -m forge.train ")[2]
-        .partition("\n\n```bash\n")
-    )
-    shown = rest.partition("\n```\n")[0]
-    composition, resolution = cli.resolved(shlex.split(command.replace("\\\n", " ")))
+    section = page.partition("## The script")[2].partition("python -m forge.train ")[2]
+    typed, _, rest = section.partition("\n\n```bash\n")
+    composition, resolution = cli.resolved(shlex.split(typed.replace("\\\n", " ")))
     assert not composition.problems
     printed = jobs.check_run(resolution)
     assert printed is not None
     printed = re.sub(r"(?m)^export PYTHONPATH=.*$", "export PYTHONPATH=/home/you/forge", printed)
-    printed = printed.replace(
-        shlex.quote(sys.executable), "/home/you/forge/.venv/bin/python"
-    ).replace(os.getcwd(), "/home/you/forge")
-    assert printed.strip() == shown
-
-
-def test_a_type_of_gpus(tmp_path: Path) -> None:
-    (script,) = slurm.scripts(
-        [(tmp_path / "run", 4)], Slurm(gpu_type="h200"), name="run", folder=tmp_path
-    )
-    assert "#SBATCH --gpus-per-node=h200:4\n" in script
-
-
-def test_who_submits_imports_no_torch() -> None:
-    code = "import sys; from forge.launch import requeue, slurm, slurm_task; import submitit; print('torch' in sys.modules)"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "False\n"
-    )
+    python = "/home/you/forge/.venv/bin/python"
+    printed = printed.replace(shlex.quote(sys.executable), python)
+    printed = printed.replace(os.getcwd(), "/home/you/forge")
+    assert printed.strip() == rest.partition("\n```\n")[0]

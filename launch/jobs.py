@@ -70,7 +70,7 @@ def run(sweep: Command) -> int:
     """Submit what is due of a sweep; with launch.wait, until all has ended. The exit code. Raises
     ConfigError before anything is written.
     """
-    section, path = sweep.flight.launch, sweep.directory.path
+    section, path = sweep.planned[0].resolution.config.launch, sweep.directory.path
     assert isinstance(section, Submitit)
     name, folder = path.name, path / FOLDER
     if isinstance(section, Slurm):

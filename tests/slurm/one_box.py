@@ -34,7 +34,7 @@ def missing() -> str | None:
         name for name in DAEMONS if shutil.which(name, path=SEARCHED + os.environ["PATH"]) is None
     ]
     if absent:
-        return f"{', '.join(absent)} not installed: apt-get install -y --no-install-recommends slurm-wlm munge"
+        return f"{', '.join(absent)} not installed: apt-get install -y slurm-wlm munge"
     return None if os.geteuid() == 0 else "its daemons are started as root"
 
 

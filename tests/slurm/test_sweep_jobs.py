@@ -1,10 +1,9 @@
-"""A sweep as jobs of a real Slurm, by the commands that a user types."""
+"""Sweeps, searches and runs as jobs of a real Slurm, by the commands that a user types."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,28 +11,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from one_box import OneBox
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from tiny import TINY
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("one_box_slurm")]
 Verb = Callable[..., "subprocess.Popen[str]"]
+SLURM = ["launch=slurm", "launch.gpus_per_node=0"]
 
 
 @pytest.fixture
 def verb(tmp_path: Path, one_box_slurm: OneBox) -> Verb:
     """Start a verb of forge in a directory of its own."""
-    (tmp_path / "text.txt").write_text(
-        "".join(f"{i} the sea, a ship and {i * i % 97} whales\n" for i in range(300))
-    )
 
     def start(name: str, *arguments: str) -> subprocess.Popen[str]:
-        paths = [
-            str(Path(__file__).parent),
-            str(Path(__file__).parents[2]),
-            *filter(None, [os.environ.get("PYTHONPATH")]),
-        ]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         command = [sys.executable, "-m", f"forge.{name}", *arguments]
         return subprocess.Popen(
             command,
@@ -47,88 +43,71 @@ def verb(tmp_path: Path, one_box_slurm: OneBox) -> Verb:
     return start
 
 
+@pytest.fixture
+def small(text_file: Path) -> list[str]:
+    return [*TINY, "model.n_layers=1", "data=text", f"data.path={text_file}", *SLURM]
+
+
 def said(process: subprocess.Popen[str], code: int = 0) -> str:
-    out, _ = process.communicate(timeout=180)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == code, out
     return out
 
 
-def ledger(sweep: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (sweep / "ledger.jsonl").read_text().splitlines()]
+def submitted(sweep: Path) -> list[dict[str, Any]]:
+    ledger = sweep / "ledger.jsonl"
+    lines = ledger.read_text().splitlines() if ledger.exists() else []
+    return [row for row in map(json.loads, lines) if row["event"] == "submitted"]
 
 
 def test_the_submitting_process_is_killed_and_the_same_command_picks_up(
-    verb: Verb, tmp_path: Path
+    verb: Verb, small: list[str], tmp_path: Path
 ) -> None:
     """With one more value: its point alone is submitted, and the end of all is waited for."""
-    slurm = ["launch=slurm", "launch.gpus_per_node=0", "launch.wait=true", "sweep.name=seeds"]
-    command = ["-m", *TINY, "model.n_layers=1", "data=text", "data.path=text.txt", *slurm]
+    command = ["-m", *small, "launch.wait=true", "sweep.name=seeds"]
     sweep = tmp_path / "sweeps" / "seeds"
     first = verb("train", *command, "seed=1,2")
-    assert first.stdout is not None
-    deadline = time.monotonic() + 60
-    while (
-        not (sweep / "ledger.jsonl").exists()
-        or sum(line["event"] == "submitted" for line in ledger(sweep)) < 2
-    ):
+    deadline = time.monotonic() + 120
+    while len(submitted(sweep)) < 2:
         assert time.monotonic() < deadline
-        assert first.poll() is None, first.stdout.read()
+        assert first.poll() is None, first.communicate()
         time.sleep(0.02)
-    os.kill(first.pid, signal.SIGKILL)
+    first.kill()
     first.communicate()
     out = said(verb("train", *command, "seed=1,2,3"))
     assert out.count("submitted") == 1, out
     assert "(3 points: 3 done)" in out
-    submitted = [
-        (line["number"], line["job"]) for line in ledger(sweep) if line["event"] == "submitted"
-    ]
-    assert [number for number, _ in submitted] == [0, 1, 2]
-    assert submitted[0][1].endswith("_0")
-    assert submitted[1][1].endswith("_1")
-    assert "_" not in submitted[2][1]
+    jobs = [(row["number"], row["job"].partition("_")[2]) for row in submitted(sweep)]
+    assert jobs == [(0, "0"), (1, "1"), (2, "")]
     for path in (sweep / "points").iterdir():
-        assert [
-            json.loads(line)["event"] for line in (path / "attempts.jsonl").read_text().splitlines()
-        ] == ["start", "end"]
+        rows = map(json.loads, (path / "attempts.jsonl").read_text().splitlines())
+        assert [row["event"] for row in rows] == ["start", "end"]
     assert "3 done" in said(verb("status", "sweeps/seeds"))
 
 
+@pytest.mark.nightly
 def test_one_run_from_the_command_line_is_what_was_printed_before(
-    verb: Verb, tmp_path: Path
+    verb: Verb, small: list[str], tmp_path: Path
 ) -> None:
-    command = [
-        *TINY,
-        "model.n_layers=1",
-        "data=text",
-        "data.path=text.txt",
-        "launch=slurm",
-        "launch.gpus_per_node=0",
-        "run.dir=one",
-    ]
-    verdict, _, printed = said(verb("train", *command, "launch.dry_run=true")).partition("\n")
+    out = said(verb("train", *small, "run.dir=one", "launch.dry_run=true"))
+    verdict, _, printed = out.partition("\n")
     assert verdict.startswith("sbatch --test-only says: Job ")
     assert printed.startswith("#!/bin/bash\n")
     assert not (tmp_path / "one").exists()
-    out = said(verb("train", *command, "launch.wait=true"))
+    out = said(verb("train", *small, "run.dir=one", "launch.wait=true"))
     job = json.loads((tmp_path / "one" / "job.json").read_text())["job"]
     assert f"submitted: job {job}" in out
-    assert (
-        tmp_path / "one" / "jobs" / f"{job}_submission.sh"
-    ).read_text().strip() == printed.strip()
+    script = tmp_path / "one" / "jobs" / f"{job}_submission.sh"
+    assert script.read_text().strip() == printed.strip()
     assert json.loads((tmp_path / "one" / "result.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.nightly
 def test_a_run_in_the_queue_is_not_submitted_twice_and_can_be_cancelled(
     verb: Verb, tmp_path: Path
 ) -> None:
     """It is held, so that it never starts."""
-    command = [
-        *TINY,
-        "launch=slurm",
-        "launch.gpus_per_node=0",
-        "launch.sbatch.hold=''",
-        "run.dir=held",
-    ]
+    command = [*TINY, *SLURM, "launch.sbatch.hold=''", "run.dir=held"]
     out = said(verb("train", *command))
     job = json.loads((tmp_path / "held" / "job.json").read_text())["job"]
     assert f"submitted: job {job}" in out
@@ -136,9 +115,26 @@ def test_a_run_in_the_queue_is_not_submitted_twice_and_can_be_cancelled(
     assert f"the run is in Slurm's queue already: job {job} is PENDING." in refused
     assert not (tmp_path / "held" / "config.2.yaml").exists()
     said(verb("cancel", "held"))
-    shown = subprocess.run(
-        ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"],
-        capture_output=True,
-        text=True,
-    )
-    assert shown.stdout.strip() == "CANCELLED"
+    query = ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"]
+    assert subprocess.run(query, capture_output=True, text=True).stdout.strip() == "CANCELLED"
+
+
+@pytest.mark.nightly
+def test_trials_of_a_search_are_arrays_of_jobs(
+    verb: Verb, small: list[str], tmp_path: Path
+) -> None:
+    """Two at a time, of which one has no learning rate that can be; then one more."""
+    options = [text for text in small if not text.startswith("optimizer.lr=")]
+    options += ["launch.wait=true", "sweeper.n_jobs=2", "sweep.name=tuned"]
+    space = ["sweeper=optuna", "sweeper.sampler=grid", "optimizer.lr=-1,0.01,0.02"]
+    out = said(verb("train", "-m", *options, *space), 1)
+    assert "(3 trials: 2 done, 1 failed)" in out
+    sweep = tmp_path / "sweeps" / "tuned"
+    assert len(submitted(sweep)) == 2
+    storage = JournalStorage(JournalFileBackend(str(sweep / "optuna.journal")))
+    trials = optuna.load_study(study_name="tuned", storage=storage).trials
+    reached = {trial.params["optimizer.lr"]: trial.value for trial in trials}
+    assert reached.keys() == {"-1", "0.01", "0.02"}
+    assert reached.pop("-1") is None
+    results = [json.loads(file.read_text()) for file in sweep.glob("points/*/result.json")]
+    assert {result["objective"]["value"] for result in results} == set(reached.values())

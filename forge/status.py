@@ -32,7 +32,6 @@ LINES, STEPS = 20, 5  # of the end of a log
 NUMBER = re.compile(r"#?-?\d{1,9}", re.ASCII)
 CLEAR = "\x1b[H\x1b[2J"
 HEADS = ("state", "step", "loss", "eval", "left", "job", "why")
-NO_ANSWER = "Slurm does not answer, so its jobs are shown as their directories have them"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,7 +146,7 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
     if _is_over(found) and len(done) > 1:
         after.append(f"compare them with: python -m forge.report {short(sweep.path)}")
     lines += ["", *after] if after else []
-    lines += ["", f"{NO_ANSWER}: {found.silent}"] if found.silent else []
+    lines += ["", f"{messages.NO_ANSWER}: {found.silent}"] if found.silent else []
     return "\n".join(lines)
 
 

@@ -242,7 +242,7 @@ def test_slurm_that_does_not_answer_is_said(
 
     monkeypatch.setattr(slurm, "states", silent)
     sweep.note("submitted", 3, job="7_1", cluster="slurm")
-    said = f"{status.NO_ANSWER}: squeue fails: no route."
+    said = f"{messages.NO_ANSWER}: squeue fails: no route."
     assert table("sweeps/mine", capsys=capsys)[-1] == said
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forge.config.numbers import NOTHING, Decimals, compact, counted, duration, p_value
+from forge.launch.sweep.messages import NO_ANSWER
 from forge.launch.sweep.state import DONE, FAILED, RUNNING
 from forge.report.comparison import Report, Row
 from forge.report.runs import Run
-from forge.report.statistics import NONE, PAIRED, WELCH
+from forge.report.statistics import NONE, PAIRED, WELCH, Difference
 
 ALPHA = 0.05
 SEE_ALL = "all of them: --top {n}, or {file} (--{flag} FILE)."
@@ -113,10 +114,7 @@ def differences(report: Report, most: int | None = None) -> Table:
     """Each arm minus the baseline, with interval and p-value."""
     write, lines, notes = decimals(report), [], _arms_left_out(report, most)
     compared = [row for row in report.shown(most) if row.difference.method]
-    ways = {PAIRED: "{} pairs", WELCH: "Welch"}
-    tests = [
-        ways.get(d.method or "", d.why).format(d.n) for d in (row.difference for row in compared)
-    ]
+    tests = [_test(row.difference) for row in compared]
     several = len(set(tests)) > 1
     for row, test in zip(compared, tests, strict=True):
         own = row.difference
@@ -207,8 +205,7 @@ def unfinished(report: Report, most: int | None = None) -> Table:
             why = f"step {run.log.last_step:,}{end}"
         lines.append((*_of_run(run, report), why))
     if reason := report.source.no_answer:
-        said = "Slurm does not answer, so its jobs are shown as their directories have them"
-        notes.append(f"{said}: {reason}")
+        notes.append(f"{NO_ANSWER}: {reason}")
     heads = ("run", "arm", "seed", "state", "")
     return Table(
         name="unfinished", title="not counted", heads=heads, lines=lines, notes=notes, align="<<<<<"
@@ -301,6 +298,10 @@ def _arms_left_out(report: Report, most: int | None) -> list[str]:
     if report.compared:
         who = f"The baseline and the best {most:,} of {n:,} other arms"
     return [f"{who}; {SEE_ALL.format(n=n, file='arms.csv', flag='csv')}"]
+
+
+def _test(found: Difference) -> str:
+    return f"{found.n} pairs" if found.method == PAIRED else found.why or WELCH
 
 
 def _name(row: Row, report: Report) -> str:

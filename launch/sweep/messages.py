@@ -22,6 +22,7 @@ LAST_LINES = 8
 LONGEST = 1000  # of a line that a run printed
 OUTPUT = Path("logs", "output.log")
 PLAIN = ("ValueError", "RuntimeError", "CallbackError")  # kinds of errors that say no more
+NO_ANSWER = "Slurm does not answer, so its jobs are shown as their directories have them"
 
 
 def say(text: str) -> None:

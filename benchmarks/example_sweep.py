@@ -60,7 +60,8 @@ class Example:
         """A run that has failed after some steps."""
         point = self._made(overrides, seed, arm)
         self.log(point, seed=seed, gain=0.0, until=at)
-        outcome.record_failure(point.path, rank=0, kind="RuntimeError", message=why, said=why, code=1)
+        failure = {"kind": "RuntimeError", "message": why, "said": why, "code": 1}
+        outcome.record_failure(point.path, rank=0, **failure)
         outcome.record_end(point.path, status="failed", reason=why, step=at)
         self.sweep.note("ended", point.number, code=1)
         return point

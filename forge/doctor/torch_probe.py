@@ -86,9 +86,10 @@ def _distributed() -> dict[str, Any]:
 
     if not dist.is_available():
         return {"gloo": False, "nccl": False}
-    nccl: Any = torch.cuda.nccl if dist.is_nccl_available() else None  # pyright: ignore[reportAttributeAccessIssue]
-    version = ".".join(map(str, nccl.version())) if nccl else None
-    return {"gloo": dist.is_gloo_available(), "nccl": bool(nccl), "nccl_version": version}
+    cuda: Any = torch.cuda
+    nccl = dist.is_nccl_available()
+    version = ".".join(map(str, cuda.nccl.version())) if nccl else None
+    return {"gloo": dist.is_gloo_available(), "nccl": nccl, "nccl_version": version}
 
 
 def _gloo() -> dict[str, Any]:

@@ -157,7 +157,7 @@ def _instead(key: str, name: str, value: Any, hint: Any, now: Any) -> str:
     meant = values.meant(key, value, hint)
     sweep = values.several(value, hint)
     if meant is None and isinstance(value, list) and len(value) == 1:
-        meant = f"[{value[0]}]" if schemas.said(key, "verbatim") else value[0] if sweep else None
+        meant = f"[{value[0]}]" if schemas.fact(key, "verbatim") else value[0] if sweep else None
     if meant is not None:
         return values.in_file(name, meant)
     if sweep:

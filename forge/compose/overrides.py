@@ -69,7 +69,7 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
         value = int(value)
     elif isinstance(node, StringNode) and (
         isinstance(value, int | float)
-        or (isinstance(value, list) and schemas.said(key, "verbatim"))
+        or (isinstance(value, list) and schemas.fact(key, "verbatim"))
     ):
         value = text  # a name such as 1.50 or 12e4, or a token such as [SEP], is what was typed
     try:
@@ -94,7 +94,7 @@ def _value_instead(key: str, text: str, value: Any, hint: Any, now: Any) -> str:
         return values.example(key, hint, now) or values.meaning_of_dict(key)
     if len(value) == 1:
         return f"{key}={sweep}"
-    instead = schemas.said(key, "several")
+    instead = schemas.fact(key, "not_swept")
     return f"{key}={sweep} with -m, for a sweep over these" + (f"; {instead}" if instead else "")
 
 
@@ -116,7 +116,7 @@ def _one_of(tree: DictConfig, key: str, value: str) -> str:
     fixes = ["one value, or -m for a sweep"]
     if found and fits("", found.hint):
         fixes.append(f"{as_text(key, value)} for a text")
-    return "; ".join([*fixes, *filter(None, [schemas.said(key, "several")])])
+    return "; ".join([*fixes, *filter(None, [schemas.fact(key, "not_swept")])])
 
 
 def _entry_of(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:

@@ -19,7 +19,7 @@ SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 def meant(key: str, value: Any, hint: Any) -> Any:
     """The value of the declared type that was probably meant; None where there is no telling."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if schemas.said(key, "time"):
+    if schemas.fact(key, "time"):
         return minutes(str(value))
     if isinstance(value, str) and int in (hint, *inner):
         number = of_text(value, float)  # YAML reads 1e3 as a text

@@ -50,7 +50,7 @@ class Text(Data):
         "",
         "file, directory or glob of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ...",
         path=True,
-        several="for one run over several files a directory that holds them, "
+        not_swept="for one run over several files a directory that holds them, "
         "or a glob such as 'data.path=texts/*.txt'",
     )
     text_field: str = opt(

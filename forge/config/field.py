@@ -41,7 +41,7 @@ def opt(
     path: bool = False,
     time: bool = False,
     verbatim: bool = False,
-    several: str = "",
+    not_swept: str = "",
     acts_when: Condition | None = None,
     idle: Any = None,
 ) -> Any:
@@ -53,7 +53,7 @@ def opt(
     path: a file or directory; it becomes absolute.
     time: minutes, which may be meant by Slurm's D-HH:MM:SS.
     verbatim: brackets around a text belong to it.
-    several: what to give instead of several values.
+    not_swept: what to give in place of the values of a sweep.
     acts_when: where the option has an effect; None = everywhere. idle: the value it is worked out
     to where it has none.
     """
@@ -66,7 +66,7 @@ def opt(
         "path": path,
         "time": time,
         "verbatim": verbatim,
-        "several": several,
+        "not_swept": not_swept,
         "acts_when": acts_when,
         "idle": idle,
     }

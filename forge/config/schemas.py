@@ -156,17 +156,17 @@ def declared(key: str) -> Any:
     return None
 
 
-def said(key: str, what: str) -> Any:
-    """What the declaration of an option says of it beyond its type (see `opt`); None where there is
+def fact(key: str, name: str) -> Any:
+    """A fact that `opt` states of an option, such as `time` or `verbatim`; None where there is
     no such option.
     """
-    found = (field.metadata.get(what) for name, _, _, field in walk_options() if name == key)
+    found = (field.metadata.get(name) for option, _, _, field in walk_options() if option == key)
     return next(found, None)
 
 
-def marked(what: str) -> list[str]:
-    """The keys of all options that `opt` marks so: `path`, `time`, ..."""
-    return [key for key, _, _, field in walk_options() if field.metadata.get(what)]
+def keys_with(name: str) -> list[str]:
+    """The keys of all options of which `opt` states the fact, such as `path`."""
+    return [key for key, _, _, field in walk_options() if field.metadata.get(name)]
 
 
 def _is_section(hint: Any) -> bool:

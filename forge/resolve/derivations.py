@@ -22,7 +22,7 @@ from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.layout import batch, layout, pipeline
 from forge.resolve.rule import Derived, derivation
 
-PATHS = tuple(dict.fromkeys(schemas.marked("path")))
+PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
 UNKNOWN_ROWS = 32000
 """Rows for a tokenizer that cannot be read, so that the rest can be checked."""
 

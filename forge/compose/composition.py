@@ -154,15 +154,13 @@ def _search_path(
     settings of Hydra, is added to the problems.
     """
     entries = [(folder, f"--config-dir {folder}") for folder in config_dirs]
-    for override in overrides:
-        if override.is_hydra_override():
-            value = None if override.is_delete() else override.value()
-            is_texts = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-            if override.key_or_group == "hydra.searchpath" and is_texts and not override.package:
-                entries += [(str(entry), "hydra.searchpath") for entry in value]
-            else:
-                fault = _hydra_fault(override)
-                problems.append(Problem(override.input_line or "", *fault, where=COMMAND_LINE))
+    for override in filter(Override.is_hydra_override, overrides):
+        value = None if override.is_delete() else override.value()
+        if override.key_or_group == "hydra.searchpath" and isinstance(value, list):
+            entries += [(str(entry), "hydra.searchpath") for entry in value]
+        else:
+            fault = _hydra_fault(override)
+            problems.append(Problem(override.input_line or "", *fault, where=COMMAND_LINE))
     sources = []
     for entry, key in entries:
         scheme, sign, package = entry.partition("://")

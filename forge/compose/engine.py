@@ -173,7 +173,8 @@ class Library:
                 try:
                     tree.merge_with(loaded)
                 except OmegaConfBaseException:
-                    for keys, cause in _merge_by_part(tree, loaded):
+                    content = OmegaConf.to_container(loaded, resolve=False)
+                    for keys, cause in _merge_by_part(tree, content):
                         path = default.config_path or ""
                         if cause.object_type in schemas.bases():
                             raise ConfigCompositionException(f"In '{path}': {cause}") from cause
@@ -193,23 +194,20 @@ class Library:
 
 
 def _merge_by_part(
-    tree: DictConfig, loaded: Any
+    tree: DictConfig, content: Any, above: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], OmegaConfBaseException]]:
-    """Merge a config value by value; gives the keys of those that cannot be, with the error."""
-
-    def merge(content: dict[Any, Any], above: tuple[Any, ...]) -> Iterator:
-        for name, value in content.items():
-            keys = (*above, name)
-            part = value
-            for key in reversed(keys):
-                part = {key: part}
-            try:
-                tree.merge_with(OmegaConf.create(part))
-            except OmegaConfBaseException as error:
-                is_section = isinstance(value, dict) and _is_section(tree, keys)
-                yield from (list(merge(value, keys)) if is_section else []) or [(keys, error)]
-
-    yield from merge(OmegaConf.to_container(loaded, resolve=False), ())
+    """Merge a dict value by value; gives the keys of those that cannot be, with the error."""
+    for name, value in content.items():
+        keys = (*above, name)
+        part = value
+        for key in reversed(keys):
+            part = {key: part}
+        try:
+            tree.merge_with(OmegaConf.create(part))
+        except OmegaConfBaseException as error:
+            is_section = isinstance(value, dict) and _is_section(tree, keys)
+            below = list(_merge_by_part(tree, value, keys)) if is_section else []
+            yield from below or [(keys, error)]
 
 
 def _is_section(tree: DictConfig, keys: Sequence[Any]) -> bool:

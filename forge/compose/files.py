@@ -50,9 +50,8 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
         key = getattr(error.__cause__, "full_key", "") or ""
         what = f"{owner.__name__} has no option '{key.rpartition('.')[2]}'."
         return Problem(choice, what, _start_of_file(group), where=_place(file, key))
-    return Problem(
-        choice, *_of_defaults(str(error), type(error).__name__, library), where=_place(file)
-    )
+    fault = _of_defaults(str(error), type(error).__name__, library)
+    return Problem(choice, *fault, where=_place(file))
 
 
 def section_fault(
@@ -89,10 +88,8 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
     hint = schemas.declared(key)
     value = value_of(node) if node else None
     if misfit.is_whole_file:
-        fault = (
-            f"its values have no place under '{key}'.",
-            "start the file with # @package _global_",
-        )
+        what = f"its values have no place under '{key}'."
+        fault = what, "start the file with # @package _global_"
     elif name and not isinstance(misfit.keys[-1], str):
         what = f"the names in {above} are texts, and YAML reads {name.value} as something else."
         fault = what, f"'{name.value}' in quotes"

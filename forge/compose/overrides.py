@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from textwrap import shorten
 from typing import Any
 
@@ -165,12 +165,16 @@ def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault
         return f"{key} is {kind(hint)}; '{text}' is not.", fix or values.meaning_of_dict(key)
 
 
-def _no_entry(above: str, name: str, entries: DictConfig, *, start: str = "~") -> Fault:
-    """What is said of an entry that does not exist."""
+def _no_entry(above: str, name: str, entries: DictConfig, rest: str | None = None) -> Fault:
+    """What is said of an entry that does not exist. rest: of an override that is no removal, what
+    follows the name.
+    """
     names = [str(known) for known in entries]
-    near = did_you_mean([f"{start}{above}.{known}" for known in closest(name, names)])
+    start = "~" if rest is None else ""
+    near = [f"{start}{above}.{known}{rest or ''}" for known in closest(name, names)]
     there = f"it has {', '.join(names)}" if names else "it is empty"
-    return f"{above} has no '{name}'.", f"{near} {there}".strip()
+    fix = did_you_mean(near) + (f" {there}" if rest is None else "")
+    return f"{above} has no '{name}'.", fix.strip()
 
 
 def _apply_to_free_dict(tree: DictConfig, override: Override) -> Fault | None:
@@ -186,21 +190,17 @@ def _apply_to_free_dict(tree: DictConfig, override: Override) -> Fault | None:
         return f"{root} itself cannot be removed; its entries can.", f"~{root}.NAME"
     if not parts and not isinstance(override.value(), dict):
         return f"{root} is a dict of entries by name.", f"+{root}.NAME._target_=mypkg.Mine adds one"
-    parent, above, node = tree, "", tree._get_node(root)
+    parent, node = tree, tree._get_node(root)
     for depth, part in enumerate(parts):
         above = ".".join([root, *parts[:depth]])
-        if isinstance(node, ListConfig):
-            return f"{above} is a list, and is given as a whole.", f"{above}=[...]"
         if not isinstance(node, DictConfig):
             return f"{above} is a value and has nothing below it.", f"write {above}=..."
         if part not in node:
             if override.is_delete():
                 return _no_entry(above, part, node)
             if override.type is OverrideType.CHANGE:
-                rest = "".join(f".{inner}" for inner in parts[depth + 1 :])
-                value = text.partition("=")[2]
-                near = [f"{above}.{n}{rest}={value}" for n in closest(part, map(str, node))]
-                return f"{above} has no '{part}'.", f"{did_you_mean(near)} +{text} adds it".strip()
+                what, near = _no_entry(above, part, node, text.removeprefix(f"{above}.{part}"))
+                return what, f"{near} +{text} adds it".strip()
             break
         parent, node = node, node._get_node(part)
     else:
@@ -226,17 +226,15 @@ def lists_as_values(tree: DictConfig, written_at: Callable[[str], str]) -> list[
     params = tree.sweeper._get_node("params")
     problems = []
     for key in list(params) if isinstance(params, DictConfig) and params else []:
-        if not OmegaConf.is_config(node := params._get_node(key)):
-            continue
-        value: Any = OmegaConf.to_container(node, resolve=False)
-        if isinstance(value, list):
-            params[key] = as_values(value)
-            continue
-        with open_dict(params):
-            del params[key]
-        what = f"{PARAMS} has dotted keys, with nothing below them."
-        name, fix = f"{PARAMS}.{key}", "; ".join(_dotted(str(key), value))
-        problems.append(Problem(name, what, fix, where=written_at(name)))
+        value: Any = params._get_node(key)
+        if isinstance(value, ListConfig):
+            params[key] = as_values(OmegaConf.to_container(value, resolve=False))
+        elif isinstance(value, DictConfig):
+            with open_dict(params):
+                del params[key]
+            what, fix = f"{PARAMS} has dotted keys, with nothing below them.", f"{key}.NAME: A,B"
+            name = f"{PARAMS}.{key}"
+            problems.append(Problem(name, what, fix, where=written_at(name)))
     return problems
 
 
@@ -245,14 +243,6 @@ def as_values(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(inner if isinstance(inner, str) else literal(inner) for inner in value)
     return value if isinstance(value, str) else literal(value)
-
-
-def _dotted(key: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, Mapping):
-        yield f"{key}: {as_values(value)}"
-        return
-    for name, inner in value.items():
-        yield from _dotted(f"{key}.{name}", inner)
 
 
 def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem]:

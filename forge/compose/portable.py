@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from hydra.core.override_parser.types import Override
+
+from forge.compose.grammar import read
 from forge.config.problems import quoted
 from forge.config.root import Config
 from forge.resolve.derivations import PATHS
@@ -34,28 +37,22 @@ def unsaid(overrides: Sequence[str], typed: Sequence[str], config_dirs: Sequence
     """Those of the overrides that are not typed: any value of the same option counts, and each
     directory of the search path.
     """
-    known = {key_of(text) for text in typed}
-    folders = {
-        absolute(entry)
-        for entry in [*config_dirs, *(entry for text in typed for entry in searched(text))]
-    }
-    return [
-        text
-        for text in overrides
-        if not (
-            folders.issuperset(searched(text)) if key_of(text) == SEARCH else key_of(text) in known
-        )
-    ]
+    known = {key_of(text) for text in typed} - {SEARCH}
+    folders = {absolute(entry) for text in typed for entry in searched(text)}
+    folders |= set(map(absolute, config_dirs))
+
+    def is_typed(text: str) -> bool:
+        if key_of(text) == SEARCH:
+            return folders.issuperset(searched(text))
+        return key_of(text) in known
+
+    return [text for text in overrides if not is_typed(text)]
 
 
 def searched(text: str) -> list[str]:
     """The entries of a search path as Hydra reads them, which takes `pkg\\://` for `pkg://`; none
     of any other override.
     """
-    from hydra.core.override_parser.types import Override
-
-    from forge.compose.grammar import read
-
     override = read(text) if key_of(text) == SEARCH else None
     value = override.value() if isinstance(override, Override) else None
     return [str(entry) for entry in value] if isinstance(value, list) else []

@@ -18,9 +18,10 @@ from forge.compose.engine import Library
 from forge.compose.grammar import read
 from forge.compose.overrides import open_ends
 from forge.config import schemas
-from forge.config.field import Section, default_of
+from forge.config.field import default_of
 from forge.config.hydra_names import translate
 from forge.config.root import Config
+from forge.resolve.rule import put
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +40,20 @@ class Composer:
         self._bases: dict[tuple[str, ...], Base | None] = {}
         self._read = cache(lambda text: read(translate(text)))
         self._library = cache(Library)
-        options = schemas.walk_options()
-        self._dicts = tuple(
-            f"{key}." for key, _, _, field in options if isinstance(default_of(field), dict)
-        )
+        dicts = (o[0] for o in schemas.walk_options() if isinstance(default_of(o[-1]), dict))
+        self._dicts = tuple(f"{key}." for key in dicts)
 
     def __call__(self, overrides: Sequence[str]) -> tuple[Composition, Config]:
         """The composition, with its problems, and its config. Raises ConfigError when nothing
         composes at all.
         """
-        plain = [self._is_plain(text) for text in overrides]
-        pairs = list(zip(overrides, plain, strict=True))
-        base = self._base(tuple(text for text, is_plain in pairs if not is_plain))
+        others = tuple(text for text in overrides if not self._is_plain(text))
+        base = self._base(others)
         if base is None:
             composition = compose(overrides, config_dirs=self.config_dirs)
             return composition, composition.typed()
-        return self._with(
-            base, overrides, [self._read(text) for text, is_plain in pairs if is_plain]
-        )
+        plain = [self._read(text) for text in overrides if text not in others]
+        return self._with(base, overrides, plain)
 
     def _is_plain(self, text: str) -> bool:
         """Whether an override sets an option that every config has, to one value."""
@@ -108,7 +105,7 @@ class Composer:
             apply(composition, assigned)
             for key, section, name in places:
                 if key in composition.applied:
-                    _put(config, key, _plain(section, name))
+                    put(config, key, _plain(section, name))
         finally:
             for (_, section, name), value in zip(places, before, strict=True):
                 section[name] = value
@@ -132,16 +129,6 @@ def _plain(section: DictConfig, name: str) -> Any:
     """The value of an option as plain data."""
     value = section[name]
     return OmegaConf.to_object(value) if isinstance(value, ListConfig) else value
-
-
-def _put(config: Config, key: str, value: Any) -> None:
-    """Set an option of a typed config."""
-    *above, name = key.split(".")
-    section: Any = config
-    for part in above:
-        section = section[part] if isinstance(section, dict) else getattr(section, part)
-    assert isinstance(section, Section)
-    setattr(section, name, value)
 
 
 def _has_references(node: Any) -> bool:

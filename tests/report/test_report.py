@@ -59,6 +59,8 @@ def test_what_is_printed_instead_of_the_tables(sweep: Path, capsys: Printed) -> 
     assert capsys.readouterr() == (Path("a.md").read_text(), "")
     assert report.main([str(sweep), "--runs-csv", "-"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 5
+    assert report.main([str(sweep), "--html", "-"]) == 0
+    assert capsys.readouterr().out.startswith("<!doctype html>")
     assert not Path("-").exists()
 
 

@@ -12,7 +12,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -85,21 +85,17 @@ class Ranks:
         trust: Sequence[str] = (),
         say: Callable[[str], None] = lambda said: print(said, file=sys.stderr, flush=True),
     ) -> None:
-        """module: what a rank runs, with the run directory and `trust` as its arguments. environ:
-        variables beside those of this process.
-
-        at_a_time: runs like this one that share the cores of this machine. trust: prefixes of what
-        the ranks may build. say: takes why the run failed, where the main rank has not said it
-        itself.
+        """module: what a rank runs, with the run directory and `trust` as arguments. environ: more
+        variables. at_a_time: runs like this one that share the cores. trust: prefixes of what the
+        ranks may build. say: takes why the run failed, unless the main rank has printed it.
         """
         self.run_dir, self.say = run_dir, say
         self.passed_on: set[int] = set()
         self._first, self._deadline = 0, float("inf")
         self._workers: list[Worker] = []
         (run_dir / ERROR).unlink(missing_ok=True)
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGINT}
-        )  # a rank takes it once Python has started
+        # A rank takes an interrupt once Python has started.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
                 log = log_file(run_dir, rank) if rank else output
@@ -118,16 +114,11 @@ class Ranks:
     def poll(self) -> int | None:
         """The exit code of the rank that failed first, or 0, once all have ended."""
         workers = self._workers
-        running = [
-            worker.poll() is None for worker in workers
-        ]  # all are asked each time: a rank that died is seen whichever it is
+        running = [worker.poll() is None for worker in workers]  # asks each of them
         for rank, worker in enumerate(workers):
             if self._first == 0 and worker.returncode:
                 self._first = worker.returncode
-                said, grace = _report(self.run_dir, rank, len(workers), self._first, self.passed_on)
-                self._deadline = time.monotonic() + grace
-                if said:
-                    self.say(said)
+                self._report(rank, self._first)
         if not any(running):
             return 128 - self._first if self._first < 0 else self._first
         if time.monotonic() > self._deadline:
@@ -143,6 +134,24 @@ class Ranks:
             else:
                 time.sleep(0.02)
         return code
+
+    def _report(self, rank: int, code: int) -> None:
+        """Say what ended the run, unless the main rank has, and give the others time to end."""
+        ranks, asked = len(self._workers), -code in self.passed_on
+        self._deadline = time.monotonic() + (0.0 if asked else GRACE)
+        said = outcome.killed_by(self.run_dir, -code, rank=rank, ranks=ranks) if code < 0 else ""
+        if said and ranks > 1 and not asked:
+            name = signal.Signals(-code).name
+            with suppress(OSError):
+                outcome.record_failure(
+                    self.run_dir, rank=rank, kind=name, message=said, said=said, code=128 - code
+                )
+        reason = outcome.failure(self.run_dir)
+        if reason is not None:
+            own = reason.get("rank") == 0 and reason.get("type") not in signal.Signals.__members__
+            said = "" if own else reason.get("said")
+        if said:
+            self.say(said)
 
     def pass_on(self, number: int) -> None:
         """Send a signal to all."""
@@ -174,68 +183,34 @@ def start(
 
 
 def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[dict[str, str]]:
-    """What each rank is told; nothing of another launcher that may have started this process."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")
-    } | dict(added)
-    inherited |= threads.shared(ranks * at_a_time, inherited)
-    common = {
-        **inherited,
-        "PYTHONPATH": search_path(),
-        PARENT: str(os.getpid()),
-        "WORLD_SIZE": str(ranks),
-    }
+    """The variables of each rank, without those of a torchrun around this process."""
+    own = os.environ.items()
+    common = {name: value for name, value in own if not name.startswith("TORCHELASTIC_")}
+    common |= added
+    common |= threads.shared(ranks * at_a_time, common)
+    common |= {"PYTHONPATH": search_path(), PARENT: str(os.getpid()), "WORLD_SIZE": str(ranks)}
     if ranks > 1:
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def _rank(words: Sequence[str], environ: dict[str, str], file: Path | None) -> Worker:
-    """The process of a rank: a module with its arguments. file: what takes all that it says; None =
-    the terminal.
-    """
+    """The process of a rank. file: takes its output; None = the terminal does."""
     command = [sys.executable, "-m", *words]
     if file is None:
         return subprocess.Popen(command, env=environ)
-    with ExitStack() as opened:
-        try:
-            file.parent.mkdir(exist_ok=True)
-            log = opened.enter_context(file.open("ab"))
-        except OSError:
-            log = subprocess.DEVNULL  # the rank itself warns of it
-        return subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+    nothing = subprocess.DEVNULL
+    try:
+        file.parent.mkdir(exist_ok=True)
+        with file.open("ab") as log:
+            return subprocess.Popen(command, env=environ, stdin=nothing, stdout=log, stderr=log)
+    except OSError:  # the rank itself warns of it
+        return subprocess.Popen(command, env=environ, stdin=nothing, stdout=nothing, stderr=nothing)
 
 
 def log_file(run_dir: Path, rank: int) -> Path:
     """Where the log of a rank is."""
     return run_dir / "logs" / f"rank_{rank}.log"
-
-
-def _report(
-    run_dir: Path, rank: int, ranks: int, code: int, passed_on: set[int]
-) -> tuple[str | None, float]:
-    """What ended the run, unless the main rank has said it, and the seconds that the others have to
-    end.
-    """
-    said = outcome.killed_by(run_dir, -code, rank=rank, ranks=ranks) if code < 0 else None
-    asked = -code in passed_on
-    if said and ranks > 1 and not asked:
-        with suppress(OSError):
-            outcome.record_failure(
-                run_dir,
-                rank=rank,
-                kind=signal.Signals(-code).name,
-                message=said,
-                said=said,
-                code=128 - code,
-            )
-    reason = outcome.failure(run_dir)
-    if reason is not None:
-        own = reason.get("rank") == 0 and reason.get("type") not in signal.Signals.__members__
-        said = None if own else reason.get("said")
-    return said, 0.0 if asked else GRACE
 
 
 def free_port() -> int:

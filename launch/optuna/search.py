@@ -53,11 +53,10 @@ NOT_OF_A_RUN = ("sweep.", "sweeper.", "launch.jobs.")
 
 
 def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command], int]) -> int:
-    """Trials until there are sweeper.n_trials, those of earlier commands included; the exit code.
+    """Trials until there are sweeper.n_trials, with those of earlier commands; the exit code.
 
-    overrides: as typed. flight: of those that are no intervals. execute: runs the points of a
-    command until all have ended; its code is above 128 after a signal. Raises ConfigError before
-    anything is started or written.
+    flight: of the overrides that are no intervals. execute: runs a command until its points have
+    ended. Raises ConfigError before anything is started or written.
     """
     section, launch = flight.sweeper, flight.launch
     assert isinstance(section, Optuna)
@@ -89,9 +88,7 @@ def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command]
 
 
 def checked(overrides: Sequence[str], flight: Preflight) -> tuple[Space, Planned]:
-    """The space of a search, and a trial of it that can run. Raises ConfigError where there is no
-    such thing.
-    """
+    """The space of a search, and a trial of it that can run. Raises ConfigError."""
     flight.overrides = tuple(overrides)
     params = flight.sweeper.params
     space = read_space(overrides, params, lambda: flight.library, flight.written_at)
@@ -106,8 +103,8 @@ def direction_of(objective: str) -> str:
 
 
 def first_that_runs(flight: Preflight, space: Space) -> Planned:
-    """A trial of the space that can run, which nearly always is the first that is tried. Raises
-    ConfigError when none is found.
+    """A trial of the space that can run: nearly always the first that is tried. Raises ConfigError
+    when none is found.
     """
     refused: list[dict[tuple[str, str], Problem]] = []
     for values in space.samples(TRIED):
@@ -165,15 +162,13 @@ def _of_interval(problem: Problem, space: Space) -> Problem:
 
 
 class Batch(Command):
-    """The trials that run together, in the directory that the search holds. reasons: why points
-    have failed, by number.
-    """
+    """The trials that run together. reasons: why points have failed, by number."""
 
     reasons: dict[int, str]
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Enter the trials into the ledger."""
+        """Enter the trials into the ledger of the directory, which the search holds."""
         self.entries = self.enter(self.planned)
         yield
 
@@ -197,10 +192,8 @@ class Asked:
 
 class Search:
     """Asks for trials, runs them, and tells what they reached, `jobs` at a time, until there are
-    `total`.
-
-    Those that run together are chosen together, so that the same seed gives the same trials
-    whichever of them ends first.
+    `total`. Those that run together are chosen together, so that the seed decides on all of them,
+    whichever ends first.
     """
 
     def __init__(
@@ -262,9 +255,7 @@ class Search:
         return None
 
     def _settle(self, asked: Asked, reasons: Mapping[int, str]) -> bool:
-        """Whether a trial that was run has ended; else it is run again. reasons: why points have
-        failed, where that is known.
-        """
+        """Whether a trial that was run has ended; else it is run again."""
         point, state = self._point(asked)
         assert point is not None
         asked.rounds += state in (WAITING, PARTIAL)
@@ -274,9 +265,7 @@ class Search:
         return ended is not None
 
     def _end(self, asked: Asked, reason: str = "") -> str | None:
-        """Tell Optuna how a trial has ended, and return it in a few words; None when it has not
-        ended. reason: why it failed, if known.
-        """
+        """Tell Optuna how a trial has ended, and return it in a few words; None: it has not."""
         point, state = self._point(asked)
         assert point is not None
         if state not in (DONE, FAILED, CANCELLED) and asked.rounds < ROUNDS:

@@ -37,11 +37,9 @@ ABSENT = object()
 
 
 class Trials:
-    """Asks Optuna for trials, and tells it how they went. A trial that was stopped has failed, and
-    another with its parameters replaces it.
-
-    The n-th trial is drawn by a generator of its own, seeded by the seed and n, so that a search
-    that was stopped goes on as if it had not been.
+    """Asks Optuna for trials, and tells it how they went. One that was stopped has failed, and
+    another with its parameters replaces it. The n-th is drawn by a generator of its own, so that a
+    search that was stopped goes on as if it had not been.
     """
 
     def __init__(
@@ -55,17 +53,12 @@ class Trials:
         sampler: str,
         seed: int,
     ) -> None:
-        """options: those of all trials, by key. Looks at the journal, and writes nothing. Raises
-        ConfigError when its trials cannot be compared with those of this search.
+        """options: of all trials, by key. Writes nothing. Raises ConfigError when the trials in the
+        journal cannot be compared with those of this search.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.file, self.space, self.objective, self.direction = (
-            folder / JOURNAL,
-            space,
-            objective,
-            direction,
-        )
-        self.sampler, self.seed = sampler, seed
+        self.file, self.space, self.sampler, self.seed = folder / JOURNAL, space, sampler, seed
+        self.objective, self.direction = objective, direction
         setting = {"objective": objective, "options": dict(options)}
         self.setting = json.loads(json.dumps(setting, default=str))
         study = self._opened() if self.file.exists() else None

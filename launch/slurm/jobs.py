@@ -121,10 +121,11 @@ def submit(
     points: Points, section: Slurm, *, name: str, folder: Path, trust: Sequence[str] = ()
 ) -> list[str]:
     """Give the runs to Slurm and return the job of each: 123, or 123_4 for an element of an array.
+    Each run directory keeps its own in job.json.
 
-    name: of the jobs. folder: for the scripts and the output of each rank, on a file system that
-    all machines have. trust: prefixes of what the ranks may build. Each run directory keeps its job
-    in job.json. Raises ConfigError, for a run too that is in the queue already, and NotSubmitted.
+    name: of the jobs. folder: for scripts and output, on a file system that all machines have.
+    trust: prefixes of what the ranks may build. Raises ConfigError, also for a run that is in the
+    queue already, and NotSubmitted.
     """
     groups = _groups(points, section)
     _refuse_queued([path for path, _ in points])

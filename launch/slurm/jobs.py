@@ -84,11 +84,12 @@ def scripts(
         script = text(section, group, name=name, folder=folder)
         elements = enumerate(group.members) if labels else ()
         made += [script, *(f"# element {n}: {labels[place]}" for n, place in elements)]
+        refused, words = False, ""
         if shutil.which("sbatch"):
             refused, words = _tried(script, section, PATIENCE)
-            if refused and not UNREACHABLE.search(words):
-                problems.append(_refused(group, words, "the script above is what it is given"))
-                continue
+        if refused and not UNREACHABLE.search(words):
+            problems.append(_refused(group, words, "the script above is what it is given"))
+        elif words:
             says = "cannot ask Slurm" if refused else "says"
             print(f"sbatch --test-only {says}: {words}", file=sys.stderr)
     if problems:

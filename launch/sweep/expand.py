@@ -27,6 +27,7 @@ SHARED = ("launch", "sweep", "sweeper", "hydra")
 OF_ONE_RUN = ("run.dir", "run.root", "run.name")
 SAME_FOR_ALL = "it is the same for all points of a sweep."
 ONE_VALUE = "one value; a list is written [...]"
+SEEDS = "sweep.ablation.seeds"
 ONCE = "leave one of the two out"
 NO_INTERVAL = "an interval has no first value; only sweeper=optuna takes one."
 RANGE_OF_ONES = "it goes in steps of 1, as a third number does not say otherwise."
@@ -36,12 +37,15 @@ Fault = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """The overrides of one point. varied: those that vary, by key. of_arm: those of its arm."""
+    """The overrides of one point. varied: those that vary, by key. of_arm: those of its arm.
+    places: where they stand in files, by key; others were typed.
+    """
 
     overrides: tuple[str, ...]
     varied: Mapping[str, str] = field(default_factory=dict)
     arm: str | None = None
     of_arm: tuple[str, ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def changes(self) -> dict[str, str]:
@@ -61,9 +65,11 @@ class Grid:
     """Overrides by key as it was typed, one for each value. problems: of keys that cannot vary.
 
     searched: what Optuna draws the values of a key from; such a key has its override as typed.
+    given: by key what was given, with its place.
     """
 
     choices: dict[str, list[str]] = field(default_factory=dict)
+    given: dict[str, tuple[str, str]] = field(default_factory=dict)
     searched: dict[str, BaseDistribution] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -118,6 +124,7 @@ def grid(
     below = [(f"{key}={value}", of_params(key, written_at)) for key, value in params.items()]
     given = [*below, *((translate(text), COMMAND_LINE) for text in overrides)]
     for number, (text, where) in enumerate(given):
+        found.given[key_of(text)] = text, where
         override = read(text)
         key, texts = text, [text]  # composing says what is wrong with one that cannot be read
         fault: Fault | None = None
@@ -147,14 +154,20 @@ def grid(
     return found
 
 
-def expand(found: Grid, ablation: Ablation | None = None) -> list[Combination]:
+def expand(found: Grid, ablation: Ablation, written_at: Callable[[str], str]) -> list[Combination]:
     """Every combination; of an ablation, arm by arm, the baseline first, each with all others and
     then with its seeds.
     """
-    ablation = ablation or Ablation()
     arms = sorted(ablation.arms.items(), key=lambda arm: arm[0] != ablation.baseline)
-    result = []
+    result, given = [], found.given.items()
+    in_files = {key: where for key, (_, where) in given if where != COMMAND_LINE}
+    if ablation.seeds:
+        in_files["seed"] = f"{written_at(SEEDS)}, {SEEDS}"
     for arm, own in arms or [("", [])]:
+        places = in_files
+        if arm:
+            place = of_arm(arm, written_at)
+            places = {**in_files, **{key_of(text) or "''": place for text in own}}
         for texts in itertools.product(*found.choices.values()):
             varied = {
                 key.lstrip("+"): text.partition("=")[2]
@@ -170,24 +183,17 @@ def expand(found: Grid, ablation: Ablation | None = None) -> list[Combination]:
                         varied={**varied, **seeded},
                         arm=arm or None,
                         of_arm=tuple(own),
+                        places=places,
                     )
                 )
     return result
 
 
 def contradictions(
-    overrides: Sequence[str],
-    params: Mapping[str, str],
-    ablation: Ablation,
-    written_at: Callable[[str], str] = typed_at,
+    found: Grid, ablation: Ablation, written_at: Callable[[str], str]
 ) -> list[Problem]:
     """What no arm can set, and what is set both outside of the ablation and by an arm or seeds."""
-    outside = {
-        key_of(f"{key}="): (f"{key}={value}", of_params(key, written_at))
-        for key, value in params.items()
-    }
-    outside |= {key_of(text): (text, COMMAND_LINE) for text in map(translate, overrides)}
-    problems = []
+    outside, problems = found.given, list[Problem]()
     for arm, own in ablation.arms.items():
         for place, text in enumerate(own):
             key, where = key_of(text), of_arm(arm, written_at)

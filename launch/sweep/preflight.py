@@ -11,14 +11,13 @@ from pathlib import Path
 from forge.cli import as_typed
 from forge.compose.composition import chosen
 from forge.compose.many import Composer
-from forge.config.hydra_names import translate
 from forge.config.launch import Launch, Local
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, refusal, shown
 from forge.config.root import Config
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Sweeper
 from forge.launch.sweep import expand
-from forge.launch.sweep.expand import Combination, key_of
+from forge.launch.sweep.expand import SEEDS, Combination
 from forge.launch.sweep.refused import PointsRefused, Refused
 from forge.plan.world import Devices, find_devices
 from forge.resolve.resolve import Resolution, resolve
@@ -27,7 +26,6 @@ from forge.rundir.files import unwritable
 from forge.rundir.identity import hash_of, is_free
 
 MOST = 20_000
-SEEDS = "sweep.ablation.seeds"
 OTHER_PLACE = "choose another place with sweep.root"
 ONE_RUN = {
     "run.dir": (
@@ -110,7 +108,7 @@ class Preflight:
         found = expand.grid(self.overrides, params, lambda: self.library, self.written_at)
         problems = [
             *found.problems,
-            *expand.contradictions(self.overrides, params, ablation, self.written_at),
+            *expand.contradictions(found, ablation, self.written_at),
             *self._of_one_run(),
         ]
         count = len(found) * max(len(ablation.arms), 1) * max(len(ablation.seeds), 1)
@@ -120,7 +118,7 @@ class Preflight:
             problems.append(Problem(key="-m", what=what, fix=fix, where=COMMAND_LINE))
         if problems:
             raise ConfigError(problems)
-        return self.check(expand.expand(found, ablation))
+        return self.check(expand.expand(found, ablation, self.written_at))
 
     def _of_one_run(self) -> Iterable[Problem]:
         run = self._config.run
@@ -139,7 +137,7 @@ class Preflight:
             try:
                 planned.append(self._point(combination))
             except ConfigError as error:
-                problems = _placed(error.problems, self._places(combination))
+                problems = _placed(error.problems, combination.places)
                 refused.append(Refused(number=number, problems=problems))
         if refused and len(combinations) == 1:
             raise ConfigError(refused[0].problems)
@@ -166,19 +164,6 @@ class Preflight:
         changes, config = combination.changes.items(), resolution.config
         free = {key: value for key, value in changes if is_free(config, key)}
         return Planned(combination=combination, resolution=resolution, hash=hash_of(config, free))
-
-    def _places(self, combination: Combination) -> dict[str, str]:
-        """Where the overrides of a point stand that were not typed, by key."""
-        written_at = self.written_at
-        typed = {key_of(translate(text)) for text in self.overrides}
-        params = {key_of(key): key for key in self.sweeper.params if key_of(key) not in typed}
-        places = {short: expand.of_params(key, written_at) for short, key in params.items()}
-        if self.sweep.ablation.seeds:
-            places["seed"] = f"{written_at(SEEDS)}, {SEEDS}"
-        if combination.arm:
-            place = expand.of_arm(combination.arm, written_at)
-            places |= {key_of(text) or "''": place for text in combination.of_arm}
-        return places
 
     def _differences(self, config: Config) -> Iterable[Problem]:
         """Sections of the sweep that this point has otherwise than the first."""

@@ -26,7 +26,7 @@ from pathlib import Path
 RUN_DIR, rank = Path(sys.argv[-1]), int(os.environ['RANK'])
 """
 FAIL = """
-from forge.rundir.failure import record
+from forge.rundir.outcome import record_failure as record
 record(RUN_DIR, rank=rank, kind='KeyError', message='wk', trace='t', said='rank 1 failed', code=1)
 sys.exit(1)
 """

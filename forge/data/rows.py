@@ -25,8 +25,8 @@ QUOTES = "a text with quotes or line ends is in quotes, and its own are doubled"
 
 
 @contextmanager
-def _open_text(path: Path, **options: str) -> Iterator[IO[str]]:
-    with open_bytes(path) as file, io.TextIOWrapper(file, "utf-8-sig", **options) as text:
+def _open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
+    with open_bytes(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline=newline) as text:
         yield text
 
 

@@ -69,8 +69,9 @@ def apply(
             )
             if half is not None and isinstance(part, Decoder):
                 part.residual_dtype = FORMATS[cfg.precision.residual_dtype]
-    pipelined = mesh is not None and cfg.parallel.pp > 1
-    model = Pipeline(parts, cfg, mesh, device) if pipelined else parts[0][1]
+    model = parts[0][1]
+    if mesh is not None and cfg.parallel.pp > 1:
+        model = Pipeline(parts, cfg, mesh, device)
     offloaded = mesh is not None and cfg.parallel.cpu_offload
     place = torch.device("cpu") if offloaded else device
     materialize(model, place, cfg.seed, buffers=device)

@@ -60,8 +60,9 @@ class Record:
         for name, missing in plain["missing"].items():
             files[name] = {**load_file(folder / f"{name}.safetensors"), **dict.fromkeys(missing)}
         gradients = [files[f"gradients_{step}"] for step in range(len(plain["losses"]))]
-        whole = {key: files[key] for key in ("before", "after", "state")}
-        return cls(**{key: plain[key] for key in PLAIN}, **whole, gradients=gradients)
+        numbers = {key: plain[key] for key in PLAIN}
+        ends = {"before": files["before"], "after": files["after"], "state": files["state"]}
+        return cls(**{**numbers, **ends, "gradients": gradients})
 
     def _files(self) -> dict[str, Tensors]:
         gradients = {f"gradients_{i}": found for i, found in enumerate(self.gradients)}

@@ -25,15 +25,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def small_section() -> Callable[..., DecoderConfig]:
     def make(**options: Any) -> DecoderConfig:
-        sizes = {
-            "dim": 32,
-            "n_layers": 2,
-            "n_heads": 4,
-            "vocab_size": 61,
-            "max_seq_len": 24,
-            "ffn_hidden_dim": 48,
-        }
-        return DecoderConfig(**(sizes | options))
+        sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "ffn_hidden_dim": 48}
+        return DecoderConfig(**(sizes | {"vocab_size": 61, "max_seq_len": 24} | options))
 
     return make
 

@@ -20,19 +20,10 @@ NOT_SKIPPED = torch.tensor(False)
 
 
 def section(*, model: dict[str, Any] | None = None, **moe: Any) -> DecoderConfig:
-    sizes = {
-        "dim": DIM,
-        "n_layers": 2,
-        "n_heads": 4,
-        "vocab_size": VOCAB,
-        "max_seq_len": SEQ,
-        "ffn_hidden_dim": 48,
-        "init_std": 0.2,
-    }
-    return DecoderConfig(
-        **(sizes | (model or {})),
-        moe=MoEConfig(**({"num_experts": 8, "top_k": 2, "ffn_hidden_dim": 24} | moe)),
-    )
+    sizes = {"dim": DIM, "n_layers": 2, "n_heads": 4, "ffn_hidden_dim": 48, "init_std": 0.2}
+    sizes |= {"vocab_size": VOCAB, "max_seq_len": SEQ} | (model or {})
+    experts = MoEConfig(**({"num_experts": 8, "top_k": 2, "ffn_hidden_dim": 24} | moe))
+    return DecoderConfig(**sizes, moe=experts)
 
 
 def decoder(
@@ -48,24 +39,18 @@ def decoder(
 
 
 def layer(*, dtype: torch.dtype = torch.float64, **moe: Any) -> MoE:
-    """One layer alone, in training mode, in fp64 with a loop over experts, and a bias that matters."""
+    """One layer alone, in training mode, in fp64 with a loop over experts, and a bias that counts."""
     made = decoder(dtype=dtype, **({"kernel": "loop"} | moe)).blocks["0"].feed_forward
     assert isinstance(made, MoE)
-    made.router.selection_bias.copy_(
-        0.05
-        * torch.randn(len(made.router.selection_bias), generator=torch.Generator().manual_seed(4))
-    )
+    bias = made.router.selection_bias
+    bias.copy_(0.05 * torch.randn(len(bias), generator=torch.Generator().manual_seed(4)))
     return made
 
 
 def states(*, dtype: torch.dtype = torch.float64, batch: int = BATCH) -> Tensor:
-    return (
-        torch.randn(
-            batch, SEQ, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-        )
-        .to(dtype)
-        .requires_grad_()
-    )
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randn(batch, SEQ, DIM, generator=generator, dtype=torch.float64)
+    return drawn.to(dtype).requires_grad_()
 
 
 def tokens(batch: int = BATCH) -> Tensor:
@@ -76,25 +61,17 @@ def expert(moe: MoE, number: int, x: Tensor) -> Tensor:
     """One expert of one token or more, written out."""
     experts = moe.experts
     assert experts.w_gate is not None
-    return F.linear(
-        F.silu(F.linear(x, experts.w_gate[number])) * F.linear(x, experts.w_up[number]),
-        experts.w_down[number],
-    )
+    gate, up = F.linear(x, experts.w_gate[number]), F.linear(x, experts.w_up[number])
+    return F.linear(F.silu(gate) * up, experts.w_down[number])
 
 
 def written_out(moe: MoE, x: Tensor) -> Tensor:
     """The layer token by token, from the router's choices and weights."""
     routed = moe.router(x.flatten(0, 1))
     rows = []
-    for token, choice, weights in zip(
-        x.flatten(0, 1), routed.experts.tolist(), routed.weights, strict=True
-    ):
-        rows.append(
-            sum(
-                weight * expert(moe, number, token)
-                for number, weight in zip(choice, weights, strict=True)
-            )
-        )
+    for token, choice, weights in zip(x.flatten(0, 1), routed.experts, routed.weights, strict=True):
+        pairs = zip(choice.tolist(), weights, strict=True)
+        rows.append(sum(weight * expert(moe, number, token) for number, weight in pairs))
     y = torch.stack(rows).view_as(x)
     return y if moe.shared is None else y + moe.shared(x)
 
@@ -108,9 +85,7 @@ class Trained(NamedTuple):
 def train_step(
     model: Decoder, batches: list[Tensor], *, number: int = 0, balance: Balance | None = None
 ) -> Trained:
-    """Forward and backward of micro-batches, with one step of the balance around them; no
-    optimizer.
-    """
+    """Forward and backward of micro-batches in one step of the balance; no optimizer."""
     balance = balance or Balance(model, max_steps=10)
     n_targets = sum(batch.numel() for batch in batches)
     model.zero_grad()
@@ -118,31 +93,24 @@ def train_step(
     logits = []
     for batch in batches:
         logits.append(model(batch))
-        (
-            F.cross_entropy(logits[-1].flatten(0, 1), batch.roll(-1, 1).flatten(), reduction="sum")
-            / n_targets
-        ).backward()
-    return Trained(
-        torch.cat(logits).detach(), gradients(model), balance.end(number, skipped=NOT_SKIPPED)
-    )
+        targets = batch.roll(-1, 1).flatten()
+        loss = F.cross_entropy(logits[-1].flatten(0, 1), targets, reduction="sum")
+        (loss / n_targets).backward()
+    report = balance.end(number, skipped=NOT_SKIPPED)
+    return Trained(torch.cat(logits).detach(), gradients(model), report)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
+    named = model.named_parameters()
+    return {name: each.grad.clone() for name, each in named if each.grad is not None}
 
 
 def furthest(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest distance of two gradients of one parameter, as a share of its norm; all must be
-    there, and none be zero.
-    """
+    """The largest relative distance of two gradients; all must be there, and none be zero."""
     assert found.keys() == expected.keys()
     assert all(value.norm() > 0 for value in expected.values())
     return max(
-        float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected
+        float((found[name] - value).norm() / value.norm()) for name, value in expected.items()
     )
 
 

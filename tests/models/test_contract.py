@@ -25,16 +25,13 @@ def test_the_decoder_keeps_it() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"model._target_=mine.Half: Half lacks output_weight, init_std, reset_buffers; docs/extending.md",
-    ):
+    what = r"^model._target_=mine.Half: Half lacks output_weight, init_std, reset_buffers; docs/"
+    with pytest.raises(ValueError, match=what):
         check_model(Half(), "mine.Half")
     assert not isinstance(Half(), Cached)
 
 
 def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"model._target_=mine.make builds a dict, which is no torch.nn.Module"
-    ):
+    what = r"model._target_=mine.make builds a dict, which is no torch.nn.Module"
+    with pytest.raises(ValueError, match=what):
         check_model({}, "mine.make")

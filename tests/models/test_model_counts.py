@@ -15,16 +15,9 @@ PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
 
 
 def part_of(name: str) -> str:
-    """The part of a parameter by its name: blocks.0.attention_norm.weight is a norm,
-    blocks.0.attention.q_norm.weight attention.
-    """
+    """blocks.0.attention_norm.weight is a norm, blocks.0.attention.q_norm.weight attention."""
     module = name.split(".")[2] if name.startswith("blocks.") else name.split(".")[0]
-    known = {
-        "attention": "attention",
-        "feed_forward": "feed-forward",
-        "positions": "embedding",
-        "output": "output head",
-    }
+    known = {"feed_forward": "feed-forward", "positions": "embedding", "output": "output head"}
     return "norms" if module.endswith("norm") else known.get(module, module)
 
 
@@ -35,31 +28,16 @@ def counted(model: Decoder) -> dict[str, int]:
     return counts
 
 
-COMBINATIONS = list(
-    product(
-        (None, 2, 1),
-        ("rmsnorm", "layernorm"),
-        (None, True, False),
-        ("rope", "learned"),
-        *[(False, True)] * 3,
-    )
-)
+BOOLEANS = ("bias", "tie_embeddings", "qk_norm")
+KINDS = ((None, 2, 1), ("rmsnorm", "layernorm"), (None, True, False), ("rope", "learned"))
+COMBINATIONS = list(product(*KINDS, *[(False, True)] * len(BOOLEANS)))
 
 
 def test_params_by_part_is_exact_for_all_combinations(small_section) -> None:
-    names = (
-        "n_kv_heads",
-        "norm_type",
-        "gated_mlp",
-        "position",
-        "bias",
-        "tie_embeddings",
-        "qk_norm",
-    )
+    names = ("n_kv_heads", "norm_type", "gated_mlp", "position", *BOOLEANS)
     for activation, ffn, values in product(("silu", "gelu"), (48, None), COMBINATIONS):
-        section = small_section(
-            activation=activation, ffn_hidden_dim=ffn, **dict(zip(names, values, strict=True))
-        )
+        options = dict(zip(names, values, strict=True))
+        section = small_section(activation=activation, ffn_hidden_dim=ffn, **options)
         with torch.device("meta"):
             model = Decoder(section)
         assert counted(model) == section.params_by_part(), section
@@ -69,11 +47,8 @@ def test_params_by_part_is_exact_for_all_combinations(small_section) -> None:
 def test_llama_7b_has_its_published_size() -> None:
     with torch.device("meta"):
         model = Decoder(DecoderConfig())
-    assert (
-        sum(p.numel() for p in model.parameters())
-        == 6_738_415_616
-        == DecoderConfig().num_params_estimate
-    )
+    size = sum(p.numel() for p in model.parameters())
+    assert size == 6_738_415_616 == DecoderConfig().num_params_estimate
 
 
 @pytest.mark.parametrize(
@@ -90,15 +65,9 @@ def test_llama_7b_has_its_published_size() -> None:
     ids=str,
 )
 def test_flops_per_token_are_those_counted(small_section, options) -> None:
-    """The counter sees every matrix product, of the math kernel too, which forms all seq^2 scores:
-    equal, to the FLOP.
-    """
+    """The counter sees every matrix product, and with the math kernel all seq^2 scores."""
     section = small_section(sdpa_backend="math", **options)
-    assert measured_flops(section, batch=2, seq=16) == section.flops_per_token(16) * 2 * 16
-
-
-def measured_flops(section: DecoderConfig, *, batch: int, seq: int) -> int:
     model = Decoder(section)
     with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(batch, seq, dtype=torch.int64)).sum().backward()
-    return counter.get_total_flops()
+        model(torch.zeros(2, 16, dtype=torch.int64)).sum().backward()
+    assert counter.get_total_flops() == section.flops_per_token(16) * 2 * 16

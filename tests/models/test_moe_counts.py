@@ -31,27 +31,19 @@ def size(module: nn.Module | None) -> int:
 
 @pytest.mark.parametrize(("gated", "shared", "width"), list(product(GATES, SHARED, WIDTHS)))
 def test_parameters_by_part(gated: bool | None, shared: int, width: int | None) -> None:
-    """KempnerForge's defect 6: any number of shared experts built one, and all were counted; widths
-    of experts were not.
-    """
-    chosen = section(
-        model={"gated_mlp": gated, "n_layers": 5},
-        shared_experts=shared,
-        ffn_hidden_dim=width,
-        frequency=2,
-        first_num_dense_layers=2,
-    )
+    """KempnerForge builds one of any number of shared experts, and counts all."""
+    layout = {"frequency": 2, "first_num_dense_layers": 2}
+    model = {"gated_mlp": gated, "n_layers": 5}
+    chosen = section(model=model, shared_experts=shared, ffn_hidden_dim=width, **layout)
     model, parts = built(chosen), chosen.params_by_part()
     layers = [block.feed_forward for block in model.blocks.values()]
+    sparse = [layer for layer in layers if isinstance(layer, MoE)]
     for name, part in PARTS.items():
-        assert parts[part] == sum(
-            size(getattr(layer, name)) for layer in layers if isinstance(layer, MoE)
-        ), part
-    assert parts["feed-forward"] == sum(
-        size(layer) for layer in layers if isinstance(layer, FeedForward)
-    )
+        assert parts[part] == sum(size(getattr(layer, name)) for layer in sparse), part
+    dense = [layer for layer in layers if isinstance(layer, FeedForward)]
+    assert parts["feed-forward"] == sum(map(size, dense))
     assert chosen.num_params_estimate == sum(parts.values()) == size(model)
-    idle = sum(size(layer.experts) * (8 - 2) // 8 for layer in layers if isinstance(layer, MoE))
+    idle = sum(size(layer.experts) * (8 - 2) // 8 for layer in sparse)
     assert chosen.num_active_params == size(model) - idle
     if shared:
         assert layers[3].shared.w_up.weight.shape == (shared * (width or 48), 32)
@@ -70,15 +62,9 @@ def test_mixtral_has_its_published_size() -> None:
     ids=str,
 )
 def test_flops_per_token_are_those_counted(options: dict) -> None:
-    """With as much room as the even load, experts compute just as many rows as tokens are routed,
-    so every product is counted.
-    """
-    chosen = section(
-        model={"sdpa_backend": "math", "max_seq_len": 16},
-        capacity_factor=1.0,
-        balance_scope="micro_batch",
-        **options,
-    )
+    """With a capacity of 1 experts compute as many rows as tokens are routed."""
+    options = {"capacity_factor": 1.0, "balance_scope": "micro_batch"} | options
+    chosen = section(model={"sdpa_backend": "math", "max_seq_len": 16}, **options)
     model, text = Decoder(chosen), tokens(2)
     with FlopCounterMode(display=False) as counter:
         model(text).sum().backward()

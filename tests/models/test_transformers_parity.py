@@ -1,4 +1,4 @@
-"""The decoder against transformers' own models: logits and every gradient, fp32, on random weights."""
+"""The decoder against transformers' own models: logits and gradients, on random fp32 weights."""
 
 from __future__ import annotations
 
@@ -30,54 +30,31 @@ Pick = Callable[[nn.Parameter], Tensor]
 
 
 def randomise(model: nn.Module) -> None:
-    """Values that tell every parameter from its neighbours: norms are near 1 but not 1, biases near
-    0 but not 0.
-    """
+    """Norms are near 1 but not 1, biases near 0 but not 0."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_norm_weight = parameter.dim() == 1 and name.endswith("weight")
-            parameter.copy_(
-                0.15 * torch.randn(parameter.shape, generator=generator) + is_norm_weight
-            )
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(0.15 * drawn + is_norm_weight)
 
 
 def llama_tensors(peer: nn.Module, pick: Pick, *, qk_norm: bool = False) -> dict[str, Tensor]:
     """The peer's weights (or gradients) under our names."""
-    names = {
-        "self_attn.q_proj": "attention.wq",
-        "self_attn.k_proj": "attention.wk",
-        "self_attn.v_proj": "attention.wv",
-    }
-    names |= {
-        "self_attn.o_proj": "attention.wo",
-        "mlp.gate_proj": "feed_forward.w_gate",
-        "mlp.up_proj": "feed_forward.w_up",
-    }
-    names |= {
-        "mlp.down_proj": "feed_forward.w_down",
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "feed_forward_norm",
-    }
-    names |= (
-        {"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"}
-        if qk_norm
-        else {}
-    )
+    names = {f"self_attn.{each}_proj": f"attention.w{each}" for each in "qkvo"}
+    names |= {f"mlp.{each}_proj": f"feed_forward.w_{each}" for each in ("gate", "up", "down")}
+    names |= {"input_layernorm": "attention_norm", "post_attention_layernorm": "feed_forward_norm"}
+    if qk_norm:
+        names |= {f"self_attn.{each}_norm": f"attention.{each}_norm" for each in "qk"}
     tensors = {
         "embedding.weight": pick(peer.model.embed_tokens.weight),
         "norm.weight": pick(peer.model.norm.weight),
     }
     for i, layer in enumerate(peer.model.layers):
-        here = {
-            theirs: ours
-            for theirs, ours in names.items()
-            if "mlp" not in theirs or not hasattr(layer.mlp, "experts")
-        }
-        tensors |= {
-            f"blocks.{i}.{ours}.weight": pick(layer.get_parameter(f"{theirs}.weight"))
-            for theirs, ours in here.items()
-        }
+        for theirs, ours in names.items():
+            if "mlp" not in theirs or not hasattr(layer.mlp, "experts"):
+                weight = layer.get_parameter(f"{theirs}.weight")
+                tensors[f"blocks.{i}.{ours}.weight"] = pick(weight)
     if not peer.config.tie_word_embeddings:
         tensors["output.weight"] = pick(peer.lm_head.weight)
     return tensors
@@ -94,34 +71,24 @@ def gpt2_tensors(peer: nn.Module, pick: Pick) -> dict[str, Tensor]:
             found["attention.wo"] = pick(getattr(layer.attn.c_proj, kind))
             found["feed_forward.w_up"] = pick(getattr(layer.mlp.c_fc, kind))
             found["feed_forward.w_down"] = pick(getattr(layer.mlp.c_proj, kind))
-            found["attention_norm"], found["feed_forward_norm"] = (
-                pick(getattr(layer.ln_1, kind)),
-                pick(getattr(layer.ln_2, kind)),
-            )
-            tensors |= {
-                f"blocks.{i}.{name}.{kind}": tensor.t() if tensor.dim() == 2 else tensor
-                for name, tensor in found.items()
-            }
+            found["attention_norm"] = pick(getattr(layer.ln_1, kind))
+            found["feed_forward_norm"] = pick(getattr(layer.ln_2, kind))
+            for name, tensor in found.items():
+                whole = tensor.t() if tensor.dim() == 2 else tensor
+                tensors[f"blocks.{i}.{name}.{kind}"] = whole
     return tensors | {f"norm.{kind}": pick(getattr(body.ln_f, kind)) for kind in ("weight", "bias")}
 
 
 def moe_tensors(peer: nn.Module, pick: Pick, *, qk_norm: bool = False) -> dict[str, Tensor]:
-    """The same for decoders of which some layers have experts; the peer's gate and up projections
-    are one.
-    """
+    """The same with experts; the peer's gate and up projections are one."""
     tensors = llama_tensors(peer, pick, qk_norm=qk_norm)
     for i, layer in enumerate(peer.model.layers):
         if hasattr(layer.mlp, "experts"):
             gate, up = pick(layer.mlp.experts.gate_up_proj).chunk(2, dim=1)
-            found = {
-                "router.weight": pick(layer.mlp.gate.weight),
-                "experts.w_down": pick(layer.mlp.experts.down_proj),
-            }
-            found |= {
-                "experts.w_gate": gate,
-                "experts.w_up": up,
-                "router.selection_bias": torch.zeros(len(gate)),
-            }
+            found = {"experts.w_gate": gate, "experts.w_up": up}
+            found["experts.w_down"] = pick(layer.mlp.experts.down_proj)
+            found["router.weight"] = pick(layer.mlp.gate.weight)
+            found["router.selection_bias"] = torch.zeros(len(gate))
             tensors |= {f"blocks.{i}.feed_forward.{name}": tensor for name, tensor in found.items()}
     return tensors
 
@@ -143,66 +110,39 @@ def assert_equal_models(
     for name, parameter in ours.named_parameters():
         reference = gradients[name]
         # A key bias shifts every score of a query alike: its gradient is zero but for rounding.
-        scale = (
-            reference.norm()
-            if not name.endswith("wk.bias")
-            else gradients[name.replace("wk", "wq")].norm()
-        )
+        vanishes = name.endswith("wk.bias")
+        scale = gradients[name.replace("wk", "wq") if vanishes else name].norm()
         assert scale > 1e-4, name
         assert (parameter.grad - reference).norm() <= 1e-5 * scale, name
 
 
 def shape(**options: object) -> dict:
-    return {
-        "dim": DIM,
-        "n_layers": LAYERS,
-        "n_heads": HEADS,
-        "vocab_size": VOCAB,
-        "max_seq_len": SEQ,
-        "ffn_hidden_dim": FFN,
-    } | options
+    sizes = {"dim": DIM, "n_layers": LAYERS, "n_heads": HEADS, "ffn_hidden_dim": FFN}
+    return sizes | {"vocab_size": VOCAB, "max_seq_len": SEQ} | options
 
 
 def peer_shape(**options: object) -> dict:
-    sizes = {
-        "hidden_size": DIM,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "vocab_size": VOCAB,
-        "intermediate_size": FFN,
-    }
-    return (
-        sizes
-        | {"max_position_embeddings": SEQ, "rms_norm_eps": 1e-5, "attn_implementation": "eager"}
-        | options
-    )
+    sizes = {"hidden_size": DIM, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    sizes |= {"vocab_size": VOCAB, "intermediate_size": FFN, "max_position_embeddings": SEQ}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    others = {"rms_norm_eps": 1e-5, "attn_implementation": "eager", "tie_word_embeddings": False}
+    return sizes | others | {"rope_parameters": rope, "num_key_value_heads": 2} | options
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["mha", "gqa", "mqa"])
 def test_llama(kv_heads: int, tied: bool) -> None:
-    ours = Decoder(
-        DecoderConfig(**shape(n_kv_heads=kv_heads, tie_embeddings=tied, rope_theta=500.0))
-    )
+    section = shape(n_kv_heads=kv_heads, tie_embeddings=tied, rope_theta=500.0)
+    options = {"num_key_value_heads": kv_heads, "tie_word_embeddings": tied}
     rope = {"rope_type": "default", "rope_theta": 500.0}
-    peer = LlamaForCausalLM(
-        LlamaConfig(
-            **peer_shape(
-                num_key_value_heads=kv_heads, tie_word_embeddings=tied, rope_parameters=rope
-            )
-        )
-    )
+    peer = LlamaForCausalLM(LlamaConfig(**peer_shape(**options, rope_parameters=rope)))
+    ours = Decoder(DecoderConfig(**section))
     assert_equal_models(ours, peer, llama_tensors)
 
 
 def test_qk_norm_is_that_of_qwen3() -> None:
     ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, qk_norm=True)))
-    options = {"num_key_value_heads": 2, "head_dim": DIM // HEADS, "tie_word_embeddings": False}
-    peer = Qwen3ForCausalLM(
-        Qwen3Config(
-            **peer_shape(**options, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-        )
-    )
+    peer = Qwen3ForCausalLM(Qwen3Config(**peer_shape(head_dim=DIM // HEADS)))
     assert_equal_models(ours, peer, lambda model, pick: llama_tensors(model, pick, qk_norm=True))
 
 
@@ -210,68 +150,30 @@ def test_qk_norm_is_that_of_qwen3() -> None:
 def test_mixtral(kernel: str) -> None:
     moe = MoEConfig(num_experts=6, top_k=2, kernel=kernel)
     ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, moe=moe)))
-    options = {
-        "num_key_value_heads": 2,
-        "num_local_experts": 6,
-        "num_experts_per_tok": 2,
-        "sliding_window": None,
-    }
-    rope = {"rope_type": "default", "rope_theta": 10000.0}
-    peer = MixtralForCausalLM(
-        MixtralConfig(**peer_shape(**options, tie_word_embeddings=False, rope_parameters=rope))
-    )
+    options = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None}
+    peer = MixtralForCausalLM(MixtralConfig(**peer_shape(**options)))
     assert_equal_models(ours, peer, moe_tensors)
 
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_qwen3_moe(normalised: bool) -> None:
-    """Experts in every second layer, of another width than the dense layers; three a token, with or
-    without their weights' sum being 1.
-    """
-    moe = MoEConfig(
-        num_experts=8, top_k=3, ffn_hidden_dim=24, frequency=2, norm_topk_prob=normalised
-    )
+    """Experts of another width in every second layer; three a token."""
+    options = {"num_experts": 8, "norm_topk_prob": normalised}
+    moe = MoEConfig(top_k=3, ffn_hidden_dim=24, frequency=2, **options)
     ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, qk_norm=True, moe=moe)))
-    options = {
-        "num_key_value_heads": 2,
-        "head_dim": DIM // HEADS,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
-    }
-    options |= {
-        "decoder_sparse_step": 2,
-        "norm_topk_prob": normalised,
-        "tie_word_embeddings": False,
-    }
-    rope = {"rope_type": "default", "rope_theta": 10000.0}
-    peer = Qwen3MoeForCausalLM(Qwen3MoeConfig(**peer_shape(**options, rope_parameters=rope)))
-    assert [type(block.feed_forward).__name__ for block in ours.blocks.values()] == [
-        "FeedForward",
-        "MoE",
-        "FeedForward",
-    ]
+    options |= {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "decoder_sparse_step": 2}
+    peer = Qwen3MoeForCausalLM(Qwen3MoeConfig(**peer_shape(head_dim=DIM // HEADS, **options)))
+    names = [type(block.feed_forward).__name__ for block in ours.blocks.values()]
+    assert names == ["FeedForward", "MoE", "FeedForward"]
     assert_equal_models(ours, peer, lambda model, pick: moe_tensors(model, pick, qk_norm=True))
 
 
 def test_gpt2() -> None:
-    options = {
-        "position": "learned",
-        "bias": True,
-        "norm_type": "layernorm",
-        "activation": "gelu_tanh",
-        "gated_mlp": False,
-        "tie_embeddings": True,
-    }
+    options = {"position": "learned", "norm_type": "layernorm", "activation": "gelu_tanh"}
+    options |= {"bias": True, "gated_mlp": False, "tie_embeddings": True}
     ours = Decoder(DecoderConfig(**shape(**options)))
-    sizes = {
-        "n_embd": DIM,
-        "n_layer": LAYERS,
-        "n_head": HEADS,
-        "vocab_size": VOCAB,
-        "n_positions": SEQ,
-        "n_inner": FFN,
-    }
+    sizes = {"n_embd": DIM, "n_layer": LAYERS, "n_head": HEADS, "n_inner": FFN}
+    sizes |= {"vocab_size": VOCAB, "n_positions": SEQ}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     peer = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, attn_implementation="eager"))
     assert_equal_models(ours, peer, gpt2_tensors)
@@ -284,9 +186,8 @@ def test_half_the_rotation_at_far_positions() -> None:
     from forge.models.rope import RotaryTable
 
     rope = {"rope_type": "default", "rope_theta": 500000.0}
-    peer = LlamaRotaryEmbedding(
-        LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=rope)
-    )
+    config = LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=rope)
+    peer = LlamaRotaryEmbedding(config)
     cos, sin = peer(torch.zeros(1), torch.arange(8192)[None])
     ours = RotaryTable(128, 8192, 500000.0)
     assert torch.equal(ours.cos[:, 0], cos[0])

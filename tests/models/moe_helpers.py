@@ -39,7 +39,7 @@ def decoder(
 
 
 def layer(*, dtype: torch.dtype = torch.float64, **moe: Any) -> MoE:
-    """One layer alone, in training mode, in fp64 with a loop over experts, and a bias that counts."""
+    """One layer in training mode, in fp64 with a loop over experts, and a bias that counts."""
     made = decoder(dtype=dtype, **({"kernel": "loop"} | moe)).blocks["0"].feed_forward
     assert isinstance(made, MoE)
     bias = made.router.selection_bias

@@ -55,50 +55,34 @@ def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
         return f"{run_dir} has no checkpoints"
     heads = ("step", "saved at", "because of", "size", "evaluation", "")
     cells = [heads, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (map(str.ljust, line, widths) for line in cells)
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def _row(saved: Saved, run_id: str, *, best: bool) -> dict[str, Any]:
     meta = saved.meta
-    kept = {name: meta.get(name) for name in ("time", "reason", "metrics")}
-    kept |= {"weights_only": bool(meta.get("weights_only")), "best": best}
     return {
         "step": saved.step,
         "path": str(saved.path),
-        **kept,
+        **{name: meta.get(name) for name in ("time", "reason", "metrics")},
+        "weights_only": bool(meta.get("weights_only")),
+        "best": best,
         "bytes": saved.size,
         "fault": saved.fault(run_id),
     }
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    shown = {
-        name: value
+    metrics = [
+        f"{name} {'not finite' if value is None else f'{value:.4g}'}"
         for name, value in (row["metrics"] or {}).items()
         if name in ("loss", "bits_per_byte")
-    }
-    metrics = ", ".join(
-        f"{name} {'not finite' if value is None else f'{value:.4g}'}"
-        for name, value in shown.items()
-    )
-    notes = [
-        said
-        for name, said in (("best", "the best"), ("weights_only", "weights alone"))
-        if row[name]
     ]
-    state = f"cannot be used: {row['fault']}" if row["fault"] else ", ".join(["ok", *notes])
-    return (
-        str(row["step"]),
-        row["time"] or "",
-        row["reason"] or "",
-        byte_size(row["bytes"]),
-        metrics,
-        state,
-    )
+    notes = ["ok"] + ["the best"] * row["best"] + ["weights alone"] * row["weights_only"]
+    state = f"cannot be used: {row['fault']}" if row["fault"] else ", ".join(notes)
+    about = str(row["step"]), row["time"] or "", row["reason"] or ""
+    return *about, byte_size(row["bytes"]), ", ".join(metrics), state
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge import cli
 from forge.compose.portable import unsaid
-from forge.config.problems import ConfigError, Problem, quoted
+from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.config.root import Config
 from forge.rundir import directory, files, saved_config
 from forge.rundir.saved_config import to_plain
@@ -48,23 +48,13 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
     from forge.train import launch
 
     if not options.overrides:
-        raise ConfigError(
-            [
-                Problem(
-                    key="RUN",
-                    what="which run is to go on?",
-                    fix="python -m forge.resume runs/<run>",
-                    where=cli.COMMAND_LINE,
-                )
-            ]
-        )
+        fix = "python -m forge.resume runs/<run>"
+        raise refusal("RUN", "which run is to go on?", fix, COMMAND_LINE)
     place, *typed = options.overrides
-    moved = [text for text in typed if text.lstrip("+").startswith("run.dir=")]
-    if moved:
-        what = f"it is the run in {place} that goes on, in its own directory."
-        raise ConfigError(
-            [Problem(key=moved[0], what=what, fix="leave it out", where=cli.COMMAND_LINE)]
-        )
+    for text in typed:
+        if text.lstrip("+").startswith("run.dir="):
+            what = f"it is the run in {place} that goes on, in its own directory."
+            raise refusal(text, what, "leave it out", COMMAND_LINE)
     overrides = overrides_of(Path(place), typed)
     composition, resolution = cli.resolved(overrides, options.config_dir)
     _check_reach(Path(place), typed, options.config_dir, composition.tree, resolution.config)
@@ -76,19 +66,9 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
     run, or needs trust that was not typed.
     """
     if not saved_config.is_run(run_dir):
-        what = f"{run_dir} is no run directory: " + (
-            "it has no config.yaml." if os.path.exists(run_dir) else "there is no such directory."
-        )
-        raise ConfigError(
-            [
-                Problem(
-                    key=str(run_dir),
-                    what=what,
-                    fix="give the directory of a run",
-                    where=cli.COMMAND_LINE,
-                )
-            ]
-        )
+        why = "it has no config.yaml" if os.path.exists(run_dir) else "there is no such directory"
+        what, fix = f"{run_dir} is no run directory: {why}.", "give the directory of a run"
+        raise refusal(str(run_dir), what, fix, COMMAND_LINE)
     own = _own(run_dir)
     missing = [text for text in code_overrides(own) if text not in code_overrides(typed)]
     if missing and not code_overrides(typed):
@@ -98,7 +78,7 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
             "was made with code outside of forge, which is only used by who asks for it.",
         )
     return [
-        *_outdone(other_overrides(own), typed),
+        *_without_replaced(other_overrides(own), typed),
         *typed,
         f"run.dir={quoted(str(run_dir.resolve()))}",
     ]
@@ -110,13 +90,8 @@ def _own(run_dir: Path) -> list[str]:
     try:
         return [str(text) for text in files.read_json(file)]
     except (OSError, ValueError, TypeError) as error:
-        what, fix = (
-            f"{file} cannot be read: {error}.",
-            f"type the overrides of the run again, with run.dir={run_dir}",
-        )
-        raise ConfigError(
-            [Problem(key=str(run_dir), what=what, fix=fix, where=cli.COMMAND_LINE)]
-        ) from None
+        fix = f"type the overrides of the run again, with run.dir={run_dir}"
+        raise refusal(str(run_dir), f"{file} cannot be read: {error}.", fix, COMMAND_LINE) from None
 
 
 def _check_reach(
@@ -126,59 +101,39 @@ def _check_reach(
     composed: DictConfig,
     config: Config,
 ) -> None:
-    """Refuse commands of a job, folders outside of the run and values of the environment that
-    nobody typed.
-
-    They are those of a directory, or of files that it names.
+    """Refuse commands of a job, folders outside of the run and values of the environment that come
+    from the run directory, or from files it names, and that nobody typed.
     """
     raw = OmegaConf.to_container(composed)
     assert isinstance(raw, dict)
-    options = list(
-        dict.fromkeys(
-            [
-                *reaching_out(to_plain(config)),
-                *environment_options({str(name): value for name, value in raw.items()}),
-            ]
-        )
-    )
-    missing = unsaid(overrides_behind(options, other_overrides(_own(run_dir))), typed, config_dirs)
+    found = [*reaching_out(to_plain(config)), *environment_options({str(k): raw[k] for k in raw})]
+    options = list(dict.fromkeys(found))
+    own = overrides_behind(options, other_overrides(_own(run_dir)))
+    missing = unsaid(own, typed, config_dirs)
     if missing:
-        what = f"has {', '.join(options)}, which reaches beyond its directory and is only used by who asks for it."
+        reach = "reaches beyond its directory and is only used by who asks for it."
+        what = f"has {', '.join(options)}, which {reach}"
         raise _asks(run_dir, [*typed, *missing], what, key=missing)
 
 
 def _asks(run_dir: Path, words: Sequence[str], what: str, key: Sequence[str] = ()) -> ConfigError:
-    """What only who types it may decide, with the command that does. key: of its words, those that
-    are the problem.
-    """
+    """The error that asks the user to type these words. key: those that are the problem."""
     command = shlex.join(["python", "-m", "forge.resume", str(run_dir), *dict.fromkeys(words)])
-    problem = Problem(
-        key=" ".join(key or words),
-        what=f"the run {what}",
-        fix=f"if you trust it: {command}",
-        where=cli.COMMAND_LINE,
-    )
-    return ConfigError([problem])
+    fix = f"if you trust it: {command}"
+    return refusal(" ".join(key or words), f"the run {what}", fix, COMMAND_LINE)
 
 
-def _outdone(own: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """The run's own overrides without the values inside a group of which another option is chosen
-    now.
-
-    run.allow_change is said each time, or one change that was allowed would let all later ones
-    pass.
+def _without_replaced(own: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """The run's own overrides without those inside a group that is chosen anew, and without
+    run.allow_change: what was allowed once is asked for again.
     """
-    groups = {
-        text.lstrip("+").partition("=")[0]
-        for text in typed
-        if text not in own and "." not in text.partition("=")[0]
-    }
-    keys = [(text, text.lstrip("+").partition("=")[0]) for text in own]
-    return [
-        text
-        for text, key in keys
-        if key != "run.allow_change" and key.partition(".")[0] not in groups
-    ]
+
+    def key(text: str) -> str:
+        return text.lstrip("+").partition("=")[0]
+
+    chosen = {key(text) for text in typed if text not in own}  # groups have no dot
+    kept = [text for text in own if key(text).partition(".")[0] not in chosen]
+    return [text for text in kept if key(text) != "run.allow_change"]
 
 
 if __name__ == "__main__":

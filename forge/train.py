@@ -19,7 +19,7 @@ from forge.compose.composition import compose
 from forge.compose.engine import CONF
 from forge.compose.portable import portable
 from forge.config.launch import Submitit
-from forge.config.problems import ConfigError, Problem, shown
+from forge.config.problems import COMMAND_LINE, ConfigError, refusal, shown
 from forge.config.root import Config
 from forge.launch.local import processes
 from forge.plan.launcher_environment import (
@@ -41,45 +41,26 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, and exit with the worker's code; 2 when the configuration is refused."""
     arguments = cli.parser("forge.train", "Train what the groups and values name, on this machine.")
-    arguments.add_argument(
-        "-c", "--cfg", choices=("job",), help="print the composed config instead of running it"
-    )
-    arguments.add_argument("-p", "--package", default="", help="with --cfg: only this section")
-    arguments.add_argument(
-        "-m",
-        "--multirun",
-        action="store_true",
-        help="a sweep: every combination of what is given several values, as seed=1,2,3",
-    )
-    arguments.add_argument(
-        "-i",
-        "--info",
-        nargs="?",
-        const="all",
-        help="what Hydra says of the composition: defaults, searchpath, ...",
-    )
-    arguments.add_argument(
-        "-sc",
-        "--shell-completion",
-        action="store_true",
-        help="completion of forge-train: -sc install=bash (fish, zsh)",
-    )
-    arguments.add_argument("--version", action="store_true", help="the version of forge")
-    return on_ranks(
-        lambda rendezvous: _answer(
-            arguments, list(sys.argv[1:] if argv is None else argv), rendezvous
-        )
-    )
+    add = arguments.add_argument
+    add("-c", "--cfg", choices=("job",), help="print the composed config instead of running it")
+    add("-p", "--package", default="", help="with --cfg: only this section")
+    sweep = "a sweep: every combination of what is given several values, as seed=1,2,3"
+    add("-m", "--multirun", action="store_true", help=sweep)
+    info = "what Hydra says of the composition: defaults, searchpath, ..."
+    add("-i", "--info", nargs="?", const="all", help=info)
+    completion = "completion of forge-train: -sc install=bash (fish, zsh)"
+    add("-sc", "--shell-completion", action="store_true", help=completion)
+    add("--version", action="store_true", help="the version of forge")
+    words = list(sys.argv[1:] if argv is None else argv)
+    return on_ranks(lambda rendezvous: _answer(arguments, words, rendezvous))
 
 
 def on_ranks(verb: Callable[[Rendezvous | None], int]) -> int:
-    """Do what was typed; of the ranks that torchrun or srun has started only the main one does, and
-    tells the others what came of it.
+    """Do what was typed. Of the ranks that torchrun or srun has started only the main one does, and
+    the others follow it.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # see forge.launch.local.processes.stop_signals
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for a script's background command
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def do() -> int:
         found = launcher_environment()
@@ -118,16 +99,15 @@ def train(config: Config) -> Result:
     begun.
     """
     if not isinstance(config, Config):
-        raise TypeError(
-            f"forge.train takes a config, such as forge.compose([...]) gives, not {type(config).__name__}"
-        )
+        given = type(config).__name__
+        raise TypeError(f"forge.train takes a config, as forge.compose([...]) gives, not {given}")
     found = launcher_environment()
     if found is not None and found.size > 1:
         ended = _train_together(found, config)
     else:
         if is_job(config) and not (isinstance(config.launch, Submitit) and config.launch.wait):
             what = "forge.train gives back how the run has ended, so it waits for its job."
-            raise ConfigError([Problem(key="launch.wait=false", what=what, fix="launch.wait=true")])
+            raise refusal("launch.wait=false", what, "launch.wait=true")
         ended = launch(resolve(config), config.overrides)
     if ended.refused is not None:
         raise RuntimeError(f"the run failed: {ended.refused}")
@@ -171,7 +151,7 @@ def _sweep(options, rendezvous: Rendezvous | None) -> int:
             "another launcher has started the ranks, and a sweep starts those of each point itself."
         )
         fix = "type it without torchrun or srun; launch=slurm submits the points as jobs"
-        raise ConfigError([Problem(key="-m", what=what, fix=fix, where=cli.COMMAND_LINE)])
+        raise refusal("-m", what, fix, COMMAND_LINE)
     from forge.launch.sweep import sweep
 
     return sweep.run(options.overrides, options.config_dir)
@@ -200,46 +180,38 @@ def launch(
     A fresh one is removed when the run is refused before its first step, as for data that cannot be
     read. rendezvous: of the ranks that another launcher has started, of which this is the main one.
     """
-    hopeless = [
-        replace(warning, warning=False)
-        for warning in resolution.warnings
-        if warning.rule == HOST_MEMORY
-    ]
-    if hopeless:
+    config, warnings = resolution.config, resolution.warnings
+    if hopeless := [replace(w, warning=False) for w in warnings if w.rule == HOST_MEMORY]:
         raise ConfigError(hopeless)
-    for warning in resolution.warnings:
+    for warning in warnings:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
-    job = rendezvous is None and is_job(resolution.config)
+    job = rendezvous is None and is_job(config)
     if job:
         from forge.launch import jobs
 
         if (printed := jobs.check_run(resolution)) is not None:
             return Ended(run_dir=Path(), code=cli.show(printed))
-    before = directory.before(resolution.config)
-    kept = portable(overrides, config_dirs, resolution.config)
+    before = directory.before(config)
+    kept = portable(overrides, config_dirs, config)
     run_dir, changes = directory.prepare(resolution, overrides=kept)
-    # Of a fresh run of this machine it is said once it has begun.
-    goes_on = (
-        (job and resolution.config.checkpoint.enabled)
-        if before.fresh
-        else _can_go_on(run_dir, resolution.config)
-    )
+    # A fresh run of this machine says how it goes on once it has begun.
+    goes_on = job and config.checkpoint.enabled if before.fresh else _can_go_on(run_dir, config)
     again = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""
     print(f"run directory: {directory.short(run_dir)}{again}")
     for change in changes:
-        line = f"  changed: {change.key}={shown(change.after)}   (was {shown(change.before)}; kept in {newest(run_dir).name})"
-        print(cli.printable(line))
+        was = f"   (was {shown(change.before)}; kept in {newest(run_dir).name})"
+        print(cli.printable(f"  changed: {change.key}={shown(change.after)}{was}"))
     sys.stdout.flush()
     if job:
         from forge.launch import jobs
 
         return Ended(run_dir=run_dir, code=jobs.start_run(run_dir, resolution))
-    if resolution.config.run.inline or rendezvous is not None:
+    if config.run.inline or rendezvous is not None:
         from forge import worker
 
-        code = worker.main([str(run_dir), *resolution.config.run.trust], rendezvous)
+        code = worker.main([str(run_dir), *config.run.trust], rendezvous)
     else:
-        code = processes.start(run_dir, resolution.world.size, trust=resolution.config.run.trust)
+        code = processes.start(run_dir, resolution.world.size, trust=config.run.trust)
     refused = outcome.refused_for(run_dir) if code == REFUSED else None
     if refused is not None and rendezvous is not None:
         rendezvous.wait_until_left()
@@ -251,10 +223,9 @@ def launch(
 
 
 def _can_go_on(run_dir: Path, config: Config) -> bool:
-    """Whether a run has a checkpoint to go on from, or has not got as far as to need one."""
-    return newest_usable(run_dir / config.checkpoint.dir, to_go_on=True)[
-        0
-    ] is not None or not outcome.last_saved_step(run_dir)
+    """Whether a run has a checkpoint to go on from, or has not yet saved one."""
+    usable, _ = newest_usable(run_dir / config.checkpoint.dir, to_go_on=True)
+    return usable is not None or not outcome.last_saved_step(run_dir)
 
 
 def is_job(config: Config) -> bool:
@@ -282,42 +253,23 @@ def _yaml(overrides: Sequence[str], options) -> str:
     composition = compose(overrides, config_dirs=options.config_dir)
     if composition.problems:
         raise ConfigError(composition.problems)
-    named = re.fullmatch(r"\w+(\.\w+)*", options.package)
-    node = (
-        OmegaConf.select(composition.tree, options.package)
-        if named
-        else None
-        if options.package
-        else composition.tree
-    )
+    node, package = composition.tree, options.package
+    if package:
+        named = re.fullmatch(r"\w+(\.\w+)*", package)
+        node = OmegaConf.select(node, package) if named else None
     if not OmegaConf.is_config(node):
-        raise ConfigError(
-            [
-                Problem(
-                    key=f"--package {options.package}",
-                    what="there is no such section.",
-                    fix="a group, such as --package model",
-                )
-            ]
-        )
+        what, fix = "there is no such section.", "a group, such as --package model"
+        raise refusal(f"--package {package}", what, fix)
     return OmegaConf.to_yaml(node)
 
 
 def _completion(words: Sequence[str]) -> int:
-    """Answer a shell; Hydra knows a console script, so `python -m forge.train` becomes forge-train."""
+    """Answer a shell; Hydra knows console scripts, so `python -m forge.train` is forge-train."""
     if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|fish|zsh)", words[0]):
-        raise ConfigError(
-            [
-                Problem(
-                    key="-sc",
-                    what="it takes what to do, and for which shell.",
-                    fix="-sc install=bash (or fish, zsh)",
-                )
-            ]
-        )
-    os.environ["COMP_LINE"] = re.sub(
-        r"^.*\s-m\s+forge\.train\b", "forge-train", os.environ.get("COMP_LINE", "")
-    )
+        what, fix = "it takes what to do, and for which shell.", "-sc install=bash (or fish, zsh)"
+        raise refusal("-sc", what, fix)
+    line = os.environ.get("COMP_LINE", "")
+    os.environ["COMP_LINE"] = re.sub(r"^.*\s-m\s+forge\.train\b", "forge-train", line)
     sys.argv[0] = "forge-train"
     return _hydra(["-sc", words[0]])
 

@@ -9,34 +9,15 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from going_on_helpers import RUN, content, end, read, take
+from going_on_helpers import RUN, content, read, take
 
 from forge import resume
 from forge.launch.local import processes
 from forge.rundir import saved_config
-
-TINY = (
-    *(
-        "tokenizer.vocab_size=300",
-        "model.vocab_size=300",
-        "model.dim=16",
-        "model.n_layers=1",
-        "model.n_heads=2",
-        "model.ffn_hidden_dim=32",
-    ),
-    *(
-        "train.seq_len=16",
-        "train.batch_size=2",
-        "scheduler.warmup_steps=2",
-        "eval=off",
-        "run.device=cpu",
-        "run.num_threads=1",
-    ),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -60,36 +41,26 @@ def verb(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
-def test_from_the_first_command_to_a_longer_run_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "my.txt").write_text("".join(f"{i} the sea and the ship\n" for i in range(200)))
-    first = verb(
-        "forge.train", "data=text", "data.path=my.txt", "run.dir=run", "train.max_steps=3", *TINY
-    )
-    assert (first.returncode, first.stderr) == (0, "")
-    assert first.stdout.splitlines()[0] == "run directory: run"
-    assert "\ngoes on with: python -m forge.resume run\n" in first.stdout
+def test_a_finished_run_is_made_longer_from_elsewhere(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     os.chdir(tmp_path / "elsewhere")
-    run = tmp_path / "run"
-    done = verb("forge.resume", "../run")
-    said = "this run is finished: all steps done, after 3 steps; to go on: "
-    assert (done.returncode, done.stdout.splitlines()[1]) == (
-        0,
-        f"{said}python -m forge.resume {run} train.max_steps=6",
-    )
-    longer = verb(*shlex.split(done.stdout.splitlines()[1].removeprefix(f"{said}python -m ")))
+    done = verb("forge.resume", "../tiny_run")
+    said = "this run is finished: all steps done, after 6 steps; to go on: "
+    command = f"python -m forge.resume {tiny_run} train.max_steps=12"
+    assert (done.returncode, done.stdout.splitlines()[1]) == (0, f"{said}{command}")
+    longer = verb(*shlex.split(command)[2:], "metrics.enable_console=true")
     assert (longer.returncode, longer.stderr) == (0, "")
-    assert longer.stdout.splitlines()[:3] == [
-        f"run directory: {run}   (goes on with: python -m forge.resume {run})",
-        "  changed: scheduler.decay_steps=4   (was 1; kept in config.2.yaml)",
-        "  changed: train.max_steps=6   (was 3; kept in config.2.yaml)",
+    assert longer.stdout.splitlines()[:4] == [
+        f"run directory: {tiny_run}   (goes on with: python -m forge.resume {tiny_run})",
+        "  changed: metrics.enable_console=true   (was false; kept in config.2.yaml)",
+        "  changed: scheduler.decay_steps=10   (was 4; kept in config.2.yaml)",
+        "  changed: train.max_steps=12   (was 6; kept in config.2.yaml)",
     ]
-    assert (
-        "going on from checkpoints/step_3 at step 3, where it stopped in the data: 3 steps to go"
-        in longer.stdout
+    where = (
+        "going on from checkpoints/step_6 at step 6, where it stopped in the data: 6 steps to go"
     )
-    assert read(run / "result.json")["step"] == 6
+    assert where in longer.stdout
+    assert read(tiny_run / "result.json")["step"] == 12
 
 
 def test_it_starts_a_worker_in_the_run(
@@ -159,48 +130,31 @@ def test_another_model_is_refused_with_a_diff_until_it_is_allowed(
     }
 
 
-def test_a_mistyped_permission(started: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    take(*RUN)
-    assert resume.main(["run", "seed=3", "run.allow_change=[sead]"]) == 2
-    said = capsys.readouterr().err
-    assert (
-        "there is no option or section 'sead'.\n     -> did you mean run.allow_change=[seed]?"
-        in said
-    )
-    assert started == []
+NOTHING = """\
+1 problem; nothing was started or written.
+  1. {place}   [command line]
+     {what}
+     -> {fix}
+"""
+RUN_OF = "give the directory of a run"
+NO_RUN = {
+    "absent": ("absent is no run directory: there is no such directory.", RUN_OF),
+    "folder": ("folder is no run directory: it has no config.yaml.", RUN_OF),
+    "file": ("file is no run directory: it has no config.yaml.", RUN_OF),
+    "RUN": ("which run is to go on?", "python -m forge.resume runs/<run>"),
+}
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: None, "run is no run directory: there is no such directory."),
-        (lambda: Path("run").mkdir(), "run is no run directory: it has no config.yaml."),
-        (lambda: Path("run").write_text(""), "run is no run directory: it has no config.yaml."),
-    ],
-)
-def test_what_is_no_run(
-    make: Callable[[], None], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make()
-    assert resume.main(["run", "seed=1"]) == 2
-    expected = [
-        "1 problem; nothing was started or written.",
-        "  1. run   [command line]",
-        f"     {said}",
-        "     -> give the directory of a run",
-    ]
-    assert capsys.readouterr().err.splitlines() == expected
+@pytest.mark.parametrize("place", NO_RUN)
+def test_no_run(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    Path("file").write_text("")
+    assert resume.main([place, "seed=1"] if place != "RUN" else []) == 2
+    what, fix = NO_RUN[place]
+    assert capsys.readouterr().err == NOTHING.format(place=place, what=what, fix=fix)
 
 
-def test_no_run_at_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert resume.main([]) == 2
-    assert (
-        "which run is to go on?\n     -> python -m forge.resume runs/<run>"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("damage", ["", "{", "3", "null"])
+@pytest.mark.parametrize("damage", ["{", "3"])
 def test_overrides_that_cannot_be_read(damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     take(*RUN)
     Path("run/overrides.json").write_text(damage)
@@ -208,13 +162,6 @@ def test_overrides_that_cannot_be_read(damage: str, capsys: pytest.CaptureFixtur
     said = capsys.readouterr().err
     assert "     run/overrides.json cannot be read: " in said
     assert "-> type the overrides of the run again, with run.dir=run" in said
-
-
-def test_a_finished_run_starts_no_torch_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    path, _ = take(*RUN)
-    end(path, step=40)
-    assert resume.main(["run"]) == 0
-    assert "this run is finished: all steps done, after 40 steps" in capfd.readouterr().out
 
 
 @pytest.fixture
@@ -263,10 +210,7 @@ def test_code_of_others_is_used_only_by_who_asks_for_it(
     assert not imported()
     assert (content(path), started) == (before, [])
     said = capsys.readouterr().err.splitlines()
-    assert (
-        said[2]
-        == "     the run was made with code outside of forge, which is only used by who asks for it."
-    )
+    assert said[2].startswith("     the run was made with code outside of forge, ")
     command = shlex.split(said[3].removeprefix("     -> if you trust it: "))
     assert command[:4] == ["python", "-m", "forge.resume", "run"]
     assert resume.main(command[3:]) == 0
@@ -283,33 +227,21 @@ def test_trust_that_somebody_wrote_into_a_run_is_not_taken(
 ) -> None:
     """Neither that of its overrides nor that of its config."""
     path, _ = take(*RUN)
-    (path / "overrides.json").write_text(
-        json.dumps([*RUN[1:], "++run.trust=[evil.]", "+callbacks.e={_target_:evil.Callback}"])
-    )
-    assert resume.main(["run"]) == 2
-    assert (
-        "1. ++run.trust=[evil.]   [command line]\n     the run was made with code outside of forge"
-        in capsys.readouterr().err
-    )
-    (path / "overrides.json").write_text(
-        json.dumps([*RUN[1:], "+callbacks.e={_target_:evil.Callback}"])
-    )
-    assert resume.main(["run"]) == 2
-    assert (
-        "evil.Callback may not be built for callbacks: it is under no trusted prefix."
-        in capsys.readouterr().err
-    )
-    (path / "overrides.json").write_text(json.dumps(RUN[1:]))
-    text = (path / "config.yaml").read_text()
-    (path / "config.yaml").write_text(
-        text.replace("trust: []", "trust: ['evil.']").replace(
-            "callbacks: {}", "callbacks: {e: {_target_: evil.Callback}}"
-        )
-    )
+    config, evil = path / "config.yaml", "+callbacks.e={_target_:evil.Callback}"
+    for added, said in (
+        (["++run.trust=[evil.]", evil], "the run was made with code outside of forge"),
+        ([evil], "evil.Callback may not be built for callbacks: it is under no trusted prefix."),
+    ):
+        (path / "overrides.json").write_text(json.dumps([*RUN[1:], *added]))
+        assert resume.main(["run"]) == 2
+        assert said in capsys.readouterr().err
     assert started == []
+    (path / "overrides.json").write_text(json.dumps(RUN[1:]))
+    text = config.read_text().replace("trust: []", "trust: ['evil.']")
+    config.write_text(text.replace("callbacks: {}", "callbacks: {e: {_target_: evil.Callback}}"))
     assert resume.main(["run"]) == 0
-    config = saved_config.load_own(path)
-    assert (config.run.trust, config.callbacks) == ((), {})
+    kept = saved_config.load_own(path)
+    assert (kept.run.trust, kept.callbacks) == ((), {})
 
 
 def test_a_command_that_somebody_wrote_into_a_run_is_not_run(
@@ -319,7 +251,7 @@ def test_a_command_that_somebody_wrote_into_a_run_is_not_run(
     path, _ = take(*RUN)
     mark = tmp_path / "ran"
     entry = f"{{_target_: forge.doctor.finding.ask, command: [touch, {mark}], seconds: 5}}"
-    said = "forge.doctor.finding.ask may not be built for callbacks.\n     -> callbacks takes your own, with run.trust=[mypkg.]"
+    said = "forge.doctor.finding.ask may not be built for callbacks."
     (path / "overrides.json").write_text(json.dumps([*RUN[1:], f"+callbacks.e={entry}"]))
     assert resume.main(["run"]) == 2
     assert said in capsys.readouterr().err

@@ -19,7 +19,10 @@ from forge.compose import composition
 from forge.compose.engine import Library
 from forge.config import schemas
 
-SEVEN = "optimizer.lrr=1 model=lama7b train.seq_len=4096 scheduler.min_lr_ratio=2 train.max_steps=abc +optimizer.foo=1 modl.dim=3"
+SEVEN = (
+    "optimizer.lrr=1 model=lama7b train.seq_len=4096 scheduler.min_lr_ratio=2 train.max_steps=abc "
+    "+optimizer.foo=1 modl.dim=3"
+)
 SEVEN_SAID = """\
 7 problems; nothing was started or written.
   1. optimizer.lrr=1   [command line]
@@ -44,19 +47,6 @@ SEVEN_SAID = """\
      there is no group or option 'modl'.
      -> did you mean model.dim=3?
 """
-SEEDS_EXAMPLE = "model.dim=256 model.n_heads=17 model.n_kv_heads=null model.max_seq_len=1024 train.seq_len=2048 parallel.tp=4"
-SEEDS_EXAMPLE_SAID = """\
-3 problems; nothing was started or written.
-  1. model.n_heads=17   [command line]
-     model.dim (256) is not divisible by model.n_heads (17).
-     -> model.n_heads=16
-  2. train.seq_len=2048   [command line]
-     train.seq_len (2048) exceeds model.max_seq_len (1024).
-     -> train.seq_len=1024 or model.max_seq_len=2048
-  3. parallel.tp=4   [command line]
-     model.n_heads (17) must be divisible by parallel.tp (4).
-     -> parallel.tp=1
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -80,31 +70,16 @@ def test_seven_mistakes_in_one_screen():
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_the_seeds_own_failing_example(capsys: pytest.CaptureFixture[str]):
-    assert forge.train.main(SEEDS_EXAMPLE.split()) == 2
-    assert capsys.readouterr().err == SEEDS_EXAMPLE_SAID
-
-
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        "model=lama7b",
-        "train.max_steps=abc",
-        "train.seq_len=99999",
-        "-m launch.jobs=1,2",
-        "--cfg job modl=3",
-        "--cfg job -p nothing",
-        "optimizer.betas=[1",
-    ],
+    "arguments", ["-m launch.jobs=1,2", "--cfg job -p nothing", "optimizer.betas=[1"]
 )
 def test_a_refusal_exits_with_two_and_writes_nothing(
     arguments: str, capsys: pytest.CaptureFixture[str]
 ):
     assert forge.train.main(arguments.split()) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("1 problem; nothing was started or written.\n")
-    assert captured.out == ""
-    assert list(Path.cwd().iterdir()) == []
+    out, err = capsys.readouterr()
+    assert err.startswith("1 problem; nothing was started or written.\n")
+    assert (out, list(Path.cwd().iterdir())) == ("", [])
 
 
 def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(
@@ -119,24 +94,15 @@ def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(
     assert forge.train.main(huge) == 2
     said = capsys.readouterr().err
     assert "-> a smaller model, such as model=small, or a machine with GPUs" in said
-    assert (
-        "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 GiB = 1,028.0 GiB of a CPU's memory"
-        in said
-    )
+    need = "8 ranks (from the parallel degrees) need 8 GPUs, or 8 * 128.5 GiB = 1,028.0 GiB"
+    assert f"{need} of a CPU's memory" in said
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("arguments", [["-x"], ["--cfg"], ["--cfg", "hydra"], ["--cfgg", "job"]])
-def test_an_unknown_flag(arguments: list[str], capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as stopped:
-        forge.train.main(arguments)
-    assert stopped.value.code == 2
-    assert "usage: python -m forge.train" in capsys.readouterr().err
-
-
 def test_a_flag_that_is_nearly_one(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as stopped:
         forge.train.main(["--cfgg", "job"])
+    assert stopped.value.code == 2
     assert "unrecognized arguments: --cfgg=job; did you mean --cfg?" in capsys.readouterr().err
 
 
@@ -162,29 +128,14 @@ def test_options_with_dashes_are_refused_beside_all_else(capsys: pytest.CaptureF
     )
 
 
-def test_an_unwritable_place_is_refused(capsys: pytest.CaptureFixture[str]):
-    assert forge.train.main(["run.root=/dev/null/x"]) == 2
-    error = capsys.readouterr().err
-    assert (
-        "the directory /dev/null/x cannot be made or written: /dev/null is no directory." in error
-    )
-
-
 def test_help_lists_groups_options_and_flags(capsys: pytest.CaptureFixture[str]):
     assert forge.train.main(["--help"]) == 0
     text = capsys.readouterr().out
     library = Library()
     for group in library.groups():
         assert f"  {group:<12} {', '.join(library.options(group))}\n" in text
-    for flag in (
-        "-cd, --config-dir",
-        "-h, --help",
-        "-c, --cfg",
-        "-p, --package",
-        "-m, --multirun",
-        "-i, --info",
-        "-sc, --shell-completion",
-    ):
+    flags = ("-cd, --config-dir", "-h, --help", "-c, --cfg", "-p, --package", "-m, --multirun")
+    for flag in (*flags, "-i, --info", "-sc, --shell-completion"):
         assert re.search(rf"^  {flag} +\S", text, re.MULTILINE), flag
 
 
@@ -202,37 +153,20 @@ def test_help_of_a_group_has_every_option_and_key(group: str, capsys: pytest.Cap
         assert re.search(rf"^    {key} +\S+ .*\w", text, re.MULTILINE), key
 
 
-def test_help_of_two_groups(capsys: pytest.CaptureFixture[str]):
-    forge.train.main(["--help", "eval", "seed=3", "precision"])
-    assert [line for line in capsys.readouterr().out.splitlines() if line and line[0] != " "] == [
-        "eval",
-        "precision",
-    ]
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        ["--cfg", "job", "model=small", "seed=7"],
-        ["model=small", "--cfg", "job", "seed=7"],
-        ["model=small", "seed=7", "-c", "job"],
-    ],
-)
 def test_the_config_is_shown_with_flags_and_overrides_in_any_order(
-    order: list[str], capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ):
-    assert forge.train.main(order) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert list(shown) == ["seed", *schemas.sections(), *schemas.free_dicts()]
-    assert (shown["seed"], shown["model"]["dim"]) == (7, 512)
+    for words in ("--cfg job model=small seed=7", "model=small seed=7 -c job"):
+        assert forge.train.main(words.split()) == 0
+        shown = yaml.safe_load(capsys.readouterr().out)
+        assert list(shown) == ["seed", *schemas.sections(), *schemas.free_dicts()]
+        assert (shown["seed"], shown["model"]["dim"]) == (7, 512)
 
 
 def test_one_section_of_the_config(capsys: pytest.CaptureFixture[str]):
     assert forge.train.main(["--cfg", "job", "--package", "model", "model=llama7b"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(
-        "_target_: forge.models.decoder.Decoder\nvocab_size: 32000\npad_vocab_to: 1\nmax_seq_len: 4096\n"
-    )
+    assert text.startswith("_target_: forge.models.decoder.Decoder\nvocab_size: 32000\n")
     assert set(yaml.safe_load(text)) == {
         key.split(".")[1] for key, *_ in schemas.walk_options() if key.startswith("model.")
     }
@@ -246,35 +180,15 @@ def test_hydra_shows_the_defaults_list():
     assert list(Path.cwd().iterdir()) == []
 
 
-LLAMAS = [
-    "model=llama13b",
-    "model=llama3_70b",
-    "model=llama3_8b",
-    "model=llama70b",
-    "model=llama7b",
-]
+LLAMAS = "model=llama13b model=llama3_70b model=llama3_8b model=llama70b model=llama7b"
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "forge-train model=ll",
-        "python -m forge.train model=ll",
-        "/x/bin/python3 -m forge.train seed=1 model=ll",
-    ],
+    "line", ["forge-train model=ll", "/x/python3 -m forge.train seed=1 model=ll"]
 )
-@pytest.mark.parametrize(
-    "program", [["-m", "forge.train"], [str(Path(sys.executable).with_name("forge-train"))]]
-)
-def test_completion(line: str, program: list[str]):
-    command = [sys.executable, *program, "-sc", "query=bash"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line))},
-    )
-    assert done.stdout.split() == LLAMAS
+def test_completion(line: str):
+    done = shell("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert done.stdout.split() == LLAMAS.split()
 
 
 def test_completion_is_installed_for_the_console_script():
@@ -285,9 +199,7 @@ def test_completion_is_installed_for_the_console_script():
     )
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["nope"], ["install=powershell"], ["install=bash", "query=bash"]]
-)
+@pytest.mark.parametrize("words", [[], ["install=powershell"], ["install=bash", "query=bash"]])
 def test_completion_says_what_it_takes(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert forge.train.main(["-sc", *words]) == 2
     assert "-> -sc install=bash (or fish, zsh)" in capsys.readouterr().err

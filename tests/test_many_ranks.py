@@ -21,6 +21,7 @@ import pytest
 from tiny import TINY
 
 from forge.launch.local.processes import free_port
+from forge.rundir.outcome import NO_REASON
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 SMALL = [*TINY, "model.n_layers=1", "parallel=fsdp"]
@@ -29,16 +30,23 @@ ENDLESS = ["train.max_steps=1000000"]
 Command = list[str]
 
 
-@pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """forge.train of a small model; the text is prepared on the first use."""
-    draw, words = (
-        random.Random(0),
-        ["the", "sea", "ship", "whale", "white", "captain", "said", "and"],
-    )
-    text = tmp_path_factory.mktemp("corpus") / "text.txt"
-    text.write_text("".join(f"{i} {' '.join(draw.choices(words, k=8))}\n" for i in range(300)))
-    return ["-m", "forge.train", "data=text", f"data.path={text}", *SMALL]
+@pytest.fixture
+def train(text_file: Path, tmp_path: Path) -> Command:
+    """forge.train of a small model into tmp_path/run on two ranks."""
+    place = ["data=text", f"data.path={text_file}", f"run.dir={tmp_path / 'run'}"]
+    return ["-m", "forge.train", *place, *SMALL, "run.num_processes=2"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def launched(text_file: Path, tmp_path: Path) -> Command:
+    """forge.train of a small model into a directory below tmp_path/runs, for other launchers."""
+    place = ["data=text", f"data.path={text_file}", f"run.root={tmp_path / 'runs'}"]
+    return ["-m", "forge.train", *place, *SMALL]
 
 
 @pytest.fixture
@@ -49,26 +57,13 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **environ: str) -> subprocess.Popen[str]:
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith("SLURM_")
-        }
+        env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {
-            **inherited,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "FORGE_TEST_MARK": str(tmp_path),
-            **environ,
-        }
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[1],
-        )
-        processes.append(process)
-        return process
+        env |= {"PYTHONPATH": os.pathsep.join(paths), "FORGE_TEST_MARK": str(tmp_path)} | environ
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        words, place = [sys.executable, *arguments], Path(__file__).parents[1]
+        processes.append(subprocess.Popen(words, env=env, text=True, cwd=place, **both))
+        return processes[-1]
 
     yield start
     left = marked(tmp_path)
@@ -147,44 +142,41 @@ def only_run(root: Path) -> Path:
     return path
 
 
+def attempts(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
+
+
+def trouble(what: str, **options: object) -> Command:
+    """A run without end in which rank 1 has trouble at step 3, see trouble.py."""
+    given = [f"+callbacks.trouble.{name}={value}" for name, value in options.items()]
+    return [*TROUBLE, *ENDLESS, f"+callbacks.trouble.what={what}", *given]
+
+
 def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(
-    train: Command, spawn: Any, tmp_path: Path
+    train: Command, spawn: Any, run: Path
 ) -> None:
-    command = [
-        *train,
-        "run.num_processes=2",
-        f"run.dir={tmp_path / 'run'}",
-        "train.nccl_health_check_interval=2",
-    ]
-    code, out, err = end(spawn(*command))
+    code, out, err = end(spawn(*train, "train.nccl_health_check_interval=2"))
     assert (code, err) == (0, "")  # no rank speaks twice, torch has nothing to complain of
     assert [line for line in out.splitlines() if not line.startswith("data: ")] == [
-        f"run directory: {tmp_path}/run",
-        f"goes on with: python -m forge.resume {tmp_path}/run",
+        f"run directory: {run}",
+        f"goes on with: python -m forge.resume {run}",
     ]
-    assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
-    assert sorted(path.name for path in (tmp_path / "run" / "logs").iterdir()) == [
-        "rank_0.log",
-        "rank_1.log",
-    ]
-    code, out, err = end(spawn(*command))
+    assert steps(run) == [1, 2, 3, 4, 5, 6]
+    assert sorted(path.name for path in (run / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
+    code, out, err = end(spawn(*train, "train.nccl_health_check_interval=2"))
     assert (code, err) == (0, "")
-    assert "this run is finished: all steps are done, after 6 steps" in out
+    assert "this run is finished: all steps done, after 6 steps" in out
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("asked", "recorded"), [("[1]", [1]), ("[]", [0, 1])])
 def test_each_rank_that_is_asked_records_a_trace_of_its_own(
-    asked: str, recorded: list[int], train: Command, spawn: Any, tmp_path: Path
+    asked: str, recorded: list[int], train: Command, spawn: Any, run: Path
 ) -> None:
-    window = [
-        "profiling=on",
-        "profiling.start_step=2",
-        "profiling.end_step=3",
-        f"profiling.ranks={asked}",
-    ]
-    code, _, err = end(spawn(*train, *window, "run.num_processes=2", f"run.dir={tmp_path / 'run'}"))
+    window = ["profiling=on", "profiling.start_step=2", "profiling.end_step=3"]
+    code, _, err = end(spawn(*train, *window, f"profiling.ranks={asked}"))
     assert code == 0, err
-    traces = tmp_path / "run" / "profiler_traces"
+    traces = run / "profiler_traces"
     files = sorted(str(path.relative_to(traces)) for path in traces.rglob("*.*"))
     assert files == [f"rank_{rank}/steps_2_to_3.json.gz" for rank in recorded]
     found = [json.loads(gzip.decompress((traces / file).read_bytes())) for file in files]
@@ -192,53 +184,28 @@ def test_each_rank_that_is_asked_records_a_trace_of_its_own(
 
 
 def test_a_rank_that_raises_is_reported_with_its_own_traceback(
-    train: Command, spawn: Any, tmp_path: Path
+    train: Command, spawn: Any, run: Path
 ) -> None:
     """Not the error of the main rank, which loses its peer."""
-    run = tmp_path / "run"
-    began = time.monotonic()
-    command = [
-        *train,
-        *TROUBLE,
-        *ENDLESS,
-        "run.num_processes=2",
-        f"run.dir={run}",
-        "+callbacks.trouble.what=raise",
-    ]
-    code, _, err = end(spawn(*command))
-    ended = time.monotonic()
+    code, _, err = end(spawn(*train, *trouble("raise")))
     assert code == 1
-    shown = "callbacks.trouble (trouble.Trouble) failed in on_step_end at step 3: KeyError: 'trouble of its own'"
-    again = f"python -m forge.resume {run} 'run.trust=[trouble.]'"
-    assert (
-        err
-        == f"\nrank 1 of 2: {shown}\n(the traceback is in {run}/error.json; the run goes on with: {again})\n"
-    )
+    shown = "callbacks.trouble (trouble.Trouble) failed in on_step_end at step 3"
+    shown += ": KeyError: 'trouble of its own'"
+    again = f"the run goes on with: python -m forge.resume {run} 'run.trust=[trouble.]'"
+    place = f"(the traceback is in {run}/error.json; {again})"
+    assert err == f"\nrank 1 of 2: {shown}\n{place}\n"
     error = read(run / "error.json")
     assert (error["rank"], error["type"], error["message"]) == (1, "CallbackError", shown)
     assert "in on_step_end" in error["traceback"]
-    assert ended - began < 60
     assert [line["status"] for line in attempts(run) if line["event"] == "end"] == ["failed"]
 
 
-def attempts(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
-
-
+@pytest.mark.nightly
 def test_one_of_four_is_killed_and_the_same_command_goes_on(
-    train: Command, spawn: Any, tmp_path: Path
+    train: Command, spawn: Any, run: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    slowly = [*TROUBLE, "+callbacks.trouble.what=SIGCONT", "+callbacks.trouble.pause=0.1"]
-    command = [
-        *train,
-        *slowly,
-        "run.num_processes=4",
-        "train.batch_size=1",
-        f"run.dir={run}",
-        "checkpoint.interval=2",
-        "train.max_steps=16",
-    ]
+    four = ["run.num_processes=4", "train.batch_size=1", "checkpoint.interval=2"]
+    command = [*train, *trouble("SIGCONT", pause=0.1), *four, "train.max_steps=16"]
     process = spawn(*command)
     wait_for(lambda: len(steps(run)) > 4)
     os.kill(ranks_of(run)[3], signal.SIGKILL)
@@ -251,27 +218,23 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(
     )
     code, _, err = end(process, 15)
     assert (code, "Traceback" in err) == (137, False)
-    assert (read(run / "error.json")["rank"], read(run / "error.json")["type"]) == (3, "SIGKILL")
+    error = read(run / "error.json")
+    assert (error["rank"], error["type"]) == (3, "SIGKILL")
     assert not marked(tmp_path)
     code, out, err = end(spawn(*command))
     assert code == 0, err
-    assert re.search(
-        r"going on from checkpoints/step_\d+ at step \d+, where it stopped in the data", out
-    )
+    said = r"going on from checkpoints/step_\d+ at step \d+, where it stopped in the data"
+    assert re.search(said, out)
     assert read(run / "result.json")["step"] == max(steps(run)) == 16
     assert not (run / "error.json").exists()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(
-    rank: int, train: Command, spawn: Any, tmp_path: Path
+    rank: int, train: Command, spawn: Any, run: Path
 ) -> None:
-    """It is seen by one alone, so without agreement one would save while the other trains on."""
-    run = tmp_path / "run"
-    more = [f"+callbacks.trouble.{option}" for option in ("what=SIGUSR1", f"rank={rank}")]
-    code, _, err = end(
-        spawn(*train, *TROUBLE, *ENDLESS, *more, "run.num_processes=2", f"run.dir={run}")
-    )
+    """Without agreement one rank would save while the other trains on."""
+    code, _, err = end(spawn(*train, *trouble("SIGUSR1", rank=rank)))
     assert code == 128 + signal.SIGUSR1
     assert "SIGUSR1" in err
     result = read(run / "result.json")
@@ -280,44 +243,26 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(
     assert [line["step"] for line in attempts(run) if line["event"] == "end"] == [4]
 
 
-def test_a_signal_to_the_command_while_it_trains(
-    train: Command, spawn: Any, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    process = spawn(*train, *ENDLESS, "run.num_processes=2", f"run.dir={run}")
+@pytest.mark.nightly
+def test_a_signal_to_the_command_while_it_trains(train: Command, spawn: Any, run: Path) -> None:
+    process = spawn(*train, *ENDLESS)
     wait_for(lambda: len(steps(run)) > 3)
     process.send_signal(signal.SIGTERM)
     code, _, err = end(process)
-    assert (code, err) == (
-        143,
-        "\nSIGTERM: finishing this step, then saving; once more ends at once\n",
-    )
-    assert [path.name for path in (run / "checkpoints").iterdir()] == [
-        f"step_{read(run / 'result.json')['step']}"
-    ]
+    said = "\nSIGTERM: finishing this step, then saving; once more ends at once\n"
+    assert (code, err) == (143, said)
+    step = read(run / "result.json")["step"]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step_{step}"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("what", "seconds"), [("SIGCONT", 60), ("hang", 3)])
 def test_a_command_that_is_killed_leaves_no_rank_and_no_loader(
-    what: str, seconds: int, train: Command, spawn: Any, tmp_path: Path
+    what: str, seconds: int, train: Command, spawn: Any, run: Path, tmp_path: Path
 ) -> None:
-    """Ranks that can save first; those that wait for one that hangs run no Python, and end when
-    their time is over.
-    """
-    run = tmp_path / "run"
-    more = [
-        *(f"+callbacks.trouble.{option}" for option in (f"what={what}", "pause=0.02")),
-        f"train.shutdown_timeout_sec={seconds}",
-    ]
-    process = spawn(
-        *train,
-        *TROUBLE,
-        *ENDLESS,
-        *more,
-        "run.num_processes=2",
-        f"run.dir={run}",
-        "data.num_workers=1",
-    )
+    """Ranks that can save do; those that wait for one that hangs end when their time is over."""
+    more = [f"train.shutdown_timeout_sec={seconds}", "data.num_workers=1"]
+    process = spawn(*train, *trouble(what, pause=0.02), *more)
     wait_for(lambda: len(steps(run)) >= 3)
     time.sleep(0.5)
     assert len(marked(tmp_path, 0)) == 5  # the command, two ranks, and the loader of each
@@ -327,44 +272,29 @@ def test_a_command_that_is_killed_leaves_no_rank_and_no_loader(
     assert (run / "checkpoints").exists() == (what == "SIGCONT")
 
 
-def test_a_rank_that_hangs_is_named(train: Command, spawn: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    check = [
-        "train.nccl_health_check_interval=1",
-        "parallel.nccl_timeout_sec=2",
-        "+callbacks.trouble.what=hang",
-    ]
-    code, _, err = end(
-        spawn(*train, *TROUBLE, *ENDLESS, *check, "run.num_processes=2", f"run.dir={run}")
-    )
+def test_a_rank_that_hangs_is_named(train: Command, spawn: Any, run: Path) -> None:
+    check = ["train.nccl_health_check_interval=1", "parallel.nccl_timeout_sec=2"]
+    code, _, err = end(spawn(*train, *trouble("hang"), *check))
     assert code == 1
-    said = "no sign of life from rank 1 of 2 at step 3 within parallel.nccl_timeout_sec=2; see logs/rank_1.log"
+    said = "no sign of life from rank 1 of 2 at step 3 within parallel.nccl_timeout_sec=2"
+    said += "; see logs/rank_1.log"
     assert said in err
     assert "Traceback" not in err
-    assert (read(run / "error.json")["rank"], read(run / "error.json")["message"]) == (0, said)
+    error = read(run / "error.json")
+    assert (error["rank"], error["message"]) == (0, said)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_collective_takes_no_longer_than_its_timeout(
-    train: Command, spawn: Any, tmp_path: Path
+    train: Command, spawn: Any, run: Path
 ) -> None:
     """Without the sign of life too, in the groups of the mesh as in that of all."""
-    run = tmp_path / "run"
-    process = spawn(
-        *train,
-        *TROUBLE,
-        *ENDLESS,
-        "parallel.nccl_timeout_sec=2",
-        "+callbacks.trouble.what=hang",
-        "run.num_processes=2",
-        f"run.dir={run}",
-    )
+    process = spawn(*train, *trouble("hang"), "parallel.nccl_timeout_sec=2")
     wait_for(lambda: len(steps(run)) >= 3)
     code, _, err = end(process, 20)
     assert code == 1
     assert read(run / "error.json")["rank"] == 0
-    why = "another rank is gone, or does not answer, and has not said why; what started it may know, or its log.\n"
-    assert re.search(rf"^{re.escape(why)}.*Timed out waiting 2000ms", err, re.MULTILINE)
+    assert re.search(rf"^{re.escape(NO_REASON)}.*\n.*Timed out waiting 2000ms", err, re.MULTILINE)
     assert "Traceback" not in err
 
 
@@ -372,50 +302,57 @@ def torchrun(*arguments: str) -> Command:
     return ["-m", "torch.distributed.run", *arguments]
 
 
-def test_torchrun(train: Command, spawn: Any, tmp_path: Path) -> None:
+def test_torchrun(launched: Command, spawn: Any, tmp_path: Path) -> None:
     """One directory, one voice, and forge.resume goes on there as well."""
     local = torchrun("--standalone", "--nproc-per-node", "2")
-    code, out, err = end(spawn(*local, *train, f"run.root={tmp_path / 'runs'}"))
+    code, out, err = end(spawn(*local, *launched))
     assert code == 0, err
     run = only_run(tmp_path / "runs")
     assert out.count("run directory: ") == 1
     assert steps(run) == [1, 2, 3, 4, 5, 6]
     assert len(list((run / "logs").iterdir())) == 2
-    code, out, err = end(
-        spawn(
-            *local, "-m", "forge.resume", str(run), "train.max_steps=8", "scheduler.decay_steps=4"
-        )
-    )
+    longer = ["train.max_steps=8", "scheduler.decay_steps=4"]
+    code, out, err = end(spawn(*local, "-m", "forge.resume", str(run), *longer))
     assert code == 0, err
     assert out.count("changed: train.max_steps=8") == 1
     assert steps(run)[-2:] == [7, 8]
 
 
-@pytest.mark.slow
-def test_two_nodes(train: Command, spawn: Any, tmp_path: Path) -> None:
-    port = str(free_port())
-    node = [
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "1",
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        port,
-    ]
-    command = [*train, f"run.root={tmp_path / 'runs'}"]
-    both = [spawn(*torchrun(*node, "--node-rank", rank), *command) for rank in "01"]
+@pytest.mark.nightly
+def test_two_nodes(launched: Command, spawn: Any, tmp_path: Path) -> None:
+    node = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
+    node += ["--master-port", str(free_port())]
+    both = [spawn(*torchrun(*node, "--node-rank", rank), *launched) for rank in "01"]
     outcomes = [end(process) for process in both]
     assert [code for code, *_ in outcomes] == [0, 0], outcomes
     assert steps(only_run(tmp_path / "runs")) == [1, 2, 3, 4, 5, 6]
     assert outcomes[1][1] == ""
 
 
-def test_ranks_that_someone_else_starts_are_refused_once(
-    train: Command, spawn: Any, tmp_path: Path
-) -> None:
-    outcomes = started_by_srun(spawn, [*train, f"run.root={tmp_path / 'runs'}", "model.dmi=8"])
+def started_by_srun(spawn: Any, command: Command) -> list[tuple[int, str, str]]:
+    """Both tasks of a step, with the variables that Slurm 22.05 sets."""
+    job = {
+        "SLURM_JOB_ID": str(random.randrange(10**6)),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_NODELIST": "localhost",
+    }
+    tasks = [spawn(*command, **job, SLURM_PROCID=task, SLURM_LOCALID=task) for task in "01"]
+    return [end(task) for task in tasks]
+
+
+@pytest.mark.nightly
+def test_srun(launched: Command, spawn: Any, tmp_path: Path) -> None:
+    outcomes = started_by_srun(spawn, launched)
+    assert [(code, err) for code, _, err in outcomes] == [(0, ""), (0, "")]
+    assert outcomes[1][1] == ""
+    assert steps(only_run(tmp_path / "runs")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_ranks_of_srun_are_refused_once(launched: Command, spawn: Any, tmp_path: Path) -> None:
+    outcomes = started_by_srun(spawn, [*launched, "model.dmi=8"])
     assert [(code, out) for code, out, _ in outcomes] == [(2, ""), (2, "")]
     assert outcomes[0][2].splitlines() == [
         "1 problem; nothing was started or written.",
@@ -427,61 +364,35 @@ def test_ranks_that_someone_else_starts_are_refused_once(
     assert not (tmp_path / "runs").exists()
 
 
-def test_ranks_that_someone_else_starts_leave_nothing_of_a_run_that_is_refused(
-    train: Command, spawn: Any, tmp_path: Path
+@pytest.mark.nightly
+def test_ranks_of_srun_leave_nothing_of_a_run_that_is_refused(
+    launched: Command, spawn: Any, tmp_path: Path
 ) -> None:
     """The main rank removes the directory once the others have left it."""
     (tmp_path / "bad.txt").write_bytes(b"\xff")
-    outcomes = started_by_srun(
-        spawn, [*train, f"run.root={tmp_path / 'runs'}", f"data.path={tmp_path / 'bad.txt'}"]
-    )
+    outcomes = started_by_srun(spawn, [*launched, f"data.path={tmp_path / 'bad.txt'}"])
     assert [code for code, *_ in outcomes] == [2, 2]
-    assert outcomes[0][2].splitlines()[1:] == [
-        f"data.path: {tmp_path}/bad.txt is not UTF-8 text (invalid start byte near byte 0). Convert it (iconv -t utf-8), "
-        "or leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder).",
-        "(nothing was trained, and the run directory is removed again)",
-    ]
+    _, what, removed = outcomes[0][2].splitlines()
+    assert what.startswith(f"data.path: {tmp_path}/bad.txt is not UTF-8 text (invalid start byte ")
+    assert removed == "(nothing was trained, and the run directory is removed again)"
     assert outcomes[1][1:] == ("", "")
     assert not (tmp_path / "runs").exists()
 
 
-def test_srun(train: Command, spawn: Any, tmp_path: Path) -> None:
-    outcomes = started_by_srun(spawn, [*train, f"run.root={tmp_path / 'runs'}"])
-    assert [(code, err) for code, _, err in outcomes] == [(0, ""), (0, "")]
-    assert outcomes[1][1] == ""
-    assert steps(only_run(tmp_path / "runs")) == [1, 2, 3, 4, 5, 6]
-
-
-def started_by_srun(spawn: Any, command: Command) -> list[tuple[int, str, str]]:
-    """Both tasks of a step, with the variables that Slurm 22.05 sets."""
-    job = {
-        "SLURM_JOB_ID": str(random.randrange(10**6)),
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_NTASKS": "2",
-    }
-    job |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost"}
-    tasks = [spawn(*command, **job, SLURM_PROCID=task, SLURM_LOCALID=task) for task in "01"]
-    return [end(task) for task in tasks]
-
-
-@pytest.mark.slow
-def test_a_sweep_is_refused_under_a_launcher(train: Command, spawn: Any) -> None:
-    outcomes = started_by_srun(spawn, [*train, "-m", "seed=1,2"])
+@pytest.mark.nightly
+def test_a_sweep_is_refused_under_a_launcher(launched: Command, spawn: Any) -> None:
+    outcomes = started_by_srun(spawn, [*launched, "-m", "seed=1,2"])
     assert [code for code, *_ in outcomes] == [2, 2]
-    assert (
-        "another launcher has started the ranks, and a sweep starts those of each point itself."
-        in outcomes[0][2]
-    )
+    said = "another launcher has started the ranks, and a sweep starts those of each point itself."
+    assert said in outcomes[0][2]
     assert outcomes[1][2] == ""
 
 
-@pytest.mark.slow
-def test_a_directory_in_use_ends_all_ranks(train: Command, spawn: Any, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = spawn(*train, *ENDLESS, "run.num_processes=2", f"run.dir={run}")
+@pytest.mark.nightly
+def test_a_directory_in_use_ends_all_ranks(train: Command, spawn: Any, run: Path) -> None:
+    process = spawn(*train, *ENDLESS)
     wait_for(lambda: len(steps(run)) > 1)
-    code, _, err = end(spawn(*train, *ENDLESS, "run.num_processes=2", f"run.dir={run}"))
+    code, _, err = end(spawn(*train, *ENDLESS))
     assert code == 2
     assert f"{run} is in use by process {ranks_of(run)[0]}" in err
     process.send_signal(signal.SIGTERM)

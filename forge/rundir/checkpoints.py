@@ -108,7 +108,7 @@ def listed(folder: Path) -> list[Saved]:
 def newest_usable(
     folder: Path, run_id: str | None = None, *, to_go_on: bool = False
 ) -> tuple[Saved | None, Skipped]:
-    """The newest checkpoint without a fault, see `Saved.fault`, and the newer ones that have one."""
+    """The newest checkpoint without a fault, see `Saved.fault`, and the newer ones with theirs."""
     skipped = []
     for saved in reversed(listed(folder)):
         fault = saved.fault(run_id, to_go_on=to_go_on)

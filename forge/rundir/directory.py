@@ -1,4 +1,4 @@
-"""The run directory: made by the parent, changed by it when the run goes on, read by every worker."""
+"""The run directory: the parent makes it and changes it, every worker reads it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> li
 
 
 def changed(run_dir: Path, since: str = "") -> list[Change]:
-    """What the config in force has changed: since the file `since`, or since the version before it."""
+    """What the config in force changes, against the file `since` or the version before it."""
     last = saved_config.version(newest(run_dir).name)
     first = saved_config.version(since) + 1 if since else last
     return [

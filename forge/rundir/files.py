@@ -55,7 +55,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_first(path: Path, content: Any) -> bool:
-    """Write a JSON file unless it exists; whether it was written. Of several processes one succeeds."""
+    """Write a JSON file unless it exists; whether it was. Of several processes one succeeds."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(_json(content), encoding="utf-8")
     try:

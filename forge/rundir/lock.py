@@ -70,10 +70,8 @@ class Lock:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            log.warning(
-                "this file system has no locks (%s): never start two processes in one run directory",
-                error.strerror,
-            )
+            said = "this file system has no locks (%s): start no two processes in one run directory"
+            log.warning(said, error.strerror)
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         who = {"host": platform.node(), "pid": os.getpid(), "since": now}
         self.path.write_text(json.dumps(who) + "\n", encoding="utf-8")

@@ -242,7 +242,7 @@ def killed_by(run_dir: Path, number: int, *, rank: int, ranks: int) -> str:
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, is that of a collective with a rank that is gone or silent."""
+    """Whether an error, or its cause, is of a collective with a rank that is gone or silent."""
     while error is not None:
         kind = type(error)
         if kind.__module__.startswith("torch") and kind.__name__.startswith("Dist"):

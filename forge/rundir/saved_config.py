@@ -80,7 +80,7 @@ def last_started(run_dir: Path) -> int:
 
 
 def to_plain(section: Section) -> dict[str, Any]:
-    """Nested dicts, lists and scalars, with the class of a section that is a variant as `_type_`."""
+    """Nested dicts, lists and scalars; the class of a section that is a variant is `_type_`."""
     hints = types_of(type(section))
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(section):
@@ -135,7 +135,7 @@ def load_own(run_dir: Path) -> Config:
 
 
 def stored_trust(file: Path) -> tuple[str, ...]:
-    """The run.trust in a config file. Of a directory that somebody else made, build nothing by it."""
+    """The run.trust in a config file, which counts only in a directory that the user made."""
     return tuple(read_yaml(file)["run"]["trust"])
 
 

@@ -1,4 +1,4 @@
-"""A run directory in a folder of its own, for verbs that start nothing."""
+"""A folder of one's own for each test, no launcher around it, and no git, which takes longest."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge.rundir.provenance.diff", lambda: "")
+    monkeypatch.setattr("forge.rundir.provenance.facts", lambda: {"argv": []})
+
+
+@pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The run directories that a worker would be started in."""
     paths: list[Path] = []
@@ -25,5 +31,5 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 @pytest.fixture
-def run(started: list[Path]) -> Path:
+def run(started: list[Path], no_git: None) -> Path:
     return take(*RUN)[0]

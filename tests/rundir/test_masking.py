@@ -1,4 +1,4 @@
-"""What looks like a key, a token or a password is masked, and what trains a language model is not."""
+"""Keys, tokens and passwords are masked; the words of language models are not."""
 
 from __future__ import annotations
 

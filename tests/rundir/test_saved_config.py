@@ -1,4 +1,4 @@
-"""A config in a run directory: written as YAML, read back equal, with no class that is not allowed."""
+"""A config in a run directory is read back equal, with no class that is not allowed."""
 
 from __future__ import annotations
 
@@ -53,12 +53,14 @@ def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path) -> None:
     assert plain["optimizer"]["betas"] == [0.9, 0.99]
 
 
+NO_TRUST = "is not under a trusted prefix; if you trust it: run.trust=["
+NO_MODEL = "is no forge.config.model.Model"
 REFUSED = {
-    "os.PathLike": "its schema os.PathLike is not under a trusted prefix; if you trust it: run.trust=[os.]",
-    "forgery.config.model.Decoder": "its schema forgery.config.model.Decoder is not under a trusted prefix",
-    "forge.config.optimizer.AdamW": "the schema forge.config.optimizer.AdamW is no forge.config.model.Model",
-    "forge.config.model.Section": "the schema forge.config.model.Section is no forge.config.model.Model",
-    "torch.nn.Linear": "the schema torch.nn.Linear is no forge.config.model.Model",
+    "os.PathLike": f"its schema os.PathLike {NO_TRUST}os.]",
+    "forgery.config.model.Decoder": f"its schema forgery.config.model.Decoder {NO_TRUST}forgery.]",
+    "forge.config.optimizer.AdamW": f"the schema forge.config.optimizer.AdamW {NO_MODEL}",
+    "forge.config.model.Section": f"the schema forge.config.model.Section {NO_MODEL}",
+    "torch.nn.Linear": f"the schema torch.nn.Linear {NO_MODEL}",
 }
 
 

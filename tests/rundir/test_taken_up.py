@@ -11,23 +11,14 @@ from pathlib import Path
 import pytest
 from going_on_helpers import alter, content, end, read, resume, take
 
+from forge.config.changes import Change
 from forge.config.problems import ConfigError
 from forge.resume import overrides_of as resume_overrides
 from forge.rundir import directory, files, outcome, saved_config
 from forge.rundir.lock import Lock
 
+pytestmark = pytest.mark.usefixtures("no_git")
 RUN = ("run.dir=run", "train.max_steps=40", "scheduler=cosine", "scheduler.warmup_steps=4")
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("forge.rundir.provenance.diff", lambda: "")
-    monkeypatch.setattr(
-        "forge.rundir.provenance.facts", lambda: {"argv": []}
-    )  # git takes longer than all the rest
-    monkeypatch.setitem(Lock.acquire.__kwdefaults__, "patience", 1.0)
 
 
 def test_the_same_command_goes_on_and_writes_nothing(tmp_path: Path) -> None:
@@ -49,48 +40,31 @@ def test_what_is_derived_differently_but_equal_is_no_change() -> None:
     assert {c.key: c.after for c in changes} == {"train.batch_size": 2, "train.grad_accum_steps": 2}
 
 
-def test_a_change_is_kept_in_files_of_its_own(tmp_path: Path) -> None:
+def test_a_change_is_kept_in_files_of_its_own() -> None:
     path, _ = take(*RUN)
     first = content(path)
-    assert [
-        (c.key, c.before, c.after, c.free) for c in resume("run", "metrics.log_interval=3")[1]
-    ] == [("metrics.log_interval", 10, 3, True)]
-    resume("run", "train.max_steps=50", "optimizer.lr=0.5", "run.allow_change=[optimizer.lr]")
+    changes = resume("run", "metrics.log_interval=3")[1]
+    assert changes == [Change(key="metrics.log_interval", before=10, after=3, free=True)]
+    typed = ["train.max_steps=50", "optimizer.lr=0.5", "run.allow_change=[optimizer.lr]"]
+    resume("run", *typed)
     assert {name: content(path)[name] for name in first} == first, "what was there stays as it was"
-    names = {
-        f"{name}.{n}.{end}"
-        for n in (2, 3)
-        for name, end in [("config", "yaml"), *((x, "json") for x in KEPT)]
-    }
-    assert set(content(path)) == {*first, *names}
-    configs = [
-        saved_config.load(path / name, trust=())
-        for name in ("config.yaml", "config.2.yaml", "config.3.yaml")
-    ]
+    added = {f"{name}.{n}.json" for n in (2, 3) for name in KEPT}
+    assert set(content(path)) == {*first, *added, "config.2.yaml", "config.3.yaml"}
+    names = ("config.yaml", "config.2.yaml", "config.3.yaml")
+    configs = [saved_config.load(path / name, trust=()) for name in names]
     assert [c.metrics.log_interval for c in configs] == [10, 3, 3]
     assert [c.train.max_steps for c in configs] == [40, 40, 50]
-    assert [c.scheduler.decay_steps for c in configs] == [36, 36, 46]  # type: ignore[attr-defined]
     assert saved_config.newest(path).name == "config.3.yaml"
-    changes = [
-        (c["key"], c["before"], c["after"], c["free"]) for c in read(path / "changes.3.json")
-    ]
-    assert sorted(changes) == [
+    recorded = [tuple(change.values()) for change in read(path / "changes.3.json")]
+    assert sorted(recorded) == [
         ("optimizer.lr", 0.003, 0.5, False),
         ("run.allow_change", [], ["optimizer.lr"], True),
         ("scheduler.decay_steps", 36, 46, True),
         ("train.max_steps", 40, 50, True),
     ]
-    typed = ["train.max_steps=50", "optimizer.lr=0.5", "run.allow_change=[optimizer.lr]"]
     assert read(path / "overrides.3.json") == [*RUN[1:], "metrics.log_interval=3", *typed]
-    assert resume_overrides(path)[:-1] == [*RUN[1:], "metrics.log_interval=3", *typed[:-1]], (
-        "what was allowed once is asked for again"
-    )
-    assert {d["key"]: d["value"] for d in read(path / "derived.3.json")}[
-        "scheduler.decay_steps"
-    ] == 46
-    assert read(path / "provenance.3.json").keys() == read(path / "provenance.json").keys() - {
-        "run_id"
-    }
+    again = resume_overrides(path)[:-1]
+    assert again == [*RUN[1:], "metrics.log_interval=3", *typed[:-1]], "allowed once only"
     assert take("run.dir=run", *read(path / "overrides.3.json"))[1] == []
 
 
@@ -107,18 +81,7 @@ def test_the_tenth_change_comes_after_the_ninth() -> None:
     assert [c.after for c in directory.changed(path)] == [110]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "model.n_layers=3",
-        "seed=1",
-        "train.seq_len=64",
-        "train.batch_size=2",
-        "optimizer.lr=1",
-        "scheduler=linear",
-        "train.max_steps=39",
-    ],
-)
+@pytest.mark.parametrize("change", ["model.n_layers=3", "scheduler=linear", "train.max_steps=39"])
 def test_a_refusal_writes_nothing(change: str) -> None:
     path, _ = take(*RUN)
     before = content(path)
@@ -168,7 +131,7 @@ def test_of_two_commands_at_once_one_makes_the_run() -> None:
     assert directory.run_id(Path("run")) == identity
 
 
-@pytest.mark.parametrize("killed_at", range(1, 5))
+@pytest.mark.parametrize("killed_at", [1, 4])
 def test_a_directory_that_a_kill_left_half_made_is_taken(
     killed_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,14 +175,6 @@ def test_a_change_that_a_kill_left_half_kept_is_not_in_force(
     assert resume(path) == (path, [])
     assert [c.after for c in resume(path, "metrics.log_interval=5")[1]] == [5]
     assert [c["after"] for c in read(path / "changes.2.json")] == [5]
-
-
-def test_a_directory_with_files_of_another_is_no_place_for_a_run() -> None:
-    Path("run").mkdir()
-    Path("run/thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match=r"holds other files and is no run directory"):
-        take(*RUN)
-    assert [p.name for p in Path("run").iterdir()] == ["thesis.tex"]
 
 
 def test_every_run_has_an_id_of_its_own_that_goes_with_it() -> None:
@@ -269,8 +224,6 @@ PROLONG: list[tuple[str, dict[str, object], bool]] = [
     ("max_time", {"train__max_time": 90.0}, True),
     ("max_time", {**LONGER, "eval__interval": 7}, False),
     ("target", {"eval__target": 0.1}, True),
-    ("target", {**LONGER, "train__max_time": 90.0}, False),
-    ("patience", {"eval__patience": 9}, True),
     ("patience", {**LONGER, "train__max_time": 90.0}, False),
 ]
 
@@ -320,33 +273,23 @@ def test_a_step_to_go_back_to_takes_up_a_finished_run_once() -> None:
     assert outcome.finished(path) is not None
 
 
-@pytest.mark.parametrize(("status", "reason"), [("stopped", "SIGTERM"), ("failed", "bad_steps")])
-def test_a_run_that_did_not_finish_is_not_finished(status: str, reason: str) -> None:
+def test_only_a_finished_run_is_finished() -> None:
     path, _ = take(*RUN)
     assert outcome.finished(path) is None
-    end(path, status=status, reason=reason)
+    end(path, status="stopped", reason="SIGTERM")
     assert outcome.finished(path) is None
 
 
-@pytest.mark.parametrize(
-    ("mode", "said"), [("read-only", "Permission denied"), ("full", "No space left on device")]
-)
-def test_a_directory_that_cannot_be_written_is_said(
-    mode: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = take(*RUN)
     before = content(path)
-    error = {
-        "read-only": PermissionError(13, "Permission denied"),
-        "full": OSError(28, "No space left on device"),
-    }[mode]
 
     def refuse(*_: object) -> None:
-        raise error
+        raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(directory, "write_json", refuse)
     with pytest.raises(ConfigError) as refused:
         resume(path, "metrics.log_interval=3")
     (problem,) = refused.value.problems
-    assert problem.what == f"the run directory {path} cannot be written: {said}."
+    assert problem.what == f"the run directory {path} cannot be written: Permission denied."
     assert content(path) == before

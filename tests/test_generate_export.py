@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from forge.training.load_run import load_run
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from forge import export, generate
+from forge.training.restore import load_run
 
 Capture = pytest.CaptureFixture[str]
 

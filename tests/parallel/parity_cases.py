@@ -75,6 +75,7 @@ SHORT = {
     "ulysses": "parallel.cp_method=ulysses",
     "offload": "parallel.cpu_offload=true",
     "ddp": "parallel=ddp",
+    "zbv": "parallel.pp_schedule=zbv_zero_bubble",
     "hsdp": "parallel.dp_shard=2 parallel.dp_replicate=2",
 }
 OPTIONS = {
@@ -310,7 +311,7 @@ pp4 of three blocks | pp=4 | pp_layers
 pp2 1f1b, fewer micro-batches than stages | pp2 pp_microbatches=1 | pp_microbatches
 pp2 x fsdp2, weights freed | pp2 dp_shard=2 reshard_after_forward=always | pp_once
 pp2 tied, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | pp_tied | llama, tied, 5 blocks
-pp2 zbv_zero_bubble, compiled | pp2 schedule=zbv_zero_bubble compiled | pp_zero_bubble | llama, 5 blocks
+pp2 zbv_zero_bubble, compiled | pp2 zbv compiled | pp_zero_bubble | llama, 5 blocks
 fsdp2 x ep2 | dp_shard=2 ep=2 | ep_needs_moe
 """)
 

@@ -32,8 +32,8 @@ def reads() -> dict[tuple[str, str], set[str]]:
     """(owner, name) of every attribute that code loads, with the files; `config.train.seq_len` is
     (train, seq_len).
 
-    A section passed on as `section` or `schedule` counts for the groups whose config module the
-    file imports, and one inside of another, as model.moe is, for the files that take it out.
+    A section passed on as `section` or `schedule` counts for the groups whose module the file
+    imports, or that it takes out of the config.
     """
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     rules = ROOT / "forge" / "resolve" / "rules"
@@ -42,11 +42,11 @@ def reads() -> dict[tuple[str, str], set[str]]:
         if is_schema or file.parent == rules:
             continue
         nodes = list(ast.walk(ast.parse(file.read_text())))
-        modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        imports = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
         attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-        taken = INNER.intersection(node.attr for node in attributes)
         known = {*schemas.sections(), *INNER}
-        groups = {name for name in known if f"forge.config.{name}" in modules} | taken
+        groups = known.intersection(node.attr for node in attributes)
+        groups |= known.intersection(module.rpartition(".")[2] for module in imports)
         for node in attributes:
             value = node.value
             owner = getattr(value, "attr", getattr(value, "id", ""))

@@ -12,7 +12,7 @@ from forge.config.wandb_login import login, sends
 
 KEY = "0" * 40
 CLOUD, OWN = "api.wandb.ai", {"WANDB_BASE_URL": "http://w.org:80"}
-NETRC, SETTINGS = "{home}/.netrc", ".config/wandb/settings"
+NETRC, MINE, SETTINGS = "{home}/.netrc", "{home}/mine", ".config/wandb/settings"
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def put(file: Path, text: str) -> None:
         ("", "", {"WANDB_API_KEY": ""}, CLOUD, ""),
         ("", "", {"WANDB_API_KEY": KEY}, CLOUD, "WANDB_API_KEY"),
         (".netrc", f"machine {CLOUD} login user password {KEY}\n", {}, CLOUD, NETRC),
-        ("mine", f"machine {CLOUD} password {KEY}\n", {"NETRC": "{home}/mine"}, CLOUD, "{home}/mine"),
+        ("mine", f"machine {CLOUD} password {KEY}\n", {"NETRC": MINE}, CLOUD, MINE),
         (".netrc", f"machine github.com login user password {KEY}\n", {}, CLOUD, ""),
         (".netrc", f"machine {CLOUD} password {KEY}\n", OWN, "w.org", ""),
         (".netrc", f"machine w.org:80 login user password {KEY}\n", OWN, "w.org", NETRC),

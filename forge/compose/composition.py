@@ -156,7 +156,8 @@ def _search_path(
     entries = [(folder, f"--config-dir {folder}") for folder in config_dirs]
     for override in filter(Override.is_hydra_override, overrides):
         value = None if override.is_delete() else override.value()
-        if override.key_or_group == "hydra.searchpath" and isinstance(value, list):
+        is_search = override.key_or_group == "hydra.searchpath" and override.package is None
+        if is_search and isinstance(value, list):
             entries += [(str(entry), "hydra.searchpath") for entry in value]
         else:
             fault = _hydra_fault(override)
@@ -182,6 +183,8 @@ def _search_path(
 
 def _hydra_fault(override: Override) -> tuple[str, str]:
     key = override.key_or_group
+    if override.package is not None:
+        return "only a group takes @.", f"leave @{override.package} out"
     if key == "hydra.searchpath":
         return "hydra.searchpath is a list of directories.", "hydra.searchpath=[my/conf]"
     if key in ("hydra.run.dir", "hydra.job.name") and not override.is_delete():

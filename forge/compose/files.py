@@ -47,9 +47,7 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
     owner = getattr(error.__cause__, "object_type", None)
     if owner in schemas.bases():
         group = next(group for group in schemas.SCHEMAS if schemas.sections()[group] is owner)
-        key = getattr(error.__cause__, "full_key", "") or ""
-        what = f"{owner.__name__} has no option '{key.rpartition('.')[2]}'."
-        return Problem(choice, what, _start_of_file(group), where=_place(file, key))
+        return Problem(choice, *_no_schema(group), where=_place(file))
     fault = _of_defaults(str(error), type(error).__name__, library)
     return Problem(choice, *fault, where=_place(file))
 
@@ -61,9 +59,7 @@ def section_fault(
     where = _place(library.file_of(config_path))
     if schema is None:
         return Problem(choice, f"this leaves no {group}.", f"choose one: {group}=...", where=where)
-    variants = ", ".join(schemas.SCHEMAS[group])
-    what = f"the file of {group} does not say which of these it is: {variants}."
-    return Problem(choice, what, _start_of_file(group), where=where)
+    return Problem(choice, *_no_schema(group), where=where)
 
 
 def absent_fault(config_path: str, group: str, name: str, library: Library) -> Problem:
@@ -201,16 +197,12 @@ def _shown(value: Any) -> str:
     return shorten(literal(value), 100)
 
 
-def _start_of_file(group: str) -> str:
-    variant = next(iter(schemas.SCHEMAS[group]))
-    return f"start the file with 'defaults: [/schema/{group}@_here_: {variant}, _self_]'"
+def _no_schema(group: str) -> Fault:
+    variants = list(schemas.SCHEMAS[group])
+    what = f"the file of {group} does not say which of these it is: {', '.join(variants)}."
+    defaults = f"[/schema/{group}@_here_: {variants[0]}, _self_]"
+    return what, f"start the file with 'defaults: {defaults}'"
 
 
-def _place(file: Path | None, key: str = "") -> str:
-    if file is None:
-        return ""
-    if key:
-        for written, name, _ in nodes_of(file):
-            if key == written or key.endswith(f".{written}"):
-                return f"{display(file)}:{line_of(name)}"
-    return display(file)
+def _place(file: Path | None) -> str:
+    return display(file) if file else ""

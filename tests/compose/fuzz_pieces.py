@@ -108,12 +108,11 @@ UNKNOWN += [
 HYDRA = [
     "hydra.run.dir=x",
     "hydra.job.name=x",
-    "hydra/launcher=basic",
     "hydra.verbose=true",
     "~hydra.searchpath",
     "hydra.sweep.dir=x",
 ]
-HYDRA += ["hydra.searchpath=conf", "hydra.mode=MULTIRUN", "+hydra.foo=1", "hydra/sweeper=basic"]
+HYDRA += ["hydra.searchpath=conf", "hydra.mode=MULTIRUN", "+hydra.foo=1"]
 NONE = ["-9", "-1.5"]  # argparse takes a negative number for an override
 
 

@@ -29,13 +29,7 @@ from forge.rundir.files import read_json, write_json
 from forge.rundir.saved_config import newest, numbered, version
 from forge.training.callback import Callback, user_callbacks
 from forge.training.checkpoint import Checkpointer
-from forge.training.evaluation import (
-    BATCHES_PER_VOTE,
-    Evaluation,
-    evaluate,
-    most_sequences,
-    unless,
-)
+from forge.training.evaluation import BATCHES_PER_VOTE, Evaluation, evaluate, most_sequences, unless
 from forge.training.flops import peak_flops
 from forge.training.loop import Loop
 from forge.training.metrics import Logger

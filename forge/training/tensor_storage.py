@@ -69,10 +69,7 @@ def save(
     planner = _CopyPlanner(copies) if copies is not None else None
     with _cause():
         state_dict_saver.save(
-            dict(tensors),
-            storage_writer=TensorWriter(folder),
-            planner=planner,
-            process_group=group,
+            dict(tensors), storage_writer=TensorWriter(folder), planner=planner, process_group=group
         )
 
 

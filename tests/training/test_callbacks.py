@@ -20,7 +20,7 @@ from run_helpers import assert_bit_equal, weights
 from forge import worker
 from forge.training.assemble import Parts, assemble
 from forge.training.callback import Callback as Base
-from forge.training.callback import CallbackError, naming
+from forge.training.callback import CallbackError
 
 MOMENTS = (
     "on_start",
@@ -100,17 +100,11 @@ class Zeroing(Base):
             parameter.grad.zero_()
 
 
-class Stopping(Base):
-    def on_step_start(self, loop: Any) -> None:
-        if loop.state.step == 2:
-            loop.stop("enough")
-
-
 @pytest.fixture(autouse=True)
 def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package mypkg, with the classes of this file."""
     package = types.ModuleType("mypkg")
-    for one in (Everything, Broken, GradientNoter, Zeroing, Stopping):
+    for one in (Everything, Broken, GradientNoter, Zeroing):
         setattr(package, one.__name__, one)
     monkeypatch.setitem(sys.modules, "mypkg", package)
 
@@ -174,12 +168,6 @@ def test_what_is_changed_in_the_gradient_is_what_the_optimizer_uses(
     before = {name: value.clone() for name, value in weights(parts.model).items()}
     parts.loop.run()
     assert_bit_equal(weights(parts.model), before)
-
-
-def test_a_callback_can_stop_the_run(trained: Callable[..., Path]) -> None:
-    path = trained(*callback("stopper", "Stopping"))
-    result = json.loads((path / "result.json").read_text())
-    assert (result["status"], result["reason"], result["step"]) == ("finished", "enough", 3)
 
 
 @pytest.mark.parametrize(
@@ -255,17 +243,3 @@ def test_a_close_that_fails_hides_no_error_and_stops_no_other(
     (one,) = (c for c in parts.loop.callbacks if isinstance(c, Everything))
     assert one.seen[-1][0] == "close"
     assert "callbacks.bad could not be closed either: CallbackError: callbacks.bad" in caplog.text
-
-
-def test_the_first_to_fail_is_the_one_that_is_named() -> None:
-    inner, outer = Everything(), Everything()
-    inner.config_path, outer.config_path = "callbacks.inner", "callbacks.outer"
-    with (
-        pytest.raises(
-            CallbackError,
-            match=r"^callbacks\.inner .* failed in on_evaluation at step 3: ZeroDivisionError",
-        ),
-        naming(outer, "on_step_end", 3),
-        naming(inner, "on_evaluation", 3),
-    ):
-        _ = 1 / 0

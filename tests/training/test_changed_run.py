@@ -169,18 +169,3 @@ def test_another_optimizer_begins_anew(saved_run: Path, capsys: pytest.CaptureFi
     assert kinds == {"momentum_buffer"}
     assemble(saved_run)
     assert "begins anew" not in capsys.readouterr().out
-
-
-def test_micro_batches_of_another_size_give_the_same_losses(
-    saved_run: Path, tmp_path: Path
-) -> None:
-    """At an equal global batch, to 1e-6; the change is free and is kept."""
-    losses = logged(saved_run, "train/loss")
-    alter(saved_run, checkpoint__resume_from="2", train__batch_size=1, train__grad_accum_steps=4)
-    assert worker.main([str(saved_run)]) == 0
-    changed = logged(saved_run, "train/loss")
-    assert changed.keys() == losses.keys()
-    assert all(abs(changed[step] - losses[step]) < 1e-6 * losses[step] for step in losses)
-    assert changed != losses, "another order of sums shows in the last bits"
-    keys = {change["key"] for change in read(saved_run / "changes.2.json")}
-    assert keys == {"train.batch_size", "train.grad_accum_steps", "checkpoint.resume_from"}

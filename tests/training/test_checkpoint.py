@@ -4,13 +4,10 @@ words.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,14 +16,9 @@ from run_helpers import assert_bit_equal, meta, stored, weights
 from forge import worker
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import CheckpointError
-from forge.training import checkpoint
-from forge.training.assemble import Parts, assemble
-from forge.training.callback import Callback as LoopCallback
+from forge.training.assemble import Parts
 from forge.training.restore import load, load_run
 from forge.training.state import TrainState
-from forge.training.tensor_storage import TensorWriter
-
-SAVE_OFTEN = ("train.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_last_n=0")
 
 
 def find(path: Path) -> Path:
@@ -65,73 +57,6 @@ def test_weights_and_optimizer_state_come_back_bit_for_bit(assembled: Callable[.
     assert_bit_equal(stored(path), by_name)  # under the names of parameters, and nothing else
 
 
-class Event(LoopCallback):
-    """Set after `step` updates."""
-
-    def __init__(self, step: int) -> None:
-        self.step, self.event = step, threading.Event()
-
-    def on_step_end(self, loop: Any, output: Any) -> None:
-        if loop.state.step == self.step:
-            self.event.set()
-
-
-def test_async_saves_the_weights_of_its_step_while_training_goes_on(
-    trained: Callable[..., Path], new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No tensor is written before the update after the save is done."""
-    sync = trained(*SAVE_OFTEN)
-    path = new_run(*SAVE_OFTEN, "checkpoint.async_mode=async")
-    parts, third = assemble(path), Event(3)
-    parts.loop.callbacks.append(third)
-    write = TensorWriter.write_data
-    names: list[str] = []
-
-    def held_back(self: Any, *arguments: Any) -> Any:
-        names.append(threading.current_thread().name)
-        assert third.event.wait(5)
-        return write(self, *arguments)
-
-    monkeypatch.setattr(TensorWriter, "write_data", held_back)
-    parts.loop.run()
-    assert len(names) == 3
-    assert "MainThread" not in names
-    assert steps(path) == steps(sync) == ["step_2", "step_4", "step_5"]
-    for name in steps(sync):
-        ours, theirs = path / "checkpoints" / name, sync / "checkpoints" / name
-        assert_bit_equal(stored(ours), stored(theirs))
-        assert meta(ours) == meta(theirs)
-
-
-@pytest.mark.parametrize("mode", ["disabled", "async"])
-def test_a_save_that_fails_fails_the_run(
-    new_run: Callable[..., Path],
-    mode: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def full(self: Any, *_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    path = new_run(*SAVE_OFTEN, f"checkpoint.async_mode={mode}")
-    monkeypatch.setattr(TensorWriter, "write_data", full)
-    assert worker.main([str(path)]) == 1
-    assert "No space left on device" in capsys.readouterr().err
-    assert "No space left on device" in json.loads((path / "error.json").read_text())["traceback"]
-    assert not (path / "result.json").exists()
-    with pytest.raises(CheckpointError, match="there is no complete checkpoint"):
-        find(path)
-
-
-def test_a_failed_async_save_of_the_last_step_is_not_lost(
-    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = assembled("checkpoint.async_mode=async")
-    monkeypatch.setattr(checkpoint.Checkpointer, "_commit", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        parts.loop.run()
-
-
 @pytest.mark.parametrize(("keep", "left"), [(0, "2 4 6 8"), (1, "8"), (3, "4 6 8")])
 def test_keep_last_n(trained: Callable[..., Path], keep: int, left: str) -> None:
     path = trained(
@@ -141,42 +66,6 @@ def test_keep_last_n(trained: Callable[..., Path], keep: int, left: str) -> None
         "checkpoint.async_mode=async",
     )
     assert steps(path) == [f"step_{n}" for n in left.split()]
-
-
-def test_a_run_a_folder_of_checkpoints_and_a_checkpoint_are_all_found(
-    trained: Callable[..., Path],
-) -> None:
-    path = trained(*SAVE_OFTEN, "checkpoint.dir=elsewhere/saved")
-    folder = path / "elsewhere" / "saved"
-    assert find(path) == find(folder) == find(folder / "step_5") == folder / "step_5"
-    assert load_run(path).step == load_run(folder).step == 5
-    assert load_run(folder / "step_2").step == 2
-
-
-def test_a_partial_checkpoint_is_never_taken(
-    new_run: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Killed while step_4 is being written, and while step_2 was being removed."""
-    path = new_run(*SAVE_OFTEN)
-    write = TensorWriter.write_data
-
-    def killed(self: Any, *arguments: Any) -> Any:
-        if "step_4" in str(self.folder):
-            raise KeyboardInterrupt
-        return write(self, *arguments)
-
-    monkeypatch.setattr(TensorWriter, "write_data", killed)
-    assert worker.main([str(path)]) == 130
-    folder = path / "checkpoints"
-    assert sorted(p.name for p in folder.iterdir()) == [".step_4.partial", "step_2"]
-    assert find(path) == folder / "step_2"
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        find(folder / ".step_4.partial")
-    (folder / "step_2" / "meta.json").unlink()
-    with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        find(path)
 
 
 def test_exclude_from_loading_keeps_fresh_weights_and_optimizer_state(

@@ -168,7 +168,9 @@ STOPS_OF_EXPERTS = (
 
 
 @pytest.mark.parametrize(
-    ("model", "stops"), [((), STOPS), (MOE, STOPS_OF_EXPERTS)], ids=["dense", "experts"]
+    ("model", "stops"),
+    [((), STOPS), pytest.param(MOE, STOPS_OF_EXPERTS, marks=pytest.mark.nightly)],
+    ids=["dense", "experts"],
 )
 def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batches_of_one_that_never_stops(
     train: Train, model: tuple[str, ...], stops: tuple[tuple[str, int], ...]
@@ -191,7 +193,11 @@ def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batch
 
 @pytest.mark.parametrize(
     ("source", "model"),
-    [("fsdp2 x tp2", ()), pytest.param("pp2", (), marks=pytest.mark.slow), ("ep2 x fsdp2", MOE)],
+    [
+        pytest.param("fsdp2 x tp2", (), marks=pytest.mark.nightly),
+        pytest.param("pp2", (), marks=pytest.mark.nightly),
+        ("ep2 x fsdp2", MOE),
+    ],
     ids=["fsdp2 x tp2", "pp2", "ep2 x fsdp2"],
 )
 def test_a_checkpoint_is_the_same_on_every_layout(

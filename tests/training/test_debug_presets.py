@@ -43,14 +43,7 @@ def preset(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
     return run
 
 
-def test_fast_does_three_steps_of_everything(preset: Callable[..., Path]) -> None:
-    path = preset("fast")
-    assert set(logged(path, "train/loss")) == {1, 2, 3}
-    assert set(logged(path, "eval/loss")) == {2, 3}
-    assert (path / "samples.jsonl").exists()
-    assert sorted(p.name for p in (path / "checkpoints").iterdir()) == ["step_2", "step_3"]
-
-
+@pytest.mark.nightly
 def test_overfit_learns_one_batch_by_heart(preset: Callable[..., Path]) -> None:
     path = preset(
         "overfit",

@@ -25,13 +25,6 @@ def config(*overrides: str) -> Config:
     return resolve(forge.compose(["run.device=cpu", *overrides])).config
 
 
-def test_threads() -> None:
-    set_up(config("run.num_threads=3"))
-    assert torch.get_num_threads() == 3
-    set_up(config("run.num_threads=0"))
-    assert torch.get_num_threads() == 3
-
-
 def test_deterministic_is_set_and_taken_back() -> None:
     set_up(config("run.deterministic=true"))
     assert torch.are_deterministic_algorithms_enabled()

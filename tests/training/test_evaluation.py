@@ -12,7 +12,6 @@ from run_helpers import assert_bit_equal, logged, weights
 
 from forge import cli
 from forge.config.eval import Eval
-from forge.training import evaluation
 from forge.training.assemble import Parts, assemble
 from forge.training.evaluation import most_sequences
 
@@ -65,16 +64,6 @@ def test_evaluation_is_bounded_unless_it_is_asked_otherwise() -> None:
         config = cli.resolved([f"train={preset}", "model.max_seq_len=2048"])[1].config
         assert most_sequences(config.eval, config.train) * config.train.seq_len == tokens
         assert most_sequences(Eval(steps=0, max_tokens=0), config.train) == 0, "all of it"
-
-
-def test_logits_are_taken_in_pieces_without_a_difference(
-    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = assembled(*EVALUATE)
-    assert parts.evaluation is not None
-    whole = parts.evaluation.run(never)
-    monkeypatch.setattr(evaluation, "LOGITS_AT_ONCE", 7 * 300)  # 7 rows at once, of 64
-    assert parts.evaluation.run(never) == pytest.approx(whole, rel=1e-6)
 
 
 def test_the_mode_of_the_model_is_restored_also_after_an_error(

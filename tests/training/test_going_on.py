@@ -12,9 +12,6 @@ import pytest
 
 from forge.generate import main as generate
 from forge.training.assemble import Parts
-from forge.training.callback import Callback
-from forge.training.loop import Loop
-from forge.training.step import StepOutput
 from forge.training.summary import summary
 
 
@@ -31,23 +28,6 @@ def test_says_where_it_goes_on(
         == f"going on from {first}/checkpoints/step_6 at step 6, where it stopped in the data: 3 steps to go"
     )
     assert parts.loop.loader.samples == 24
-
-
-class Interrupting(Callback):
-    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        loop.interrupt("SIGTERM")
-
-
-def test_an_interrupted_run_says_how_to_go_on(assembled: Callable[..., Parts]) -> None:
-    parts = assembled("run.trust=[mine.]")
-    parts.loop.callbacks.insert(0, Interrupting())
-    parts.loop.run()
-    lines = summary(parts, "SIGTERM", parts.loop.run_dir).splitlines()
-    assert (
-        lines[-1]
-        == f"  goes on with     python -m forge.resume {parts.loop.run_dir} 'run.trust=[mine.]'"
-    )
-    assert not [line for line in lines if line.split()[:1] == ["next"]]
 
 
 def test_a_finished_run_says_how_to_train_longer(assembled: Callable[..., Parts]) -> None:

@@ -23,7 +23,7 @@ from forge.config.train import Train
 from forge.objectives.pretrain import Pretrain
 from forge.optim.adamw import adamw
 from forge.training.assemble import Parts
-from forge.training.state import BadStep, TrainState
+from forge.training.state import TrainState
 from forge.training.step import StepOutput
 from forge.training.stopping import BadSteps
 
@@ -104,20 +104,6 @@ def test_a_skipped_update_equals_a_plain_loop_that_leaves_it_out(
     assert not hasattr(optimizer, "grad_scale")
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["host", "found_inf"])
-def test_the_very_first_update_can_be_skipped(on_device: bool) -> None:
-    data, section = global_batches(masked=False), AdamWConfig(lr=0.01, fused=True)
-    runs = []
-    for objective, numbers in ((Poisoned(loss=(0,)), (0, 1, 2)), (Poisoned(), (1, 2))):
-        model = decoder(torch.float32)
-        update = make_update(model, adamw(section, model=model), objective=objective)
-        update.skips_on_device = on_device
-        for number in numbers:
-            update(as_step(*data[number], 1), number)
-        runs.append(weights(model) | state_of(update.optimizer))
-    assert_bit_equal(runs[0], runs[1])
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_in_fp16_an_overflow_counts_only_when_no_smaller_scale_is_left(fused: bool) -> None:
     data = global_batches(masked=False)
@@ -174,31 +160,6 @@ def output(skipped: bool, *, loss: float = 1.0) -> StepOutput:
     )
 
 
-def test_state_counts_when_it_is_asked() -> None:
-    state = TrainState()
-    for state.step, bad in enumerate((True, False, True, True), start=1):
-        state.record(output(bad, loss=math.nan if state.step == 3 else 1.0))
-    assert (state.skipped, state.bad_in_a_row, len(state.unread)) == (0, 0, 4)
-    assert state.state_dict() == {
-        "step": 4,
-        "samples": 0,
-        "tokens": 0,
-        "skipped": 3,
-        "bad_in_a_row": 2,
-    }
-    assert state.bad == [
-        BadStep(1, "gradient norm"),
-        BadStep(3, "loss"),
-        BadStep(4, "gradient norm"),
-    ]
-    other = TrainState()
-    other.load_state_dict(json.loads(json.dumps(state.state_dict())))
-    other.step += 1
-    other.record(output(True))
-    other.count_skipped()
-    assert (other.skipped, other.bad_in_a_row) == (4, 3)
-
-
 class Spy(SimpleNamespace):
     """A loop as far as the guard sees it."""
 
@@ -206,22 +167,6 @@ class Spy(SimpleNamespace):
 
     def end(self, reason: str) -> None:
         self.reason = reason
-
-
-@pytest.mark.parametrize(("limit", "stops_at"), [(1, 2), (2, 5), (3, 6), (4, None), (0, None)])
-def test_so_many_in_a_row_stop_the_run(limit: int, stops_at: int | None, tmp_path: Path) -> None:
-    loop = Spy(state=TrainState(), reason=None, loader=SimpleNamespace(samples_per_step=8))
-    guard = BadSteps(Train(max_bad_steps=limit), interval=10, checkpoints=tmp_path)
-    for bad in (False, True, False, True, True, True, False):
-        loop.state.step += 1
-        loop.state.samples += 8
-        guard.on_step_end(loop, output(bad))  # type: ignore[arg-type]
-        if loop.reason is not None:
-            break
-    assert loop.reason == (None if stops_at is None else "bad_steps")
-    assert stops_at is None or loop.state.step == stops_at
-    assert loop.state.bad_in_a_row == (0 if stops_at is None else limit - 1)
-    assert (guard.fault is None) is (stops_at is None)
 
 
 @pytest.mark.parametrize(("bad", "reason"), [([True], "bad_steps"), ([False, True, True], None)])

@@ -74,18 +74,6 @@ def test_the_weights_of_a_safetensors_file(
     assert_fresh(parts)
 
 
-def test_a_file_of_another_number_format_is_converted(
-    saved_run: Path, tmp_path: Path, assembled: Callable[..., Parts]
-) -> None:
-    file = tmp_path / "bf16.safetensors"
-    assert export.main([str(saved_run), str(file)]) == 0
-    assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
-    expected = {
-        name: value.to(torch.bfloat16).float() for name, value in of_step(saved_run, 6).items()
-    }
-    assert_bit_equal(weights(assembled(f"checkpoint.init_from={file}").model), expected)
-
-
 @pytest.mark.parametrize("from_file", [False, True], ids=["checkpoint", "safetensors"])
 def test_excluded_prefixes_keep_their_initial_values(
     saved_run: Path, exported: Path, assembled: Callable[..., Parts], from_file: bool

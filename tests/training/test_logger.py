@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge.training.assemble import Parts
 from forge.training.loop import Loop
 from forge.training.metrics import Logger
 from forge.training.state import TrainState
@@ -133,24 +132,6 @@ def test_values_that_are_not_finite_survive_a_stop() -> None:
     assert row["lr"] == 0.1
     last = {"train/loss": None, "train/grad_norm": None, "lr": 0.1, "tokens": 0, "skipped_steps": 0}
     assert json.dumps(other.logger.state_dict()["last"], allow_nan=False) == json.dumps(last)
-
-
-def test_rows_of_a_log_that_this_process_did_no_step_of_have_no_speed(
-    assembled: Callable[..., Parts],
-) -> None:
-    """The end was killed between the last save and the last log."""
-    parts = assembled("metrics.log_interval=4")
-    for callback in parts.loop.callbacks:
-        callback.on_end = lambda loop: None  # type: ignore[method-assign]
-    parts.loop.run()
-    state = parts.logger.state_dict()
-    again = Drive(parts.loop.state)
-    again.logger.load_state_dict(state)
-    again.logger.on_end(again.loop)
-    ((step, row),) = again.recorder.rows
-    assert step == 6
-    assert CLOCK.isdisjoint(row)
-    assert again.logger.mean_rate() == 0.0
 
 
 def test_the_two_files_of_a_run(trained: Callable[..., Path]) -> None:

@@ -114,22 +114,6 @@ def test_a_pickle_in_the_place_of_a_file_is_damage(
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir", "!!python/object/new:os.mkdir"])
-def test_a_config_that_asks_for_code_is_refused(
-    saved_run: Path, mark: Path, tag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    step = saved_run / "checkpoints" / "step_6"
-    text = (step / "config.yaml").read_text() + f"\nevil: {tag} ['{mark}']\n"
-    (step / "config.yaml").write_text(text)
-    meta = json.loads((step / "meta.json").read_text())
-    meta["files"]["config.yaml"] = len(text.encode())
-    (step / "meta.json").write_text(json.dumps(meta))
-    assert generate.main([str(step)]) == 2
-    assert worker.main([str(saved_run)]) == 2
-    assert "config.yaml cannot be read (ConstructorError: " in capsys.readouterr().err
-    assert not mark.exists()
-
-
 def test_a_config_that_names_code_is_refused_without_trust(
     saved_run: Path, mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

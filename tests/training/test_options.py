@@ -14,7 +14,6 @@ import pytest
 from run_helpers import assert_bit_equal, weights
 
 from forge.generate import main as generate
-from forge.training import samples
 from forge.training.assemble import Parts, assemble
 from forge.training.samples import opening
 
@@ -71,31 +70,6 @@ def test_sample_interval_and_prompts(
     )
     found = [(sample["step"], sample["prompt"]) for sample in read_samples(path)]
     assert found == [(step, prompt) for step in steps for prompt in ("the sea", "ship")]
-
-
-def test_sampling_options_reach_the_sampler(
-    trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[dict[str, Any]] = []
-    real = samples.generate
-
-    def spy(model: Any, tokens: Any, max_new: int, **options: Any) -> Any:
-        asked.append({"tokens": max_new, **options})
-        return real(model, tokens, max_new, **options)
-
-    monkeypatch.setattr(samples, "generate", spy)
-    trained(
-        *SAMPLES,
-        "seed=7",
-        "eval.sample_tokens=5",
-        "eval.sample_temperature=0.3",
-        "eval.sample_top_k=9",
-    )
-    eos, agree = asked[0].pop("eos_id"), asked[0].pop("agree")
-    assert isinstance(eos, int)
-    assert agree.__name__ == "copy_from_main"
-    assert asked[0] == {"n_ids": 300, "tokens": 5, "temperature": 0.3, "top_k": 9, "seed": 7}
-    assert len(asked) == 2
 
 
 def test_greedy_samples_are_those_of_the_model(trained: Callable[..., Path]) -> None:

@@ -38,12 +38,6 @@ def test_the_trace_has_exactly_the_steps_of_the_window(trained: Callable[..., Pa
     assert traces(path) == []
 
 
-def test_a_window_that_the_end_of_the_run_cuts(trained: Callable[..., Path]) -> None:
-    path = trained(*WINDOW, "train.max_steps=3")
-    assert traces(path) == ["rank_0/steps_2_to_3.json.gz"]
-    assert optimizer_steps(path / "profiler_traces" / "rank_0" / "steps_2_to_3.json.gz") == 2
-
-
 def test_a_failure_inside_the_window_leaves_no_profiler_running(
     assembled: Callable[..., Parts], new_run: Callable[..., Path]
 ) -> None:

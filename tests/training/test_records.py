@@ -140,24 +140,6 @@ def test_every_start_and_every_end_is_a_line(new_run: Callable[..., Path]) -> No
     assert outcome.resumed_from(path) == "2"
 
 
-def test_the_result_and_the_error_of_an_earlier_start_are_gone(
-    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = new_run()
-    with monkeypatch.context() as patch:
-        patch.setattr(stepping.Update, "__call__", lambda *_: {}["no"])
-        assert worker.main([str(path)]) == 1
-    assert (path / "error.json").exists()
-    assert not (path / "result.json").exists()
-    assert worker.main([str(path)]) == 0
-    assert not (path / "error.json").exists()
-    alter(path, train__max_steps=8, run__allow_change=["scheduler"])
-    with monkeypatch.context() as patch:
-        patch.setattr(stepping.Update, "__call__", lambda *_: {}["no"])
-        assert worker.main([str(path)]) == 1
-    assert not (path / "result.json").exists()
-
-
 def test_a_finished_run_is_left_as_it_is(
     trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,28 +202,6 @@ def test_the_log_holds_what_was_said_and_warned_of(
     said = "INFO forge.training.process: going on from checkpoints/step_4 at step 4, where it stopped in the data: 2 steps to go"
     assert said in shown
     assert "is passed over" not in capsys.readouterr().out
-
-
-def test_the_log_holds_the_trace_of_a_failure(
-    new_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = new_run()
-    monkeypatch.setattr(stepping.Update, "__call__", lambda *_: {}["no"])
-    assert worker.main([str(path)]) == 1
-    text = (path / "logs" / "rank_0.log").read_text()
-    assert "DEBUG forge.worker: failed\nTraceback (most recent call last):" in text
-    assert "KeyError: 'no'" in text
-
-
-def test_a_log_that_cannot_be_written_fails_nothing(
-    new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = new_run()
-    (path / "logs").write_text("")
-    assert worker.main([str(path)]) == 0
-    said = capsys.readouterr().err
-    assert f"{path}/logs/rank_0.log cannot be written: " in said
-    assert "the run goes on without it" in said
 
 
 def test_a_run_that_diverges_fails_and_goes_on_under_other_options(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from going_on_helpers import alter
 from run_helpers import assert_bit_equal, folders, logged, meta, stored, weights
 
@@ -186,31 +185,6 @@ def test_copies_are_made_during_the_next_step_and_before_it_changes_anything(
     for step in (2, 4, 5):
         assert_bit_equal(
             *(stored(run / "checkpoints" / f"step_{step}") for run in (parts.loop.run_dir, plain))
-        )
-
-
-def test_what_a_callback_changes_before_the_next_update_is_saved_as_it_was(
-    assembled: Callable[..., Parts], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = staging._copy
-    monkeypatch.setattr(staging, "_copy", lambda *arguments: time.sleep(0.1) or copy(*arguments))
-
-    class Fading(LoopCallback):
-        config_path, kept = "callbacks.fading", {}
-
-        def on_step_start(self, loop: Any) -> None:
-            weight = loop.model.output_weight
-            self.kept[loop.state.step] = weight.detach().clone()
-            with torch.no_grad():
-                weight.mul_(0.5)
-
-    parts = assembled(*OFTEN, "checkpoint.async_mode=async")
-    parts.loop.callbacks.insert(0, Fading())
-    parts.loop.run()
-    for step in (2, 4):
-        assert torch.equal(
-            stored(parts.loop.run_dir / "checkpoints" / f"step_{step}")["model/embedding.weight"],
-            Fading.kept[step],
         )
 
 

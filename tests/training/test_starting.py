@@ -98,23 +98,6 @@ def test_the_checkpoint_of_another_run(
     ]
 
 
-def test_another_run_takes_the_place_of_what_there_is(
-    saved_run: Path, trained: Callable[..., Path]
-) -> None:
-    path = trained("train.max_steps=3", "checkpoint.interval=1")
-    alter(
-        path,
-        checkpoint__resume_from=str(saved_run),
-        train__max_steps=6,
-        run__allow_change=["scheduler"],
-    )
-    assert worker.main([str(path)]) == 0
-    assert folders(path) == ["step_1.undone", "step_2.undone", "step_3.undone", "step_6"], (
-        "what was taken over is saved here too"
-    )
-    assert logged(path, "train/loss") == {}, "rows of updates that are not in the weights are gone"
-
-
 def no_meta(step: Path) -> None:
     (step / "meta.json").unlink()
 

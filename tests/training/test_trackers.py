@@ -130,27 +130,6 @@ def test_tensorboard_of_a_run_that_goes_on_shows_each_step_once(tmp_path):
     ]
 
 
-def test_tensorboard_rows_survive_a_kill(tmp_path):
-    event_accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator"
-    )
-    script = f"""
-import os, signal
-from pathlib import Path
-from forge.training.trackers import TensorBoard
-TensorBoard(Path({str(tmp_path)!r}), resumed_at=0).log(10, {{"train/loss": 2.0}})
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    subprocess.run(
-        [sys.executable, "-c", script],
-        check=False,
-        capture_output=True,
-        cwd=Path(__file__).parents[2],
-    )
-    (event,) = event_accumulator.EventAccumulator(str(tmp_path)).Reload().Scalars("train/loss")
-    assert (event.step, event.value) == (10, 2.0)
-
-
 def read_wandb(path: Path) -> list:
     """Records of an offline .wandb file: a 7-byte header, then LevelDB log blocks of 32 KiB."""
     from wandb.proto import wandb_internal_pb2
@@ -228,6 +207,7 @@ def test_offline_wandb_goes_on_under_its_id(tmp_path, wandb):
     assert first == second != third == "given"
 
 
+@pytest.mark.nightly
 def test_a_wandb_process_that_is_ended_is_one_warning(tmp_path, wandb):
     script = f"""
 import os, signal

@@ -119,20 +119,6 @@ def test_a_directory_without_a_config_is_no_run(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_outside_the_loop(
-    new_run: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    path = new_run()
-    monkeypatch.setattr(assembling, "prepare", interrupted)
-    assert worker.main([str(path)]) == 130
-    assert capsys.readouterr().err == "\ninterrupted\n"
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
 def test_a_signal_within_this_process(
     new_run: Callable[..., Path],

@@ -6,7 +6,6 @@ import errno
 import json
 import logging
 import math
-import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,7 @@ from forge.data.tokenizer import Tokenizer
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import FORMAT, META, TOKENIZER, WEIGHTS, Saved
-from forge.rundir.files import write_json
+from forge.rundir.files import sync, write_json
 from forge.rundir.provenance import now, versions
 from forge.rundir.saved_config import CONFIG
 from forge.training import tensor_storage
@@ -210,15 +209,15 @@ class Checkpointer:
         for hook in self.before_commit:
             hook(scratch)
         for path in scratch.rglob("*"):
-            _sync(path)
+            sync(path)
         meta = about | {"files": checkpoints.file_sizes(scratch)}
         (scratch / META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        _sync(scratch / META)
-        _sync(scratch)
+        sync(scratch / META)
+        sync(scratch)
         if target.exists():
             self._remove(target)
         scratch.rename(target)
-        _sync(self.folder)
+        sync(self.folder)
         self._committed.append(target)
         self._prune()
 
@@ -275,11 +274,3 @@ def _disk_bytes(tensors: Tensors) -> int:
         total += tensor.numel() * tensor.element_size() + 1024 * parts
         ranks = max(ranks, parts)
     return total + (ranks << 16)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -88,7 +88,7 @@ def read(folder: Path) -> Entries:
 def _entry(name: str, dtype: str, size: list[int], chunks: list[dict[str, Any]]) -> Entry:
     found = []
     for raw in chunks:
-        lists = {key: tuple(raw[key]) for key in ("offsets", "sizes", "crc32")}
+        lists: dict[str, Any] = {key: tuple(raw[key]) for key in ("offsets", "sizes", "crc32")}
         chunk = Chunk(**(raw | lists))
         if not re.fullmatch(r"rank_[0-9]+(\.[0-9]+)?\.bin", chunk.file):
             raise ValueError(f"{name!r} has the file name {chunk.file!r}")

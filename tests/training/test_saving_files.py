@@ -65,7 +65,7 @@ FULL: dict[str, tuple[Any, str, Any]] = {
     "before it is written": (shutil, "disk_usage", lambda _: Usage),
     "while tensors are written": (TensorWriter, "write_data", no_space),
     "while the config is written": (checkpoint.saved_config, "save", no_space),
-    "while it is committed": (checkpoint, "_sync", no_space),
+    "while it is committed": (checkpoint, "sync", no_space),
 }
 
 

@@ -19,11 +19,13 @@ def put(name, content, how="w"):
     with open(path(name), how) as file: file.write(json.dumps(content) + "\\n")
 def leave(status, code, step):
     if rank == 0:
-        put("attempts.jsonl", {"event": "end", "status": status, "reason": "SIGTERM" if code > 128 else "end", "step": step}, "a")
-        result = {"status": status, "reason": "end", "step": step, "metrics": {"train/loss": 1 / seed}, "config": "config.yaml"}
-        put("result.json", {**result, "objective": {"name": "train/loss", "value": 1 / seed}})
+        ended = {"status": status, "reason": "SIGTERM" if code > 128 else "end", "step": step}
+        put("attempts.jsonl", {"event": "end", **ended}, "a")
+        reached = {"metrics": {"train/loss": 1 / seed}, "config": "config.yaml"}
+        objective = {"name": "train/loss", "value": 1 / seed}
+        put("result.json", {**ended, "reason": "end", **reached, "objective": objective})
     os._exit(code)
-if seed == 55 and not os.path.exists(path("go")):  # as Python does before it can run any code of ours
+if seed == 55 and not os.path.exists(path("go")):  # as Python before it runs any code of ours
     put("ready", os.getpid())
     while signal.SIGINT not in signal.sigpending(): time.sleep(0.01)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -31,9 +33,12 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 if rank == 0:
     lock = os.open(path("run.lock"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.pwrite(lock, (json.dumps({"host": os.uname().nodename, "pid": os.getpid(), "since": "now"}) + "\\n").encode(), 0)
-    put("attempts.jsonl", {"event": "start", "step": 0, "from": "nothing", "config": "config.yaml"}, "a")
-    put("started", [os.environ.get("CUDA_VISIBLE_DEVICES"), time.time(), os.environ.get("OMP_NUM_THREADS")], "a")
+    who = {"host": os.uname().nodename, "pid": os.getpid(), "since": "now"}
+    os.pwrite(lock, (json.dumps(who) + "\\n").encode(), 0)
+    start = {"event": "start", "step": 0, "from": "nothing", "config": "config.yaml"}
+    put("attempts.jsonl", start, "a")
+    given = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")]
+    put("started", [given[0], time.time(), given[1]], "a")
     print("rank 0 says hello", flush=True)
 for step in (1, 2, 3):
     if rank == 0:
@@ -41,7 +46,8 @@ for step in (1, 2, 3):
         put("performance.jsonl", {"step": step, "time": time.time() + step}, "a")
 if seed == 13:
     said = "RuntimeError: it cannot go on\\n(the traceback is somewhere)"
-    put("error.json", {"rank": rank, "type": "RuntimeError", "message": "it cannot go on", "said": said, "traceback": "", "code": 1})
+    error = {"rank": rank, "type": "RuntimeError", "message": "it cannot go on", "traceback": ""}
+    put("error.json", {**error, "said": said, "code": 1})
     os._exit(1)
 if seed == 66:
     print("one\\ntwo\\nthree", file=sys.stderr, flush=True)

@@ -1,6 +1,4 @@
-"""A search by Optuna whose process is killed, and the same command again; and one that really
-trains.
-"""
+"""A search by Optuna whose process is killed, and the same command again."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ import cheap
 import optuna
 import pytest
 from test_optuna import search, study
-from tiny import TINY
 
 pytestmark = pytest.mark.nightly
 
@@ -98,37 +95,3 @@ def test_twelve_trials_of_which_one_fails_killed_in_the_middle(
     assert [(trial.params, trial.value) for trial in kept] == [
         (trial.params, trial.value) for trial in whole
     ]
-
-
-def test_trials_that_train(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(
-        "".join(f"{i} the sea, a ship and {i * i % 97} whales\n" for i in range(300))
-    )
-    options = [text for text in TINY if not text.startswith("optimizer.lr=")]
-    search = [
-        "sweeper=optuna",
-        "sweeper.n_trials=2",
-        "optimizer.lr=tag(log, interval(1e-3, 1e-1))",
-        "sweep.name=real",
-    ]
-    process = started(
-        tmp_path,
-        "-m",
-        "forge.train",
-        "-m",
-        *options,
-        "data=text",
-        "data.path=text.txt",
-        "model.n_layers=1",
-        *search,
-    )
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, out
-    results = [
-        json.loads(file.read_text())
-        for file in sorted(tmp_path.glob("sweeps/real/points/*/result.json"))
-    ]
-    assert [trial.value for trial in trials(tmp_path / "sweeps" / "real")] == [
-        result["objective"]["value"] for result in results
-    ]
-    assert len({result["objective"]["value"] for result in results}) == 2

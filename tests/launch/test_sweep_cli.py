@@ -87,7 +87,8 @@ def test_ranks_that_are_there_already_run_no_sweep() -> None:
     assert [rank.communicate(timeout=120)[1] for rank in ranks] == [
         "1 problem; nothing was started or written.\n  1. -m   [command line]\n"
         "     another launcher has started the ranks, and a sweep starts those of each point "
-        "itself.\n     -> type it without torchrun or srun; launch=slurm submits the points as jobs\n",
+        "itself.\n     -> type it without torchrun or srun; launch=slurm submits the points as "
+        "jobs\n",
         "",
     ]
     assert [rank.returncode for rank in ranks] == [2, 2]

@@ -1,4 +1,4 @@
-"""What a parity check calls different: each thing that can be wrong with a side is found and named."""
+"""What a parity check calls different: each thing that can be wrong with a side is named."""
 
 from __future__ import annotations
 

@@ -98,6 +98,9 @@ def test_each_callback_gets_its_own_back() -> None:
 def test_a_users_callback_with_an_object_in_its_state_is_named() -> None:
     with pytest.raises(
         CallbackError,
-        match=r"^callbacks\.a \(.*Holding\) failed in state_dict at step 7: TypeError: its state at 'o' is",
+        match=(
+            r"^callbacks\.a \(.*Holding\) failed in state_dict at step 7: "
+            r"TypeError: its state at 'o' is"
+        ),
     ):
         states([Holding({"o": OrderedDict}, "callbacks.a")], 7)

@@ -196,7 +196,10 @@ def test_a_broken_callback_names_itself(
     path = new_run(*callback("bad", "Broken", moment=moment), *options)
     assert worker.main([str(path), "mypkg."]) == 1
     shown = capsys.readouterr().err
-    said = f"callbacks.bad ({Broken.__module__}.Broken) failed in {moment} at step {step}: ValueError: no good"
+    said = (
+        f"callbacks.bad ({Broken.__module__}.Broken) failed in {moment} at "
+        f"step {step}: ValueError: no good"
+    )
     assert shown.strip().splitlines()[0] == said
     assert "Traceback" not in shown
     error = json.loads((path / "error.json").read_text())

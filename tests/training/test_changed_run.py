@@ -99,7 +99,10 @@ def test_another_tokenizer_is_refused(
     what = "the text has changed under this run, and with it the tokenizer trained on it"
     own = f"{broken_off}/tokenizer/tokenizer.json"
     assert Path(own).is_file()
-    fix = f"put it back, or take its own: tokenizer=file tokenizer.path={own} run.allow_change=[data,tokenizer]"
+    fix = (
+        f"put it back, or take its own: tokenizer=file tokenizer.path={own} "
+        f"run.allow_change=[data,tokenizer]"
+    )
     assert said.splitlines()[1] == f"{broken_off}/checkpoints/step_3: {what}; {fix}"
     alter(broken_off, run__allow_change=["data"])
     assert what in refused(broken_off, capsys)
@@ -121,7 +124,10 @@ def test_another_model_begins_fresh_where_it_does_not_fit(
     said = [record.getMessage() for record in caplog.records if record.name.startswith("forge")]
     assert len(said) == 1
     assert said[0].startswith(
-        "the model was changed, so what does not fit begins with its initial value: blocks.2.attention_norm.weight is "
+        (
+            "the model was changed, so what does not fit begins with its initial "
+            "value: blocks.2.attention_norm.weight is "
+        )
     )
     assert said[0].endswith("is missing there; and 4 more")
     there, here = stored(saved_run / "checkpoints" / "step_6"), weights(parts.model)

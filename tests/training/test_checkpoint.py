@@ -172,7 +172,10 @@ def overwrite_weights(path: Path) -> None:
     [
         (
             empty_index,
-            r"cannot be used: it is torn: weights/tensors.json has 0 bytes of \d+; take another checkpoint",
+            (
+                r"cannot be used: it is torn: weights/tensors.json has 0 bytes "
+                r"of \d+; take another checkpoint"
+            ),
         ),
         *[
             (damage, r"step_6 cannot be read \(\w+: .+\); take another checkpoint")

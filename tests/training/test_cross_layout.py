@@ -172,7 +172,7 @@ STOPS_OF_EXPERTS = (
     [((), STOPS), pytest.param(MOE, STOPS_OF_EXPERTS, marks=pytest.mark.nightly)],
     ids=["dense", "experts"],
 )
-def test_a_run_that_changes_its_layout_at_every_stop_has_the_curve_and_the_batches_of_one_that_never_stops(
+def test_a_run_that_changes_its_layout_at_every_stop_equals_one_that_never_stops(
     train: Train, model: tuple[str, ...], stops: tuple[tuple[str, int], ...]
 ) -> None:
     whole = train("whole", "single", LAST, *model)

@@ -1,4 +1,4 @@
-"""What a run says and refuses when it takes up another's checkpoint, is interrupted, or goes wrong."""
+"""What a run says when it takes up a checkpoint, is interrupted, or goes wrong."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_says_where_it_goes_on(
     first = trained()
     parts = assembled("train.max_steps=9", f"checkpoint.resume_from={first}")
     said = capsys.readouterr().out.splitlines()[-1]
-    assert (
-        said
-        == f"going on from {first}/checkpoints/step_6 at step 6, where it stopped in the data: 3 steps to go"
+    assert said == (
+        f"going on from {first}/checkpoints/step_6 at step 6, where it "
+        f"stopped in the data: 3 steps to go"
     )
     assert parts.loop.loader.samples == 24
 

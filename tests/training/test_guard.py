@@ -212,13 +212,17 @@ def test_the_message_and_the_state_it_leaves(
     saved = guard.checkpoints / "step_5"
     assert json.loads((saved / "meta.json").read_text())["train"]["skipped"] == 4
     assert guard.fault == (
-        "the loss was not finite in steps 3 to 5, which is train.max_bad_steps=3 or more in a row. Their updates were skipped: "
+        "the loss was not finite in steps 3 to 5, which is "
+        "train.max_bad_steps=3 or more in a row. Their updates were skipped: "
         f"{saved} holds the weights as they were before them. Lower optimizer.lr or "
         "train.grad_clip_norm; debug=anomaly names the operation; the data were samples 8 to 19"
     )
     said = [record.getMessage() for record in caplog.records if "not finite" in record.getMessage()]
     assert said == [
-        "step 1 is skipped, since its gradient norm is not finite; a lower optimizer.lr may help, and debug=anomaly names the operation"
+        (
+            "step 1 is skipped, since its gradient norm is not finite; a lower "
+            "optimizer.lr may help, and debug=anomaly names the operation"
+        )
     ]
 
 

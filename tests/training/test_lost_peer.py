@@ -7,7 +7,10 @@ import torch.distributed as dist
 
 from forge.rundir.outcome import is_lost_peer
 
-GLOO = "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35758"
+GLOO = (
+    "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+    "Connection closed by peer [127.0.0.1]:35758"
+)
 
 
 @pytest.mark.parametrize(

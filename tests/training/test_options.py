@@ -91,7 +91,10 @@ def test_a_prompt_that_cannot_fit_is_refused_before_training(
 ) -> None:
     with pytest.raises(
         ValueError,
-        match=r"eval\.sample_prompts: a prompt has \d+ tokens, more than model\.max_seq_len=\d+; shorten it",
+        match=(
+            r"eval\.sample_prompts: a prompt has \d+ tokens, more than "
+            r"model\.max_seq_len=\d+; shorten it"
+        ),
     ):
         assembled("eval.enabled=true", f"eval.sample_prompts=[{'x' * 400}]")
 

@@ -164,9 +164,9 @@ def test_a_run_without_a_checkpoint_to_go_on_from_is_not_advised_to(
     path = trained(kept, "checkpoint.interval=0" if kept != "checkpoint=off" else "seed=1")
     capsys.readouterr()
     assert worker.main([str(path)]) == 0
-    assert (
-        capsys.readouterr().out
-        == "this run is finished: all steps done, after 6 steps; no checkpoint of it is there to go on from\n"
+    assert capsys.readouterr().out == (
+        "this run is finished: all steps done, after 6 steps; no "
+        "checkpoint of it is there to go on from\n"
     )
 
 
@@ -197,9 +197,15 @@ def test_the_log_holds_what_was_said_and_warned_of(
     lines = (saved_run / "logs" / "rank_0.log").read_text().splitlines()
     assert lines[0] == "earlier", "a later start adds to it"
     shown = [line.split(" ", 2)[2] for line in lines[1:]]
-    warned = f"WARNING forge.training.restore: {saved_run}/checkpoints/step_6 is passed over: it is torn: it has no meta.json"
+    warned = (
+        f"WARNING forge.training.restore: {saved_run}/checkpoints/step_6 is "
+        f"passed over: it is torn: it has no meta.json"
+    )
     assert any(line.startswith(warned) for line in shown)
-    said = "INFO forge.training.process: going on from checkpoints/step_4 at step 4, where it stopped in the data: 2 steps to go"
+    said = (
+        "INFO forge.training.process: going on from checkpoints/step_4 at step "
+        "4, where it stopped in the data: 2 steps to go"
+    )
     assert said in shown
     assert "is passed over" not in capsys.readouterr().out
 

@@ -263,7 +263,10 @@ def test_training_goes_on_from_a_whole_checkpoint_and_begins_with_any(
 def test_a_run_that_saved_nothing_is_not_begun_anew_unasked(trained: Callable[..., Path]) -> None:
     run = trained("checkpoint=off")
     (run / "result.json").unlink()
-    message = "this run was at step 6; checkpoint.enabled=false saved none; give another run.dir to begin anew"
+    message = (
+        "this run was at step 6; checkpoint.enabled=false saved none; "
+        "give another run.dir to begin anew"
+    )
     with pytest.raises(saved.CheckpointError, match=re.escape(message)):
         assemble(run)
 

@@ -132,7 +132,10 @@ REASONS: dict[Callable[[Path], None], str] = {
     short_file: "it is torn: weights/rank_0.bin has 5 bytes of ",
     missing_file: "it is torn: tokenizer/",
     foreign: "it is of another run; checkpoint.resume_from takes one on purpose",
-    newer: "it has checkpoint format 99, and this version reads format 2; a newer version of forge wrote it",
+    newer: (
+        "it has checkpoint format 99, and this version reads format 2; a "
+        "newer version of forge wrote it"
+    ),
     older: "it has checkpoint format 1, and this version reads format 2",
 }
 
@@ -179,7 +182,8 @@ def test_checkpoints_that_are_gone_are_not_replaced_in_silence(saved_run: Path) 
     with pytest.raises(CheckpointError) as raised:
         assemble(saved_run)
     assert str(raised.value) == (
-        f"{saved_run}/checkpoints has no checkpoint, and this run was at step 6; put one back, or give another run.dir to begin anew"
+        f"{saved_run}/checkpoints has no checkpoint, and this run was at step 6; "
+        f"put one back, or give another run.dir to begin anew"
     )
     assert (saved_run / "metrics.jsonl").read_bytes() == rows
 
@@ -238,9 +242,9 @@ def test_damage_inside_is_refused_and_another_can_be_taken(
         assert worker.main([str(saved_run)]) == 2
         said = capsys.readouterr().err
         assert (
-            f"{saved_run}/checkpoints/step_6 cannot be read (ValueError: {file} is damaged: the bytes of "
-            in said
-        )
+            f"{saved_run}/checkpoints/step_6 cannot be read (ValueError: "
+            f"{file} is damaged: the bytes of "
+        ) in said
         assert "; take another checkpoint" in said
     alter(saved_run, checkpoint__resume_from="4")
     assert worker.main([str(saved_run)]) == 0

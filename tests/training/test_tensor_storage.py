@@ -218,7 +218,7 @@ def test_any_cut_of_an_index_is_refused(folder: Path) -> None:
 
 
 def whole() -> dict[str, Tensor]:
-    """The same on every rank; sizes that four and two do not divide, fewer rows than ranks, none."""
+    """The same on every rank; sizes that four and two do not divide, few rows, none."""
     draw = torch.Generator().manual_seed(0)
     return {
         "rows": torch.randn(8, 6, generator=draw),

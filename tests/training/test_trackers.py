@@ -220,7 +220,8 @@ section = Metrics(enable_wandb=True, wandb_mode="offline", enable_console=False)
 trackers = build_trackers(section, Path({str(tmp_path)!r}), total_steps=3, config_dict={{}})
 with closing(trackers):
     trackers.log(1, {{"train/loss": 2.5}})
-    (service,) = (pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
+    children = [task / "children" for task in Path("/proc/self/task").iterdir()]
+    (service,) = [pid for file in children for pid in file.read_text().split()]
     os.kill(int(service), signal.SIGTERM)
     os.waitid(os.P_PID, int(service), os.WEXITED | os.WNOWAIT)
     trackers.log(2, {{"train/loss": 2.0}})
@@ -330,7 +331,8 @@ import sys
 from pathlib import Path
 from forge.config.metrics import Metrics
 from forge.training.trackers import build_trackers
-build_trackers(Metrics(enable_console=False), Path({str(tmp_path)!r}), total_steps=1, config_dict={{}}).close()
+section = Metrics(enable_console=False)
+build_trackers(section, Path({str(tmp_path)!r}), total_steps=1, config_dict={{}}).close()
 print(sorted({{"torch", "tensorboard", "wandb", "rich"}} & set(sys.modules)))
 """
     done = subprocess.run(

@@ -68,9 +68,9 @@ def test_one_that_fails_is_a_warning_that_names_it(
     with caplog.at_level(logging.WARNING):
         path = trained(*RUN, f"+trackers.mine.fails={moment}")
     assert (
-        f"trackers.mine failed and is off for the rest of this run, which goes on: OSError: no {moment}"
-        in caplog.text
-    )
+        f"trackers.mine failed and is off for the rest of this run, "
+        f"which goes on: OSError: no {moment}"
+    ) in caplog.text
     assert json.loads((path / "result.json").read_text())["status"] == "finished"
 
 

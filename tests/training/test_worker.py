@@ -38,7 +38,10 @@ def test_a_mistake_of_the_user_is_said_without_a_traceback(
 ) -> None:
     path = failing(ValueError("data.path=x: line 3 is no JSON"))
     assert worker.main([str(path)]) == 2
-    place = f"(the traceback is in {path}/error.json; the run goes on with: python -m forge.resume {path})"
+    place = (
+        f"(the traceback is in {path}/error.json; the run goes on with: "
+        f"python -m forge.resume {path})"
+    )
     assert capsys.readouterr().err == f"\ndata.path=x: line 3 is no JSON\n{place}\n"
     error = json.loads((path / "error.json").read_text())
     assert (error["type"], error["message"], error["rank"]) == (
@@ -90,7 +93,10 @@ def test_an_unexpected_error_shows_its_traceback_once(
     [
         MemoryError("no memory"),
         RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:115] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+            (
+                "[enforce fail at alloc_cpu.cpp:115] . DefaultCPUAllocator: can't "
+                "allocate memory: you tried to allocate 9 bytes."
+            )
         ),
         type("OutOfMemoryError", (RuntimeError,), {})(
             "CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -104,8 +110,10 @@ def test_out_of_memory_says_what_to_lower(
     assert worker.main([str(failing(error))]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith(
-        "\nout of memory: lower train.batch_size (train.global_batch_size keeps the batch of a step), train.seq_len or the model; "
-        "train.activation_checkpointing=full and objective.loss_fn=chunked_cross_entropy need less memory too.\n"
+        "\nout of memory: lower train.batch_size (train.global_batch_size keeps "
+        "the batch of a step), train.seq_len or the model; "
+        "train.activation_checkpointing=full and "
+        "objective.loss_fn=chunked_cross_entropy need less memory too.\n"
     )
     assert str(error) in shown
     assert "Traceback" not in shown
@@ -126,7 +134,7 @@ def test_a_signal_within_this_process(
     capfd: pytest.CaptureFixture[str],
     number: signal.Signals,
 ) -> None:
-    """The step is finished and saved, the handlers are put back, and twice within a second is once."""
+    """The step is finished and saved, handlers are put back, twice within a second is once."""
     build = assembling.Logger.on_step_end
 
     def signalled(self: Any, loop: Any, output: Any) -> None:

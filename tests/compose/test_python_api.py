@@ -210,8 +210,6 @@ def test_a_refusal_survives_another_process():
 
 
 def test_train_takes_a_config_and_dir_lists_what_there_is() -> None:
-    with pytest.raises(
-        TypeError, match=r"^forge\.train takes a config, such as .* gives, not list$"
-    ):
+    with pytest.raises(TypeError, match=r"^forge\.train takes a config, .* gives, not list$"):
         forge.train(["model=tiny"])  # type: ignore[arg-type]
     assert {"compose", "train", "ConfigError"} <= set(dir(forge))

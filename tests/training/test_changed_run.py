@@ -124,10 +124,8 @@ def test_another_model_begins_fresh_where_it_does_not_fit(
     said = [record.getMessage() for record in caplog.records if record.name.startswith("forge")]
     assert len(said) == 1
     assert said[0].startswith(
-        (
-            "the model was changed, so what does not fit begins with its initial "
-            "value: blocks.2.attention_norm.weight is "
-        )
+        "the model was changed, so what does not fit begins with its initial "
+        "value: blocks.2.attention_norm.weight is "
     )
     assert said[0].endswith("is missing there; and 4 more")
     there, here = stored(saved_run / "checkpoints" / "step_6"), weights(parts.model)

@@ -93,10 +93,8 @@ def test_an_unexpected_error_shows_its_traceback_once(
     [
         MemoryError("no memory"),
         RuntimeError(
-            (
-                "[enforce fail at alloc_cpu.cpp:115] . DefaultCPUAllocator: can't "
-                "allocate memory: you tried to allocate 9 bytes."
-            )
+            "[enforce fail at alloc_cpu.cpp:115] . DefaultCPUAllocator: can't "
+            "allocate memory: you tried to allocate 9 bytes."
         ),
         type("OutOfMemoryError", (RuntimeError,), {})(
             "CUDA out of memory. Tried to allocate 2.00 GiB."

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 COLUMNS = 100
+LONGEST = 5
 ROOMS = ("forge", "launch", "tests", "benchmarks", "tools")
 PREPARE = ("config", "compose", "resolve", "plan")
 
@@ -35,6 +36,9 @@ def main() -> None:
     rows.append(row("tests, all", tests))
     heads = ("room", "files", "kB", "lines, median", "longest", f"over {COLUMNS} columns")
     table([heads, *rows])
+    print("\nlongest functions:")
+    for lines, place in sorted(functions(source), reverse=True)[:LONGEST]:
+        print(f"  {lines} lines: {place}")
     found = list(circles(imports(source)))
     print(f"\ncircles of imports: {len(found)}")
     for names in found:
@@ -80,6 +84,14 @@ def table(rows: list[tuple[str, ...]]) -> None:
         print(f"| {' | '.join(map(str.ljust, cells, widths))} |")
         if index == 0:
             print(f"| {' | '.join('-' * width for width in widths)} |")
+
+
+def functions(files: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    """(lines, place) of every function and method."""
+    for name, text in files.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                yield (node.end_lineno or 0) - node.lineno + 1, f"{name}:{node.lineno} {node.name}"
 
 
 def imports(files: Mapping[str, str]) -> dict[str, set[str]]:

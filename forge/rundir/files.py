@@ -17,6 +17,8 @@ from forge.config.problems import ConfigError, Problem
 
 log = logging.getLogger(__name__)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+DEEPEST = 100
+TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 TAIL = 16_384  # bytes that are read from the end of a long file
 
 
@@ -69,7 +71,10 @@ def write_first(path: Path, content: Any) -> bool:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file. Raises OSError and ValueError."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -81,8 +86,20 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file. Raises OSError, ValueError and YAMLError."""
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+    """The content of a YAML file. Raises OSError, ValueError and YAMLError.
+
+    Its depth is found first: the loader in C ends the process at one that is too great. An alias,
+    which forge does not write, may make it endless.
+    """
+    text, depth = path.read_text(encoding="utf-8"), 0
+    for event in yaml.parse(text, Loader=LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise yaml.YAMLError(TOO_DEEP)
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError(f"it has an alias, *{event.anchor}")
+    return yaml.load(text, Loader=LOADER)
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
@@ -143,7 +160,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise ConfigError([Problem(key=str(path), what=what, fix="move it away")]) from None
     try:
         rows = json.loads(f"[{','.join(lines)}]")  # several times as fast as line by line
-    except ValueError:
+    except (ValueError, RecursionError):
         return list(parse_rows(lines))
     return [row for row in rows if isinstance(row, dict)]
 
@@ -171,7 +188,7 @@ def parse_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             yield row

@@ -80,7 +80,7 @@ def read(folder: Path) -> Entries:
             found = content["format"]
             raise ValueError(f"it has format {found}, and this version reads format {FORMAT}")
         return {name: _entry(name, **raw) for name, raw in content["tensors"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{path} cannot be used: {reason}") from error
 

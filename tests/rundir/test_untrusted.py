@@ -230,11 +230,15 @@ def test_no_file_commands_the_terminal(run: Path, capsys: Capture) -> None:
 DAMAGED = ("config.yaml", "overrides.json", "provenance.json", "result.json", "error.json")
 
 
+@pytest.mark.parametrize("text", ['{"a": [', "[" * 100_000], ids=["torn", "deep"])
 @pytest.mark.parametrize("name", [*DAMAGED, "run.lock", "attempts.jsonl", "metrics.jsonl"])
 def test_a_damaged_file_ends_no_verb_with_a_traceback(
-    name: str, run: Path, started: list[Path], capsys: Capture
+    name: str, text: str, run: Path, started: list[Path], capsys: Capture
 ) -> None:
-    (run / name).write_text('{"a": [')
+    (run / name).write_text(text)
+    step = run / "checkpoints" / "step_3"
+    step.mkdir(parents=True)
+    (step / "meta.json").write_text(text)
     verbs = (resume.main, checkpoints.main, report.main, status.main)
     codes = [verb(["run"]) for verb in verbs]
     assert set(codes) <= {0, 2}

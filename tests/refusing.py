@@ -65,9 +65,7 @@ def resolved(
 def _as_point(overrides: Sequence[str], world_size: int | None) -> Resolution:
     composition, config = COMPOSER(overrides)
     known = tuple(composition.problems)
-    return resolving.resolve(
-        config, known=known, origin=composition.origin, world_size=world_size
-    )
+    return resolving.resolve(config, known=known, origin=composition.origin, world_size=world_size)
 
 
 def problems(overrides: Sequence[str] = (), **where: Any) -> list[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task
@@ -12,7 +13,9 @@ from rich.text import Text
 
 from forge.config import numbers
 from forge.config.numbers import compact, percent
-from forge.training.trackers import Tracker
+
+if TYPE_CHECKING:
+    from forge.training.trackers import Tracker
 
 WIDE = 100  # columns of a terminal that has room for a long bar
 Clock = Callable[[], float]

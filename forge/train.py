@@ -17,7 +17,6 @@ from forge import cli
 from forge.compose import help
 from forge.compose.composition import compose
 from forge.compose.engine import CONF
-from forge.compose.portable import portable
 from forge.config.launch import Submitit
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal, shown
 from forge.config.root import Config
@@ -27,8 +26,6 @@ from forge.plan.launcher_environment import (
     launcher_environment,
     launcher_ranks,
 )
-from forge.resolve.resolve import Resolution, resolve
-from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import newest_usable
 from forge.rundir.outcome import FAILED, REFUSED, Result
@@ -36,6 +33,7 @@ from forge.rundir.saved_config import newest
 
 if TYPE_CHECKING:
     from forge.parallel.rendezvous import Rendezvous
+    from forge.resolve.resolve import Resolution
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +106,7 @@ def train(config: Config) -> Result:
         if is_job(config) and not (isinstance(config.launch, Submitit) and config.launch.wait):
             what = "forge.train gives back how the run has ended, so it waits for its job."
             raise refusal("launch.wait=false", what, "launch.wait=true")
-        ended = launch(resolve(config), config.overrides)
+        ended = launch(_resolved(config), config.overrides)
     if ended.refused is not None:
         raise RuntimeError(f"the run failed: {ended.refused}")
     result = outcome.read_result(ended.run_dir)
@@ -121,13 +119,19 @@ def train(config: Config) -> Result:
     return result
 
 
+def _resolved(config: Config) -> Resolution:
+    from forge.resolve.resolve import resolve  # --cfg needs no rules
+
+    return resolve(config)
+
+
 def _train_together(found: LauncherEnvironment, config: Config) -> Ended:
     from forge import worker
 
     rendezvous, own = worker.Rendezvous(), list[Ended]()
 
     def lead(rendezvous: Rendezvous) -> int:
-        own.append(launch(resolve(config), config.overrides, rendezvous=rendezvous))
+        own.append(launch(_resolved(config), config.overrides, rendezvous=rendezvous))
         return own[0].code
 
     code = worker.together(found, lead, rendezvous)
@@ -181,6 +185,9 @@ def launch(
     read. rendezvous: of the ranks that another launcher has started, of which this is the main one.
     """
     config, warnings = resolution.config, resolution.warnings
+    from forge.compose.portable import portable
+    from forge.resolve.rules.devices import HOST_MEMORY
+
     if hopeless := [replace(w, warning=False) for w in warnings if w.rule == HOST_MEMORY]:
         raise ConfigError(hopeless)
     for warning in warnings:

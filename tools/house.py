@@ -53,7 +53,8 @@ def read(revision: str | None) -> dict[str, str]:
     packed = subprocess.check_output(["git", "archive", "--format=tar", revision])
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         files = [one for one in archive if one.isfile() and one.name.endswith(".py")]
-        return {one.name: archive.extractfile(one).read().decode("utf-8") for one in files}  # type: ignore[union-attr]
+        opened = {one.name: archive.extractfile(one) for one in files}
+        return {name: file.read().decode("utf-8") for name, file in opened.items() if file}
 
 
 def by_room(files: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hydra.core.override_parser.types import Override
 
 from forge.compose.grammar import read
+from forge.config import schemas
 from forge.config.problems import quoted
 from forge.config.root import Config
-from forge.resolve.derivations import PATHS
 from forge.resolve.rule import get
 from forge.rundir.untrusted import SEARCH, key_of
 
@@ -19,13 +19,14 @@ def portable(overrides: Sequence[str], config_dirs: Sequence[str], config: Confi
     """The overrides with absolute paths, and --config-dir as the search path that it stands for;
     without run.dir.
     """
+    paths = set(schemas.keys_with("path"))
     kept = [f"{SEARCH}=[{quoted(absolute(d))}]" for d in config_dirs]
     for text in overrides:
         key, _, value = text.partition("=")
         name = key.lstrip("+")
         if name == "run.dir":
             continue
-        if name in PATHS and value not in ("", "null"):
+        if name in paths and value not in ("", "null"):
             text = f"{key}={quoted(str(get(config, name)))}"
         elif name == SEARCH:
             text = f"{key}=[{','.join(quoted(absolute(entry)) for entry in searched(text))}]"

@@ -52,7 +52,8 @@ class Balance:
             torch._foreach_zero_(buffers)  # type: ignore[attr-defined]
             # All of a decoder's layers are spread in one way.
             scales = [layer.record.scale for layer in self.layers]
-            torch._foreach_add_(scales, scale / self.layers[0].summands)  # type: ignore[attr-defined]
+            share = scale / self.layers[0].summands
+            torch._foreach_add_(scales, share)  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def end(
@@ -118,7 +119,8 @@ class Balance:
         steps = (rate * (counts.mean(1, keepdim=True) - counts).sign()).where(~skipped, 0)
         if self.layers:
             biases = [layer.router.selection_bias for layer in self.layers]
-            torch._foreach_add_(biases, steps[self.numbers].to(biases[0].dtype).unbind())  # type: ignore[attr-defined]
+            added = steps[self.numbers].to(biases[0].dtype).unbind()
+            torch._foreach_add_(biases, added)  # type: ignore[attr-defined]
 
 
 def bias_factor(schedule: str, done: float) -> float:

@@ -36,14 +36,18 @@ def clip(
     like = local(found[0][1]) if found else torch.zeros(())
     sums = torch.full((2,), also, dtype=torch.float64, device=like.device)  # of squares, and `also`
     # In fp64: sums in fp32 depend on how a tensor is cut, by 1e-4 on a CPU (torch 2.13).
-    sums[0] = torch.stack(torch._foreach_norm(own, 2, torch.float64)).square().sum() if own else 0.0  # type: ignore[arg-type]
+    sums[0] = 0.0
+    if own:
+        norms = torch._foreach_norm(own, 2, torch.float64)  # type: ignore[arg-type]
+        sums[0] = torch.stack(norms).square().sum()
     if spread:
         dist.all_reduce(sums)
     norm = sums[0].sqrt().to(like.dtype)
     if max_norm > 0 and found:
         # As torch.nn.utils.clip_grads_with_norm_ does.
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_([local(gradient) for _, gradient in found], factor)  # type: ignore[attr-defined]
+        gradients = [local(gradient) for _, gradient in found]
+        torch._foreach_mul_(gradients, factor)  # type: ignore[attr-defined]
     return norm, sums[1]
 
 

@@ -145,7 +145,8 @@ class Pipeline(nn.Module):
     def new_cache(self, max_len: int | None = None) -> PartCaches:
         """Empty caches for sequences of at most `max_len` tokens; null = max_seq_len."""
         parts = self._by_stage().items()
-        return PartCaches({stage: part.new_cache(max_len) for stage, part in parts})  # type: ignore[operator]
+        caches = {stage: part.new_cache(max_len) for stage, part in parts}  # type: ignore[operator]
+        return PartCaches(caches)
 
     def own_head(self) -> Head | None:
         """The head on the rank of the last stage, for sums that are added up over the pipeline."""

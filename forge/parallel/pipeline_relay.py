@@ -76,7 +76,8 @@ def pass_through(
         if stage > 0 and not line.has(stage - 1):
             x = torch.empty(shape, dtype=line.between, device=line.device)
             dist.recv(x, group=line.group, group_src=line.owner(stage - 1))
-        x = part.hidden(x) if cache is None else part.hidden(x, cache=cache.of(stage))  # type: ignore[operator]
+        own = {} if cache is None else {"cache": cache.of(stage)}
+        x = part.hidden(x, **own)  # type: ignore[operator]
         x = x.to(line.gives(stage)).contiguous()
         if stage < line.last and not line.has(stage + 1):
             dist.send(x, group=line.group, group_dst=line.owner(stage + 1))

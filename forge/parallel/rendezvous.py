@@ -189,7 +189,10 @@ def _connect(seconds: float) -> Store:
     import torch.distributed as dist
 
     try:
-        return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=seconds))))[0]  # pyright: ignore[reportPrivateImportUsage]
+        found = dist.rendezvous(  # pyright: ignore[reportPrivateImportUsage]
+            "env://", timeout=timedelta(seconds=seconds)
+        )
+        return next(iter(found))[0]
     except RuntimeError as error:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         if "EADDRINUSE" in str(error):

@@ -284,7 +284,8 @@ class Rotation:
 
     def forward(self, start: int, seq: int) -> tuple[Tensor, Tensor]:
         """The rotation of the positions that attention sees."""
-        return super().forward(start, seq * self.width.size if self.width.cut else seq)  # type: ignore[misc]
+        whole = seq * self.width.size if self.width.cut else seq
+        return super().forward(start, whole)  # type: ignore[misc]
 
 
 class SpreadDecoder:

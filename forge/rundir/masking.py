@@ -28,7 +28,8 @@ END = r"(?=['\"\s,;)]|$)"
 PATTERNS = (
     (
         "://",
-        r"(?P<kept>\bhttps?://|\b[a-z][a-z0-9+.-]{0,20}://[^\s/@:'\"]{0,200}:)[^\s/'\"]{1,500}(?=@)",
+        r"(?P<kept>\bhttps?://|\b[a-z][a-z0-9+.-]{0,20}://[^\s/@:'\"]{0,200}:)"
+        r"[^\s/'\"]{1,500}(?=@)",
     ),
     (
         "bearer authorization",
@@ -58,7 +59,8 @@ PATTERNS = (
     ("hooks.slack.com", r"(?P<kept>hooks\.slack\.com/services/)[\w/]{8,}"),
     (
         "-- password",
-        r"(?P<kept>--(?:password|passwd|token|secret|api-key)(?:\s+|=)|^.?\s*password\s+)[^\s'\"]{6,}",
+        r"(?P<kept>--(?:password|passwd|token|secret|api-key)(?:\s+|=)|^.?\s*password\s+)"
+        r"[^\s'\"]{6,}",
     ),
     # A key of W&B; elsewhere 40 hexadecimal digits are a commit.
     ("wandb login key secret", r"(?P<kept>)\b[0-9a-f]{40}\b"),
@@ -70,7 +72,8 @@ PATTERNS = (
     ),
     (
         "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- hf_ sk- k_live_ wandb_v xox pypi- npm_",
-        r"(?P<kept>)\b(?:gh[pousr]_[a-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[a-z0-9]{20,}"
+        r"(?P<kept>)\b(?:gh[pousr]_[a-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+        r"|hf_[a-z0-9]{20,}"
         r"|sk-(?!learn\b)[\w-]{20,}|[sr]k_live_\w{10,}|wandb_v\d_\w{20,}|xox[a-z]-[\w-]{10,}"
         r"|pypi-[\w-]{30,}|npm_[a-z0-9]{30,})",
     ),

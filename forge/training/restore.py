@@ -157,7 +157,8 @@ def load_weights(
     own = model.state_dict()
     try:
         with safe_open(path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118, it is no dict
+            names = file.keys()
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
             for name in _kept(path, _shapes(own, group), shapes, exclude, changed=False) & set(own):
                 copy_owned(own[name], file.get_tensor(name))
     except (SafetensorError, OSError) as error:

@@ -177,7 +177,8 @@ class Update:
                 self.optimizer.step()
             return
         # As torch.amp.GradScaler does it; the optimizer's kernel returns where found_inf is 1.
-        self.optimizer.grad_scale, self.optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
+        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         try:
             self.optimizer.step()
         finally:

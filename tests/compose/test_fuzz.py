@@ -119,7 +119,8 @@ def say(verb: str, words: Sequence[str]) -> Said:
             code = left.code
     for stream in (out, err):
         stream.flush()
-    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    buffers = [stream.buffer for stream in (out, err)]
+    texts = [one.getvalue().decode() for one in buffers]  # type: ignore[attr-defined]
     return Said(code, *texts, problems)
 
 

@@ -153,7 +153,9 @@ def test_counts_and_gradients_under_recompute_and_compile(mode, compiled, option
         seen.append(records[:, :8].long())
         return records
 
-    balance.end = lambda number, skipped: end(number, skipped=skipped, total=total)  # type: ignore[method-assign]
+    balance.end = lambda number, skipped: end(  # type: ignore[method-assign]
+        number, skipped=skipped, total=total
+    )
     found = train_step(model, texts, balance=balance)
     assert seen[0].tolist() == [counts.tolist() for counts in expected]
     assert seen[0].sum() == 2 * 2 * BATCH * SEQ * 2

@@ -64,7 +64,9 @@ def record_of(config: Config, ranks: Ranks, dtype: torch.dtype) -> tuple[Record,
     """One side of a comparison; the choices of experts where there are any that can be seen."""
     seen = config.model.is_moe and not config.train.compile_model
     with recorded() if seen else nullcontext() as calls:
-        record = measure(config, ranks, Tokens(), dtype=dtype, steps=STEPS[dtype], lr=LR)  # type: ignore[arg-type]
+        steps = STEPS[dtype]
+        tokens: Any = Tokens()
+        record = measure(config, ranks, tokens, dtype=dtype, steps=steps, lr=LR)
     return record, None if calls is None else calls.counts(config, ranks, Tokens(), STEPS[dtype])
 
 

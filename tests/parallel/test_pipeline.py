@@ -80,7 +80,8 @@ def backward(cfg: Config, model: nn.Module, of: Batch) -> dict[str, Tensor]:
 def laid_out(cfg: Config, dtype: torch.dtype = torch.float64) -> tuple[Mesh, Pipeline]:
     mesh = make_mesh(cfg.parallel, "cpu")
     seeded = dataclasses.replace(cfg, seed=3)
-    model = apply(lambda: Decoder(cfg.model).to(dtype), seeded, mesh, torch.device("cpu"))  # type: ignore[arg-type]
+    cpu = torch.device("cpu")
+    model = apply(lambda: Decoder(cfg.model).to(dtype), seeded, mesh, cpu)  # type: ignore[arg-type]
     assert isinstance(model, Pipeline)
     return mesh, model
 

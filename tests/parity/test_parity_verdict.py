@@ -205,7 +205,8 @@ def test_stages_and_copies_are_put_together() -> None:
         if rank == 0:
             assert set(found.tensors) == {"stage0", "stage1", "tied"}
             for stage in (0, 1):
-                assert torch.equal(found.tensors[f"stage{stage}"], torch.full((2, 3), float(stage)))  # type: ignore[arg-type]
+                tensor = found.tensors[f"stage{stage}"]
+                assert torch.equal(tensor, torch.full((2, 3), float(stage)))
             assert gradients.tensors["tied"] is None
 
     on_ranks(4, work)

@@ -154,7 +154,8 @@ def test_logits_are_the_peak_of_the_loss(
     section = PretrainConfig(loss_fn=loss, z_loss_weight=z_loss_weight, ce_chunk_size=chunk)
     zeros = torch.zeros(BATCH, SEQ, dtype=torch.int64)
     with Live(head) as live:
-        Pretrain(section)(head, SimpleNamespace(tokens=zeros, targets=zeros)).total.backward()  # type: ignore[arg-type]
+        batch = SimpleNamespace(tokens=zeros, targets=zeros)
+        Pretrain(section)(head, batch).total.backward()  # type: ignore[arg-type]
     assert memory_by_part(chosen)["logits"] == pytest.approx(live.peak, rel=0.25)
 
 

@@ -168,4 +168,5 @@ def test_the_opening_of_a_split(text: str, longest: int, prompt: str) -> None:
         def read(self, start: int, stop: int) -> np.ndarray:
             return np.array(self[start:stop])
 
-    assert opening(Store([*text.encode(), 256]), Bytes(), longest) == prompt  # type: ignore[arg-type]
+    store = Store([*text.encode(), 256])
+    assert opening(store, Bytes(), longest) == prompt  # type: ignore[arg-type]

@@ -107,7 +107,8 @@ def stops_at(values: list[float], **options: Any) -> tuple[int, str] | None:
     callback, loop = EarlyStopping(Eval(interval=10, **options)), FakeLoop()
     for number, value in enumerate(values, start=1):
         loop.state.step = 10 * number
-        callback.on_evaluation(loop, {"loss": value, "token_accuracy": value})  # type: ignore[arg-type]
+        found = {"loss": value, "token_accuracy": value}
+        callback.on_evaluation(loop, found)  # type: ignore[arg-type]
         if loop.reason:
             return number, loop.reason
     return None

@@ -209,12 +209,12 @@ def test_a_mistake_in_the_data_is_said_once_and_leaves_nothing(
     bad.write_text('{"text": "fine"}\nnot json\n')
     done = run(command(f"data.path={bad}", f"run.dir={place}", *more))
     assert done.returncode == 2
-    assert done.stdout == f"run directory: {place}\ndata: read the corpus\n"
     assert done.stderr == (
         f"\ndata.path: {bad} line 2 is not JSON (Expecting value at column 1). "
         "Every line must be one JSON object.\n"
         "(nothing was trained, and the run directory is removed again)\n"
     )
+    assert done.stdout == f"run directory: {place}\ndata: read the corpus\n"
     assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
 
 

@@ -11,11 +11,12 @@ from tensor_folders import load
 from torch import Tensor
 
 from forge.rundir.checkpoints import WEIGHTS
+from forge.rundir.files import read_rows
 
 
 def logged(run_dir: Path, key: str, *, file: str = "metrics.jsonl") -> dict[int, float]:
     """step -> value, of a key in the metrics of a run, or in another of its files of rows."""
-    lines = [json.loads(line) for line in (run_dir / file).read_text().splitlines()]
+    lines = read_rows(run_dir / file)
     return {line["step"]: line[key] for line in lines if key in line}
 
 

@@ -22,6 +22,14 @@ def forge_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_slurm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test asks a cluster that it has not started; sbatch ends at once at an empty file."""
+    empty = tmp_path_factory.mktemp("no-slurm") / "slurm.conf"
+    empty.touch()
+    os.environ["SLURM_CONF"] = str(empty)
+
+
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has started these processes as ranks."""

@@ -1,4 +1,4 @@
-"""A Slurm for the tests marked `slurm`, shared by all of them."""
+"""A Slurm for the tests marked `slurm`, shared by those of a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import one_box
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_box_slurm() -> Iterator[one_box.OneBox]:
     """The cluster, which every command of Slurm that is started meanwhile asks; skipped where there
     can be none.

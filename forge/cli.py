@@ -13,8 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forge.compose.composition import Composition, compose
-from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, refusal
-from forge.rundir.outcome import REFUSED
+from forge.config.problems import (
+    COMMAND_LINE,
+    REFUSED,
+    ConfigError,
+    Problem,
+    closest,
+    did_you_mean,
+    refusal,
+)
 
 if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution

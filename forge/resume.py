@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(options, rendezvous: Rendezvous | None) -> int:
-    from forge.train import launch
+    from forge.run import launch
 
     if not options.overrides:
         fix = "python -m forge.resume runs/<run>"

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from forge.config.problems import ConfigError
+from forge.config.problems import REFUSED, ConfigError
 from forge.launch.local import threads
 from forge.launch.local.processes import PARENT
 from forge.parallel.rendezvous import Command, Rendezvous
@@ -31,7 +31,6 @@ from forge.rundir.outcome import (
     ERROR,
     FAILED,
     REASONS,
-    REFUSED,
     RESULT,
     Result,
     exit_code,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+REFUSED = 2  # the exit code of a refusal
 COMMAND_LINE, ENVIRONMENT = "command line", "environment"  # where a value was given
 SYNONYMS = {
     "gpu": "cuda",

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge.config.problems import REFUSED
 from forge.rundir.directory import changed, resume_command
 from forge.rundir.files import append_row, read_object, read_rows, write_first
 from forge.rundir.provenance import OURS, now, revision, versions
 from forge.rundir.saved_config import ATTEMPTS, newest
 
 ERROR, RESULT = "error.json", "result.json"
-FAILED, REFUSED = 1, 2  # exit codes: something went wrong, and the user's mistake
+FAILED = 1  # exit code: something went wrong; a user's mistake is REFUSED
 PATIENCE = 3.0  # seconds that a rank which lost another waits for that one to give the reason
 REASONS = {
     "end": "all steps done",

@@ -22,7 +22,7 @@ USE = [
     "run.trust=[forge_example.]",
     "+recipe=smooth",
 ]
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "local")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
 
 pytestmark = pytest.mark.nightly
 KINDS = (".py", ".tsv", ".css", ".js")
@@ -57,6 +57,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in ("forge", "launch", "conf"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=LEFT_OUT)
+    shutil.rmtree(source / "conf" / "local", ignore_errors=True)  # settings of this machine
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(EXAMPLE, folder / "example", ignore=LEFT_OUT)

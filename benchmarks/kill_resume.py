@@ -97,25 +97,13 @@ def plan(
     first = [
         Kill(place=LAUNCH, delay=draw.uniform(0.05, 0.5)),
         Kill(place=DATA, delay=draw.uniform(0, 1)),
-    ]
-    first += [
         Kill(place=IMPORTS, delay=draw.uniform(0.6, 2.5)),
         Kill(place=STEPS, step=draw.randrange(1, interval)),
     ]
-    last = [
-        _at(name, last_step, draw, hold)
-        for name in ("last save", "last evaluation", "end", "close")
-    ]
-    places = [
-        "commit",
-        "evaluation",
-        "tensors",
-        "prune",
-        "commit",
-        "evaluation",
-        "tensors",
-        "commit",
-    ]
+    last_places = ("last save", "last evaluation", "end", "close")
+    last = [_at(name, last_step, draw, hold) for name in last_places]
+    places = ["commit", "evaluation", "tensors", "prune", "commit", "evaluation", "tensors"]
+    places.append("commit")
     between = max(count - len(first) - len(last), 0)
     chosen = (places + [STEPS] * count)[:between]
     draw.shuffle(chosen)
@@ -128,13 +116,9 @@ def plan(
 
 
 def _at(place: str, step: int, draw: random.Random, hold: float) -> Kill:
-    longest = 0.2 if place == STEPS else hold
-    return Kill(
-        place=place,
-        step=step,
-        delay=draw.uniform(0, longest),
-        skip=draw.randrange(3) if "evaluation" in place else 0,
-    )
+    delay = draw.uniform(0, 0.2 if place == STEPS else hold)
+    skip = draw.randrange(3) if "evaluation" in place else 0
+    return Kill(place=place, step=step, delay=delay, skip=skip)
 
 
 def run_killed(
@@ -178,12 +162,8 @@ def _start(
     for name in (STEP, REACHED, ORDER):
         (scratch / name).unlink(missing_ok=True)
     if kill is not None and kill.place in PLACES:
-        order = {
-            "place": kill.place,
-            "step": kill.step,
-            "skip": kill.skip,
-            "seconds": kill.delay + 1,
-        }
+        order = {"place": kill.place, "step": kill.step, "skip": kill.skip}
+        order["seconds"] = kill.delay + 1
         (scratch / ORDER).write_text(json.dumps(order))
     with tempfile.NamedTemporaryFile("w", dir=scratch, prefix="log_", delete=False) as file:
         process = subprocess.Popen(
@@ -192,11 +172,8 @@ def _start(
     try:
         if kill is not None and _is_there(process, kill, scratch, Path(file.name)):
             time.sleep(kill.delay)
-            (
-                os.killpg(process.pid, kill.number)
-                if kill.to == "group"
-                else process.send_signal(kill.number)
-            )
+            whom = os.killpg if kill.to == "group" else os.kill
+            whom(process.pid, kill.number)
         code = process.wait(PATIENCE)
     finally:
         if process.poll() is None:
@@ -258,11 +235,8 @@ def _step(scratch: Path) -> int:
 def _went_on_from(said: str) -> str:
     for line in said.splitlines():
         if line.startswith("going on from "):
-            return (
-                line.removeprefix("going on from ")
-                .partition(" at step")[0]
-                .removeprefix("checkpoints/")
-            )
+            source = line.removeprefix("going on from ").partition(" at step")[0]
+            return source.removeprefix("checkpoints/")
         if line.startswith("this run is finished"):
             return "finished"
     return "the beginning"
@@ -315,11 +289,8 @@ def main() -> int:
     arguments.add_argument("overrides", nargs="*", help="of the run")
     options = arguments.parse_intermixed_args()
     sizes = [int(size) for size in options.micro_batch.split(",") if size]
-    common = [
-        *COMMON,
-        *([f"train.global_batch_size={max(sizes)}"] if sizes else []),
-        *options.overrides,
-    ]
+    batch = [f"train.global_batch_size={max(sizes)}"] if sizes else []
+    common = [*COMMON, *batch, *options.overrides]
     typed = " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
     print(f"`{typed}`, torch {torch.__version__}, {os.cpu_count()} cores.\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -327,24 +298,15 @@ def main() -> int:
 
 
 def _compare(folder: Path, options: argparse.Namespace, sizes: list[int], common: list[str]) -> int:
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what is started by a shell in the background has it ignored
+    # What is started by a shell in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     alone, killed, scratch = folder / "alone", folder / "killed", folder / "marks"
     scratch.mkdir()
 
     def command(run_dir: Path, attempt: int, *more: str) -> list[str]:
         size = [f"train.batch_size={sizes[attempt % len(sizes)]}", DOUBLE] if sizes else []
-        return [
-            sys.executable,
-            "-m",
-            "forge.train",
-            *common,
-            *size,
-            f"run.dir={run_dir}",
-            TRUST,
-            *more,
-        ]
+        train = [sys.executable, "-m", "forge.train", *common, *size]
+        return [*train, f"run.dir={run_dir}", TRUST, *more]
 
     begin = time.perf_counter()
     done = subprocess.run(
@@ -362,18 +324,10 @@ def _compare(folder: Path, options: argparse.Namespace, sizes: list[int], common
         flush=True,
     )
     begin, refused = time.perf_counter(), 0
-    kills = plan(
-        options.kills,
-        random.Random(options.seed),
-        last_step=steps,
-        interval=interval,
-        hold=options.hold,
-    )
-    kills = list(
-        _with_signals(
-            kills, options.signal.split(","), options.to.split(","), random.Random(options.seed)
-        )
-    )
+    draw = random.Random(options.seed)
+    kills = plan(options.kills, draw, last_step=steps, interval=interval, hold=options.hold)
+    names, targets = options.signal.split(","), options.to.split(",")
+    kills = list(_with_signals(kills, names, targets, random.Random(options.seed)))
     env = environment(folder / "cache_killed")
     starts = run_killed(
         lambda attempt: command(killed, attempt, *marks(scratch)),

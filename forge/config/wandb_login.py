@@ -61,4 +61,4 @@ def _setting(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _home(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("HOME", "~")).expanduser()
+    return Path(os.path.abspath(os.path.expanduser(environ.get("HOME", "~"))))

@@ -88,7 +88,9 @@ def examine(plan: Plan) -> list[Finding]:
         Place(name="run.root", path=plan.runs, option=plan.runs_option, enough=10 * GIB),
         Place(name="cache", path=plan.cache, option=cache, enough=5 * GIB),
         Place(name="temporary", path=temporary, option="TMPDIR=DIR", enough=GIB),
-        Place(name="home", path=Path("~").expanduser(), option=home, enough=GIB, needed=False),
+        Place(
+            name="home", path=Path(os.path.expanduser("~")), option=home, enough=GIB, needed=False
+        ),
     ]
     examined = [places.examine(place) for place in wanted]
     trial, shm = examined[0][1], Path("/dev/shm")
@@ -128,7 +130,7 @@ def _composed(options: argparse.Namespace) -> Config:
 def _cache(cache_dir: str | None) -> Path:
     """Where forge.data keeps what it prepares."""
     folder = cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge"
-    return Path(folder).expanduser().absolute()
+    return Path(os.path.abspath(os.path.expanduser(folder)))
 
 
 def _show(findings: Sequence[Finding], *, as_json: bool) -> int:

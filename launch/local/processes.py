@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import site
 import socket
@@ -214,7 +215,11 @@ def log_file(run_dir: Path, rank: int) -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port that nobody has, below those that Linux gives to connections: one of these could
+    be taken while the main rank, which listens on it, imports torch.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port

@@ -140,6 +140,18 @@ def test_the_plan_of_a_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert doctor.plan(composition.config([])).cache == cache_root(None) == tmp_path / "here"
 
 
+def test_a_user_without_a_home(no_probe: None, monkeypatch: pytest.MonkeyPatch):
+    """As a container has that is started with the number of a user it does not know."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("FORGE_CACHE")
+    monkeypatch.delenv("WANDB_CONFIG_DIR")
+    monkeypatch.delenv("NETRC")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert "home" in {
+        finding.check for finding in doctor.examine(doctor.plan(composition.config()))
+    }
+
+
 BROKEN = "raise ImportError('not here')\n"
 
 

@@ -233,6 +233,11 @@ def test_a_log_that_cannot_be_opened_stops_nothing(start: Start, tmp_path: Path)
     assert start("print(rank)", 2) == 0
 
 
+def test_no_connection_is_given_the_port_of_the_ranks() -> None:
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(processes.free_port() < lowest for _ in range(20))
+
+
 @pytest.mark.parametrize(
     ("count", "environ", "each"),
     [(2, {}, "4"), (3, {}, "2"), (9, {}, "1"), (1, {}, None), (2, {threads.COUNT: "7"}, None)],

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from forge.config.numbers import GIB
 from forge.doctor import accelerator, limits, places, software
 from forge.doctor.finding import Finding, lacking, missing, render
-from forge.doctor.places import Place
 
 if TYPE_CHECKING:
     from forge.config.root import Config
@@ -78,22 +77,12 @@ def plan(config: Config) -> Plan:
 
 
 def examine(plan: Plan) -> list[Finding]:
-    """Every finding about this machine, as they are shown. Leaves nothing behind."""
-    report = accelerator.probe()
-    gpus, threads = len(report.get("cuda", {}).get("devices", ())), report.get("torch", {})
+    """Every finding about this machine, in the order they are shown. Leaves nothing behind."""
+    report, shm = accelerator.probe(), Path("/dev/shm")
+    gpus, torch = len(report.get("cuda", {}).get("devices", ())), report.get("torch", {})
     cache = "data.cache_dir=DIR or FORGE_CACHE=DIR"
     home = "HOME=DIR; torch, Triton and W&B keep caches there"
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")  # Python ignores one it cannot write
-    wanted = [
-        Place(name="run.root", path=plan.runs, option=plan.runs_option, enough=10 * GIB),
-        Place(name="cache", path=plan.cache, option=cache, enough=5 * GIB),
-        Place(name="temporary", path=temporary, option="TMPDIR=DIR", enough=GIB),
-        Place(
-            name="home", path=Path(os.path.expanduser("~")), option=home, enough=GIB, needed=False
-        ),
-    ]
-    examined = [places.examine(place) for place in wanted]
-    trial, shm = examined[0][1], Path("/dev/shm")
     free = places.free_bytes(shm) if shm.is_dir() else None
     usable = limits.usable_cores(limits.cpu_quota())
     return [
@@ -101,13 +90,14 @@ def examine(plan: Plan) -> list[Finding]:
         *accelerator.findings(report),
         *software.packages(),
         software.slurm(),
-        *(finding for finding, _ in examined),
-        places.locks(trial),
+        places.place("run.root", plan.runs, plan.runs_option, 10 * GIB),
+        places.place("cache", plan.cache, cache, 5 * GIB),
+        places.place("temporary", temporary, "TMPDIR=DIR", GIB),
+        places.place("home", Path(os.path.expanduser("~")), home, GIB, needed=False),
+        places.locks(plan.runs),
         places.shared_memory(plan.loader_bytes, plan.num_workers, gpus, free),
-        limits.threads(usable, os.cpu_count() or 1, threads.get("threads"), plan.num_threads),
+        limits.threads(usable, os.cpu_count() or 1, torch.get("threads"), plan.num_threads),
         limits.memory(limits.free_memory(), limits.memory_left()),
-        limits.open_files(),
-        places.clock(trial),
         software.git(),
         software.compiler(),
         software.wandb(),

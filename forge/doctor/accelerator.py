@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge.doctor.finding import Finding, ask, missing, ok, warn
-from forge.doctor.software import outside, requirement
+from forge.doctor.software import outside, requirements
 
-SECONDS = 60.0
+RESTART = "run nvidia-smi; restart the driver"
 CUDA_ONLY = "only needed for run.device=cuda"
 CUDA_BUILD = "a CUDA build of torch, as pytorch.org/get-started has it for this driver; "
 HOST_NAME = (
@@ -21,10 +21,8 @@ HOST_NAME = (
 )
 
 
-def probe(seconds: float = SECONDS) -> dict[str, Any]:
-    """The report of `forge.doctor.torch_probe`; `doing` and `end` say where it was and how it ended
-    when that was too early.
-    """
+def probe(seconds: float = 60.0) -> dict[str, Any]:
+    """What `forge.doctor.torch_probe` says; `doing` and `end` tell where and how it ended early."""
     answer = ask([sys.executable, "-m", "forge.doctor.torch_probe"], seconds=seconds)
     if answer is None:
         return {"end": "could not be started"}
@@ -40,13 +38,11 @@ def probe(seconds: float = SECONDS) -> dict[str, Any]:
 
 
 def findings(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """torch, CUDA, NCCL, gloo."""
-    return [torch(report), cuda(report, environ), nccl(report), gloo(report)]
+    return [torch(report), cuda(report, environ), *backends(report)]
 
 
 def torch(report: Mapping[str, Any]) -> Finding:
-    """torch is there, imports, and its version is one that forge is written for."""
-    wanted, said = requirement("torch"), report.get("torch")
+    wanted, said = requirements().get("torch", ""), report.get("torch")
     fix = f"pip install 'torch{wanted}' in the environment of {sys.executable}"
     if said is None:
         doing, end = report.get("doing", "starting"), report.get("end", "it said nothing")
@@ -79,24 +75,24 @@ def cuda(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
     elif not (seen or {}).get("devices"):
         what = f"no NVIDIA driver that can be asked ({nvml['error']})"
         return missing("CUDA", what, f"install the driver (and nvidia-ml-py); {CUDA_ONLY}")
+    what, fix, visible = "", f"install {CUDA_BUILD}{CUDA_ONLY}", environ.get("CUDA_VISIBLE_DEVICES")
     if "version" not in said:
-        return warn("CUDA", f"{driver}; without torch no more is known", "see torch above")
-    if not said["cuda"]:
-        what = f"{driver}, and torch is built without CUDA"
-        return warn("CUDA", what, f"install {CUDA_BUILD}{CUDA_ONLY}")
-    if seen is None:
-        what = f"{driver}; torch came to a stop while {report.get('doing')}: {end}."
-        return warn("CUDA", what, "run nvidia-smi; restart the driver")
-    if "error" in seen:
-        what = f"{driver}; a first computation fails: {seen['error']}"
-        return warn("CUDA", what, f"run nvidia-smi; install {CUDA_BUILD}{CUDA_ONLY}")
-    devices, visible = seen["devices"], environ.get("CUDA_VISIBLE_DEVICES")
-    if not devices and visible is not None:
-        what = f"{driver}; CUDA_VISIBLE_DEVICES={visible} hides them all"
-        return warn("CUDA", what, "unset CUDA_VISIBLE_DEVICES to use them")
-    if not devices:
-        what = f"{driver}; torch sees none of them: {seen.get('warning', 'no reason given')}"
-        return warn("CUDA", what, f"update the driver, or install {CUDA_BUILD}{CUDA_ONLY}")
+        what, fix = "without torch no more is known", "see torch above"
+    elif not said["cuda"]:
+        what = "torch is built without CUDA"
+    elif seen is None:
+        what, fix = f"torch came to a stop while {report.get('doing')}: {end}.", RESTART
+    elif "error" in seen:
+        what, fix = f"a first computation fails: {seen['error']}", f"run nvidia-smi; {fix}"
+    elif not seen["devices"] and visible is not None:
+        what = f"CUDA_VISIBLE_DEVICES={visible} hides them all"
+        fix = "unset CUDA_VISIBLE_DEVICES to use them"
+    elif not seen["devices"]:
+        what = f"torch sees none of them: {seen.get('warning', 'no reason given')}"
+        fix = f"update the driver, or {fix}"
+    if what:
+        return warn("CUDA", f"{driver}; {what}", fix)
+    devices = seen["devices"]
     names = dict.fromkeys(f"{d['name']} (capability {d['capability']})" for d in devices)
     found = f"{driver}; torch uses {len(devices)}: {', '.join(names)}"
     if count is not None and len(devices) < count and visible is None:
@@ -111,32 +107,26 @@ def cuda(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
     return ok("CUDA", f"{found}; bf16")
 
 
-def nccl(report: Mapping[str, Any]) -> Finding:
-    """What ranks on GPUs communicate through."""
-    said, only = report.get("distributed"), "only needed for several GPUs"
-    if said is None or "error" in said:
-        return missing("NCCL", _unknown(report), f"see torch above; {only}")
-    if not said["nccl"]:
-        return missing("NCCL", "this build of torch has none", f"install {CUDA_BUILD}{only}")
-    return ok("NCCL", str(said["nccl_version"]))
-
-
-def gloo(report: Mapping[str, Any]) -> Finding:
-    """What ranks on the CPU communicate through."""
+def backends(report: Mapping[str, Any]) -> list[Finding]:
+    """What ranks communicate through: NCCL on GPUs, gloo on the CPU."""
     said, group = report.get("distributed"), report.get("gloo")
-    only = "only needed for several ranks on the CPU"
-    if said is None or "error" in said or group is None:
-        return missing("gloo", _unknown(report), f"see torch above; {only}")
-    if not said["gloo"]:
-        return missing("gloo", "this build of torch has none", f"another build of torch; {only}")
-    if "error" in group:
-        what = f"a group of one rank cannot be started: {group['error']}"
-        return missing("gloo", what, f"{HOST_NAME}; {only}")
-    return ok("gloo", "a group of one rank starts")
-
-
-def _unknown(report: Mapping[str, Any]) -> str:
-    """Why nothing is known of torch.distributed."""
+    gpus = "only needed for several GPUs"
+    cpu = "only needed for several ranks on the CPU"
     errors = (report.get(step, {}).get("error") for step in ("torch", "distributed"))
     why = next(filter(None, errors), report.get("end", "it stopped early"))
-    return f"torch does not say ({why})"
+    nccl = missing("NCCL", f"torch does not say ({why})", f"see torch above; {gpus}")
+    gloo = missing("gloo", f"torch does not say ({why})", f"see torch above; {cpu}")
+    if said is None or "error" in said:
+        return [nccl, gloo]
+    none = "this build of torch has none"
+    nccl = missing("NCCL", none, f"install {CUDA_BUILD}{gpus}")
+    if said["nccl"]:
+        nccl = ok("NCCL", str(said["nccl_version"]))
+    if not said["gloo"]:
+        gloo = missing("gloo", none, f"another build of torch; {cpu}")
+    elif group is not None:
+        gloo = ok("gloo", "a group of one rank starts")
+        if "error" in group:
+            what = f"a group of one rank cannot be started: {group['error']}"
+            gloo = missing("gloo", what, f"{HOST_NAME}; {cpu}")
+    return [nccl, gloo]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 OK, WARN, MISSING = "ok", "warn", "missing"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
-    """What was looked at, how it is, what was found and what to do. fix: empty only where all is
-    well. needed: a plain run on the CPU cannot do without it.
+    """What was looked at, how it is, what was found and, unless all is well, what to do.
+
+    needed: a plain run on the CPU cannot do without it.
     """
 
     check: str
@@ -24,23 +25,22 @@ class Finding:
     needed: bool = False
 
     def render(self) -> str:
-        """The line, and a second one with the fix."""
         head = f"{self.check:<15}{self.status:<9}"
         return f"{head}{self.found}" + (f"\n{'':<{len(head)}}-> {self.fix}" if self.fix else "")
 
 
 def ok(check: str, found: str) -> Finding:
-    return Finding(check=check, status=OK, found=found)
+    return Finding(check, OK, found)
 
 
 def warn(check: str, found: str, fix: str) -> Finding:
     """It works, but not well, or not for everything."""
-    return Finding(check=check, status=WARN, found=found, fix=fix)
+    return Finding(check, WARN, found, fix)
 
 
 def missing(check: str, found: str, fix: str, *, needed: bool = False) -> Finding:
     """It is not there or does not work."""
-    return Finding(check=check, status=MISSING, found=found, fix=fix, needed=needed)
+    return Finding(check, MISSING, found, fix, needed)
 
 
 def lacking(findings: Sequence[Finding]) -> list[str]:
@@ -71,9 +71,7 @@ class Answer:
         return lines[-1].strip() if lines else ""
 
 
-def ask(
-    command: Sequence[str], *, seconds: float, environ: Mapping[str, str] | None = None
-) -> Answer | None:
+def ask(command: Sequence[str], *, seconds: float) -> Answer | None:
     """Run a program for at most so long; None when it cannot be started.
 
     A program that hangs in a driver ignores SIGKILL: it is left behind, since waiting for it would
@@ -82,12 +80,7 @@ def ask(
     pipe = subprocess.PIPE
     try:
         program = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            env=environ,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
         )
     except OSError:
         return None

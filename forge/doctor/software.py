@@ -31,7 +31,6 @@ SLURM = ("sinfo", "sbatch", "srun", "sacct")
 
 
 def python() -> Finding:
-    """The version, and where it is."""
     kind = platform.python_implementation()
     return ok("Python", f"{platform.python_version()} ({kind}) at {sys.executable}")
 
@@ -45,11 +44,6 @@ def requirements() -> dict[str, str]:
     plain = (text for text in texts if "extra ==" not in text)
     found = [re.match(r"([\w.-]+)[^;<>=!~]*([^;]*)", text) for text in plain]
     return {match[1]: match[2].strip() for match in found if match}
-
-
-def requirement(name: str) -> str:
-    """The versions of a package that forge requires; '' when any will do or nothing is known."""
-    return requirements().get(name, "")
 
 
 def outside(version: str, wanted: str) -> bool:
@@ -68,22 +62,20 @@ def packages() -> list[Finding]:
     if not wanted:
         found = f"{DISTRIBUTION} is not installed here, so its requirements are not known"
         return [warn("packages", found, "pip install -e . in a checkout")]
-    bad = [finding for name, versions in wanted.items() if (finding := _package(name, versions))]
-    good = len(wanted) - len(bad)
-    found = f"{good} of {len(wanted)} that forge requires are there, in versions it takes"
-    return [*([ok("packages", found)] if good else []), *bad]
-
-
-def _package(name: str, versions: str) -> Finding | None:
-    purpose = OPTIONAL.get(name)
-    fix = f"pip install '{name}{versions}'" + (f"; only needed for {purpose}" if purpose else "")
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return missing(name, "not installed", fix, needed=purpose is None)
-    if outside(version, versions):
-        return missing(name, f"{version}; forge needs {versions}", fix, needed=purpose is None)
-    return None
+    bad = []
+    for name, versions in wanted.items():
+        try:
+            found = metadata.version(name)
+            if not outside(found, versions):
+                continue
+            found += f"; forge needs {versions}"
+        except metadata.PackageNotFoundError:
+            found = "not installed"
+        only = f"; only needed for {OPTIONAL[name]}" if name in OPTIONAL else ""
+        fix = f"pip install '{name}{versions}'{only}"
+        bad.append(missing(name, found, fix, needed=not only))
+    good = f"{len(wanted) - len(bad)} of {len(wanted)}"
+    return [ok("packages", f"{good} that forge requires are there, in versions it takes"), *bad]
 
 
 def slurm(seconds: float = 5.0) -> Finding:
@@ -97,23 +89,22 @@ def slurm(seconds: float = 5.0) -> Finding:
     if absent:
         fix = f"install the rest of Slurm's client commands; {only}"
         return warn("Slurm", f"{', '.join(paths)} on PATH, but no {absent}", fix)
-    said = ask([paths["sinfo"], "--noheader", "--format=%P %a %D"], seconds=seconds)
+    silent, ask_for_help = f"no answer in {seconds:g} s", f"ask the administrator; {only}"
+    said = ask([paths["sinfo"], "--noheader", "--format=%P"], seconds=seconds)
     if said is None or said.code is None:
-        why = "the controller is down or cannot be reached"
-        what = f"sinfo gives no answer in {seconds:g} s: {why}"
-        return warn("Slurm", what, f"ask the administrator; {only}")
+        what = f"sinfo gives {silent}: the controller is down or cannot be reached"
+        return warn("Slurm", what, ask_for_help)
     if said.code:
         return warn("Slurm", f"sinfo fails: {said.last_line}", f"check SLURM_CONF; {only}")
-    partitions = dict.fromkeys(line.split()[0] for line in said.out.splitlines() if line.split())
+    partitions = dict.fromkeys(said.out.split())
     if not partitions:
-        what = "sinfo lists no partition that you may use"
-        return warn("Slurm", what, f"ask the administrator; {only}")
+        return warn("Slurm", "sinfo lists no partition that you may use", ask_for_help)
     found = f"partitions: {', '.join(partitions)}"
     sacct = [paths["sacct"], "--noheader", "--allocations", "--starttime=now"]
     records = ask(sacct, seconds=seconds)
     if records and records.code == 0:
         return ok("Slurm", found)
-    why = records.last_line if records and records.code else f"no answer in {seconds:g} s"
+    why = records.last_line if records and records.code else silent
     fix = "the end of a job is then learned from squeue, a few minutes at most after it"
     return warn("Slurm", f"{found}; sacct fails: {why}", fix)
 
@@ -151,7 +142,6 @@ def compiler(environ: Mapping[str, str] = os.environ, include: str | None = None
 
 
 def wandb(environ: Mapping[str, str] = os.environ) -> Finding:
-    """Whether there is a login."""
     only = "only needed for metrics.enable_wandb=true with metrics.wandb_mode=online"
     found = login(environ)
     if found.source:

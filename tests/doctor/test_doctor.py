@@ -17,30 +17,12 @@ from forge.data.cache import cache_root
 from forge.doctor import __main__ as doctor
 from forge.doctor import accelerator
 from forge.doctor.__main__ import Plan
-from forge.doctor.finding import Finding, lacking, missing, ok, render, warn
+from forge.doctor.finding import Finding
 
-CHECKS = [
-    "Python",
-    "torch",
-    "CUDA",
-    "NCCL",
-    "gloo",
-    "packages",
-    "Slurm",
-    "run.root",
-    "cache",
-    "temporary",
-    "home",
-    "locks",
-    "/dev/shm",
-    "threads",
-    "memory",
-    "open_files",
-    "clock",
-    "git",
-    "compiler",
-    "W&B",
-]
+CHECKS = (
+    "Python torch CUDA NCCL gloo packages Slurm run.root cache temporary home locks /dev/shm "
+    "threads memory git compiler W&B"
+)
 WELL = "a run on the CPU has all that it needs"
 
 
@@ -65,8 +47,8 @@ def test_this_machine(tmp_path: Path):
     done = shell(folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     *lines, empty, last = done.stdout.splitlines()
-    checks = [line[:15].strip().replace(" ", "_") for line in lines]
-    assert [check for check in checks if check] == CHECKS
+    checks = [line[:15].strip() for line in lines]
+    assert " ".join(filter(None, checks)) == CHECKS
     assert {line[15:24].strip() for line in lines} <= {"ok", "warn", "missing", ""}
     assert (empty, last) == ("", WELL)
     assert list(tmp_path.iterdir()) == []
@@ -77,22 +59,13 @@ def test_the_same_as_json(tmp_path: Path, no_probe: None, capsys: pytest.Capture
     assert doctor.main([*arguments, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["ok"] is True
-    assert [row["check"].replace(" ", "_") for row in content["findings"]] == CHECKS
+    assert " ".join(row["check"] for row in content["findings"]) == CHECKS
     assert doctor.main(arguments) == 0
     text = capsys.readouterr().out
     for row in content["findings"]:
-        if row["check"] != "clock" and " GiB free" not in row["found"]:
+        if " GiB free" not in row["found"]:
             assert Finding(**row).render() in text
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_finding_that_is_not_well_has_a_fix(no_probe: None):
-    runs, cache = Path("/dev/null/x"), Path("/dev/null/y")
-    plan = Plan(runs=runs, cache=cache, num_workers=2, loader_bytes=2**50, num_threads=9999)
-    findings = doctor.examine(plan)
-    assert set(lacking(findings)) >= {"run.root", "cache", "locks"}
-    assert {"/dev/shm", "threads"} <= {f.check for f in findings if f.status == "warn"}
-    assert all(bool(f.fix) == (f.status != "ok") for f in findings)
 
 
 def test_overrides_name_the_places(
@@ -102,7 +75,7 @@ def test_overrides_name_the_places(
     places = [f"run.root={tmp_path}/file", f"data.cache_dir={tmp_path}/c"]
     assert doctor.main([*places, "run.num_threads=9999"]) == 1
     text = capsys.readouterr().out
-    why = f"{tmp_path}/file cannot be written: {tmp_path}/file is a file"
+    why = f"{tmp_path}/file cannot be written: {tmp_path}/file: Not a directory"
     assert f"run.root       missing  {why}\n" in text
     assert "-> choose another place: run.root=DIR\n" in text
     assert f"cache          ok       {tmp_path}/c (not there yet): " in text
@@ -175,11 +148,4 @@ def test_without_hydra(tmp_path: Path):
     assert content["ok"] is False
     *others, config = content["findings"]
     assert config["found"] == "no config can be composed: ImportError: not here"
-    assert [row["check"].replace(" ", "_") for row in others] == CHECKS
-
-
-def test_the_last_line_follows_what_is_needed():
-    fine = [ok("a", "x"), warn("b", "x", "y"), missing("c", "x", "y")]
-    assert (lacking(fine), render(fine).splitlines()[-1]) == ([], WELL)
-    lacks = render([*fine, missing("d", "x", "y", needed=True)])
-    assert lacks.splitlines()[-1] == "missing, and every run needs it: d"
+    assert " ".join(row["check"] for row in others) == CHECKS

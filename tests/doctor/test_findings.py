@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import resource
+import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forge.config.numbers import GIB, MIB
-from forge.doctor import accelerator, limits, places
+from forge.doctor import accelerator, limits, places, software
 from forge.doctor.finding import Finding
-from forge.doctor.places import Place, Trial
 
 H200 = {"name": "H200", "capability": "9.0", "bf16": True, "free": 140, "total": 141}
 V100 = {"name": "V100", "capability": "7.0", "bf16": False, "free": 30, "total": 32}
@@ -26,10 +26,6 @@ WELL = {
 }
 NONE = {"gloo": False, "nccl": False, "nccl_version": None}
 HANGS = {"end": "no answer in 60 s"}
-ENDLESS = resource.RLIM_INFINITY
-ROOT = Place(name="run.root", path=Path("/p"), option="run.root=DIR", enough=10 * GIB)
-HOME = Place(name="home", path=Path("/p"), option="HOME=DIR", enough=GIB, needed=False)
-WROTE = Trial(folder=Path("/p"))
 
 
 def report(**changes: Any) -> dict[str, Any]:
@@ -41,7 +37,7 @@ def cuda(environ: dict[str, str] | None = None, **changes: Any) -> Finding:
     return accelerator.cuda(report(**changes), environ or {})
 
 
-def accelerators() -> list[Finding]:
+def accelerators(*_: object) -> list[Finding]:
     gone = {"torch": {"error": "x"}, "distributed": None}
     return [
         *accelerator.findings(report(), {}),
@@ -58,16 +54,14 @@ def accelerators() -> list[Finding]:
         cuda(cuda={"devices": [H200]}),
         cuda(cuda={"devices": [V100, V100]}),
         cuda(cuda={"devices": [H200, H200 | {"free": 3}]}),
-        accelerator.nccl(report(distributed=NONE)),
-        accelerator.nccl(report(**gone)),
-        accelerator.gloo(report(distributed=NONE)),
-        accelerator.gloo(report(**gone)),
-        accelerator.gloo(report(gloo={"error": "no address"})),
-        accelerator.gloo(report(gloo=None, **HANGS)),
+        *accelerator.backends(report(distributed=NONE)),
+        *accelerator.backends(report(**gone)),
+        *accelerator.backends(report(gloo={"error": "no address"})),
+        *accelerator.backends(report(gloo=None, **HANGS)),
     ]
 
 
-def own_limits() -> list[Finding]:
+def own_limits(*_: object) -> list[Finding]:
     one = {"OMP_NUM_THREADS": "1"}
     return [
         limits.threads(8, 64, 8, 0, {}),
@@ -83,26 +77,24 @@ def own_limits() -> list[Finding]:
         limits.memory(GIB, None),
         limits.memory(16 * GIB, GIB // 4),
         limits.memory(None, None),
-        limits.open_files(1024, 4096),
-        limits.open_files(ENDLESS, ENDLESS),
-        limits.open_files(256, 4096),
-        limits.open_files(256, ENDLESS),
-        limits.open_files(256, 512),
     ]
 
 
-def written_to() -> list[Finding]:
-    return [
-        places.judge(ROOT, Trial(folder=Path("/"), error="/p is a file"), 0),
-        places.judge(ROOT, WROTE, 10 * GIB),
-        places.judge(ROOT, WROTE, 9 * GIB),
-        places.judge(ROOT, WROTE, GIB // 4),
-        places.judge(HOME, WROTE, 0),
-        places.locks(WROTE),
-        places.locks(Trial(folder=Path("/nfs"))),
-        places.locks(Trial(folder=Path("/p"), locks="locks do not work")),
-        places.clock(Trial(folder=Path("/p"), skew=90.0)),
-        places.clock(Trial(folder=Path("/p"), skew=-90.0)),
+def written_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    """There, not there yet, behind a file, and locks that are refused or without effect."""
+    (folder / "file").touch()
+
+    def root(path: Path, free: int) -> Finding:
+        monkeypatch.setattr(places, "free_bytes", lambda _: free)
+        return places.place("run.root", path, "run.root=DIR", 10 * GIB)
+
+    found = [
+        root(folder / "file" / "runs", 0),
+        root(folder, 10 * GIB),
+        root(folder / "a" / "b", 9 * GIB),
+        root(folder, 0),
+        places.place("home", folder, "HOME=DIR", GIB, needed=False),
+        places.locks(folder / "a"),
         places.shared_memory(4 * MIB, 4, 0, 64 * MIB),
         places.shared_memory(100 * MIB, 4, 0, 64 * MIB),
         places.shared_memory(0, 0, 8, 64 * MIB),
@@ -110,17 +102,68 @@ def written_to() -> list[Finding]:
         places.shared_memory(0, 0, 0, None),
     ]
 
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
 
-def mounted(folder: Path) -> tuple[str, tuple[str, ...]]:
-    return ("nfs4", ("rw", "local_lock=all")) if folder == Path("/nfs") else ("ext4", ("rw",))
+    for flock in (refuse, lambda *_: None):
+        monkeypatch.setattr("fcntl.flock", flock)
+        found.append(places.locks(folder))
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    return found
 
 
-@pytest.mark.parametrize("screen", [accelerators, own_limits, written_to])
-def test_every_finding(screen, monkeypatch: pytest.MonkeyPatch):
+def programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+    """Slurm, git, a compiler and W&B: absent, badly set up, and well."""
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(software, "SLURM", ("sinfo", "sacct"))
+    monkeypatch.setattr(software, "__file__", str(folder / "forge" / "doctor" / "software.py"))
+
+    def program(name: str, text: str = "exit 0") -> None:
+        (folder / name).write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{text}\n")
+        (folder / name).chmod(0o755)
+
+    def slurm(sinfo: str, sacct: str = "exit 0") -> Finding:
+        program("sinfo", sinfo)
+        program("sacct", sacct)
+        return software.slurm(seconds=1)
+
+    def git(text: str) -> Finding:
+        program("git", text)
+        return software.git()
+
+    here, home = {"PATH": str(folder)}, {"HOME": str(folder)}
+    found = [software.slurm(), software.git(), software.compiler(here), software.wandb(home)]
+    program("sinfo")
+    found.append(software.slurm())
+    program("clang++")
+    found.append(software.compiler(here, include=str(folder)))
+    (folder / "Python.h").touch()
+    partitions = "echo 'gpu*'; echo cpu; echo 'gpu*'"
+    return [
+        *found,
+        software.compiler(here, include=str(folder)),
+        software.compiler({**here, "CXX": "icpx"}),
+        software.wandb({**home, "WANDB_API_KEY": "secret"}),
+        slurm(partitions),
+        slurm("sleep 30"),
+        slurm("echo 'Unable to contact slurm controller' >&2; exit 1"),
+        slurm("exit 0"),
+        slurm(partitions, "echo 'storage is disabled' >&2; exit 1"),
+        slurm(partitions, "sleep 30"),
+        git("echo 1234abc"),
+        git("echo 'fatal: not a git repository' >&2; exit 128"),
+        git("echo 'fatal: detected dubious ownership' >&2; exit 128"),
+    ]
+
+
+@pytest.mark.parametrize("screen", [accelerators, own_limits, written_to, programs])
+def test_every_finding(
+    screen: Callable[..., list[Finding]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """A finding that every run needs is marked by an exclamation mark."""
-    monkeypatch.setattr(places, "file_system", mounted)
-    monkeypatch.setattr(places.time, "strftime", lambda *_: "2027-01-15 08:00:00 UTC")
+    monkeypatch.setattr(places, "file_system", lambda _: "ext4")
     monkeypatch.setattr(accelerator.sys, "executable", "PYTHON")
-    said = "\n".join("!" * finding.needed + finding.render() for finding in screen())
+    found = screen(tmp_path, monkeypatch)
+    said = "\n".join("!" * finding.needed + finding.render() for finding in found)
     golden = Path(__file__).with_name("findings") / f"{screen.__name__}.txt"
-    assert said + "\n" == golden.read_text(encoding="utf-8")
+    assert said.replace(str(tmp_path), "/p") + "\n" == golden.read_text(encoding="utf-8")

@@ -64,7 +64,7 @@ def torch(report: Mapping[str, Any]) -> Finding:
 def cuda(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Finding:
     """Driver, GPUs, and whether torch can use them."""
     nvml, said, seen = report.get("nvml"), report.get("torch", {}), report.get("cuda")
-    end = report.get("end", "it said nothing")
+    end, devices = report.get("end", "it said nothing"), (seen or {}).get("devices", ())
     if nvml is None:
         what = f"the NVIDIA driver does not answer: {end}."
         return warn("CUDA", what, f"restart the driver or the machine; {CUDA_ONLY}")
@@ -72,7 +72,7 @@ def cuda(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
     if "error" not in nvml:
         gpus = f"{count} GPU{'' if count == 1 else 's'}"
         driver = f"driver {nvml['driver']} (CUDA {nvml['cuda']}), {gpus}"
-    elif not (seen or {}).get("devices"):
+    elif not devices:
         what = f"no NVIDIA driver that can be asked ({nvml['error']})"
         return missing("CUDA", what, f"install the driver (and nvidia-ml-py); {CUDA_ONLY}")
     what, fix, visible = "", f"install {CUDA_BUILD}{CUDA_ONLY}", environ.get("CUDA_VISIBLE_DEVICES")
@@ -84,15 +84,14 @@ def cuda(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
         what, fix = f"torch came to a stop while {report.get('doing')}: {end}.", RESTART
     elif "error" in seen:
         what, fix = f"a first computation fails: {seen['error']}", f"run nvidia-smi; {fix}"
-    elif not seen["devices"] and visible is not None:
+    elif not devices and visible is not None:
         what = f"CUDA_VISIBLE_DEVICES={visible} hides them all"
         fix = "unset CUDA_VISIBLE_DEVICES to use them"
-    elif not seen["devices"]:
+    elif not devices:
         what = f"torch sees none of them: {seen.get('warning', 'no reason given')}"
         fix = f"update the driver, or {fix}"
     if what:
         return warn("CUDA", f"{driver}; {what}", fix)
-    devices = seen["devices"]
     names = dict.fromkeys(f"{d['name']} (capability {d['capability']})" for d in devices)
     found = f"{driver}; torch uses {len(devices)}: {', '.join(names)}"
     if count is not None and len(devices) < count and visible is None:

@@ -41,7 +41,7 @@ lint: install
 	$(BIN)/lint-imports
 
 docs: install ## the pages that are made from the schema
-	$(BIN)/python -m forge.compose.docs --write docs
+	$(BIN)/python tools/pages.py --write docs
 	$(BIN)/python tools/seeds.py --write docs/seeds.md
 
 clean:

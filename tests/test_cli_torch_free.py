@@ -15,7 +15,7 @@ from pathlib import Path
 from forge import cancel, check, checkpoints, cli, explain, export, generate, resume, status, train
 from forge.parity import __main__ as parity
 from forge.rundir import directory
-import forge, forge.worker, forge.compose.docs
+import forge, forge.worker, forge.compose.help
 
 forge.compose(["model=llama7b"]).validate()
 directory.create(cli.resolved(["run.dir=run"])[1], overrides=[])

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
-
-from forge.compose.tree import in_force
-from forge.config.problems import shown
-
 ALIASES = {
     word: ours
     for ours, words in {
@@ -46,32 +41,16 @@ ALIASES = {
 that ends in = goes before the value.
 """
 
+BETAS = "the two of optimizer.betas, like optimizer.betas=[0.9,0.95]"
 HINTS = {
+    "beta1": BETAS,
+    "beta2": BETAS,
+    "adam_beta1": BETAS,
+    "adam_beta2": BETAS,
     "dropout": "no model has dropout: leave it out",
+    "min_lr": "scheduler.min_lr_ratio=0.1, a share of optimizer.lr",
     "report_to": "metrics.enable_wandb=true or metrics.enable_tensorboard=true",
     "resume_from_checkpoint": "a run goes on with python -m forge.resume runs/<run>",
+    "warmup_ratio": "scheduler.warmup_steps=..., in steps of train.max_steps",
 }
 """By word what to do where no option takes its place."""
-
-BETAS = {"beta1": 0, "beta2": 1, "adam_beta1": 0, "adam_beta2": 1}
-
-
-def computed(tree: DictConfig, word: str, value: str) -> tuple[str, str] | None:
-    """What to type for a number that forge counts otherwise, and a note on it; else None."""
-    try:
-        number = float(value)
-        if word == "warmup_ratio":
-            steps = in_force(tree, "train.max_steps")
-            note = f"{number:g} of train.max_steps={steps}"
-            return f"scheduler.warmup_steps={round(number * steps)}", note
-        if word == "min_lr":
-            peak = in_force(tree, "optimizer.lr")
-            ratio = f"{number / peak:.3g}"
-            return f"scheduler.min_lr_ratio={ratio}", f"of the peak, optimizer.lr={peak:g}"
-        if word in BETAS:
-            betas = list(in_force(tree, "optimizer.betas"))
-            betas[BETAS[word]] = number
-            return f"optimizer.betas={shown(betas)}", "both in one list"
-    except (ValueError, TypeError, ArithmeticError):
-        pass
-    return None

@@ -21,8 +21,8 @@ DEGREE = re.compile("(tp|pp|cp|ep)([0-9]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What group choices compose to: the tree, the option chosen in each group, (config path,
-    package) of every file, and the values that have no place.
+    """What group choices compose to: the tree, the option of each group, (config path, package) of
+    every file, and the values that have no place.
     """
 
     tree: DictConfig
@@ -52,13 +52,8 @@ def _fault(override: Override, value: Any, library: Library) -> tuple[str, str] 
         return what, f"write {group}={override.get_value_string()}"
     if value is None and group in OPTIONAL:
         return None
-    if isinstance(value, dict):
-        pairs = " ".join(f"{group}.{key}={inner}" for key, inner in value.items())
-        what = f"{group} is chosen by name; its values are set one by one."
-        return what, f"write {pairs}" if pairs else f"choose one: {listed}"
     if isinstance(value, list) and group in schemas.SCHEMAS:
-        fix = f"one of them, or {group}={','.join(map(shown, value))} with -m"
-        return f"{group} takes one option.", fix if len(value) > 1 else "choose one"
+        return f"{group} takes one option.", "choose one, or -m for a sweep"
     for wanted in value if isinstance(value, list) else [value]:
         name = shown(wanted)
         is_file = ".." not in name.split("/") and library.file_of(f"{group}/{name}") is not None

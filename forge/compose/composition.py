@@ -24,11 +24,17 @@ OF_HYDRA = (
     "of hydra.*, forge reads hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, "
     "hydra/sweeper and hydra.sweeper.*"
 )
+OWN_DIRECTORIES = {
+    "hydra.run.dir": "run.dir",
+    "hydra.job.name": "run.name",
+    "hydra.sweep.dir": "sweep.root",
+    "hydra.sweep.subdir": "sweep.name",
+}
 
 
 @dataclass(kw_only=True)
 class Composition:
-    """A composed config with what it was made of; `problems` is empty when it is sound."""
+    """A composed config, what it was made of, and its problems."""
 
     tree: DictConfig
     library: Library
@@ -62,7 +68,7 @@ class Composition:
         return self.written_at(key) or default_origin(self.tree, key)
 
     def typed(self) -> Composed:
-        """The config as dataclasses. Call it on a sound composition."""
+        """The config as dataclasses."""
         config = OmegaConf.to_object(self.tree)
         assert isinstance(config, Composed)
         folders = [quoted(os.path.abspath(path)) for path in self.config_dirs]
@@ -112,9 +118,7 @@ def chosen(
     read_from: Callable[[tuple[str, ...]], Library] = Library,
 ) -> tuple[Composition, list[Override]]:
     """What the group choices among these overrides compose to, and the overrides that are values,
-    not yet applied.
-
-    read_from: gives the groups of a search path.
+    not yet applied. read_from: gives the groups of a search path.
     """
     if isinstance(overrides, str):
         what = "overrides come as a list of texts."
@@ -160,7 +164,7 @@ def _search_path(
         if is_search and isinstance(value, list):
             entries += [(str(entry), "hydra.searchpath") for entry in value]
         else:
-            fault = _hydra_fault(override)
+            fault = _hydra_fault(override.key_or_group)
             problems.append(Problem(override.input_line or "", *fault, where=COMMAND_LINE))
     sources = []
     for entry, key in entries:
@@ -181,17 +185,9 @@ def _search_path(
     return tuple(sources)
 
 
-def _hydra_fault(override: Override) -> tuple[str, str]:
-    key = override.key_or_group
-    if override.package is not None:
-        return "only a group takes @.", f"leave @{override.package} out"
+def _hydra_fault(key: str) -> tuple[str, str]:
     if key == "hydra.searchpath":
         return "hydra.searchpath is a list of directories.", "hydra.searchpath=[my/conf]"
-    if key in ("hydra.run.dir", "hydra.job.name") and not override.is_delete():
-        ours = "run.dir" if key == "hydra.run.dir" else "run.name"
-        what = "forge makes its own run directory."
-        return what, f"write {ours}={override.get_value_string()}"
-    if key in ("hydra.sweep.dir", "hydra.sweep.subdir"):
-        what = "forge makes the directory of a sweep, and those of its points."
-        return what, "write sweep.root=... and sweep.name=..."
+    if ours := OWN_DIRECTORIES.get(key):
+        return "forge makes its own directories of runs and sweeps.", f"write {ours}=..."
     return "Hydra's own settings have no effect on a run of forge.", OF_HYDRA

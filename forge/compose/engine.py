@@ -26,6 +26,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
+from forge.compose.tree import node_at
 from forge.config import hydra_names, schemas
 from forge.config.root import Config
 
@@ -205,17 +206,9 @@ def _merge_by_part(
         try:
             tree.merge_with(OmegaConf.create(part))
         except OmegaConfBaseException as error:
-            is_section = isinstance(value, dict) and _is_section(tree, keys)
+            is_section = isinstance(value, dict) and isinstance(node_at(tree, keys), DictConfig)
             below = list(_merge_by_part(tree, value, keys)) if is_section else []
             yield from below or [(keys, error)]
-
-
-def _is_section(tree: DictConfig, keys: Sequence[Any]) -> bool:
-    node: Any = tree
-    for key in keys:
-        known = isinstance(node, DictConfig) and isinstance(key, str) and key in node
-        node = node._get_node(key) if known else None
-    return isinstance(node, DictConfig)
 
 
 def parse(text: str) -> Override:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -17,16 +18,11 @@ from forge.compose import values
 from forge.compose.engine import Library, Misfit
 from forge.compose.origin import display, line_of, nodes_of, value_of
 from forge.compose.tree import in_force
-from forge.compose.unknown import Keys
+from forge.compose.unknown import Fault, Keys
 from forge.config import hydra_names, schemas
-from forge.config.bounds import kind
 from forge.config.problems import Problem, closest, did_you_mean, literal
 
-NO_GROUP = re.compile(r"Could not override '([\w/]+)'. No match in the defaults list")
-TWICE = re.compile(r"(?:schema/)?(\w+)@\w+ appears more than once|Multiple values for (\w+)\.")
 CORRECT = "correct the file"
-Fault = tuple[str, str]
-"""What is wrong, and what to do."""
 
 
 def file_fault(choice: str, config_path: str, error: Exception, library: Library) -> Problem:
@@ -48,8 +44,9 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
     if owner in schemas.bases():
         group = next(group for group in schemas.SCHEMAS if schemas.sections()[group] is owner)
         return Problem(choice, *_no_schema(group), where=_place(file))
-    fault = _of_defaults(str(error), type(error).__name__, library)
-    return Problem(choice, *fault, where=_place(file))
+    said = re.sub(r"^In '[^']+': ", "", " ".join(str(error).split()))
+    what = f"this does not compose: {shorten(said, 200).rstrip('.') or type(error).__name__}."
+    return Problem(choice, what, CORRECT, where=_place(file))
 
 
 def section_fault(
@@ -92,11 +89,13 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
     elif isinstance(cause, ConfigKeyError | ConfigAttributeError):
         fault = _unknown(key, node, library, tree)
     elif node and schemas.is_section(key) and not isinstance(node, yaml.MappingNode):
-        what = f"{key} is a section of options; {_shown(value)} is not."
+        what = f"{key} is a section of options; {shorten(literal(value), 100)} is not."
         fault = what, _as_section(key, value, library)
     elif name and hint is not None:
-        what = f"{key} is {kind(hint)}; {_shown(value)} is not."
-        fault = what, _instead(key, str(name.value), value, hint, in_force(tree, key))
+        text, as_entry = shorten(literal(value), 100), partial(_entry, str(name.value))
+        now = in_force(tree, key)
+        what, fix = values.mistyped(key, text, value, hint, now, as_entry)
+        fault = what, fix or CORRECT
     else:
         fault = f"{last}: {str(cause).splitlines()[0]}.", CORRECT
     return Problem(_choice(misfit.config_path), *fault, where=where)
@@ -123,41 +122,20 @@ def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
 
 def _unknown(key: str, node: Any, library: Library, tree: DictConfig) -> Fault:
     """What is said of a name that no option has."""
-    above, _, name = key.rpartition(".")
+    above = key.rpartition(".")[0]
     value = ""
     if isinstance(node, yaml.ScalarNode):
         value = node.value if node.style is None else literal(node.value)
-    found = Keys(tree, library).unknown(key, value)
-    if found is None:
-        return f"{above} has no option '{name}'.", "remove it from the file"
-    as_typed = rf"\b{re.escape(above)}\.(\w+)=([^\s?]+)"
-    return found.what, re.sub(as_typed, r"\1: \2", found.fix)
+    what, fix = Keys(tree, library).unknown(key, value) or (f"{key} has no place here.", CORRECT)
+    return what, re.sub(rf"\b{re.escape(above)}\.(\w+)=([^\s?]+)", r"\1: \2", fix)
 
 
 def _as_section(section: str, value: Any, library: Library) -> str:
     """How a file sets a section, or chooses what is in it."""
-    known = library.options(section) if library.is_group(section) else []
     wanted = hydra_names.translate_option(section, str(value))
-    if wanted in known:
+    if library.is_group(section) and wanted in library.options(section):
         return f"to choose it, '- override /{section}: {wanted}' in the defaults list"
-    below = f"its options go below it, like {values.option_below(section)}"
-    choice = f"; to choose one of {', '.join(known)}, '- override /{section}: ...'"
-    return below + (f"{choice} in the defaults list" if len(known) > 1 else "")
-
-
-def _instead(key: str, name: str, value: Any, hint: Any, now: Any) -> str:
-    """What the file would have for a value of another type. now: the value in force."""
-    meant = values.meant(key, value, hint)
-    sweep = values.several(value, hint)
-    if meant is None and isinstance(value, list) and len(value) == 1:
-        meant = f"[{value[0]}]" if schemas.fact(key, "verbatim") else value[0] if sweep else None
-    if meant is not None:
-        return values.in_file(name, meant)
-    if sweep:
-        return f"one value; a sweep over these is sweeper.params: {{{key}: '{sweep}'}}"
-    if values.example(key, hint, now):
-        return f"for example {values.in_file(name, now)}"
-    return values.meaning_of_dict(key) or CORRECT
+    return f"its options go below it, like {values.option_below(section)}"
 
 
 def _missing(error: MissingConfigException, library: Library) -> Fault:
@@ -170,31 +148,15 @@ def _missing(error: MissingConfigException, library: Library) -> Fault:
 
 
 def _no_option(group: str, name: str, options: Sequence[str]) -> Fault:
-    if "," in name and all(part.strip() in options for part in name.split(",")):
-        fix = f"one of them; a sweep over these is sweeper.params: {{{group}: '{name}'}}"
-        return f"the file chooses one {group}, and '{name}' are several.", fix
     fix = did_you_mean([f"{group}: {option}" for option in closest(name, options)])
     listed = f"options: {', '.join(options)}" if options else ""
     return f"there is no {group} named '{name}', which the file asks for.", fix or listed
 
 
-def _of_defaults(said: str, error: str, library: Library) -> Fault:
-    """What is wrong with a defaults list that names a group which does not exist, or one that is
-    chosen already; else what Hydra says.
-    """
-    if absent := NO_GROUP.search(said):
-        meant = did_you_mean([f"override /{name}" for name in closest(absent[1], library.groups())])
-        return f"there is no group {absent[1]} to override.", meant or CORRECT
-    if twice := TWICE.search(said):
-        group = twice[1] or twice[2]
-        what = f"the defaults list chooses {group} again, which has been chosen."
-        return what, f"write '- override /{group}: ...'"
-    said = re.sub(r"^In '[^']+': ", "", " ".join(said.split()))
-    return f"this does not compose: {shorten(said, 200).rstrip('.') or error}.", CORRECT
-
-
-def _shown(value: Any) -> str:
-    return shorten(literal(value), 100)
+def _entry(name: str, value: Any) -> str:
+    """An entry as a YAML file has it."""
+    text = yaml.safe_dump({name: value}, default_flow_style=True, width=10**6, allow_unicode=True)
+    return text.strip()[1:-1]
 
 
 def _no_schema(group: str) -> Fault:

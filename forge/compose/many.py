@@ -5,7 +5,7 @@ choices, which takes a quarter of a second, and a value takes a tenth of a milli
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,8 +17,8 @@ from forge.compose.composition import Composition, apply, chosen, compose
 from forge.compose.engine import Library
 from forge.compose.grammar import read
 from forge.compose.overrides import open_ends
+from forge.compose.tree import node_at
 from forge.config import schemas
-from forge.config.field import default_of
 from forge.config.hydra_names import translate
 from forge.config.root import Config
 from forge.resolve.rule import put
@@ -40,8 +40,7 @@ class Composer:
         self._bases: dict[tuple[str, ...], Base | None] = {}
         self._read = cache(lambda text: read(translate(text)))
         self._library = cache(Library)
-        dicts = (o[0] for o in schemas.walk_options() if isinstance(default_of(o[-1]), dict))
-        self._dicts = tuple(f"{key}." for key in dicts)
+        self._dicts = tuple(f"{key}." for key in schemas.dicts())
 
     def __call__(self, overrides: Sequence[str]) -> tuple[Composition, Config]:
         """The composition, with its problems, and its config. Raises ConfigError when nothing
@@ -116,13 +115,10 @@ class Composer:
 
 def _place(tree: DictConfig, key: str) -> tuple[DictConfig, str] | None:
     """The section that holds an option, and its name there; None where there is none."""
-    *above, name = key.split(".")
-    node: Any = tree
-    for part in above:
-        node = node._get_node(part) if isinstance(node, DictConfig) and part in node else None
-    if not isinstance(node, DictConfig) or name not in node:
-        return None
-    return None if isinstance(node._get_node(name), DictConfig) else (node, name)
+    above, _, name = key.rpartition(".")
+    section = node_at(tree, above) if above else tree
+    node = node_at(tree, key)
+    return None if node is None or isinstance(node, DictConfig) else (section, name)
 
 
 def _plain(section: DictConfig, name: str) -> Any:
@@ -137,9 +133,5 @@ def _has_references(node: Any) -> bool:
         return True
     if not isinstance(node, Container) or node._is_none() or node._is_missing():
         return False
-    return any(_has_references(inner) for inner in _children(node))
-
-
-def _children(node: Any) -> Iterator[Any]:
     names = node.keys() if isinstance(node, DictConfig) else range(len(node))
-    return (node._get_node(name) for name in names)
+    return any(_has_references(node._get_node(name)) for name in names)

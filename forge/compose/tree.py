@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from omegaconf import Container, DictConfig, OmegaConf
@@ -18,15 +18,19 @@ class Declared(NamedTuple):
     metadata: Mapping[str, Any]
 
 
-def section_at(tree: DictConfig, key: str) -> DictConfig:
-    """The section at a dotted key; the tree itself for an empty one."""
-    return OmegaConf.select(tree, key) if key else tree
+def node_at(tree: DictConfig, key: str | Sequence[Any]) -> Any:
+    """What OmegaConf holds at a dotted key, or at its parts; None where there is nothing."""
+    node: Any = tree
+    for part in key.split(".") if isinstance(key, str) else key:
+        known = isinstance(node, DictConfig) and isinstance(part, str) and part in node
+        node = node._get_node(part) if known else None
+    return node
 
 
 def declared(tree: DictConfig, key: str) -> Declared | None:
     """What an option declares; None for a section, and for an entry of a free dict."""
     above, _, name = key.rpartition(".")
-    schema = OmegaConf.get_type(section_at(tree, above))
+    schema = OmegaConf.get_type(OmegaConf.select(tree, above) if above else tree)
     if not isinstance(schema, type) or not issubclass(schema, Section):
         return None
     field = schema.__dataclass_fields__.get(name)
@@ -38,9 +42,7 @@ def declared(tree: DictConfig, key: str) -> Declared | None:
 
 def in_force(tree: DictConfig, key: str) -> Any:
     """The value of an option; None, too, where it is missing or refers to another."""
-    above, _, name = key.rpartition(".")
-    section = section_at(tree, above)
-    node = section._get_node(name) if name in section else None
+    node = node_at(tree, key)
     if node is None or node._is_missing() or node._is_interpolation() or node._is_none():
         return None
     if isinstance(node, Container):

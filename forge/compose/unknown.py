@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from forge.compose.aliases import ALIASES, HINTS, computed
+from forge.compose.aliases import ALIASES, HINTS
 from forge.compose.engine import Library
 from forge.compose.grammar import read
-from forge.compose.tree import declared, in_force, option_keys
+from forge.compose.tree import declared, in_force, node_at, option_keys
 from forge.config import schemas
 from forge.config.bounds import element_faults, fits
 from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean, literal
 
 HELP = "python -m forge.train --help lists them"
 OFF = ("false", "0", "no", "none", "null")
-
-
-class Unknown(NamedTuple):
-    """A key that does not exist: why, and what to do."""
-
-    what: str
-    fix: str
+Fault = tuple[str, str]
+"""What is wrong, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +30,21 @@ class Keys:
     tree: DictConfig
     library: Library
 
-    def unknown(self, key: str, value: str = "") -> Unknown | None:
+    def unknown(self, key: str, value: str = "") -> Fault | None:
         """What is wrong with a key; None where it names an option or section."""
         if "/" in key:
             dotted = key.replace("/", ".")
             meant = [] if self.unknown(dotted) else self.advised(dotted, value)
             what = f"there is no group '{key}', and options are written with dots."
-            return Unknown(what, did_you_mean(meant) or HELP)
+            return what, did_you_mean(meant) or HELP
         node: Any = self.tree
         above = ""
         for part in key.split("."):
             if isinstance(node, ListConfig):
-                return Unknown(f"{above} is a list, and is given as a whole.", f"{above}=[...]")
+                return f"{above} is a list, and is given as a whole.", f"{above}=[...]"
             if not isinstance(node, DictConfig):
-                what = f"{above} is a value and has nothing below it."
-                return Unknown(what, did_you_mean(self.advised(above, value)))
+                fix = did_you_mean(self.advised(above, value))
+                return f"{above} is a value and has nothing below it.", fix
             if part not in node:
                 return self._missing(node, above, part, key, value)
             node = node._get_node(part)
@@ -79,7 +74,7 @@ class Keys:
             return [f"{key}={value}"]
         return [f"{key}={literal(in_force(self.tree, key))}"]
 
-    def _missing(self, node: DictConfig, above: str, part: str, key: str, value: str) -> Unknown:
+    def _missing(self, node: DictConfig, above: str, part: str, key: str, value: str) -> Fault:
         """What is said of a part of a key that the section at `above`, node, does not have."""
         rest = key.removeprefix(f"{above}.").partition(".")[2]
         schema = OmegaConf.get_type(node)
@@ -88,31 +83,28 @@ class Keys:
         if not above:
             what = f"there is no group or option '{part}'."
         if fix := self._alias(key, value):
-            return Unknown(what, fix)
+            return what, fix
         owners = _owners(above, part)
         if not above and rest and part in self.library.groups():
             what = f"{part} is a group without options of its own."
-            return Unknown(what, f"choose one of its files: {part}=...")
-        if not (owners and above):
+            return what, f"choose one of its files: {part}=..."
+        if not owners:
             near = self._near(node, above, part, rest, value)
             same = self._same_name(part, rest, value)
             meant = same or near if above else near or same
             if not meant and rest and not above:
                 meant = self._same_name(key.rpartition(".")[2], "", value)
             if meant:
-                return Unknown(what, did_you_mean(list(dict.fromkeys(meant))[:3]))
+                return what, did_you_mean(list(dict.fromkeys(meant))[:3])
         if not above and not rest:
             owners = next((o for group in schemas.SCHEMAS if (o := _owners(group, part))), [])
         if owners:
-            chosen = owners[0] if len(owners) == 1 else "one of these"
-            belongs = f"{what} It belongs to {', '.join(owners)}."
-            return Unknown(belongs, f"choose {chosen}, or leave this out")
+            fix = f"choose {' or '.join(owners)}, or leave this out"
+            return f"{what} It belongs to {', '.join(owners)}.", fix
         if above:
             options = [name for name in map(str, node) if not name.startswith("_")]
-            return Unknown(what, f"its options: {', '.join(options)}")
-        group = "" if rest else next(iter(closest(part, self.library.groups(), limit=1)), "")
-        options = f"its options: {', '.join(self.library.options(group))}"
-        return Unknown(what, f"did you mean the group {group}? {options}" if group else HELP)
+            return what, f"its options: {', '.join(options)}"
+        return what, HELP
 
     def _near(self, node: DictConfig, above: str, part: str, rest: str, value: str) -> list[str]:
         """What is spelled nearly so in the same section, or among the groups."""
@@ -120,7 +112,7 @@ class Keys:
         groups = [] if above else self.library.groups()
         for name in closest(part, [*groups, *map(str, node)]):
             full = f"{above}.{name}" if above else name
-            inner = node._get_node(name) if name in node else None
+            inner = node_at(node, [name])
             below = f"{full}.{rest}"
             if rest and (
                 OmegaConf.get_type(inner) is dict or (inner is not None and not self.unknown(below))
@@ -135,17 +127,12 @@ class Keys:
         """The options of this name in any section; with `rest`, those that hold entries."""
         keys = [key for key in option_keys(self.tree) if key.rpartition(".")[2] == name]
         if rest:
-            dicts = [key for key in keys if OmegaConf.is_dict(OmegaConf.select(self.tree, key))]
-            keys = [f"{key}.{rest}" for key in dicts]
+            keys = [f"{key}.{rest}" for key in keys if OmegaConf.is_dict(node_at(self.tree, key))]
         return [text for key in keys for text in self.advised(key, value)]
 
     def _alias(self, key: str, value: str) -> str:
         """What to do for a word of another framework; empty for any other."""
         word = key.rpartition(".")[2].replace("-", "_").lower()
-        if found := computed(self.tree, word, value):
-            ours, _, number = found[0].partition("=")
-            if not self.unknown(ours) and self.advised(ours, number) == [found[0]]:
-                return f"{did_you_mean(found[:1])} ({found[1]})"
         ours = ALIASES.get(word, "")
         if not ours:
             return HINTS.get(word, "")
@@ -158,7 +145,7 @@ class Keys:
             return did_you_mean(self.advised(ours, value)) or options
         absent = self.unknown(ours)
         if absent:
-            return f"it is {ours} here; {absent.fix}"
+            return f"it is {ours} here; {absent[1]}"
         return did_you_mean(self.advised(ours, value)) or f"it is {ours} here"
 
     def dashed(self, text: str) -> Problem:
@@ -169,7 +156,7 @@ class Keys:
         what, fix = "options are typed without dashes.", f"write {' or '.join(typed)}"
         is_known = self.library.is_group(key) or key.partition(".")[0] in schemas.free_dicts()
         if not is_known and (found := self.unknown(key, value)):
-            what, fix = f"{what[:-1]}, and {found.what}", found.fix
+            what, fix = f"{what[:-1]}, and {found[0]}", found[1]
         return Problem(text, what, fix, where=COMMAND_LINE)
 
 

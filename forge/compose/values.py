@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Callable
 from typing import Any
 
-import yaml
-
 from forge.config import schemas
-from forge.config.bounds import KINDS, fits
-from forge.config.field import default_of
+from forge.config.bounds import KINDS, fits, kind
 from forge.config.problems import shown
 
 SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def mistyped(
+    key: str, text: str, value: Any, hint: Any, now: Any, write: Callable[[Any], str]
+) -> tuple[str, str]:
+    """(what is wrong, what to do) with a value of another type. text: the value as it is shown,
+    now: the value in force, write: how a value is written where this one is.
+    """
+    found, fix = meant(key, value, hint), ""
+    if found is not None:
+        fix = write(found)
+    elif sweep := several(value, hint):
+        instead = schemas.fact(key, "not_swept")
+        fix = f"{key}={sweep} with -m, for a sweep over these" + (f"; {instead}" if instead else "")
+    elif isinstance(now, int | float | list) and not isinstance(now, bool) and now != []:
+        fix = f"for example {write(now)}"
+    fix = fix or next((help for n, help in schemas.dicts().items() if key.startswith(n)), "")
+    return f"{key} is {kind(hint)}; {text} is not.", fix
 
 
 def meant(key: str, value: Any, hint: Any) -> Any:
@@ -26,7 +42,11 @@ def meant(key: str, value: Any, hint: Any) -> Any:
         if isinstance(number, float) and number.is_integer():
             return int(number)
     if origin not in (list, tuple):
-        return None
+        if not isinstance(value, list) or len(value) != 1 or origin is dict:
+            return None
+        if schemas.fact(key, "verbatim"):
+            return f"[{value[0]}]"
+        return value[0] if several(value, hint) else None
     items = _items(value, inner[0])
     return items if fits(items, hint) and (origin is list or len(items) == len(inner)) else None
 
@@ -35,7 +55,7 @@ def several(value: Any, hint: Any) -> str:
     """The values of a sweep as they are typed, for a list of them, or a text with commas, that was
     given to an option of one value; empty where they are none.
     """
-    is_plain = isinstance(value, str) and not re.search(r"[\[({\"'$]", value)
+    is_plain = isinstance(value, str) and "," in value and not re.search(r"[\[({\"'$]", value)
     items = value if isinstance(value, list) else value.split(",") if is_plain else []
     kinds = [kind for kind in (typing.get_args(hint) or (hint,)) if kind in (int, float, bool, str)]
     fitting = all(
@@ -51,27 +71,6 @@ def option_below(section: str) -> str:
     """The first option of a section."""
     names = (name for name, *_ in schemas.walk_options() if "._" not in name)
     return next(name for name in names if name.startswith(f"{section}."))
-
-
-def example(key: str, hint: Any, value: Any) -> str:
-    """The value in force of a number or of a list, as an example; empty for all else."""
-    is_number = not {int, float}.isdisjoint((hint, *typing.get_args(hint)))
-    is_list = isinstance(value, list)
-    has_one = bool(value) if is_list else is_number and (value is not None or fits(None, hint))
-    return f"for example {key}={shown(value)}" if has_one else ""
-
-
-def meaning_of_dict(key: str) -> str:
-    """The help text of the option that has entries, or of which a key is an entry; else empty."""
-    dicts = ((n, f) for n, _, _, f in schemas.walk_options() if isinstance(default_of(f), dict))
-    fitting = (f.metadata["help"] for name, f in dicts if f"{key}.".startswith(f"{name}."))
-    return next(fitting, "")
-
-
-def in_file(name: str, value: Any) -> str:
-    """An entry as a YAML file has it."""
-    text = yaml.safe_dump({name: value}, default_flow_style=True, width=10**6, allow_unicode=True)
-    return text.strip()[1:-1]
 
 
 def minutes(text: str) -> int | None:

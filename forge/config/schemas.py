@@ -164,6 +164,12 @@ def fact(key: str, name: str) -> Any:
     return next(found, None)
 
 
+def dicts() -> dict[str, str]:
+    """The options that are dicts which users add to, by key, with their help texts."""
+    found = ((key, f) for key, _, _, f in walk_options() if isinstance(default_of(f), dict))
+    return {key: field.metadata["help"] for key, field in found}
+
+
 def keys_with(name: str) -> list[str]:
     """The keys of all options of which `opt` states the fact, such as `path`."""
     return [key for key, _, _, field in walk_options() if field.metadata.get(name)]

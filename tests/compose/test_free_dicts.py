@@ -15,7 +15,6 @@ from refusing import only, resolved
 
 from forge import check, explain
 from forge.compose import composition
-from forge.compose.docs import options_page
 from forge.config.field import FrozenDict, freeze_value, thaw_value
 from forge.resolve.resolve import resolve
 from forge.resolve.rules.run import unstorable
@@ -180,4 +179,3 @@ def test_explain_and_check_know_them(capsys: pytest.CaptureFixture[str], write: 
     assert check.main([TRUST, "-cd", folder, "+callback=ema"]) == 0
     assert check.main(["--help"]) == 0
     assert "  callbacks    {}   your callbacks by name" in capsys.readouterr().out
-    assert "| `callbacks` | `{}` | your callbacks by name" in options_page()

@@ -68,7 +68,6 @@ def test_several_paths_in_one_value() -> None:
     data = ["data=text", "data.path=a.txt,b.txt"]
     over_all = "for one run over several files a directory that holds them, or a glob such as"
     assert over_all in only(data).fix
-    assert only(data).fix.startswith("one value, or -m for a sweep; 'data.path=\"a.txt,b.txt\"'")
     fix = only(["data=text", "data.path=[a.txt,b.txt]"]).fix
     assert fix.startswith(f"data.path=a.txt,b.txt with -m, for a sweep over these; {over_all}")
 
@@ -85,9 +84,6 @@ def test_the_last_value_counts_and_a_wrong_one_before_it_is_reported() -> None:
     assert resolved(["model=llama7b", "model=small"]).config.model.dim == 512
     found = only(["train.max_steps=abc", "train.max_steps=7"])
     assert (found.key, found.fix) == ("train.max_steps=abc", "for example train.max_steps=7")
-    assert "warmup_steps=50?" in only(["warmup_ratio=0.1", "train.max_steps=500"]).fix
-    as_point = only(["scheduler.warmup_ratio=0.1", "train.max_steps=500"], as_point=True)
-    assert "warmup_steps=50?" in as_point.fix
 
 
 def test_an_optional_group_can_be_switched_off_again() -> None:

@@ -50,7 +50,8 @@ LINES = {
         "--model=smal", "--lr=3e-3", "--bf16", "--learning-rate", "3e-3",
     ],
     "values": [
-        "seed=abc", "seed=1.5", "seed=true", "seed=null", "optimizer.lr=fast", "run.inline=maybe",
+        "seed=abc", "seed=1.5", "eval.enabled=100", "seed=true", "seed=null", "optimizer.lr=fast",
+        "run.inline=maybe",
         "run.trust=os.", "eval.sample_prompts=a b", "optimizer.betas=0.9", "run.name=[a]",
         "parallel.pp_layers=3", "parallel.pp_layers=x", "optimizer.lr=[1e-3,1e-2]",
         "model.moe=3", "sweep.ablation=[1]", "model.moe={a: 1}", "optimizer.betas=0.9,0.95",
@@ -73,7 +74,7 @@ LINES = {
     ],
     "free dicts": [
         *EMA, "callbacks.emma.decay=3", "callbacks.ema.dekay=3", "~callbacks.emma",
-        "~callbacks", "~trackers.x", "~callbacks.ema=3", "+callbacks.ema.decay=1",
+        "~callbacks", "~trackers.x", "+callbacks.ema.decay=1",
         "+callbacks.ema.decay.x=1", "callbacks=null", "callbacks.ema.decay=1,2",
         "callbacks={1:{}}", "callbacks.ema@x=1", "+callbacks.ema.x=${nope}",
     ],

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from forge.compose.docs import PAGES
+from pages import PAGES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made from the schema: `python -m forge.compose.docs --write docs`."""
+"""The pages of docs/ that are made from the schema: `python tools/pages.py --write docs`."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ PAGES = {"options.md": options_page, "rules.md": rules_page}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the pages into a folder."""
-    parser = argparse.ArgumentParser(
-        prog="python -m forge.compose.docs", description="Write the generated pages of docs/."
-    )
+    parser = argparse.ArgumentParser(description="Write the generated pages of docs/.")
     parser.add_argument("--write", type=Path, required=True, metavar="DIR")
     folder = parser.parse_args(argv).write
     for name, page in PAGES.items():

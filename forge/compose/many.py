@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import Container, DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from forge.compose.composition import Composition, apply, chosen, compose
 from forge.compose.engine import Library
@@ -131,7 +131,7 @@ def _has_references(node: Any) -> bool:
     """Whether an option refers to another, as ${...}."""
     if node._is_interpolation():
         return True
-    if not isinstance(node, Container) or node._is_none() or node._is_missing():
+    if not isinstance(node, DictConfig | ListConfig) or node._is_none() or node._is_missing():
         return False
     names = node.keys() if isinstance(node, DictConfig) else range(len(node))
     return any(_has_references(node._get_node(name)) for name in names)

@@ -205,7 +205,7 @@ def lists_as_values(tree: DictConfig, written_at: Callable[[str], str]) -> list[
     for key in list(params) if isinstance(params, DictConfig) and params else []:
         value: Any = params._get_node(key)
         if isinstance(value, ListConfig):
-            items = OmegaConf.to_container(value, resolve=False)
+            items: Any = OmegaConf.to_container(value, resolve=False)
             texts = (item if isinstance(item, str) else literal(item) for item in items)
             params[key] = ",".join(texts)
         elif isinstance(value, DictConfig):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass
 from functools import cached_property
@@ -21,8 +22,8 @@ from forge.config.root import Config
 from forge.plan.world import World
 
 Findings = Iterator[tuple[str, str] | tuple[str, str, str]]
-"""(key, what is wrong, what to do) of each problem that a rule finds. In a pair the first sentence
-of the rule says what is wrong.
+"""(key, what is wrong, what to do) of each problem that a rule finds. In a pair the sentence of the
+rule says what is wrong, with the values of the options that it names.
 """
 
 
@@ -70,11 +71,22 @@ class Rule(_Declared):
     def check(self, config: Config, world: World) -> Iterator[Problem]:
         """The problems of a config."""
         for key, *what, fix in self.call(config, world):
+            text = what[0] if what else self._with_values(config, key)
             value = "" if "=" in key else get(config, key)
             if not isinstance(value, Section | dict) and value != "":
                 key = f"{key}={shown(value)}"
-            text = what[0] if what else self.sentence
             yield Problem(key, text, fix, rule=self.id, warning=self.warning)
+
+    def _with_values(self, config: Config, key: str) -> str:
+        """The sentence, with values of options that it names: `model.dim (64)`."""
+
+        def with_value(match: re.Match[str]) -> str:
+            name = match[0]
+            value = get(config, name) if name in self.reads else None
+            known = isinstance(value, int | str if name != key else int)
+            return f"{name} ({value})" if known and not isinstance(value, bool) else name
+
+        return re.sub(r"\b\w+(?:\.\w+)+\b(?!=)", with_value, self.sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +97,10 @@ class Derivation(_Declared):
 
 
 def rule(id: str, *reads: str, warning: bool = False) -> Callable[..., Rule]:
-    """Make a rule of a function that yields `Findings`; keys get their values when shown."""
+    """Make a rule of a function that yields `Findings`; keys get their values when shown. reads:
+    where none is given, the option that the rule is named after, if there is one.
+    """
+    reads = reads or ((id,) if "." in id else ())
     return lambda body: Rule(id=id, reads=reads, warning=warning, body=body)
 
 

@@ -11,10 +11,13 @@ from refusing import SMALL, problems
 TP = "must be divisible by parallel.tp"
 TP3 = f"model.n_heads (4), the feed-forward width (256) and train.seq_len (32) {TP} (3)."
 CP3 = "train.seq_len (32) must be divisible by 2 for parallel.cp_load_balance * parallel.cp (6)."
-STAGES = "parallel.pp ({0}) * parallel.pp_stages_per_rank (1) = {0} stages cannot share 2 blocks"
+STAGES = (
+    "Each of parallel.pp ({0}) * parallel.pp_stages_per_rank (1) stages has a block or more of"
+    " model.n_layers (2), or as many as parallel.pp_layers says"
+)
 PARTS = (
-    "train.batch_size (2) * train.grad_accum_steps (1) = 2 sequences go through in 2 parts,"
-    " and 1f1b needs one or more for each of parallel.pp (5) stages."
+    "train.batch_size (2) * train.grad_accum_steps (1) = 2 sequences cannot go"
+    " through parallel.pp (5) ranks in 2 parts under 1f1b."
 )
 CASES = [
     (0, "parallel.tp=3", {TP3: "parallel.tp=2"}),

@@ -70,11 +70,9 @@ def ep_needs_moe(model: Model, parallel: Parallel) -> Findings:
 
 @rule("parallel.ep_experts", EP, "parallel.dp_shard", *EXPERTS)
 def ep_experts(model: Decoder, parallel: Parallel) -> Findings:
-    """Every expert parallel rank has equally many experts: parallel.ep divides their number."""
-    experts, ep = model.moe.num_experts, parallel.ep
-    if model.is_moe and experts % ep:
-        what = f"model.moe.num_experts ({experts}) must be divisible by parallel.ep ({ep})."
-        yield EP, what, ""
+    """model.moe.num_experts must be divisible by parallel.ep."""
+    if model.is_moe and model.moe.num_experts % parallel.ep:
+        yield EP, ""
 
 
 @rule(
@@ -132,34 +130,27 @@ def pp_stages(parallel: Parallel) -> Findings:
     zbv_zero_bubble.
     """
     stages, schedule = parallel.pp_stages_per_rank or 1, parallel.pp_schedule
-    wrong, demand = stages < 2, "two stages or more"
-    if schedule in ONE_STAGE_SCHEDULES:
-        wrong, demand = stages != 1, "one stage"
-    elif schedule == V_SCHEDULE:
-        wrong, demand = stages != 2, "two stages"
-    if parallel.pp > 1 and wrong:
-        what = f"parallel.pp_schedule={schedule} has {demand} a rank, not {stages}."
-        yield STAGES, what, f"{STAGES}=null"
+    one, two = schedule in ONE_STAGE_SCHEDULES, schedule == V_SCHEDULE
+    legal = stages == 1 if one else stages == 2 if two else stages >= 2
+    if parallel.pp > 1 and not legal:
+        yield STAGES, f"{STAGES}=null"
 
 
 @rule("parallel.pp_layers", PP, SCHEDULE, STAGES, "parallel.pp_layers", "model.n_layers")
 def pp_layers(model: Decoder, parallel: Parallel) -> Findings:
-    """Every pipeline stage has a block: model.n_layers is at least pp * pp_stages_per_rank, and the
-    sum of pp_layers where given.
+    """Each of parallel.pp * parallel.pp_stages_per_rank stages has a block or more of
+    model.n_layers, or as many as parallel.pp_layers says.
     """
-    pp, each, given = parallel.pp, parallel.pp_stages_per_rank or 1, list(parallel.pp_layers)
-    stages, blocks = pp * each, model.n_layers
-    arithmetic = f"parallel.pp ({pp}) * {STAGES} ({each}) = {stages} stages"
-    if pp == 1:
+    given, blocks = parallel.pp_layers, model.n_layers
+    stages = parallel.pp * (parallel.pp_stages_per_rank or 1)
+    if parallel.pp == 1:
         return
     if stages > blocks:
-        yield PP, f"{arithmetic} cannot share {blocks} blocks.", f"model.n_layers={stages}"
+        yield PP, f"model.n_layers={stages}"
     elif given and (len(given), sum(given)) != (stages, blocks):
-        what = f"it has {len(given)} stages and {sum(given)} blocks"
         fewer, more = divmod(blocks, stages)
         even = ",".join(str(fewer + (stage >= stages - more)) for stage in range(stages))
-        fix = f"parallel.pp_layers=[{even}]"
-        yield "parallel.pp_layers", f"{what}; there are {arithmetic} and {blocks} blocks.", fix
+        yield "parallel.pp_layers", f"parallel.pp_layers=[{even}]"
 
 
 @rule(
@@ -180,20 +171,13 @@ def pp_microbatches(config: Config, parallel: Parallel, train: Train) -> Finding
     legal = legal_microbatches(sequences, pp, schedule)
     if pp == 1 or parts in legal:
         return
-    if sequences % parts:
-        demand = f"must be divisible by parallel.pp_microbatches ({parts})"
-    elif schedule == "1f1b":
-        demand = f"go through in {parts} parts, and 1f1b needs one or more for each of"
-        demand += f" parallel.pp ({pp}) stages"
-    else:
-        demand = f"go through in {parts} parts, which do not make {parts // pp} equal rounds of"
-        demand += f" parallel.pp ({pp}) or more"
-    batch = f"train.batch_size ({train.batch_size})"
-    batch += f" * train.grad_accum_steps ({train.grad_accum_steps}) = {sequences} sequences"
+    what = f"train.batch_size ({train.batch_size}) * train.grad_accum_steps"
+    what += f" ({train.grad_accum_steps}) = {sequences} sequences cannot go through"
+    what += f" parallel.pp ({pp}) ranks in {parts} parts under {schedule}."
     fix = "parallel.pp_schedule=gpipe"
     if legal:
         fix = f"parallel.pp_microbatches={min(legal, key=lambda n: abs(n - parts))}"
-    yield "parallel.pp_microbatches", f"{batch} {demand}.", fix
+    yield "parallel.pp_microbatches", what, fix
 
 
 @rule("parallel.pp_once", PP, "parallel.reshard_after_forward", "parallel.reduce_gradients")
@@ -211,8 +195,7 @@ def pp_tied(model: Decoder, parallel: Parallel) -> Findings:
     embeddings between two stages of a rank.
     """
     if model.tie_embeddings and parallel.pp > 1 and parallel.pp_schedule == V_SCHEDULE:
-        fix = "model.tie_embeddings=false, or another schedule"
-        yield SCHEDULE, fix
+        yield SCHEDULE, "model.tie_embeddings=false, or another schedule"
 
 
 @rule(
@@ -241,13 +224,10 @@ def pp_torch(model: Model, parallel: Parallel, world: World) -> Findings:
     version = world.devices.torch
     if not _zero_bubble(parallel) or version is None or version >= (2, 13):
         return
-    found = f"torch {version[0]}.{version[1]}"
     if parallel.tp > 1 or model.is_moe:
-        what = f"{found} cannot split the backward of layers that are cut by tp or have experts."
-        yield SCHEDULE, what, f"{SCHEDULE}=interleaved_1f1b, or torch 2.13"
+        yield SCHEDULE, f"{SCHEDULE}=interleaved_1f1b, or torch 2.13"
     elif parallel.pp_schedule == V_SCHEDULE and world.device == "cpu":
-        what = f"{found} lets a rank send to itself, which gloo cannot."
-        yield SCHEDULE, what, f"{SCHEDULE}=interleaved_zero_bubble, or torch 2.13"
+        yield SCHEDULE, f"{SCHEDULE}=interleaved_zero_bubble, or torch 2.13"
 
 
 def _zero_bubble(parallel: Parallel) -> bool:

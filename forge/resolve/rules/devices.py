@@ -60,28 +60,21 @@ def needs_decoder(model: Model, parallel: Parallel) -> Findings:
     for key in ("parallel.tp", "parallel.pp", "parallel.cp"):
         degree = getattr(parallel, key.partition(".")[2])
         if degree > 1 and not isinstance(model, Decoder):
-            what = f"{key} cuts the layers of forge's Decoder only, and not {model._target_}."
-            fix = f"{key}=1; parallel.dp_shard and dp_replicate take any model"
-            yield key, what, fix
+            yield key, f"{key}=1; parallel.dp_shard and dp_replicate take any model"
 
 
 @rule("parallel.backend", "parallel.backend", "run.device")
 def backend(parallel: Parallel, world: World) -> Findings:
-    """parallel.backend names a backend for the device of the run; nccl is for GPUs."""
+    """parallel.backend is one of torch.distributed for the device of the run; nccl is for GPUs."""
     text, device = parallel.backend, world.device
     names = {device: text}
     if ":" in text:
         pairs = [pair.strip().partition(":") for pair in text.split(",")]
         names = {kind: name for kind, _, name in pairs}
-    chosen, what = names.get(device, ""), ""
-    if not chosen or not all(names.values()):
-        what = f"it names no backend for {device}, which the run is on."
-    elif chosen not in BACKENDS:
-        what = f"torch.distributed has no backend {chosen}; it has {', '.join(BACKENDS)}."
-    elif chosen == "nccl" and device == "cpu":
-        what = "nccl needs GPUs, and has no place on a CPU."
-    if what:
-        yield "parallel.backend", what, f"parallel.backend={'gloo' if device == 'cpu' else 'nccl'}"
+    chosen, ours = names.get(device, ""), "gloo" if device == "cpu" else "nccl"
+    on_gpu_only = chosen == "nccl" and device == "cpu"
+    if not all(names.values()) or chosen not in BACKENDS or on_gpu_only:
+        yield "parallel.backend", f"parallel.backend={ours}"
 
 
 @rule("parallel.offload_backend", "parallel.cpu_offload", "parallel.backend", "run.device")
@@ -92,8 +85,7 @@ def offload_backend(parallel: Parallel, world: World) -> Findings:
     text = parallel.backend
     sums = "cpu:" in text or text == "gloo"
     if parallel.cpu_offload and world.device == "cuda" and not sums:
-        what = f"gradients are on the CPU, and parallel.backend={text} sums on GPUs only."
-        yield "parallel.backend", what, "parallel.cpu_offload=false, or no parallel.backend"
+        yield "parallel.backend", "parallel.cpu_offload=false, or no parallel.backend"
 
 
 @rule("parallel.memory", *RANKS, "train.batch_size", "train.seq_len", warning=True)

@@ -36,19 +36,17 @@ def node_size(launch: Slurm, world: World) -> Findings:
     """More than eight ranks on GPUs need to know how many GPUs a node has."""
     known = launch.nodes or launch.tasks_per_node or launch.gpus_per_node
     if not known and world.remote and world.device == "cuda" and world.size > LARGEST_NODE:
-        what = f"how many nodes {world.size} ranks take is not known."
-        yield "launch.gpus_per_node", what, "launch.gpus_per_node=8, or as many as a node has"
+        yield "launch.gpus_per_node", "launch.gpus_per_node=8, or as many as a node has"
 
 
 @rule("launch.unused_gpus", "run.device", "launch.gpus_per_node", warning=True)
 def unused_gpus(launch: Slurm, world: World) -> Findings:
-    """A job that takes GPUs should use them."""
+    """A job whose ranks are on CPUs should take no GPUs."""
     if world.remote and world.device == "cpu" and launch.gpus_per_node:
-        what = f"the ranks are on CPUs, and the job takes {launch.gpus_per_node} GPUs of each node."
         other = "run.device=cuda"
         if world.devices.source == CPU_BUILD:
             other = "a CUDA build of torch, for this one is for CPUs"
-        yield "launch.gpus_per_node", what, f"launch.gpus_per_node=0, or {other}"
+        yield "launch.gpus_per_node", f"launch.gpus_per_node=0, or {other}"
 
 
 @rule("launch.slurm", "launch.signal_before", "launch.time", "launch.sbatch")
@@ -72,7 +70,7 @@ def wait(sweeper: Optuna, launch: Submitit) -> Findings:
         yield "launch.wait", "launch.wait=true"
 
 
-@rule("sweep.name", "sweep.name")
+@rule("sweep.name")
 def sweep_name(sweep: Sweep) -> Findings:
     """sweep.name names one directory: letters, digits and . _ + -, at most 200 bytes."""
     text = sweep.name
@@ -98,8 +96,8 @@ def ablation(sweep: Sweep) -> Findings:
         yield SEEDS, "there are no arms to run with these seeds.", fix
     for arm in arms:
         if not NAME.fullmatch(arm) or len(arm) > LONGEST_ARM:
-            what = f"the name of arm '{arm}' is part of directories' names: letters, digits and"
-            yield "sweep.ablation.arms", f"{what} . _ + -, at most {LONGEST_ARM}.", "another name"
+            what = f"directories are named after arm '{arm}': letters, digits and . _ + -,"
+            yield "sweep.ablation.arms", f"{what} at most {LONGEST_ARM}.", "another name"
     once = list(dict.fromkeys(seeds))
     if len(once) < len(seeds):
         yield SEEDS, "a seed is there twice.", f"{SEEDS}={shown(once)}"

@@ -22,17 +22,14 @@ def seq_len(train: Train, model: Model) -> Findings:
     """train.seq_len must not exceed model.max_seq_len, which sizes the position tables."""
     seq, longest = train.seq_len, model.max_seq_len
     if seq > longest:
-        what = f"train.seq_len ({seq}) exceeds model.max_seq_len ({longest})."
-        yield "train.seq_len", what, f"train.seq_len={longest} or model.max_seq_len={seq}"
+        yield "train.seq_len", f"train.seq_len={longest} or model.max_seq_len={seq}"
 
 
 @rule("model.heads", "model.dim", "model.n_heads")
 def heads(model: Decoder) -> Findings:
     """model.dim must be divisible by model.n_heads."""
     if model.dim % model.n_heads:
-        what = f"model.dim ({model.dim}) is not divisible by model.n_heads ({model.n_heads})."
-        fix = f"model.n_heads={_nearest_divisor(model.dim, model.n_heads)}"
-        yield "model.n_heads", what, fix
+        yield "model.n_heads", f"model.n_heads={_nearest_divisor(model.dim, model.n_heads)}"
 
 
 @rule("model.kv_heads", "model.n_heads", "model.n_kv_heads")
@@ -42,8 +39,7 @@ def kv_heads(model: Decoder) -> Findings:
     """
     heads, kv_heads = model.n_heads, model.kv_heads
     if heads % kv_heads:
-        what = f"model.n_heads ({heads}) is not divisible by model.n_kv_heads ({kv_heads})."
-        yield "model.n_kv_heads", what, f"model.n_kv_heads={_nearest_divisor(heads, kv_heads)}"
+        yield "model.n_kv_heads", f"model.n_kv_heads={_nearest_divisor(heads, kv_heads)}"
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
@@ -53,11 +49,9 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 
 @rule("model.rope_head_dim", "model.dim", "model.n_heads", "model.position")
 def rope_head_dim(model: Decoder) -> Findings:
-    """Rotary positions rotate pairs: the head dimension must be even."""
+    """Rotary positions rotate pairs: the head width, model.dim / model.n_heads, must be even."""
     if model.position == "rope" and model.dim % model.n_heads == 0 and model.head_dim % 2:
-        what = f"the head dimension, model.dim / model.n_heads = {model.head_dim}, must be even"
-        fix = "another model.dim or model.n_heads, or model.position=learned"
-        yield "model.dim", f"{what} for model.position=rope.", fix
+        yield "model.dim", "another model.dim or model.n_heads, or model.position=learned"
 
 
 @rule(
@@ -69,21 +63,19 @@ def rope_head_dim(model: Decoder) -> Findings:
 )
 def sdpa_backend(model: Decoder, precision: Precision, run: Run, world: World) -> Findings:
     """The kernel of model.sdpa_backend must take the device, number format and heads of the run."""
-    name, what, fix = model.sdpa_backend, "", "model.sdpa_backend=auto"
+    name, what = model.sdpa_backend, ""
     if name in ("auto", "math"):
         return
     if world.device == "cpu":
-        if name != "flash":
-            what = f"torch has no {name} kernel on a CPU."
+        what = "torch has none on a CPU" if name != "flash" else ""
     elif name != "efficient" and precision.mixed_precision == "fp32":
-        what = f"the {name} kernel takes 16 bits, and precision.mixed_precision is fp32."
-        fix += " or precision=bf16"
+        what = "it takes 16 bits, and precision.mixed_precision is fp32"
     elif name == "efficient" and model.kv_heads != model.n_heads:
-        what = f"it takes as many key heads as heads, not {model.kv_heads} for {model.n_heads}."
+        what = f"it takes as many key heads as heads, not {model.kv_heads} for {model.n_heads}"
     elif name == "cudnn" and run.deterministic:
-        what = "the cudnn kernel is not deterministic, and run.deterministic is true."
+        what = "it is not deterministic, and run.deterministic is true"
     if what:
-        yield "model.sdpa_backend", what, fix
+        yield "model.sdpa_backend", f"the {name} kernel: {what}.", "model.sdpa_backend=auto"
 
 
 @rule("model.vocab_size", "model.vocab_size", "tokenizer.vocab_size")
@@ -105,14 +97,13 @@ def vocab_unused(model: Model, tokenizer: Tokenizer) -> Findings:
         yield "model.vocab_size", what, f"model.vocab_size={ids}{other}"
 
 
-@rule("tokenizer.path", "tokenizer.path")
+@rule("tokenizer.path")
 def tokenizer_path(tokenizer: TokenizerFile) -> Findings:
     """tokenizer=file needs the path of an existing tokenizer.json."""
     path, facts = tokenizer.path, tokenizer.facts()
     what, fix = "", "check the path; it is relative to where you are"
     if not path:
-        what = "tokenizer=file needs the path of a tokenizer.json."
-        fix = "tokenizer.path=my/tokenizer.json"
+        yield "tokenizer.path", "tokenizer.path=my/tokenizer.json"
     elif os.path.isdir(path):
         what = f"the directory {path} has no {FILE_NAME}."
     elif not os.path.exists(path):
@@ -137,8 +128,7 @@ def top_k(model: Decoder) -> Findings:
     """A token goes to model.moe.top_k different experts: at most model.moe.num_experts."""
     top_k, experts = model.moe.top_k, model.moe.num_experts
     if experts and top_k > experts:
-        what = f"model.moe.top_k ({top_k}) exceeds model.moe.num_experts ({experts})."
-        yield TOP_K, what, f"model.moe.top_k={experts}"
+        yield TOP_K, f"model.moe.top_k={experts}"
 
 
 @rule(
@@ -149,13 +139,11 @@ def top_k(model: Decoder) -> Findings:
     "model.moe.first_num_dense_layers",
 )
 def layers(model: Decoder) -> Findings:
-    """With model.moe.num_experts above 0 at least one layer must have experts."""
-    moe = model.moe
-    if moe.num_experts and not model.is_moe:
-        what = f"model.moe.frequency={moe.frequency} and"
-        what += f" first_num_dense_layers={moe.first_num_dense_layers} leave none of"
-        what += f" {model.n_layers} layers with experts."
-        yield EXPERTS, what, "model.moe.frequency=1 model.moe.first_num_dense_layers=0"
+    """model.moe.frequency and model.moe.first_num_dense_layers must leave experts in one of
+    model.n_layers.
+    """
+    if model.moe.num_experts and not model.is_moe:
+        yield EXPERTS, "model.moe.frequency=1 model.moe.first_num_dense_layers=0"
 
 
 @rule("moe.groups", EXPERTS, GROUPS)
@@ -165,15 +153,13 @@ def groups(model: Decoder) -> Findings:
     """
     experts, groups = model.moe.num_experts, model.moe.n_routing_groups
     if experts % groups:
-        what = f"{EXPERTS} ({experts}) is not divisible by {GROUPS} ({groups})."
-        fits = next(n for n in range(min(groups, experts), 0, -1) if experts % n == 0)
-        yield GROUPS, what, f"{GROUPS}={fits}"
+        yield GROUPS, f"{GROUPS}={_nearest_divisor(experts, groups)}"
 
 
 @rule("moe.group_choice", EXPERTS, TOP_K, GROUPS, CHOSEN_GROUPS)
 def group_choice(model: Decoder) -> Findings:
-    """A token chooses from model.moe.topk_routing_group groups, no more than there are, with at
-    least top_k experts in them.
+    """A token chooses model.moe.topk_routing_group of model.moe.n_routing_groups groups, which
+    have model.moe.top_k experts or more.
     """
     moe = model.moe
     chosen, groups, experts = moe.topk_routing_group, moe.n_routing_groups, moe.num_experts
@@ -181,11 +167,9 @@ def group_choice(model: Decoder) -> Findings:
         return
     size = experts // groups
     if chosen > groups:
-        what = f"{CHOSEN_GROUPS} ({chosen}) exceeds {GROUPS} ({groups})."
-        yield CHOSEN_GROUPS, what, f"{CHOSEN_GROUPS}={groups}"
+        yield CHOSEN_GROUPS, f"{CHOSEN_GROUPS}={groups}"
     elif chosen * size < moe.top_k:
-        what = f"{chosen} groups of {size} experts are fewer than the {moe.top_k} of {TOP_K}."
-        yield CHOSEN_GROUPS, what, f"{CHOSEN_GROUPS}={-(-moe.top_k // size)}"
+        yield CHOSEN_GROUPS, f"{CHOSEN_GROUPS}={-(-moe.top_k // size)}"
 
 
 @rule("moe.bias", "model.bias", EXPERTS)
@@ -213,16 +197,15 @@ def kernel(
     """model.moe.kernel=grouped needs rows of whole 16 bytes, and bf16 on a GPU or when compiled."""
     if not model.moe.num_experts or model.moe.kernel != "grouped":
         return
-    mixed, tp, what = precision.mixed_precision, parallel.tp, ""
+    mixed, what = precision.mixed_precision, ""
     gpu, compiled = run.device == "cuda", train.compile_model and parallel.ep == 1
-    step, width = 4 if mixed == "fp32" else 8, model.expert_hidden_dim // tp
+    step, width = 4 if mixed == "fp32" else 8, model.expert_hidden_dim // parallel.tp
     if mixed != "bf16" and (gpu or compiled):
         where = "on a GPU" if gpu else "with train.compile_model"
         what = f"{where} it multiplies bf16 only, and precision.mixed_precision is {mixed}."
     elif model.dim % step or width % step:
-        of_rank = f"{model.expert_hidden_dim} / {tp} tp ranks = {width}" if tp > 1 else width
-        what = f"in {mixed} model.dim ({model.dim}) and the width of an expert ({of_rank})"
-        what += f" must be divisible by {step}."
+        what = f"in {mixed} model.dim ({model.dim}) and the width of an expert on a tp rank"
+        what += f" ({width}) must be divisible by {step}."
     if what:
         yield "model.moe.kernel", what, "model.moe.kernel=auto"
 

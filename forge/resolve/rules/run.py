@@ -21,7 +21,7 @@ from forge.plan.world import World
 from forge.resolve.rule import Findings, rule, walk
 
 
-@rule("run.device", "run.device")
+@rule("run.device")
 def device(run: Run, world: World) -> Findings:
     """run.device=cuda needs a GPU and a CUDA build of torch."""
     if run.device == "cuda" and world.devices.gpus == 0:
@@ -35,13 +35,12 @@ def inline(run: Run, world: World) -> Findings:
         yield "run.inline", "run.inline=false"
 
 
-@rule("data.path", "data.path")
+@rule("data.path")
 def data_path(data: Text) -> Findings:
     """data=text needs a path that exists and may be read, or a glob that matches."""
     path = data.path
     if not path:
-        what = "data=text needs the path of your text."
-        yield "data.path", what, "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"
+        yield "data.path", "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"
     elif os.path.exists(path) and not os.access(path, os.R_OK):
         fix = "permission to read it (chmod u+r), or another path"
         yield "data.path", f"you may not read {path}.", fix

@@ -30,7 +30,7 @@ def place(run: Run) -> Findings:
         yield f"{key}={path}", what, f"{key}={default}, or a place that you may write in"
 
 
-@rule("run.dir", "run.dir")
+@rule("run.dir")
 def run_dir(run: Run) -> Findings:
     """run.dir must be a run, which goes on, or new, empty or absent."""
     if run.dir and os.path.isdir(run.dir):
@@ -67,7 +67,7 @@ def identity(config: Config, run: Run) -> Findings:
         yield f"{key}={new}", what, f"{keep}, run.allow_change=[{key}], or another run.dir"
 
 
-@rule("run.allow_change", "run.allow_change")
+@rule("run.allow_change")
 def allow_change(config: Config, run: Run) -> Findings:
     """run.allow_change names keys or sections that exist."""
     known = [key for key, _, _ in walk(config)]
@@ -123,7 +123,7 @@ def two_starts(checkpoint: Checkpoint) -> Findings:
         yield "checkpoint.init_from", fix
 
 
-@rule("checkpoint.dir", "checkpoint.dir")
+@rule("checkpoint.dir")
 def checkpoint_dir(checkpoint: Checkpoint) -> Findings:
     """checkpoint.dir is a directory of its own, in the run directory or at an absolute path."""
     path = Path(checkpoint.dir)

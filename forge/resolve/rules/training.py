@@ -19,7 +19,7 @@ SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
 BATCH = ("train.batch_size", "train.seq_len", "train.grad_accum_steps", SIZE, TOKENS)
 
 
-@rule("train.batch_size", "train.batch_size")
+@rule("train.batch_size")
 def batch_size(train: Train) -> Findings:
     """A micro-batch has a sequence or more; train.batch_size=-1 works it out."""
     if train.batch_size == 0:
@@ -32,8 +32,7 @@ def global_batch_tokens(config: Config, train: Train) -> Findings:
     tokens, size, seq = train.global_batch_tokens, train.global_batch_size or 0, train.seq_len
     if tokens != size * seq:
         legal = _nearest_multiple(size, train.batch_size * data_ranks(config)) * seq
-        what = f"{TOKENS} ({tokens}) is not {SIZE} ({size}) * train.seq_len ({seq})."
-        yield TOKENS, what, f"{TOKENS}={legal}"
+        yield TOKENS, f"{TOKENS}={legal}"
 
 
 @rule(SIZE, *BATCH)
@@ -55,11 +54,9 @@ def _nearest_multiple(size: int, micro: int) -> int:
 
 @rule("scheduler.warmup", "scheduler.warmup_steps", "train.max_steps", warning=True)
 def warmup(scheduler: Constant, train: Train) -> Findings:
-    """Warm-up should end before train.max_steps, or the peak learning rate is never used."""
-    steps, end = scheduler.warmup_steps or 0, train.max_steps
-    if steps >= end:
-        what = f"warm-up ({steps} steps) does not end before train.max_steps ({end})."
-        yield "scheduler.warmup_steps", what, f"scheduler.warmup_steps={end // 10}"
+    """scheduler.warmup_steps should be less than train.max_steps, or the peak is never used."""
+    if (scheduler.warmup_steps or 0) >= train.max_steps:
+        yield "scheduler.warmup_steps", f"scheduler.warmup_steps={train.max_steps // 10}"
 
 
 @rule(
@@ -86,17 +83,15 @@ def needed(eval: Eval, checkpoint: Checkpoint) -> Findings:
     wants = {"eval.target": eval.target is not None, "eval.patience": eval.patience}
     wants["checkpoint.keep_best"] = checkpoint.keep_best
     for key in (key for key, wanted in wants.items() if wanted and not eval.enabled):
-        yield key, f"{key} needs evaluation, and eval.enabled is false.", "eval.enabled=true"
+        yield key, "eval.enabled=true"
 
 
-@rule("eval.interval", "eval.interval", "train.max_steps", warning=True)
+@rule("eval.interval", "eval.interval", "eval.patience", "train.max_steps", warning=True)
 def eval_interval(eval: Eval, train: Train) -> Findings:
-    """Early stopping needs more than one evaluation in the run."""
+    """eval.patience needs more than one evaluation: eval.interval less than train.max_steps."""
     steps = train.max_steps
     if eval.enabled and eval.patience and eval.interval >= steps:
-        what = f"eval.patience={eval.patience} never acts: the only evaluation is at the end"
-        fix = f"eval.interval={max(steps // 10, 1)}"
-        yield "eval.interval", f"{what} (train.max_steps={steps}).", fix
+        yield "eval.interval", f"eval.interval={max(steps // 10, 1)}"
 
 
 @rule("run.objective", "run.objective", "eval.enabled")
@@ -109,8 +104,7 @@ def objective(run: Run, eval: Eval) -> Findings:
         fix = did_you_mean(meant) or f"one of {', '.join(f'eval/{other}' for other in METRICS)}"
         yield "run.objective", f"there is no metric {name}.", fix
     elif group == "eval" and not eval.enabled:
-        what = f"{name} needs evaluation, and eval.enabled is false."
-        yield "run.objective", what, "eval.enabled=true"
+        yield "run.objective", "eval.enabled=true"
 
 
 @rule("checkpoint.pinned", "checkpoint.async_mode", "run.device")
@@ -125,10 +119,8 @@ def pinned(checkpoint: Checkpoint, run: Run) -> Findings:
 @rule("profiling.window", "profiling.start_step", "profiling.end_step")
 def window(profiling: Profiling) -> Findings:
     """profiling.end_step must be greater than profiling.start_step."""
-    start, end = profiling.start_step, profiling.end_step
-    if end <= start:
-        what = f"profiling.end_step ({end}) must be greater than profiling.start_step ({start})."
-        yield "profiling.end_step", what, f"profiling.end_step={start + 3}"
+    if profiling.end_step <= profiling.start_step:
+        yield "profiling.end_step", f"profiling.end_step={profiling.start_step + 3}"
 
 
 @rule(
@@ -139,12 +131,9 @@ def window(profiling: Profiling) -> Findings:
     warning=True,
 )
 def profiling_beyond(profiling: Profiling, train: Train) -> Findings:
-    """The profiled window should lie within the run."""
+    """profiling.end_step should be at most train.max_steps, or the trace is incomplete."""
     if profiling.enable and profiling.end_step > train.max_steps:
-        what = (
-            f"the run ends at step {train.max_steps}, so the trace is incomplete, or there is none."
-        )
-        yield "profiling.end_step", what, f"train.max_steps={profiling.end_step}"
+        yield "profiling.end_step", f"train.max_steps={profiling.end_step}"
 
 
 @rule("profiling.ranks", "profiling.enable", "profiling.ranks")
@@ -159,16 +148,12 @@ def profiling_ranks(profiling: Profiling, world: World) -> Findings:
 @rule("precision.residual_dtype", "precision.mixed_precision", "precision.residual_dtype")
 def residual_dtype(precision: Precision) -> Findings:
     """Hidden states are kept in fp32 or in the format of precision.mixed_precision."""
-    mixed = precision.mixed_precision
-    if precision.residual_dtype not in ("fp32", mixed):
-        formats = "fp32" if mixed == "fp32" else f"fp32 or in {mixed}"
-        what = f"with precision.mixed_precision={mixed} hidden states are kept in {formats}."
-        yield "precision.residual_dtype", what, "precision.residual_dtype=auto"
+    if precision.residual_dtype not in ("fp32", precision.mixed_precision):
+        yield "precision.residual_dtype", "precision.residual_dtype=auto"
 
 
 @rule("precision.fp16_cpu", "precision.mixed_precision", "run.device", warning=True)
 def slow_on_cpu(precision: Precision, run: Run) -> Findings:
     """16-bit matrix products are many times slower than fp32 on most CPUs."""
-    mixed = precision.mixed_precision
-    if run.device == "cpu" and mixed in ("bf16", "fp16"):
+    if run.device == "cpu" and precision.mixed_precision in ("bf16", "fp16"):
         yield "precision.mixed_precision", "precision=auto"

@@ -32,7 +32,7 @@ SEVEN_SAID = """\
      there is no model named 'lama7b'.
      -> did you mean model=llama7b, model=llama70b or model=llama3_70b?
   3. train.seq_len=4096   [command line]
-     train.seq_len (4096) exceeds model.max_seq_len ({longest}).
+     train.seq_len (4096) must not exceed model.max_seq_len ({longest}).
      -> train.seq_len={longest} or model.max_seq_len=4096
   4. scheduler.min_lr_ratio=2.0   [command line]
      scheduler.min_lr_ratio must be at least 0 and at most 1.

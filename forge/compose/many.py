@@ -133,5 +133,5 @@ def _has_references(node: Any) -> bool:
         return True
     if not isinstance(node, DictConfig | ListConfig) or node._is_none() or node._is_missing():
         return False
-    names = node.keys() if isinstance(node, DictConfig) else range(len(node))
+    names: Any = node.keys() if isinstance(node, DictConfig) else range(len(node))
     return any(_has_references(node._get_node(name)) for name in names)

@@ -128,8 +128,8 @@ def test_warnings_are_shown_and_do_not_refuse(plan: Plan):
     assert text.splitlines()[-7:] == [
         "2 warnings",
         "  scheduler.warmup_steps=20   [command line]",
-        "  scheduler.warmup_steps (20) should be less than train.max_steps (20), or the peak is never"
-        " used.",
+        "  scheduler.warmup_steps (20) should be less than train.max_steps (20), or its peak is not"
+        " reached.",
         "  -> scheduler.warmup_steps=2",
         "  parallel.pp_schedule=gpipe   [command line]",
         "  parallel.pp_schedule has no effect with parallel.pp=1.",

@@ -89,7 +89,9 @@ def test_a_users_file_and_the_command_line(say: Say, tmp_path: Path) -> None:
 def test_choices_and_rules_are_named(say: Say) -> None:
     text = say("model.position")
     assert "  admits        rope, learned\n" in text
-    sentence = "Rotary positions rotate pairs: the head width, model.dim / model.n_heads, must be even."
+    sentence = (
+        "Rotary positions rotate pairs: the head width, model.dim / model.n_heads, must be even."
+    )
     assert f"  rule          model.rope_head_dim: {sentence}\n" in text
 
 

@@ -19,7 +19,7 @@ GROUPS, CHOSEN_GROUPS = "model.moe.n_routing_groups", "model.moe.topk_routing_gr
 
 @rule("train.seq_len", "train.seq_len", "model.max_seq_len")
 def seq_len(train: Train, model: Model) -> Findings:
-    """train.seq_len must not exceed model.max_seq_len, which sizes the position tables."""
+    """train.seq_len must not exceed model.max_seq_len."""
     seq, longest = train.seq_len, model.max_seq_len
     if seq > longest:
         yield "train.seq_len", f"train.seq_len={longest} or model.max_seq_len={seq}"

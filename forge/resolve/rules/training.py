@@ -54,7 +54,7 @@ def _nearest_multiple(size: int, micro: int) -> int:
 
 @rule("scheduler.warmup", "scheduler.warmup_steps", "train.max_steps", warning=True)
 def warmup(scheduler: Constant, train: Train) -> Findings:
-    """scheduler.warmup_steps should be less than train.max_steps, or the peak is never used."""
+    """scheduler.warmup_steps should be less than train.max_steps, or its peak is not reached."""
     if (scheduler.warmup_steps or 0) >= train.max_steps:
         yield "scheduler.warmup_steps", f"scheduler.warmup_steps={train.max_steps // 10}"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from forge import cli
 from forge.config.problems import refusal
+from forge.launch.slurm import queue
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import LOCK, POINTS, Point, SweepDirectory
 from forge.launch.sweep.state import (
@@ -31,17 +32,14 @@ from forge.rundir import untrusted
 from forge.rundir.lock import held_by, in_use
 from forge.status import named, parser, points_of
 
-ABOUT = (
-    "End points of a sweep, or all of it, or a run. What runs saves first, and goes on with the "
-    "same command again."
-)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Say what was ended; 1 when something could not be reached from here, 2 for what is neither a
     sweep nor a run.
     """
-    arguments = parser("forge.cancel", ABOUT, "of points; none = all that are not done")
+    about = "End points of a sweep, or all of it, or a run. What runs saves first, and goes on "
+    about += "with the same command again."
+    arguments = parser("forge.cancel", about, "of points; none = all that are not done")
     options = cli.parse(arguments, argv)
     return cli.refuse(lambda: cancel(*named(options, "forge.cancel")))
 
@@ -64,10 +62,8 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
         for point in left:
             sweep.note("cancelled", point.number)
         reached = bool(numbers) or _end_command(sweep)
-    if queued := [point for point in left if point.number in found.jobs]:
-        from forge.launch.slurm import jobs as slurm
-
-        slurm.cancel([job for point in queued if (job := job_of(point)) is not None])
+    queued = [point for point in left if point.number in found.jobs]
+    queue.cancel([job for point in queued if (job := job_of(point)) is not None])
     for point in left:
         what, ends = _end(point, found)
         reached = reached and ends
@@ -78,7 +74,6 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
 
 
 def _end_command(sweep: SweepDirectory) -> bool:
-    """Ask the command that starts points to stop; whether it was reached, or there is none."""
     who = held_by(sweep.path / LOCK)
     if not in_use(sweep.path, LOCK) or not isinstance(who.get("pid"), int):
         return True
@@ -92,20 +87,18 @@ def _end_command(sweep: SweepDirectory) -> bool:
 
 
 def _end(point: Point, found: Survey) -> tuple[str, bool]:
-    """End the ranks of a point on this machine: what is said of it, and whether it was reached."""
     state, job = found.states[point.number], found.jobs.get(point.number)
     if state in (RUNNING, QUEUED) and job is not None:
         return f"job {job_of(point)}, which was {job}", True
     if state != RUNNING:
         return f"it was {state}", True
-    who = process_of(point)
-    if who is None:
-        return "it is not known what runs it", False
-    if who.host != platform.node():
-        return f"it runs on {who.host}, process {who.pid}; type this there", False
+    pid, host = process_of(point) or (0, "")
+    if host != platform.node():
+        where = f"it runs on {host}, process {pid}; type this there" if pid else ""
+        return where or "it is not known what runs it", False
     with suppress(ProcessLookupError):
-        os.kill(who.pid, signal.SIGTERM)
-    return f"process {who.pid} saves and ends", True
+        os.kill(pid, signal.SIGTERM)
+    return f"process {pid} saves and ends", True
 
 
 if __name__ == "__main__":

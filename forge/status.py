@@ -18,10 +18,20 @@ from forge import cli
 from forge.config.numbers import time_span
 from forge.config.problems import COMMAND_LINE, refusal, short_keys
 from forge.launch.local.processes import log_file
+from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import Point, SweepDirectory, examples, find_sweep
 from forge.launch.sweep.results import best, columns
-from forge.launch.sweep.state import DONE, FAILED, RUNNING, Survey, job_of, survey
+from forge.launch.sweep.state import (
+    DONE,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    Survey,
+    job_of,
+    survey,
+)
 from forge.rundir.directory import short
 from forge.rundir.files import last_lines
 from forge.rundir.progress import last_logged, progress
@@ -72,7 +82,6 @@ def parser(prog: str, description: str, numbers: str) -> argparse.ArgumentParser
 
 
 def named(options: argparse.Namespace, prog: str) -> tuple[Path, list[int]]:
-    """The directory and the numbers that were typed. Raises ConfigError."""
     if options.place is None:
         fix = f"python -m {prog} {examples(most=1)}"
         raise refusal("SWEEP", "which sweep, or run?", fix, COMMAND_LINE)
@@ -101,7 +110,6 @@ def points_of(
 
 
 def row(point: Point, found: Survey) -> dict[str, Any]:
-    """What is known of a point."""
     state, now = found.states[point.number], progress(point.path)
     return {
         "number": point.number,
@@ -130,8 +138,8 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
     for i, one in enumerate(row(point, found) for point in points):
         own = [column[i] for column in varying.values()]
         evaluation = next(iter(one["evaluation"].values()), None)
-        numbers = [_steps(one, "/"), _number(one["loss"]), _number(evaluation), _left(one)]
-        last = [one["state"], *numbers, _job(one), one["why"]]
+        numbers = [_number(one["loss"]), _number(evaluation), _left(one["seconds_left"])]
+        last = [one["state"], _steps(one, "/"), *numbers, _job(one), one["why"]]
         cells.append([f"{one['number']:03d}", one["arm"] or "", *own, *last])
     states = [found.states[point.number] for point in points]
     lines = [f"{short(sweep.path)}   ({messages.counted(states)})", "", *_aligned(cells)]
@@ -159,14 +167,18 @@ def details(point: Point, found: Survey) -> str:
     rows = [("directory", short(point.path)), ("steps", _steps(one, " of ") or "none")]
     values = {"loss": one["loss"], **one["evaluation"]}
     rows += [(name, _number(value)) for name, value in values.items()]
-    rows += [("left", _left(one)), ("job", _job(one)), ("why it failed", one["why"])]
+    rows += [
+        ("left", _left(one["seconds_left"])),
+        ("job", _job(one)),
+        ("why it failed", one["why"]),
+    ]
     logs = logs_of(point)
     rows += [("log" if file == logs[0] else "", short(file)) for file in logs]
     lines += [f"  {name:<14} {value}" for name, value in rows if value]
     cells = [["step", "loss", "eval", "tokens/s", "left"]]
     for step in last_logged(point.path, STEPS):
         speed = "" if step.tokens_per_second is None else f"{step.tokens_per_second:,.0f}"
-        left = time_span(step.left) if one["state"] == RUNNING and step.left is not None else ""
+        left = _left(step.left) if one["state"] == RUNNING else ""
         evaluation = _number(step.evaluation and step.evaluation[1])
         cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, left])
     if len(cells) > 1:
@@ -180,8 +192,6 @@ def logs_of(point: Point) -> list[Path]:
     """The logs that are there: what the main rank printed, then the log of each rank."""
     printed = [point.path / messages.OUTPUT]
     if job_of(point):
-        from forge.launch.slurm import jobs as slurm
-
         printed += filter(None, [slurm.log_file(point.path)])
     ranks = (point.path / "logs").glob("rank_*.log")
     ranks = sorted(ranks, key=lambda file: int(file.stem.removeprefix("rank_") or 0))
@@ -212,15 +222,15 @@ def _show(look: Callable[[], tuple[str, bool]], every: float | None) -> int:
 
 
 def _is_over(found: Survey) -> bool:
-    return not {"running", "queued", "waiting"} & set(found.states.values())
+    return not {RUNNING, QUEUED, WAITING} & set(found.states.values())
 
 
 def _steps(one: dict[str, Any], between: str) -> str:
     return "" if one["of"] is None else f"{one['step']:,}{between}{one['of']:,}"
 
 
-def _left(one: dict[str, Any]) -> str:
-    return "" if one["seconds_left"] is None else time_span(one["seconds_left"])
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else time_span(seconds)
 
 
 def _job(one: dict[str, Any]) -> str:

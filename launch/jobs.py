@@ -8,6 +8,7 @@ from typing import Any
 
 from forge.config.launch import Slurm, Submitit
 from forge.launch.slurm import jobs as slurm
+from forge.launch.slurm import queue, submitit_local
 from forge.launch.sweep import messages
 from forge.launch.sweep.command import Command
 from forge.launch.sweep.directory import Point
@@ -19,17 +20,16 @@ from forge.rundir.directory import short
 from forge.rundir.outcome import FAILED, finished
 
 FOLDER = "jobs"
-UNMADE = Path("<run directory>")
 
 
 def check_run(resolution: Resolution) -> str | None:
     """Ask Slurm whether it would take the job of a run; with launch.dry_run, the script instead.
     Nothing is written. Raises ConfigError.
     """
-    config, section = resolution.config, resolution.config.launch
+    run, section = resolution.config.run, resolution.config.launch
     if not isinstance(section, Slurm):
         return None
-    path = Path(config.run.dir) if config.run.dir else Path(config.run.root) / UNMADE
+    path = Path(run.dir) if run.dir else Path(run.root) / "<run directory>"
     point, name, folder = (path, resolution.world.size), _name(resolution), path / FOLDER
     if section.dry_run:
         return "\n".join(slurm.scripts([point], section, name=name, folder=folder))
@@ -40,24 +40,16 @@ def start_run(run_dir: Path, resolution: Resolution) -> int:
     """Submit the run in a directory; with launch.wait, until it has ended. The exit code is 0, or 1
     when it has failed.
     """
-    config, section = resolution.config, resolution.config.launch
+    section, name, trust = resolution.config.launch, _name(resolution), resolution.config.run.trust
     assert isinstance(section, Submitit)
-    (job,), local_jobs = _submit(
-        section,
-        [(run_dir, resolution.world)],
-        name=_name(resolution),
-        folder=run_dir / FOLDER,
-        trust=config.run.trust,
-    )
+    points = [(run_dir, resolution.world)]
+    (job,), local_jobs = _submit(section, points, name, run_dir / FOLDER, trust)
     path = short(run_dir)
     say(f"submitted: job {job}   (python -m forge.status {path}; python -m forge.cancel {path})")
     if not section.wait:
         return 0
-    state = None
-    if isinstance(section, Slurm):
-        state = slurm.wait([job])[job]
-    else:
-        _wait_for_local(local_jobs)
+    submitit_local.wait(local_jobs)
+    state = queue.wait([job])[job] if isinstance(section, Slurm) else None
     if finished(run_dir) is not None:
         return 0
     words = messages.last_words(run_dir) or messages.end_of(slurm.log_file(run_dir))
@@ -85,12 +77,12 @@ def run(sweep: Command) -> int:
             slurm.check(sizes, section, name=name, folder=folder)
     with sweep.open():
         sweep.announce()
-        due, prefixes = sweep.due, dict[str, None]()
+        due, trust = sweep.due, dict[str, None]()
         for entry in due:
             sweep.prepare(entry)
-            prefixes |= dict.fromkeys(entry.planned.resolution.config.run.trust)
+            trust |= dict.fromkeys(entry.planned.resolution.config.run.trust)
         points = [(entry.point.path, entry.planned.resolution.world) for entry in due]
-        ids, local_jobs = _submit(section, points, name=name, folder=folder, trust=list(prefixes))
+        ids, local_jobs = _submit(section, points, name, folder, list(trust))
         cluster = "slurm" if isinstance(section, Slurm) else "local"
         for entry, job in zip(due, ids, strict=True):
             sweep.directory.note("submitted", entry.point.number, job=job, cluster=cluster)
@@ -126,44 +118,30 @@ def _wait(
         job = local_jobs[place]
         ended(points[place], f"job {job.job_id}", Path(job.paths.stdout))
 
+    submitit_local.wait(local_jobs, local_job_ended)
     if isinstance(sweep.flight.launch, Slurm):
-        paths = [entry.point for entry in sweep.entries]
-        of_job = {job: point for point in paths if (job := slurm.job_of(point.path)) is not None}
+        every = [entry.point for entry in sweep.entries]
+        of_job = {job: point for point in every if (job := slurm.job_of(point.path)) is not None}
         left = [job for job, point in of_job.items() if finished(point.path) is None]
-        slurm.wait(left, ended=slurm_job_ended)
-    else:
-        _wait_for_local(local_jobs, local_job_ended)
+        queue.wait(left, ended=slurm_job_ended)
     return failed
 
 
 def _submit(
     section: Submitit,
     points: Sequence[tuple[Path, World]],
-    *,
     name: str,
     folder: Path,
     trust: Sequence[str],
 ) -> tuple[list[str], list[Any]]:
-    """The ids of the jobs of some run directories, and the jobs themselves of submitit on this
-    machine.
-    """
-    if not points:
-        return [], []
+    """The ids of the jobs of run directories; also the jobs of submitit on this machine."""
     if isinstance(section, Slurm):
         sizes = [(path, world.size) for path, world in points]
         return slurm.submit(sizes, section, name=name, folder=folder, trust=trust), []
-    from forge.launch.slurm import submitit_local
-
     jobs = submitit_local.submit(points, name=name, folder=folder, trust=trust)
     return [str(job.job_id) for job in jobs], jobs
 
 
-def _wait_for_local(jobs: Sequence[Any], ended=lambda place: None) -> None:
-    from forge.launch.slurm import submitit_local
-
-    submitit_local.wait(jobs, ended)
-
-
 def _name(resolution: Resolution) -> str:
-    config = resolution.config
-    return config.run.name or (Path(config.run.dir).name if config.run.dir else config.preset)
+    run, preset = resolution.config.run, resolution.config.preset
+    return run.name or (Path(run.dir).name if run.dir else preset)

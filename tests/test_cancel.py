@@ -5,7 +5,6 @@ saves and ends.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from forge import cancel
-from forge.launch.slurm import jobs as slurm
+from forge.launch.slurm import queue
 from forge.launch.sweep.directory import LOCK, SweepDirectory
 
+Capture = pytest.CaptureFixture[str]
 HOLDER = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -40,14 +40,8 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepDirectory:
         point.path.mkdir(parents=True)
         (point.path / "config.yaml").write_text("seed: 1\ntrain:\n  max_steps: 3\n")
         (point.path / "attempts.jsonl").write_text('{"event": "start", "step": 0}\n')
-    result = {
-        "status": "finished",
-        "reason": "end",
-        "step": 3,
-        "metrics": {},
-        "config": "config.yaml",
-        "objective": {"value": 1},
-    }
+    result = {"status": "finished", "reason": "end", "step": 3, "metrics": {}}
+    result |= {"config": "config.yaml", "objective": {"value": 1}}
     (made.points()[0].path / "result.json").write_text(json.dumps(result))
     return made
 
@@ -64,7 +58,7 @@ def events(sweep: SweepDirectory) -> list[str]:
     return [point.event for point in sweep.points()]
 
 
-def test_one_point_that_runs(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_point_that_runs(sweep: SweepDirectory, capsys: Capture) -> None:
     process = holder(sweep.points()[1].path)
     assert cancel.main(["mine", "1"]) == 0
     assert process.wait(timeout=20) == 7
@@ -76,7 +70,7 @@ def test_one_point_that_runs(sweep: SweepDirectory, capsys: pytest.CaptureFixtur
 
 
 def test_all_of_it_with_the_command_that_starts_points(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
+    sweep: SweepDirectory, capsys: Capture
 ) -> None:
     command, rank = holder(sweep.path, LOCK), holder(sweep.points()[2].path)
     assert cancel.main(["mine"]) == 0
@@ -87,13 +81,11 @@ def test_all_of_it_with_the_command_that_starts_points(
     ]
     assert events(sweep) == ["", "cancelled", "cancelled"]
     assert cancel.main(["mine"]) == 0
-    assert (
-        capsys.readouterr().out
-        == "there is nothing left to cancel: 3 points: 1 done, 2 cancelled\n"
-    )
+    left = "there is nothing left to cancel: 3 points: 1 done, 2 cancelled\n"
+    assert capsys.readouterr().out == left
 
 
-def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_run(sweep: SweepDirectory, capsys: Capture) -> None:
     path = sweep.points()[1].path
     process = holder(path)
     assert cancel.main([str(path)]) == 0
@@ -101,35 +93,28 @@ def test_a_single_run(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == f"process {process.pid} saves and ends\n"
 
 
-def test_what_runs_elsewhere_is_not_reached(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = sweep.points()[1].path
-    process = holder(place)
-    (place / "run.lock").write_text('{"host": "far", "pid": 5}\n')
-    assert cancel.main(["mine", "1"]) == 1
-    assert "it runs on far, process 5; type this there" in capsys.readouterr().out
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    starter = holder(sweep.path, LOCK)
-    (sweep.path / LOCK).write_text('{"host": "far", "pid": 6}\n')
-    assert cancel.main(["mine"]) == 1
-    assert (
-        "the command that starts points runs on far, process 6; type this there"
-        in capsys.readouterr().out
-    )
-    starter.kill()
-    starter.wait()
+def test_what_runs_elsewhere_is_not_reached(sweep: SweepDirectory, capsys: Capture) -> None:
+    places = {
+        (sweep.points()[1].path, "run.lock", "1"): "it runs",
+        (sweep.path, LOCK, ""): "the command that starts points runs",
+    }
+    for (place, name, number), said in places.items():
+        process = holder(place, name)
+        (place / name).write_text('{"host": "far", "pid": 5}\n')
+        assert cancel.main(["mine", *number.split()]) == 1
+        assert f"{said} on far, process 5; type this there" in capsys.readouterr().out
+        process.kill()
+        process.wait()
 
 
 def test_jobs_of_slurm(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sweep: SweepDirectory, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 2):
         sweep.note("submitted", number, job=f"7_{number}", cluster="slurm")
     ended: list[str] = []
-    monkeypatch.setattr(slurm, "states", lambda jobs: {"7_1": "PENDING", "7_2": "RUNNING"})
-    monkeypatch.setattr(slurm, "cancel", ended.extend)
+    monkeypatch.setattr(queue, "states", lambda jobs: {"7_1": "PENDING", "7_2": "RUNNING"})
+    monkeypatch.setattr(queue, "cancel", ended.extend)
     assert cancel.main(["mine"]) == 0
     assert ended == ["7_1", "7_2"]
     assert capsys.readouterr().out.splitlines()[:2] == [
@@ -138,29 +123,22 @@ def test_jobs_of_slurm(
     ]
 
 
-def test_slurm_that_does_not_answer(
-    sweep: SweepDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_is_refused(
+    sweep: SweepDirectory, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(_):
-        raise slurm.NoAnswer("squeue fails: no route.")
-
-    sweep.note("submitted", 1, job="7_1", cluster="slurm")
-    monkeypatch.setattr(slurm, "states", silent)
-    assert cancel.main(["mine"]) == 2
-    assert (
-        "Slurm does not answer: squeue fails: no route.\n     -> again when it does"
-        in capsys.readouterr().err
-    )
-    assert events(sweep) == ["", "submitted", ""]
-
-
-def test_what_is_refused(sweep: SweepDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     refused = {
         "points": "points is no sweep: there is no such directory.",
         "": "which sweep, or run?\n     -> python -m forge.cancel sweeps/<name>\n",
         "mine one": "a point is given by its number.\n     -> python -m forge.cancel mine 3\n",
+        "mine": "Slurm does not answer: squeue fails: no route.\n     -> again when it does",
     }
+
+    def silent(_):
+        raise queue.NoAnswer("squeue fails: no route.")
+
+    sweep.note("submitted", 1, job="7_1", cluster="slurm")
+    monkeypatch.setattr(queue, "states", silent)
     for typed, said in refused.items():
         assert cancel.main(typed.split()) == 2
         assert said in capsys.readouterr().err
-    assert events(sweep) == ["", "", ""]
+    assert events(sweep) == ["", "submitted", ""]

@@ -9,7 +9,6 @@ import site
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +20,6 @@ from forge.launch.local import threads
 from forge.rundir import outcome
 from forge.rundir.outcome import ERROR
 
-Worker = subprocess.Popen[bytes]
-
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 GRACE = 5.0  # seconds that ranks have to end once one of them has failed
 PARENT = "FORGE_PARENT"  # tells a worker the process that started it
@@ -32,15 +29,11 @@ def search_path() -> str:
     """PYTHONPATH of a worker: where this process imports from, beyond Python's own folders, so that
     a user's package is found there too.
     """
-    library = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    own = [
-        os.path.join(path, "")
-        for path in (*library, *site.getsitepackages(), site.getusersitepackages())
-    ]
+    library = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
+    own = tuple(os.path.join(path, "") for path in library)
     added = [os.path.abspath(path) for path in sys.path if path and not path.endswith(".zip")]
-    return os.pathsep.join(
-        dict.fromkeys(path for path in added if not os.path.join(path, "").startswith(tuple(own)))
-    )
+    kept = [path for path in added if not os.path.join(path, "").startswith(own)]
+    return os.pathsep.join(dict.fromkeys(kept))
 
 
 def stop_signals() -> list[int]:
@@ -58,8 +51,7 @@ def stop_signals() -> list[int]:
 def signals_taken(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """A handler of the signals that stop a run, where Python can take them: in the main thread."""
     main = threading.current_thread() is threading.main_thread()
-    numbers = stop_signals() if main else []
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in stop_signals() if main}
     try:
         yield
     finally:
@@ -87,20 +79,21 @@ class Ranks:
         say: Callable[[str], None] = lambda said: print(said, file=sys.stderr, flush=True),
     ) -> None:
         """module: what a rank runs, with the run directory and `trust` as arguments. environ: more
-        variables. at_a_time: runs like this one that share the cores. trust: prefixes of what the
-        ranks may build. say: takes why the run failed, unless the main rank has printed it.
+        variables. at_a_time: runs like this one that share the cores. say: takes why the run
+        failed, unless the main rank has printed it.
         """
         self.run_dir, self.say = run_dir, say
         self.passed_on: set[int] = set()
         self._first, self._deadline = 0, float("inf")
-        self._workers: list[Worker] = []
+        self._workers: list[subprocess.Popen[bytes]] = []
         (run_dir / ERROR).unlink(missing_ok=True)
         # A rank takes an interrupt once Python has started.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
+                command = [sys.executable, "-m", module, str(run_dir), *trust]
                 log = log_file(run_dir, rank) if rank else output
-                self._workers.append(_rank([module, str(run_dir), *trust], own, log))
+                self._workers.append(_started(command, own, log))
         except BaseException:
             self.kill()
             raise
@@ -109,31 +102,25 @@ class Ranks:
 
     @property
     def pid(self) -> int:
-        """That of the main rank."""
         return self._workers[0].pid
 
     def poll(self) -> int | None:
         """The exit code of the rank that failed first, or 0, once all have ended."""
-        workers = self._workers
-        running = [worker.poll() is None for worker in workers]  # asks each of them
-        for rank, worker in enumerate(workers):
-            if self._first == 0 and worker.returncode:
-                self._first = worker.returncode
-                self._report(rank, self._first)
-        if not any(running):
+        codes = [worker.poll() for worker in self._workers]
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed and self._first == 0:
+            self._first = codes[failed[0]] or 0
+            self._report(failed[0], self._first)
+        if None not in codes:
             return 128 - self._first if self._first < 0 else self._first
         if time.monotonic() > self._deadline:
-            for worker in workers:
+            for worker in self._workers:
                 worker.kill()
         return None
 
     def wait(self) -> int:
-        """Until all have ended."""
         while (code := self.poll()) is None:
-            if len(self._workers) == 1:
-                self._workers[0].wait()
-            else:
-                time.sleep(0.02)
+            time.sleep(0.02)
         return code
 
     def _report(self, rank: int, code: int) -> None:
@@ -147,21 +134,18 @@ class Ranks:
                 outcome.record_failure(
                     self.run_dir, rank=rank, kind=name, message=said, said=said, code=128 - code
                 )
-        reason = outcome.failure(self.run_dir)
-        if reason is not None:
+        if reason := outcome.failure(self.run_dir):
             own = reason.get("rank") == 0 and reason.get("type") not in signal.Signals.__members__
             said = "" if own else reason.get("said")
         if said:
             self.say(said)
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to all."""
         self.passed_on.add(number)
         for worker in self._workers:
             worker.send_signal(number)
 
     def kill(self) -> None:
-        """End what still runs."""
         for worker in self._workers:
             worker.kill()
             worker.wait()
@@ -170,10 +154,8 @@ class Ranks:
 def start(
     run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust: Sequence[str] = ()
 ) -> int:
-    """Run the ranks of a run directory and return the exit code of the one that failed first, or 0.
-
-    The terminal is the main rank's; the reason of another is printed when it ends the run. Signals
-    are passed on.
+    """Run the ranks of a run directory, which signals are passed on to, and return the exit code of
+    the one that failed first, or 0. The terminal is the main rank's.
     """
     running = Ranks(run_dir, ranks, module=module, trust=trust)
     try:
@@ -195,9 +177,9 @@ def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
-def _rank(words: Sequence[str], environ: dict[str, str], file: Path | None) -> Worker:
-    """The process of a rank. file: takes its output; None = the terminal does."""
-    command = [sys.executable, "-m", *words]
+def _started(
+    command: Sequence[str], environ: dict[str, str], file: Path | None
+) -> subprocess.Popen[bytes]:
     if file is None:
         return subprocess.Popen(command, env=environ)
     nothing = subprocess.DEVNULL
@@ -210,7 +192,6 @@ def _rank(words: Sequence[str], environ: dict[str, str], file: Path | None) -> W
 
 
 def log_file(run_dir: Path, rank: int) -> Path:
-    """Where the log of a rank is."""
     return run_dir / "logs" / f"rank_{rank}.log"
 
 

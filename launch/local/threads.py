@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from forge.doctor.limits import cpu_quota, usable_cores
 
 COUNT = "OMP_NUM_THREADS"
-ON_NODE, TASKS = "SLURM_CPUS_ON_NODE", ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
 
 
 def shared(processes: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -27,16 +26,10 @@ def of_task(environ: Mapping[str, str]) -> dict[str, str]:
     """The same for a task of Slurm, which says how many cores of the node the step has, whether or
     not it keeps the task to its own.
     """
-    cores = environ.get(ON_NODE, "")
-    tasks = next(
-        (
-            int(found[0])
-            for name in TASKS
-            if (found := re.match(r"[1-9]\d*", environ.get(name, "")))
-        ),
-        1,
-    )  # "4(x2)": of two nodes
-    return {} if COUNT in environ or not cores.isdigit() else _of(int(cores), tasks)
+    cores = environ.get("SLURM_CPUS_ON_NODE", "")
+    names = "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"  # "4(x2)": of two nodes
+    tasks = [int(found[0]) for n in names if (found := re.match(r"\d+", environ.get(n, "")))]
+    return {} if COUNT in environ or not cores.isdigit() else _of(int(cores), (tasks or [1])[0])
 
 
 def _of(cores: int, processes: int) -> dict[str, str]:

@@ -21,7 +21,7 @@ from forge.config.launch import Local, Slurm
 from forge.config.problems import ConfigError, Problem
 from forge.config.sweeper import Optuna
 from forge.launch.jobs import FOLDER
-from forge.launch.optuna.space import LARGEST_GRID, Space, count, read_space, shown
+from forge.launch.optuna.space import Space, count, read_space, shown
 from forge.launch.optuna.trials import OVERRIDES, POINT, REASON, Trials
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import messages
@@ -29,7 +29,7 @@ from forge.launch.sweep.command import RETRY, Command
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.expand import key_of
 from forge.launch.sweep.messages import say
-from forge.launch.sweep.preflight import Planned, Preflight
+from forge.launch.sweep.preflight import MOST, Planned, Preflight
 from forge.launch.sweep.state import (
     CANCELLED,
     DONE,
@@ -98,7 +98,6 @@ def checked(overrides: Sequence[str], flight: Preflight) -> tuple[Space, Planned
 
 
 def direction_of(objective: str) -> str:
-    """Whether a metric is to be small or large."""
     return "maximize" if objective.rpartition("/")[2] in HIGHER_IS_BETTER else "minimize"
 
 
@@ -118,36 +117,32 @@ def first_that_runs(flight: Preflight, space: Space) -> Planned:
         raise ConfigError(list(found.values()))  # it is wrong with what all have in common
     tried = "points of the space that were tried" if space.size != len(refused) else "points"
     what = f"none of {len(refused)} {tried} can run; what is wrong with them is below."
-    summary = Problem(key="sweeper=optuna", what=what, fix="another space")
+    summary = Problem("sweeper=optuna", what, "another space")
     raise ConfigError([summary, *found.values()][: 1 + SHOWN])
 
 
 def _problems(flight: Preflight, space: Space) -> Iterator[Problem]:
-    """Why a search cannot begin."""
     section, ablation, key = flight.sweeper, flight.sweep.ablation, "sweeper=optuna"
     assert isinstance(section, Optuna)
     if not space.params:
         fix = "'optimizer.lr=tag(log, interval(1e-4, 1e-2))', or sweeper.params in an experiment"
-        yield Problem(key=key, what="there is nothing to search.", fix=fix)
+        yield Problem(key, "there is nothing to search.", fix)
     if ablation.arms or ablation.seeds:
         what = "an ablation runs all of its arms and seeds, and leaves nothing to choose."
-        fix = "sweeper=basic, or leave sweep.ablation out"
-        yield Problem(key=key, what=what, fix=fix)
+        yield Problem(key, what, "sweeper=basic, or leave sweep.ablation out")
     if isinstance(flight.launch, Local) and section.n_jobs > 1:
         what = "on this machine launch.jobs says how many trials run at a time."
-        key, fix = f"sweeper.n_jobs={section.n_jobs}", f"launch.jobs={section.n_jobs}"
-        yield Problem(key=key, what=what, fix=fix)
+        yield Problem(f"sweeper.n_jobs={section.n_jobs}", what, f"launch.jobs={section.n_jobs}")
     if section.sampler != "grid":
         return
+    key, other = "sweeper.sampler=grid", "or sweeper.sampler=tpe"
     endless = [f"{key}={shown(one)}" for key, one in space.params.items() if count(one) is None]
     if endless:
         what = f"{endless[0]} has no values to go through one by one."
-        fix = "range(START, STOP, STEP), or sweeper.sampler=tpe"
-        yield Problem(key="sweeper.sampler=grid", what=what, fix=fix)
-    elif (size := space.size or 0) > LARGEST_GRID:
-        what = f"the grid has {size:,} points, and at most {LARGEST_GRID:,} can be gone through."
-        fix = "fewer values, or sweeper.sampler=tpe"
-        yield Problem(key="sweeper.sampler=grid", what=what, fix=fix)
+        yield Problem(key, what, f"range(START, STOP, STEP), {other}")
+    elif (size := space.size or 0) > MOST:
+        what = f"the grid has {size:,} points, and at most {MOST:,} can be gone through."
+        yield Problem(key, what, f"fewer values, {other}")
 
 
 def _of_interval(problem: Problem, space: Space) -> Problem:
@@ -168,12 +163,11 @@ class Batch(Command):
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Enter the trials into the ledger of the directory, which the search holds."""
         self.entries = self.enter(self.planned)
         yield
 
     def announce(self) -> None:
-        """Print nothing: the search has."""
+        pass
 
     def finish(self, failed: Sequence[tuple[Point, str]], stopped: int = 0) -> int:
         """Keep the reasons for Optuna, and print nothing."""
@@ -255,7 +249,6 @@ class Search:
         return None
 
     def _settle(self, asked: Asked, reasons: Mapping[int, str]) -> bool:
-        """Whether a trial that was run has ended; else it is run again."""
         point, state = self._point(asked)
         assert point is not None
         asked.rounds += state in (WAITING, PARTIAL)
@@ -299,7 +292,6 @@ class Search:
         return messages.counted(words, "trial")
 
     def _finish(self) -> None:
-        """Print how it ended: what failed, and the best."""
         say(f"\nsweep: {short(self.sweep.path)}   ({self._counted()})")
         points = {point.number: point for point in self.sweep.points()}
         failed = self.trials.known("FAIL")
@@ -316,7 +308,6 @@ class Search:
             say(f"best: {self.trials.objective} {value}   ({where})\n  {self._command(best)}")
 
     def _command(self, trial: FrozenTrial) -> str:
-        """What to type for the run of a trial alone."""
         fixed = [
             text
             for text in self.trials.space.fixed
@@ -328,12 +319,10 @@ class Search:
 
 
 def _refused(label: str) -> str:
-    """A line like that of a point, for a trial that cannot be one."""
     return f"#--- {'refused':<9} {label}"
 
 
 def _reason(point: Point, state: str, objective: str) -> str:
-    """Why a trial has no objective, in one line."""
     if state == DONE:
         logged = objective in read_json(point.path / outcome.RESULT)["metrics"]
         return f"{objective} {'is not finite' if logged else 'was never logged'}"

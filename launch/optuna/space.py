@@ -22,22 +22,22 @@ from optuna.distributions import (
 )
 
 from forge.compose.engine import Library
-from forge.config.problems import ConfigError
-from forge.launch.sweep.expand import Combination, grid, typed_at
+from forge.config.problems import COMMAND_LINE, ConfigError
+from forge.launch.sweep.expand import Combination, grid
 
 DIGITS = 6
-LARGEST_GRID = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """Overrides that all trials have, and by key what the others are drawn from. typed: the keys as
-    they were typed, with their signs.
+    they were typed, with their signs. places: as of a Combination.
     """
 
     fixed: tuple[str, ...]
     params: Mapping[str, BaseDistribution]
     typed: Mapping[str, str]
+    places: Mapping[str, str]
 
     def __str__(self) -> str:
         return " ".join(f"{key}={shown(one)}" for key, one in self.params.items())
@@ -65,17 +65,17 @@ class Space:
             yield study.ask(dict(self.params)).params
 
     def point(self, values: Mapping[str, Any]) -> Combination:
-        """The point of a trial with these values."""
         texts = {key: text(one, values[key]) for key, one in self.params.items()}
         added = (f"{self.typed[key]}={value}" for key, value in texts.items())
-        return Combination(overrides=(*self.fixed, *added), varied=texts)
+        overrides = (*self.fixed, *added)
+        return Combination(overrides=overrides, varied=texts, places=self.places)
 
 
 def read_space(
     overrides: Sequence[str],
     params: Mapping[str, str],
     library: Callable[[], Library],
-    written_at: Callable[[str], str] = typed_at,
+    written_at: Callable[[str], str] = lambda key: COMMAND_LINE,
 ) -> Space:
     """What is searched, and what is not; arguments as of `grid`. Raises ConfigError with all that
     is wrong.
@@ -83,17 +83,16 @@ def read_space(
     found = grid(overrides, params, library, written_at, distribution)
     if found.problems:
         raise ConfigError(found.problems)
-    searched, fixed = dict(found.searched), list[str]()
+    fixed, typed, drawn = list[str](), dict[str, str](), dict[str, BaseDistribution]()
     for key, texts in found.choices.items():
         values = list(dict.fromkeys(text.partition("=")[2] for text in texts))
-        if key not in searched and len(values) == 1:
+        if key not in found.searched and len(values) == 1:
             fixed.append(texts[0])
-        elif key not in searched:
-            searched[key] = CategoricalDistribution(values)
-    typed = {key.lstrip("+"): key for key in found.choices if key in searched}
-    return Space(
-        fixed=tuple(fixed), params={name: searched[key] for name, key in typed.items()}, typed=typed
-    )
+            continue
+        name = key.lstrip("+")
+        typed[name] = key
+        drawn[name] = found.searched.get(key) or CategoricalDistribution(values)
+    return Space(fixed=tuple(fixed), params=drawn, typed=typed, places=found.places)
 
 
 def distribution(override: Override) -> BaseDistribution | None:
@@ -134,7 +133,6 @@ def count(one: BaseDistribution) -> int | None:
 
 
 def text(one: BaseDistribution, value: Any) -> str:
-    """A value as it stands on a command line."""
     if not isinstance(one, FloatDistribution):
         return str(value)
     if one.step is not None:
@@ -144,15 +142,14 @@ def text(one: BaseDistribution, value: Any) -> str:
 
 
 def shown(one: BaseDistribution) -> str:
-    """A distribution as it is typed."""
     if isinstance(one, CategoricalDistribution):
         return f"choice({', '.join(map(str, one.choices))})"
     assert isinstance(one, FloatDistribution | IntDistribution)
-    low, high, step = (f"{number:.12g}" for number in (one.low, one.high, one.step or 0))
-    if one.step is not None and (isinstance(one, FloatDistribution) or one.step != 1):
-        return f"range({low}, {one.high + one.step:.12g}, {step})"
-    inner = f"interval({low}, {high})"
-    inner = f"int({inner})" if isinstance(one, IntDistribution) else inner
+    is_int = isinstance(one, IntDistribution)
+    if one.step is not None and not (is_int and one.step == 1):
+        return f"range({one.low:.12g}, {one.high + one.step:.12g}, {one.step:.12g})"
+    inner = f"interval({one.low:.12g}, {one.high:.12g})"
+    inner = f"int({inner})" if is_int else inner
     return f"tag(log, {inner})" if one.log else inner
 
 

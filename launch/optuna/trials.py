@@ -111,11 +111,9 @@ class Trials:
         return self.study.ask(dict(self.space.params))
 
     def tell(self, trial: Trial, value: float) -> None:
-        """It has reached this objective."""
         self.study.tell(trial.number, value)
 
     def fail(self, trial: Trial, reason: str) -> None:
-        """It has no objective."""
         trial.set_user_attr(REASON, reason)
         self.study.tell(trial.number, state=TrialState.FAIL)
 
@@ -128,7 +126,6 @@ class Trials:
 
     @property
     def best(self) -> FrozenTrial | None:
-        """The first of the best, where any has an objective."""
         return self.study.best_trial if self.known("COMPLETE") else None
 
     def _enqueue(self, trial: FrozenTrial) -> None:
@@ -136,7 +133,6 @@ class Trials:
         self.study.enqueue_trial(params, user_attrs={INSTEAD_OF: trial.number})
 
     def _opened(self) -> optuna.Study | None:
-        """The study in the journal, where there is one. Raises ConfigError."""
         try:
             storage = _storage(self.file)
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
@@ -146,13 +142,6 @@ class Trials:
         return optuna.load_study(study_name=names[0], storage=storage) if names else None
 
     def _differences(self, study: optuna.Study, name: str) -> Iterator[Problem]:
-        """Why trials of this search cannot be compared with those of a study."""
-        before = study.user_attrs.get("setting") or self.setting
-        direction = study.direction.name.lower()
-        was, now = (
-            {"run.objective": one["objective"], "sweeper.direction": which, **one["options"]}
-            for one, which in ((before, direction), (self.setting, self.direction))
-        )
         trials = study.get_trials(deepcopy=False)
         known = {key: one for trial in trials for key, one in trial.distributions.items()}
         for key, param in self.space.params.items():
@@ -161,7 +150,12 @@ class Trials:
             except ValueError:
                 what = f"the trials of {name} were chosen from {shown(known[key])}"
                 what += ", and only the ends of a range may change."
-                yield Problem(key=f"{key}={shown(param)}", what=what, fix=OTHER_NAME)
+                yield Problem(f"{key}={shown(param)}", what, OTHER_NAME)
+        before = study.user_attrs.get("setting") or self.setting
+        direction = {"sweeper.direction": study.direction.name.lower()}
+        was = {"run.objective": before["objective"], **direction, **before["options"]}
+        now = {"run.objective": self.objective, "sweeper.direction": self.direction}
+        now |= self.setting["options"]
         searched = tuple(f"{key.replace('/', '.')}." for key in {*known, *self.space.params})
         keys = [key for key in {**was, **now} if not f"{key}.".startswith(searched)]
         differ = [key for key in keys if was.get(key, ABSENT) != now.get(key, ABSENT)]
@@ -169,10 +163,9 @@ class Trials:
             had = f"{key}={was[key]}" if key in was else f"no {key}"
             what = f"the trials of {name} had {had}, and what they reached cannot be compared."
             fix = f"{OTHER_NAME}, or leave it as it was"
-            yield Problem(key=f"{key}={now[key]}" if key in now else key, what=what, fix=fix)
+            yield Problem(f"{key}={now[key]}" if key in now else key, what, fix)
         if more := len(differ[SHOWN:]):
-            what = f"{more} more options differ."
-            yield Problem(key=f"sweep.name={name}", what=what, fix=OTHER_NAME)
+            yield Problem(f"sweep.name={name}", f"{more} more options differ.", OTHER_NAME)
 
 
 class CmaEs(optuna.samplers.CmaEsSampler):
@@ -186,20 +179,15 @@ class CmaEs(optuna.samplers.CmaEsSampler):
             parts = {key: part for key, part in own if key.startswith(self._attr_key_optimizer)}
             if parts:
                 state = bytes.fromhex(self._concat_optimizer_attrs(parts))
-                try:
-                    return Unpickler(io.BytesIO(state)).load()
-                except pickle.UnpicklingError as error:
-                    what = f"the state of cmaes in the journal cannot be used: {error}."
-                    raise refusal("sweeper.sampler=cmaes", what, OTHER_NAME) from None
+                return Unpickler(io.BytesIO(state)).load()
         return None
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads the state of CMA-ES. Raises UnpicklingError for anything else."""
-
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if not STATE.fullmatch(name := f"{module_name}.{global_name}"):
-            raise pickle.UnpicklingError(f"it names {name}")
+            what = f"the state of cmaes in the journal cannot be used: it names {name}."
+            raise refusal("sweeper.sampler=cmaes", what, OTHER_NAME)
         return super().find_class(module_name, global_name)
 
 

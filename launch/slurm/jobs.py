@@ -6,7 +6,6 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -15,41 +14,16 @@ from pathlib import Path
 from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem, refusal
 from forge.config.sbatch import SOURCES, given
-from forge.launch.slurm.queue import (
-    SECONDS,
-    NoAnswer,
-    cancel,
-    has_ended,
-    largest_array,
-    reasons,
-    states,
-    wait,
-)
+from forge.launch.slurm import queue
 from forge.launch.slurm.script import Group, grouped, parameters, text
 from forge.launch.slurm.task import Rank
 from forge.rundir.directory import short
 from forge.rundir.files import read_object, write_json
 from forge.rundir.provenance import now
 
-__all__ = [
-    "NoAnswer",
-    "cancel",
-    "check",
-    "has_ended",
-    "job_of",
-    "log_file",
-    "reasons",
-    "scripts",
-    "states",
-    "submit",
-    "wait",
-]
 JOB = "job.json"
-PATIENCE = 20.0  # seconds for Slurm to say whether it would take a script that is only shown
-NO_ANSWER = "sbatch gives no answer"
 UNREACHABLE = re.compile(
-    f"{NO_ANSWER}|configuration (source|file)|Unable to contact"
-    "|timed out|Zero Bytes|onnection refused"
+    "configuration (source|file)|Unable to contact|timed out|Zero Bytes|onnection refused"
 )
 KEPT = {"SLURM_CONF", "SLURM_CLUSTERS"}
 OTHERS = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "TORCHELASTIC_")
@@ -84,13 +58,16 @@ def scripts(
         script = text(section, group, name=name, folder=folder)
         elements = enumerate(group.members) if labels else ()
         made += [script, *(f"# element {n}: {labels[place]}" for n, place in elements)]
-        refused, words = False, ""
-        if shutil.which("sbatch"):
-            refused, words = _tried(script, section, PATIENCE)
-        if refused and not UNREACHABLE.search(words):
+        if not shutil.which("sbatch"):
+            continue
+        try:
+            code, words = _tried(script, section)
+        except queue.NoAnswer as error:
+            code, words = -1, error.problems[0].what
+        if code > 0 and not UNREACHABLE.search(words):
             problems.append(_refused(group, words, "the script above is what it is given"))
-        elif words:
-            says = "cannot ask Slurm" if refused else "says"
+        else:
+            says = "cannot ask Slurm" if code else "says"
             print(f"sbatch --test-only {says}: {words}", file=sys.stderr)
     if problems:
         print("\n".join(made), flush=True)
@@ -108,12 +85,11 @@ def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
             "a machine of the cluster with sbatch and srun, or launch.dry_run=true for the scripts"
         )
         raise refusal("launch=slurm", what, fix)
-    _refuse_queued([path for path, _ in points])
+    _refuse_queued(points)
     problems, fix = [], "launch.dry_run=true prints what it is given"
     for group in _groups(points, section):
-        script = text(section, group, name=name, folder=folder)
-        refused, words = _tried(script, section, SECONDS)
-        problems += [_refused(group, words, fix)] if refused else []
+        code, words = _tried(text(section, group, name=name, folder=folder), section)
+        problems += [_refused(group, words, fix)] if code else []
     if problems:
         raise ConfigError(problems)
 
@@ -125,11 +101,10 @@ def submit(
     Each run directory keeps its own in job.json.
 
     name: of the jobs. folder: for scripts and output, on a file system that all machines have.
-    trust: prefixes of what the ranks may build. Raises ConfigError, also for a run that is in the
-    queue already, and NotSubmitted.
+    Raises ConfigError, also for a run that is in the queue already, and NotSubmitted.
     """
     groups = _groups(points, section)
-    _refuse_queued([path for path, _ in points])
+    _refuse_queued(points)
     folder.mkdir(parents=True, exist_ok=True)
     jobs: dict[int, str] = {}
     for group in groups:
@@ -143,7 +118,6 @@ def submit(
 
 
 def job_of(run_dir: Path) -> str | None:
-    """The last job that was submitted for a run."""
     return _last(run_dir).get("job")
 
 
@@ -161,20 +135,20 @@ def _last(run_dir: Path) -> dict[str, str]:
 
 
 def _groups(points: Points, section: Slurm) -> list[Group]:
-    most = largest_array() if len(points) > 1 else None
+    most = queue.largest_array() if len(points) > 1 else None
     return grouped([world for _, world in points], section, most=most)
 
 
-def _refuse_queued(run_dirs: Sequence[Path]) -> None:
-    jobs = {job: run_dir for run_dir in run_dirs if (job := job_of(run_dir)) is not None}
+def _refuse_queued(points: Points) -> None:
+    jobs = {job: path for path, _ in points if (job := job_of(path)) is not None}
     problems = [
         Problem(
-            key=f"run.dir={short(jobs[job])}",
-            what=f"the run is in Slurm's queue already: job {job} is {state}.",
-            fix=f"wait for it, or end it: scancel {job}",
+            f"run.dir={short(jobs[job])}",
+            f"the run is in Slurm's queue already: job {job} is {state}.",
+            f"wait for it, or end it: scancel {job}",
         )
-        for job, state in states(jobs).items()
-        if not has_ended(state)
+        for job, state in queue.states(jobs).items()
+        if not queue.has_ended(state)
     ]
     if problems:
         raise ConfigError(problems)
@@ -195,34 +169,22 @@ def _submitted(
         with _clean_environment(section), redirect_stderr(io.StringIO()):
             return [job.job_id for job in executor.submit_array(ranks)]
     except (FailedJobError, FailedSubmissionError) as error:
-        what = f"sbatch does not take {name}: {_one_line(str(error))}"
+        what = f"sbatch does not take {name}: {queue.one_line(str(error))}"
         fix = "the same command, once that is mended, submits what is missing"
-        raise NotSubmitted([Problem(key="launch=slurm", what=what, fix=fix)]) from error
+        raise NotSubmitted(Problem("launch=slurm", what, fix)) from error
 
 
-def _tried(script: str, section: Slurm, seconds: float) -> tuple[bool, str]:
-    """Whether `sbatch --test-only`, which submits nothing, refuses a script, and what it says."""
-    command = ["sbatch", "--test-only"]
-    try:
-        with _clean_environment(section):
-            done = subprocess.run(
-                command, input=script, capture_output=True, text=True, timeout=seconds
-            )
-    except subprocess.TimeoutExpired:
-        return True, f"{NO_ANSWER} in {seconds:g} s"
-    return done.returncode != 0, _one_line(done.stderr)
+def _tried(script: str, section: Slurm) -> tuple[int, str]:
+    with _clean_environment(section):
+        code, _, words = queue.ask(["sbatch", "--test-only"], script)
+    return code, words
 
 
 def _refused(group: Group, words: str, fix: str) -> Problem:
     needs = group.needs
     machines = f"nodes={needs.nodes} ntasks-per-node={needs.tasks_per_node}"
     what = f"sbatch refuses a job with {machines} gpus-per-node={needs.gpus_per_node}: {words}"
-    return Problem(key="launch=slurm", what=what, fix=fix)
-
-
-def _one_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return " / ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
+    return Problem("launch=slurm", what, fix)
 
 
 @contextmanager
@@ -230,10 +192,8 @@ def _clean_environment(section: Slurm) -> Iterator[None]:
     """Without the variables of a job or launcher around this process, which sbatch hands on, and
     those that sbatch takes before a line of the script.
     """
-    options = {name for name in DEFAULTS if getattr(section, name) is not None} | set(
-        given(section)
-    )
-    options |= {"wait", *SOURCES} - DEFAULTS
+    options = {name for name in DEFAULTS if getattr(section, name) is not None}
+    options |= {"wait", *SOURCES} - DEFAULTS | set(given(section))
     options |= MEMORY if options & MEMORY else set()
     options |= {"exclusive"} if section.exclusive else set()
     removed = RANKS | {f"SBATCH_{VARIABLES.get(name, name.upper())}" for name in options}

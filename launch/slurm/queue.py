@@ -21,8 +21,9 @@ class NoAnswer(ConfigError):
     """Slurm cannot be asked, or fails; of its jobs nothing is known."""
 
     def __init__(self, what: str) -> None:
-        fix = "try again once sinfo shows the nodes of the cluster"
-        super().__init__([Problem(key="Slurm", what=what, fix=fix)])
+        super().__init__(
+            Problem("Slurm", what, "try again once sinfo shows the nodes of the cluster")
+        )
 
     def __str__(self) -> str:
         return self.problems[0].render()
@@ -43,10 +44,8 @@ def states(jobs: Iterable[str]) -> dict[str, str]:
         raise NoAnswer(f"squeue fails: {error}.")
     found = _pairs(out, wanted)
     if len(found) < len(wanted):
-        fields = "--format=JobID,State"
-        code, out, _ = _ask(
-            ["sacct", "--noheader", "--parsable2", "--allocations", _ids(wanted), fields]
-        )
+        options = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
+        code, out, _ = ask(["sacct", *options, _ids(wanted)])
         found = {**(_pairs(out, wanted) if code == 0 else {}), **found}
     return {job: state.split()[0] for job, state in found.items()}  # 'CANCELLED by 1000'
 
@@ -56,10 +55,8 @@ def reasons(jobs: Iterable[str]) -> dict[str, str]:
     not answer.
     """
     wanted = set(jobs)
-    if not wanted:
-        return {}
     try:
-        _, out, _ = _squeue(wanted, "--states=PENDING", "%i|%r")
+        out = _squeue(wanted, "--states=PENDING", "%i|%r")[1] if wanted else ""
     except NoAnswer:
         return {}
     return {job: why for job, why in _pairs(out, wanted).items() if why not in NO_REASON}
@@ -68,7 +65,7 @@ def reasons(jobs: Iterable[str]) -> dict[str, str]:
 def largest_array() -> int | None:
     """How many elements an array may have on this cluster (MaxArraySize), where that is known."""
     try:
-        _, out, _ = _ask(["scontrol", "show", "config"])
+        _, out, _ = ask(["scontrol", "show", "config"])
     except NoAnswer:
         return None
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)$", out, re.MULTILINE)
@@ -90,7 +87,7 @@ def wait(
     answer it asks on.
     """
     last: dict[str, str | None] = {}
-    while left := [job for job in dict.fromkeys(jobs) if job not in last]:
+    while left := [job for job in jobs if job not in last]:
         try:
             now = states(left)
         except NoAnswer:
@@ -99,39 +96,45 @@ def wait(
             if has_ended(now.get(job)):
                 last[job] = now.get(job)
                 ended(job, last[job])
-        if len(last) < len(set(jobs)):
+        if len(last) < len(jobs):
             time.sleep(poll)
     return {job: last[job] for job in jobs}
 
 
-def cancel(jobs: Iterable[str]) -> None:
+def cancel(jobs: Sequence[str]) -> None:
     """End jobs, or take them from the queue. Raises NoAnswer."""
-    if ids := list(jobs):
-        code, _, error = _ask(["scancel", *ids])
-        if code and UNKNOWN_JOB not in error:
-            raise NoAnswer(f"scancel fails: {error}.")
+    code, _, error = ask(["scancel", *jobs]) if jobs else (0, "", "")
+    if code and UNKNOWN_JOB not in error:
+        raise NoAnswer(f"scancel fails: {error}.")
+
+
+def ask(command: list[str], script: str | None = None) -> tuple[int, str, str]:
+    """Exit code, output, and the errors in one line. script: what it reads. Raises NoAnswer."""
+    try:
+        done = subprocess.run(
+            command, input=script, capture_output=True, text=True, timeout=SECONDS
+        )
+    except FileNotFoundError:
+        raise NoAnswer(f"there is no {command[0]} on PATH.") from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"{command[0]} gives no answer in {SECONDS:g} s.") from None
+    return done.returncode, done.stdout, one_line(done.stderr)
+
+
+def one_line(errors: str) -> str:
+    return " / ".join(
+        re.sub(r"^s\w+: (error: )?", "", line) for line in errors.strip().splitlines()
+    )
 
 
 def _squeue(jobs: set[str], which: str, fields: str) -> tuple[int, str, str]:
-    return _ask(["squeue", "--noheader", "--array", which, _ids(jobs), f"--format={fields}"])
+    return ask(["squeue", "--noheader", "--array", which, _ids(jobs), f"--format={fields}"])
 
 
 def _ids(jobs: set[str]) -> str:
-    """Jobs, and the arrays that elements are of."""
     return f"--jobs={','.join(sorted({job.partition('_')[0] for job in jobs}, key=int))}"
 
 
 def _pairs(out: str, wanted: set[str]) -> dict[str, str]:
     pairs = (line.strip().split("|", 1) for line in out.splitlines() if "|" in line)
     return {job: text for job, text in pairs if job in wanted}
-
-
-def _ask(command: list[str]) -> tuple[int, str, str]:
-    """Exit code, output, and the last line of its errors. Raises NoAnswer."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    except FileNotFoundError:
-        raise NoAnswer(f"there is no {command[0]} on PATH.") from None
-    except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{command[0]} gives no answer in {SECONDS:g} s.") from None
-    return done.returncode, done.stdout, (done.stderr.strip().splitlines() or [""])[-1]

@@ -18,7 +18,6 @@ from forge.launch.local.processes import search_path
 from forge.plan.allocation import Allocation, allocation, faults
 
 ALL = 10**6  # points of a sweep at a time, where the cluster alone is to say
-CHECK = "done_or_end"
 ENDS = (
     "local code=$?; ((code == 0)) || "
     '{ echo "launch.setup failed with exit code $code: $1" >&2; exit 1; }'
@@ -45,12 +44,11 @@ def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> l
             problems.append(found)
     if problems:
         raise ConfigError(problems)
-    result = []
-    for needs, members in groups.items():
-        size = most or len(members)
-        for first in range(0, len(members), size):
-            result.append(Group(needs=needs, members=tuple(members[first : first + size])))
-    return result
+    return [
+        Group(needs=needs, members=tuple(members[first : first + (most or len(members))]))
+        for needs, members in groups.items()
+        for first in range(0, len(members), most or len(members))
+    ]
 
 
 def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any]:
@@ -90,8 +88,8 @@ def setup(entries: Sequence[str]) -> list[str]:
     """The lines of launch.setup, each with one that ends the job where it fails; `set -e` would end
     it within functions of the site too.
     """
-    checked = [line for entry in entries for line in (entry, f"{CHECK} {shlex.quote(entry)}")]
-    return [f"{CHECK}() {{ {ENDS}; }}", *checked] if checked else []
+    checked = [line for one in entries for line in (one, f"done_or_end {shlex.quote(one)}")]
+    return [f"done_or_end() {{ {ENDS}; }}", *checked] if checked else []
 
 
 def incomplete(entries: Sequence[str]) -> Iterator[Problem]:
@@ -99,23 +97,20 @@ def incomplete(entries: Sequence[str]) -> Iterator[Problem]:
     if (bash := shutil.which("bash")) is None:
         return
     for entry in entries:
-        command, environ = [bash, "-n", "-c", entry], {"LC_ALL": "C"}
-        tried = subprocess.run(
-            command, capture_output=True, text=True, env=environ, stdin=subprocess.DEVNULL
-        )
-        if error := tried.stderr.strip():
+        tried = subprocess.run([bash, "-n", "-c", entry], capture_output=True, text=True, env={})
+        error = tried.stderr.strip() or ("it ends with \\" if entry.endswith("\\") else "")
+        if error:
             why = error.splitlines()[0].partition(": line ")[2].partition(": ")[2] or error
             what = f"bash does not take it for a complete command: {why}."
             fix = "complete commands; one of several lines, like if ... fi, is one entry"
-            yield Problem(key=f"launch.setup={entry}", what=what, fix=fix)
+            yield Problem(f"launch.setup={entry}", what, fix)
 
 
 def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
-    """The script that sbatch is given."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     count, path = len(group.members), folder.resolve()
-    command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(path))}"
+    command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(path)])
     made = parameters(section, group.needs, name=name)
     return _make_sbatch_string(
         command=command, folder=path, map_count=count if count > 1 else None, **made

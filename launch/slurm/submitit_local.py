@@ -18,9 +18,7 @@ POLL = 0.2
 
 
 class Rank:
-    """One rank of the run in a directory. All that is pickled is this class, by its name, the path,
-    a port and the trusted prefixes.
-    """
+    """One rank of the run in a directory; pickled by its name and these arguments."""
 
     def __init__(self, run_dir: Path, port: int, trust: Sequence[str] = ()) -> None:
         self.run_dir, self.port, self.trust = str(run_dir), port, tuple(trust)
@@ -45,12 +43,10 @@ class Rank:
 def submit(
     points: Sequence[tuple[Path, World]], *, name: str, folder: Path, trust: Sequence[str] = ()
 ) -> list[Any]:
-    """Start the jobs of run directories, all at once, and return them as submitit has them; they
-    outlive this process. trust: prefixes of what their ranks may build.
-    """
+    """Start the jobs of run directories, all at once; they outlive this process."""
     import submitit
 
-    before = os.environ.get("PYTHONPATH")
+    before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = search_path()
     try:
         jobs = []
@@ -66,12 +62,10 @@ def submit(
             jobs.append(executor.submit(Rank(run_dir, free_port(), trust)))
         return jobs
     finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        os.environ["PYTHONPATH"] = before
 
 
-def wait(jobs: Sequence[Any], ended: Callable[[int], None]) -> None:
+def wait(jobs: Sequence[Any], ended: Callable[[int], None] = lambda place: None) -> None:
     """Until all have ended. ended: called with the place of each."""
     left = set(range(len(jobs)))
     while left:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,20 +16,17 @@ from types import FrameType
 
 from forge.config.launch import Slurm
 from forge.launch.local import threads
+from forge.launch.slurm import queue
 from forge.plan.launcher_environment import launcher_environment
 from forge.rundir import saved_config
 from forge.rundir.saved_config import newest
 
-RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT"}
 LIMIT, PREEMPTION = signal.SIGUSR2, signal.SIGTERM  # before the time limit, and for another job
 UNTIL_ENDED = 300.0  # seconds for Slurm to end the processes of a job that is queued again
-SECONDS = 60.0  # that scontrol may take
 
 
 class Rank:
-    """One rank of the run in a directory. All that is pickled is this class, by its name, the path
-    and the trusted prefixes.
-    """
+    """One rank of the run in a directory; pickled by its name, the path and the prefixes."""
 
     def __init__(self, run_dir: Path, trust: Sequence[str] = ()) -> None:
         self.run_dir, self.trust = str(run_dir), tuple(trust)
@@ -55,11 +51,8 @@ def rank_environment() -> dict[str, str]:
     """The variables of torch.distributed for this task. launch.setup may have set the rendezvous
     address.
     """
-    own = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith("SLURM_") or name in RENDEZVOUS
-    }
+    kept = ("SLURM_", "MASTER_ADDR", "MASTER_PORT")
+    own = {name: value for name, value in os.environ.items() if name.startswith(kept)}
     found = launcher_environment(own)
     single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     return found.variables() if found is not None else single
@@ -98,34 +91,25 @@ def requeue(code: int, most: int) -> None:
 
 
 def _queue_again(number: int, most: int) -> str:
-    """Queue the job again; or why not."""
     # An element of an array is called by its place: the array has the job id of one of them.
     array, place = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     job = f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
     times = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     if times >= most:
         return f"launch.max_requeues={most} is used up"
-    known = _scontrol("show", "job", "--oneliner", job)
-    if isinstance(known, str):
-        return known
-    state, preempted = known.get("JobState"), known.get("PreemptTime", "None") != "None"
-    if state != "RUNNING":
-        return f"the job is {state}: Slurm ends it, or queues it again itself"
-    if number == PREEMPTION and not preempted:
-        return f"{signal.Signals(number).name} was sent to the job by someone"
-    again = f"queueing the job again, for the {times + 1}. time of {most}"
-    print(again, file=sys.stderr, flush=True)  # there is no time afterwards
-    failed = _scontrol("requeue", job)
-    return failed if isinstance(failed, str) else ""
-
-
-def _scontrol(*arguments: str) -> dict[str, str] | str:
-    """The fields that it shows, or its error."""
-    command = ["scontrol", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{' '.join(command)}: {error}"
-    if done.returncode:
-        return f"{' '.join(command)}: {done.stderr.strip()}"
-    return dict(re.findall(r"(\w+)=(\S+)", done.stdout))
+        code, out, error = queue.ask(["scontrol", "show", "job", "--oneliner", job])
+        known = dict(re.findall(r"(\w+)=(\S+)", out))
+        state, preempted = known.get("JobState"), known.get("PreemptTime", "None") != "None"
+        if code:
+            return f"scontrol show job {job}: {error}"
+        if state != "RUNNING":
+            return f"the job is {state}: Slurm ends it, or queues it again itself"
+        if number == PREEMPTION and not preempted:
+            return f"{signal.Signals(number).name} was sent to the job by someone"
+        again = f"queueing the job again, for the {times + 1}. time of {most}"
+        print(again, file=sys.stderr, flush=True)  # there is no time afterwards
+        code, _, error = queue.ask(["scontrol", "requeue", job])
+        return f"scontrol requeue {job}: {error}" if code else ""
+    except queue.NoAnswer as error:
+        return error.problems[0].what

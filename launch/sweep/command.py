@@ -45,8 +45,6 @@ class Entry:
 
 
 class Command:
-    """The points of one command in the directory of their sweep."""
-
     def __init__(self, flight: Preflight, planned: Sequence[Planned]) -> None:
         self.flight, self.planned = flight, planned
         self.directory = SweepDirectory(flight.place)
@@ -96,17 +94,16 @@ class Command:
         return again or state in (WAITING, PARTIAL)
 
     def announce(self) -> None:
-        """Print where the sweep is, and what is to be done."""
         path, states = short(self.directory.path), [entry.state for entry in self.entries]
-        retry = dict.fromkeys((FAILED, CANCELLED), "to run again")
-        words = {**WORDS, **(retry if self.flight.sweep.retry else {})}
+        retry = self.flight.sweep.retry
+        words = WORDS | (dict.fromkeys((FAILED, CANCELLED), "to run again") if retry else {})
         others = len(self.directory.points()) - len(states)
         more = f"; {others} other{'s' * (others != 1)} of earlier commands" if others else ""
         say(f"sweep: {path}   ({messages.counted([words.get(one, one) for one in states])}{more})")
         if any(state != DONE for state in states):
             say(f"  watch it with: python -m forge.status {path} --watch")
-        left = sum(not self._is_due(state) for state in states if state in retry)
-        if left:
+        left = states.count(FAILED) + states.count(CANCELLED)
+        if left and not retry:
             what = "that failed or were cancelled; sweep.retry=true runs them again"
             say(f"  left as they are: {left} {what}")
 

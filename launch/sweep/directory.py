@@ -10,7 +10,6 @@ done with them.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forge.config.problems import COMMAND_LINE, refusal
+from forge.compose.portable import absolute
+from forge.config.problems import COMMAND_LINE, refusal, short_keys
 from forge.config.sweep import Sweep
 from forge.rundir import files
 from forge.rundir.files import read_json, write_json
@@ -64,12 +64,10 @@ class SweepDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a sweep is there."""
         return (self.path / SWEEP).is_file()
 
     @property
     def name(self) -> str:
-        """What the sweep is called."""
         return str(self._content().get("name") or self.path.name)
 
     def commands(self) -> list[dict[str, Any]]:
@@ -88,8 +86,7 @@ class SweepDirectory:
         words = list(sys.argv if argv is None else argv)
         command: dict[str, Any] = {"time": now(), "argv": words, "overrides": list(overrides)}
         if config_dirs:
-            folders = [path if "://" in path else os.path.abspath(path) for path in config_dirs]
-            command["config_dirs"] = folders
+            command["config_dirs"] = [absolute(path) for path in config_dirs]
         content = {"version": VERSION, "name": self.name, "commands": [*self.commands(), command]}
         write_json(self.path / SWEEP, content)
 
@@ -117,11 +114,9 @@ class SweepDirectory:
         return self._point({"number": number, **line})
 
     def next_number(self) -> int:
-        """That of the next point to be added."""
         return 1 + max((point.number for point in self.points()), default=-1)
 
     def note(self, event: str, number: int, **more: Any) -> None:
-        """Add what happened to a point to the ledger."""
         line = {"event": event, "time": now(), "number": number, **more}
         files.append_row(self.path / LEDGER, line)
 
@@ -141,12 +136,12 @@ class SweepDirectory:
         return [found[number] for number in sorted(found)]
 
     def _point(self, line: Mapping[str, Any]) -> Point:
-        number, folder = line["number"], line["dir"]
+        folder = line["dir"]
         if leads_out(folder):
-            what = f"{self.path / LEDGER} has point {number} in {folder}, outside of the sweep."
+            what = f"{self.path / LEDGER} has a point in {folder}, outside of the sweep."
             raise refusal(str(self.path), what, OTHER_NAME)
         return Point(
-            number=number,
+            number=line["number"],
             hash=line["hash"],
             slug=line["slug"],
             path=self.path / folder,
@@ -171,18 +166,13 @@ def slug_of(varied: Mapping[str, str], arm: str | None = None) -> str:
     """A readable part of a directory's name: the arm and what varies, with the last words of keys,
     without signs that a shell or Hydra reads.
     """
-    last = {key: key.rpartition(".")[2] for key in varied}
-    names = {
-        key: key if list(last.values()).count(name) > 1 else name for key, name in last.items()
-    }
-    words = [arm] if arm else []
-    words += [f"{names[key]}-{value}" for key, value in varied.items()]
+    names = short_keys(list(varied))
+    words = [*([arm] if arm else []), *(f"{names[key]}-{value}" for key, value in varied.items())]
     clean = re.sub(r"[^\w.+-]+", "-", "_".join(words), flags=re.ASCII).strip("-_.")
     return clean[:LONGEST_SLUG].rstrip("-_.") or "point"
 
 
 def find_sweep(path: Path) -> SweepDirectory:
-    """The sweep in a directory. Raises ConfigError."""
     sweep = SweepDirectory(path)
     if not sweep.exists:
         why = f"it has no {SWEEP}." if path.exists() else "there is no such directory."

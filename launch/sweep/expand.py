@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.errors import HydraException
 
 from forge.compose.engine import Library
 from forge.compose.grammar import read
@@ -26,11 +27,9 @@ if TYPE_CHECKING:
 SHARED = ("launch", "sweep", "sweeper", "hydra")
 OF_ONE_RUN = ("run.dir", "run.root", "run.name")
 SAME_FOR_ALL = "it is the same for all points of a sweep."
-ONE_VALUE = "one value; a list is written [...]"
 SEEDS = "sweep.ablation.seeds"
+RANGE = "range(START, STOP, STEP), or values with commas between"
 ONCE = "leave one of the two out"
-NO_INTERVAL = "an interval has no first value; only sweeper=optuna takes one."
-RANGE_OF_ONES = "it goes in steps of 1, as a third number does not say otherwise."
 Fault = tuple[str, str]
 """What is wrong, and what to do."""
 
@@ -50,14 +49,16 @@ class Combination:
     @property
     def changes(self) -> dict[str, str]:
         """All that it differs in from other points, by key."""
-        return {**self.varied, **{key_of(text): text.partition("=")[2] for text in self.of_arm}}
+        return {**self.varied, **{key_of(text): _value(text) for text in self.of_arm}}
+
+    @property
+    def named(self) -> dict[str, str]:
+        return {**({"arm": self.arm} if self.arm else {}), **self.varied}
 
     @property
     def label(self) -> str:
-        """Its arm and the values that vary, else all of its overrides."""
-        words = [f"arm={self.arm}"] if self.arm else []
-        words += [f"{key}={value}" for key, value in self.varied.items()]
-        return " ".join(words or self.overrides)
+        """The same as a text, else all of its overrides."""
+        return " ".join([f"{key}={value}" for key, value in self.named.items()] or self.overrides)
 
 
 @dataclass(kw_only=True)
@@ -77,41 +78,29 @@ class Grid:
         return prod(map(len, self.choices.values()))
 
     @property
-    def first(self) -> list[str]:
-        """The overrides of the first combination."""
-        return [texts[0] for texts in self.choices.values() if texts]
-
-
-def typed_at(key: str) -> str:
-    """Where a key was set, when all was typed."""
-    return COMMAND_LINE
-
-
-def of_params(key: str, written_at: Callable[[str], str]) -> str:
-    """The place of a key among the sweeper's parameters."""
-    return f"{written_at(f'{PARAMS}.{key}')}, {PARAMS}"
-
-
-def of_arm(arm: str, written_at: Callable[[str], str]) -> str:
-    """The place of an arm."""
-    return f"{written_at(f'sweep.ablation.arms.{arm}')}, the arm {arm}"
+    def places(self) -> dict[str, str]:
+        return {key: where for key, (_, where) in self.given.items() if where != COMMAND_LINE}
 
 
 def key_of(text: str) -> str:
-    """The key of an override, without its signs."""
     return text.lstrip("+~").partition("=")[0]
 
 
 def without_intervals(overrides: Sequence[str]) -> list[str]:
     """The overrides that have a first value."""
-    return [text for text in overrides if not _is_interval(read(translate(text)))]
+
+    def is_interval(text: str) -> bool:
+        found = read(translate(text))
+        return isinstance(found, Override) and found.is_interval_sweep() and _varies(found)
+
+    return [text for text in overrides if not is_interval(text)]
 
 
 def grid(
     overrides: Sequence[str],
     params: Mapping[str, str],
     library: Callable[[], Library],
-    written_at: Callable[[str], str] = typed_at,
+    written_at: Callable[[str], str] = lambda key: COMMAND_LINE,
     distribution: Callable[[Override], BaseDistribution | None] | None = None,
 ) -> Grid:
     """What each key may be.
@@ -121,8 +110,11 @@ def grid(
     override are drawn from; None = they are choices; raises ValueError.
     """
     found, typed = Grid(), dict[str, str]()
-    below = [(f"{key}={value}", of_params(key, written_at)) for key, value in params.items()]
-    given = [*below, *((translate(text), COMMAND_LINE) for text in overrides)]
+    given = [
+        (f"{key}={value}", f"{written_at(f'{PARAMS}.{key}')}, {PARAMS}")
+        for key, value in params.items()
+    ]
+    given += [(translate(text), COMMAND_LINE) for text in overrides]
     for number, (text, where) in enumerate(given):
         found.given[key_of(text)] = text, where
         override = read(text)
@@ -131,25 +123,28 @@ def grid(
         drawn_from = None
         if isinstance(override, Override):
             key = override.get_key_element()
-            if override.is_sweep_override() and not _is_parameter(override):
+            if override.is_sweep_override() and _varies(override):
                 try:
                     drawn_from = distribution(override) if distribution else None
-                except ValueError as error:
-                    fault = (f"it cannot be searched: {error}.", "see docs/optuna.md")
-                fault = fault or _why_not(override, searched=drawn_from is not None)
-                if not fault and drawn_from is None:
-                    texts = [f"{key}={value}" for value in _values(override, library)]
-                    fault = None if texts else _no_value(override, library)
+                    fault = _why_not(override, searched=drawn_from is not None)
+                    if not fault and drawn_from is None:
+                        texts = [f"{key}={value}" for value in _values(override, library)]
+                        fault = None if texts else _no_value(override, library)
+                except (ValueError, ArithmeticError, HydraException) as error:
+                    said = str(error).partition("\n")[0].rstrip(".")
+                    fault = f"it cannot be read: {said}.", f"{key}={RANGE}"
+                    if distribution:
+                        fault = f"it cannot be searched: {said}.", "see docs/optuna.md"
         varies = drawn_from is not None or key in found.searched
         if key in typed and (varies or max(len(texts), len(found.choices[key])) > 1):
             fault = f"{key} is there twice, so that {typed[key]} would count for nothing.", ONCE
         if fault:
-            found.problems.append(Problem(key=text, what=fault[0], fix=fault[1], where=where))
+            found.problems.append(Problem(text, *fault, where=where))
         found.choices[key] = texts
         found.searched.pop(key, None)
         if drawn_from is not None:
             found.searched[key] = drawn_from
-        if number >= len(below):
+        if number >= len(params):
             typed[key] = text
     return found
 
@@ -159,33 +154,29 @@ def expand(found: Grid, ablation: Ablation, written_at: Callable[[str], str]) ->
     then with its seeds.
     """
     arms = sorted(ablation.arms.items(), key=lambda arm: arm[0] != ablation.baseline)
-    result, given = [], found.given.items()
-    in_files = {key: where for key, (_, where) in given if where != COMMAND_LINE}
+    in_files = found.places
     if ablation.seeds:
         in_files["seed"] = f"{written_at(SEEDS)}, {SEEDS}"
+    seeds = [{"seed": str(seed)} for seed in ablation.seeds] or [{}]
+    result = []
     for arm, own in arms or [("", [])]:
-        places = in_files
-        if arm:
-            place = of_arm(arm, written_at)
-            places = {**in_files, **{key_of(text) or "''": place for text in own}}
-        for texts in itertools.product(*found.choices.values()):
+        of_arm = {key_of(text) or "''": _of_arm(arm, written_at) for text in own}
+        for texts, seed in itertools.product(itertools.product(*found.choices.values()), seeds):
             varied = {
-                key.lstrip("+"): text.partition("=")[2]
+                key.lstrip("+"): _value(text)
                 for (key, choices), text in zip(found.choices.items(), texts, strict=True)
                 if len(choices) > 1
             }
-            for seed in ablation.seeds or [None]:
-                seeded = {} if seed is None else {"seed": str(seed)}
-                last = [f"{key}={value}" for key, value in seeded.items()]
-                result.append(
-                    Combination(
-                        overrides=(*texts, *own, *last),
-                        varied={**varied, **seeded},
-                        arm=arm or None,
-                        of_arm=tuple(own),
-                        places=places,
-                    )
+            last = [f"{key}={value}" for key, value in seed.items()]
+            result.append(
+                Combination(
+                    overrides=(*texts, *own, *last),
+                    varied={**varied, **seed},
+                    arm=arm or None,
+                    of_arm=tuple(own),
+                    places={**in_files, **of_arm},
                 )
+            )
     return result
 
 
@@ -193,33 +184,36 @@ def contradictions(
     found: Grid, ablation: Ablation, written_at: Callable[[str], str]
 ) -> list[Problem]:
     """What no arm can set, and what is set both outside of the ablation and by an arm or seeds."""
-    outside, problems = found.given, list[Problem]()
+    problems = list[Problem]()
     for arm, own in ablation.arms.items():
         for place, text in enumerate(own):
-            key, where = key_of(text), of_arm(arm, written_at)
+            key = key_of(text)
             if fault := _not_in_arm(text, own[place + 1 :]):
-                problems.append(Problem(key=text, what=fault[0], fix=fault[1], where=where))
-            elif key in outside:
-                said, where = outside[key]
+                problems.append(Problem(text, *fault, where=_of_arm(arm, written_at)))
+            elif key in found.given:
+                said, where = found.given[key]
                 what = (
                     f"the arm {arm} of the ablation sets {key}: it cannot be the same in all arms."
                 )
                 fix = "leave it out, or change the arm"
-                problems.append(Problem(key=said, what=what, fix=fix, where=where))
-    if ablation.seeds and "seed" in outside:
-        text, where = outside["seed"]
-        what, fix = "the ablation has seeds of its own.", f"sweep.ablation.seeds=[{_value(text)}]"
-        problems.append(Problem(key=text, what=what, fix=fix, where=where))
+                problems.append(Problem(said, what, fix, where=where))
+    if ablation.seeds and "seed" in found.given:
+        text, where = found.given["seed"]
+        fix = f"{SEEDS}=[{_value(text)}]"
+        problems.append(Problem(text, "the ablation has seeds of its own.", fix, where=where))
     return problems
+
+
+def _of_arm(arm: str, written_at: Callable[[str], str]) -> str:
+    return f"{written_at(f'sweep.ablation.arms.{arm}')}, the arm {arm}"
 
 
 def _not_in_arm(text: str, after: Sequence[str]) -> Fault | None:
     """Why an arm cannot have an override. after: those that follow it in the arm."""
     key, override, value = key_of(text), read(translate(text)), _value(text)
     if key == "seed":
-        fix = f"sweep.ablation.seeds=[{value}], for all arms"
-        return "seeds are what the runs of an arm differ in.", fix
-    if key in OF_ONE_RUN or key.replace("/", ".").partition(".")[0] in SHARED:
+        return "seeds are what the runs of an arm differ in.", f"{SEEDS}=[{value}], for all arms"
+    if key in OF_ONE_RUN or _section(key) in SHARED:
         return SAME_FOR_ALL, "leave it out of the arm"
     if key in map(key_of, after):
         return f"{key} is there twice in the arm, so that this would count for nothing.", ONCE
@@ -232,31 +226,28 @@ def _not_in_arm(text: str, after: Sequence[str]) -> Fault | None:
 def _why_not(override: Override, *, searched: bool) -> Fault | None:
     """Why a key cannot have these values. searched: whether Optuna draws them."""
     key, value = override.key_or_group, override.value()
-    section = key.replace("/", ".").partition(".")[0]
+    section = _section(key)
     if section in SHARED and (section in (key, "hydra") or schemas.declared(key) is not None):
-        return SAME_FOR_ALL, ONE_VALUE
+        return SAME_FOR_ALL, "one value; a list is written [...]"
     if key in OF_ONE_RUN:
         return "each point has a directory of its own in that of the sweep.", "leave it out"
     if searched:
         return None
     if not override.is_discrete_sweep():
-        return NO_INTERVAL, "sweeper=optuna, or values with commas between"
-    if (
-        isinstance(value, RangeSweep)
-        and value.step == 1
-        and float in map(type, (value.start, value.stop))
-    ):
-        return RANGE_OF_ONES, f"{key}=range(START, STOP, STEP), or values with commas between"
+        what = "an interval has no first value; only sweeper=optuna takes one."
+        return what, "sweeper=optuna, or values with commas between"
+    ends = [value.start, value.stop] if isinstance(value, RangeSweep) and value.step == 1 else []
+    if float in map(type, ends):
+        what = "it goes in steps of 1, as a third number does not say otherwise."
+        return what, f"{key}={RANGE}"
     return None
 
 
 def _no_value(override: Override, library: Callable[[], Library]) -> Fault:
     key = override.key_or_group
     known = library().options(key) if library().is_group(key) else []
-    return (
-        "it stands for no value at all.",
-        f"options: {', '.join(known)}" if known else "at least one",
-    )
+    fix = f"options: {', '.join(known)}" if known else "at least one"
+    return "it stands for no value at all.", fix
 
 
 def _values(override: Override, library: Callable[[], Library]) -> list[str]:
@@ -266,13 +257,13 @@ def _values(override: Override, library: Callable[[], Library]) -> list[str]:
     return [str(text) for text in override.sweep_string_iterator()]
 
 
-def _is_parameter(override: Override) -> bool:
-    """Whether it is an entry of the sweeper's parameters, which has its values as a text."""
-    return override.key_or_group.startswith(f"{PARAMS}.")
+def _varies(override: Override) -> bool:
+    """Whether it is no entry of the sweeper's parameters, which has its values as a text."""
+    return not override.key_or_group.startswith(f"{PARAMS}.")
 
 
-def _is_interval(found: Override | Problem) -> bool:
-    return isinstance(found, Override) and found.is_interval_sweep() and not _is_parameter(found)
+def _section(key: str) -> str:
+    return key.replace("/", ".").partition(".")[0]
 
 
 def _value(text: str) -> str:

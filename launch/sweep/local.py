@@ -22,7 +22,7 @@ from forge.launch.sweep.state import CANCELLED, RUNNING, STOPPED, at_work
 from forge.plan.world import Devices
 from forge.rundir import outcome
 from forge.rundir.lock import LOCK, holder
-from forge.rundir.outcome import finished
+from forge.rundir.outcome import REFUSED, finished
 
 POLL = 0.05
 PATIENCE = 30.0  # seconds to wait for points whose ranks still save after their sweep was killed
@@ -36,12 +36,11 @@ class Active:
     point: Point
     ranks: Ranks
     gpus: list[str]
-    began: float
-    failure: list[str] = field(default_factory=list)
+    failure: list[str]
+    began: float = field(default_factory=time.monotonic)
 
 
 def run(sweep: Command, devices: Devices) -> int:
-    """Run what is due, and return the exit code."""
     launch = sweep.flight.launch
     assert isinstance(launch, Local)
     with sweep.open():
@@ -75,12 +74,12 @@ class LocalPoints:
         try:
             with signals_taken(self._stop):
                 while self.active or (waiting and not self.signal):
-                    while self._has_room() and (entry := self._next(waiting)) is not None:
+                    while (entry := self._next(waiting)) is not None:
                         waiting.remove(entry)
                         self._begin(entry)
                     if self.active:
                         last_active = time.monotonic()
-                    elif waiting and time.monotonic() - last_active > PATIENCE:
+                    elif time.monotonic() - last_active > PATIENCE:
                         for entry in waiting:
                             who = holder(entry.point.path / LOCK)
                             say(line(entry.point, "left", f"at work elsewhere: {who}"))
@@ -103,24 +102,25 @@ class LocalPoints:
         for one in self.active:
             one.ranks.pass_on(number)
 
-    def _has_room(self) -> bool:
-        return not self.signal and len(self.active) < self.jobs
-
     def _next(self, waiting: Sequence[Entry]) -> Entry | None:
-        """The first that nobody works on and whose GPUs are free."""
+        """The first that nobody works on and whose GPUs are free, while there is room."""
+        if self.signal or len(self.active) >= self.jobs:
+            return None
         free = len(self.gpus)
         fit = (entry for entry in waiting if _gpus(entry) <= free and not at_work(entry.point))
         return next(fit, None)
 
     def _begin(self, entry: Entry) -> None:
         point, config = entry.point, entry.planned.resolution.config
-        if self._event(point) == CANCELLED:
-            return say(line(point, "cancelled"))
+        if self._is_cancelled(point):
+            say(line(point, "cancelled"))
+            return
         try:
             self.sweep.prepare(entry)
         except ConfigError as error:
-            self.sweep.directory.note("ended", point.number, code=2)
-            return self._fail(point, error.problems[0].what, str(error).splitlines()[1:])
+            self.sweep.directory.note("ended", point.number, code=REFUSED)
+            self._fail(point, error.problems[0].what, str(error).splitlines()[1:])
+            return
         gpus = [self.gpus.pop(0) for _ in range(_gpus(entry))]
         words: list[str] = []
         ranks = Ranks(
@@ -134,33 +134,29 @@ class LocalPoints:
         )
         self.sweep.directory.note("started", point.number, pid=ranks.pid, host=platform.node())
         say(line(point, "starts", f"on GPU {','.join(gpus)}" if gpus else ""))
-        began = time.monotonic()
-        self.active.append(Active(point=point, ranks=ranks, gpus=gpus, began=began, failure=words))
-        return None
+        self.active.append(Active(point=point, ranks=ranks, gpus=gpus, failure=words))
 
     def _end(self, one: Active, code: int) -> None:
         point, took = one.point, time.monotonic() - one.began
         self.sweep.directory.note("ended", point.number, code=code)
-        if code == 0 or finished(point.path) is not None:
-            say(line(point, "done", messages.reached(point, took)))
-        elif self._event(point) == CANCELLED:
-            say(line(point, "cancelled", messages.reached(point, took)))
-        elif code in STOPPED:
-            say(line(point, "stopped", messages.reached(point, took)))
-        else:
-            words = [] if outcome.failure(point.path) else one.failure
-            reason = words[-1] if words else messages.cause(point.path, code)
-            output = words or messages.last_words(point.path, code)
-            self._fail(point, reason, output, f"after {time_span(took)}")
+        how = "done" if code == 0 or finished(point.path) is not None else ""
+        how = how or ("cancelled" if self._is_cancelled(point) else "")
+        how = how or ("stopped" if code in STOPPED else "")
+        if how:
+            say(line(point, how, messages.reached(point, took)))
+            return
+        words = [] if outcome.failure(point.path) else one.failure
+        reason = words[-1] if words else messages.cause(point.path, code)
+        output = words or messages.last_words(point.path, code)
+        self._fail(point, reason, output, f"after {time_span(took)}")
 
     def _fail(self, point: Point, reason: str, output: Sequence[str], more: str = "") -> None:
         self.failed.append((point, reason))
         say(messages.failed_line(point, more, output))
 
-    def _event(self, point: Point) -> str:
-        """The last thing in the ledger about a point."""
-        points = self.sweep.directory.points()
-        return next((one.event for one in points if one.number == point.number), "")
+    def _is_cancelled(self, point: Point) -> bool:
+        known = self.sweep.directory.points()
+        return any(one.event == CANCELLED for one in known if one.number == point.number)
 
 
 def visible_gpus(count: int) -> list[str]:
@@ -170,6 +166,5 @@ def visible_gpus(count: int) -> list[str]:
 
 
 def _gpus(entry: Entry) -> int:
-    """How many a point takes for itself."""
     world = entry.planned.resolution.world
     return world.size if world.device == "cuda" else 0

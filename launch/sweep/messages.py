@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from forge.config.numbers import counted as count
 from forge.config.numbers import time_span
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep.directory import Point
@@ -34,14 +35,12 @@ def say(text: str) -> None:
 
 
 def warn(resolutions: Iterable[Resolution]) -> None:
-    """Print the warnings of all, each once."""
     warnings = (warning for found in resolutions for warning in found.warnings)
     for text in dict.fromkeys(f"{w.what} ({w.key}; -> {w.fix})" for w in warnings):
         print(f"warning: {text}", file=sys.stderr)
 
 
 def label(point: Point) -> str:
-    """The arm of a point and the values that vary."""
     words = [point.arm] if point.arm else []
     words += [f"{key}={value}" for key, value in point.varied.items()]
     return " ".join(words) or point.slug
@@ -53,7 +52,6 @@ def line(point: Point, event: str, more: str = "") -> str:
 
 
 def failed_line(point: Point, more: str, output: Iterable[str]) -> str:
-    """The line of a point that has failed, with its last output below."""
     return "\n".join([line(point, "FAILED", more), *(f"     | {text}" for text in output)])
 
 
@@ -91,8 +89,8 @@ def cause(path: Path, code: int | None = None) -> str:
         first = message.splitlines()[0]
         return first if not kind or kind in PLAIN or kind.startswith("SIG") else f"{kind}: {first}"
     # A job that ended before the run began has left nothing but its own output.
-    found = (last_words(path), _printed(slurm.log_file(path)), last_words(path, code))
-    return kind or next((lines[-1] for lines in found if lines), "")
+    found = last_words(path) or _printed(slurm.log_file(path)) or last_words(path, code)
+    return kind or "".join(found[-1:])
 
 
 def _printed(file: Path | None) -> list[str]:
@@ -112,6 +110,5 @@ def failures(failed: Iterable[tuple[Point, str]]) -> list[str]:
 
 def counted(states: Sequence[str], noun: str = "point") -> str:
     """'6 points: 4 done, 2 failed'."""
-    count = f"{len(states)} {noun}{'s' * (len(states) != 1)}"
     words = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
-    return f"{count}: {', '.join(words)}" if words else count
+    return count(len(states), noun) + (f": {', '.join(words)}" if words else "")

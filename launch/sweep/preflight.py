@@ -12,13 +12,11 @@ from forge.cli import as_typed
 from forge.compose.composition import chosen
 from forge.compose.many import Composer
 from forge.config.launch import Launch, Local
-from forge.config.problems import COMMAND_LINE, ConfigError, Problem, refusal, shown
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, refusal
 from forge.config.root import Config
-from forge.config.sweep import Sweep
-from forge.config.sweeper import Sweeper
 from forge.launch.sweep import expand
 from forge.launch.sweep.expand import SEEDS, Combination
-from forge.launch.sweep.refused import PointsRefused, Refused
+from forge.launch.sweep.refused import PointsRefused
 from forge.plan.world import Devices, find_devices
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
@@ -27,17 +25,6 @@ from forge.rundir.identity import hash_of, is_free
 
 MOST = 20_000
 OTHER_PLACE = "choose another place with sweep.root"
-ONE_RUN = {
-    "run.dir": (
-        "each point has a directory of its own in that of the sweep.",
-        "leave it out; sweep.name and sweep.root say where the sweep is",
-    ),
-    "run.inline": (
-        "the points of a sweep run in processes of their own.",
-        "run.inline=false, or one point without -m",
-    ),
-}
-"""Options of a single run, which have no meaning for many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,21 +54,11 @@ class Preflight:
         )
         if self._typed.problems:
             raise ConfigError(self._typed.problems)
-        self._first, self._config = self._composer(self._typed.first)
+        first = [texts[0] for texts in self._typed.choices.values() if texts]
+        self._first, self._config = self._composer(first)
         self.library, self.written_at = self._first.library, self._first.written_at
-
-    @property
-    def launch(self) -> Launch:
-        """How points are started: the same for all, as are sweep and sweeper."""
-        return self._config.launch
-
-    @property
-    def sweep(self) -> Sweep:
-        return self._config.sweep
-
-    @property
-    def sweeper(self) -> Sweeper:
-        return self._config.sweeper
+        own = self._config  # of these sections all points have the same
+        self.launch, self.sweep, self.sweeper = own.launch, own.sweep, own.sweeper
 
     @cached_property
     def place(self) -> Path:
@@ -98,9 +75,8 @@ class Preflight:
         typed = self._typed.choices.items()
         if any(key.lstrip("+") == group and len(texts) > 1 for key, texts in typed):
             return ""
-        prefix = f"{group}/"
-        files = [path for path, _ in self._first.files if path.startswith(prefix)]
-        return "+".join(path.removeprefix(prefix) for path in files).replace("/", "-")
+        files = [path.partition("/") for path, _ in self._first.files]
+        return "+".join(name for own, _, name in files if own == group).replace("/", "-")
 
     def points(self) -> list[Planned]:
         """Every combination of what varies. Raises ConfigError with all problems of all points."""
@@ -114,33 +90,38 @@ class Preflight:
         count = len(found) * max(len(ablation.arms), 1) * max(len(ablation.seeds), 1)
         if count > MOST:
             what = f"these are {count:,} points, and a sweep has at most {MOST:,}."
-            fix = "fewer values, or several sweeps"
-            problems.append(Problem(key="-m", what=what, fix=fix, where=COMMAND_LINE))
+            problems.append(
+                Problem("-m", what, "fewer values, or several sweeps", where=COMMAND_LINE)
+            )
         if problems:
             raise ConfigError(problems)
         return self.check(expand.expand(found, ablation, self.written_at))
 
     def _of_one_run(self) -> Iterable[Problem]:
-        run = self._config.run
-        for key, value in (("run.dir", run.dir), ("run.inline", run.inline)):
-            if value:
-                (what, fix), where = ONE_RUN[key], self.written_at(key)
-                yield Problem(key=f"{key}={shown(value)}", what=what, fix=fix, where=where)
+        """Options of a single run, which have no meaning for many."""
+        run, where = self._config.run, self.written_at
+        if run.dir:
+            what = "each point has a directory of its own in that of the sweep."
+            fix = "leave it out; sweep.name and sweep.root say where the sweep is"
+            yield Problem(f"run.dir={run.dir}", what, fix, where=where("run.dir"))
+        if run.inline:
+            what = "the points of a sweep run in processes of their own."
+            fix = "run.inline=false, or one point without -m"
+            yield Problem("run.inline=true", what, fix, where=where("run.inline"))
 
     def check(self, combinations: Sequence[Combination]) -> list[Planned]:
         """The points of these combinations. Raises ConfigError with all problems of all, and when
         two are the same run.
         """
         planned: list[Planned] = []
-        refused: list[Refused] = []
+        refused: dict[int, Sequence[Problem]] = {}
         for number, combination in enumerate(combinations):
             try:
                 planned.append(self._point(combination))
             except ConfigError as error:
-                problems = _placed(error.problems, combination.places)
-                refused.append(Refused(number=number, problems=problems))
+                refused[number] = _placed(error.problems, combination.places)
         if refused and len(combinations) == 1:
-            raise ConfigError(refused[0].problems)
+            raise ConfigError(refused[0])
         if refused:
             raise PointsRefused(refused, combinations)
         if twins := list(_twins(planned)):
@@ -170,7 +151,7 @@ class Preflight:
         for section in ("launch", "sweep", "sweeper"):
             if vars(getattr(config, section)) != vars(getattr(self._config, section)):
                 what = f"the first point has another {section}, and all are started together."
-                yield Problem(key=section, what=what, fix=f"leave {section} out of what varies")
+                yield Problem(section, what, f"leave {section} out of what varies")
 
     def _devices(self, launch: Launch) -> Devices:
         """The devices of a point: its share of those here, when several run at a time."""
@@ -184,23 +165,21 @@ class Preflight:
         return replace(here, gpus=min(gpus, here.gpus), source=source)
 
 
-def _placed(problems: Sequence[Problem], places: Mapping[str, str]) -> tuple[Problem, ...]:
+def _placed(problems: Sequence[Problem], places: Mapping[str, str]) -> list[Problem]:
     """Problems with the file or arm that their override stands in, instead of the command line."""
-    of_seeds = "seed" in places and any(problem.option == SEEDS for problem in problems)
+    if "seed" in places and any(problem.option == SEEDS for problem in problems):
+        problems = [one for one in problems if one.option != "seed"]  # said of the seeds
     result = []
     for problem in problems:
-        if of_seeds and problem.option == "seed":
-            continue  # said of the ablation's seeds
         option = f"{problem.option}."
         place = next((where for key, where in places.items() if option.startswith(f"{key}.")), "")
         if place and problem.where.startswith(COMMAND_LINE):
             problem = replace(problem, where=place + problem.where.removeprefix(COMMAND_LINE))
         result.append(problem)
-    return tuple(result)
+    return result
 
 
 def _twins(planned: Sequence[Planned]) -> Iterable[Problem]:
-    """Points that are the same run."""
     same: dict[str, list[str]] = defaultdict(list)
     for number, point in enumerate(planned):
         same[point.hash].append(f"#{number} ({point.combination.label})")
@@ -210,4 +189,4 @@ def _twins(planned: Sequence[Planned]) -> Iterable[Problem]:
             *others, last = labels[:3]
             what = f"{', '.join(others)} and {last}{more} are the same run."
             fix = "give each value once, and values that make a difference"
-            yield Problem(key="-m", what=what, fix=fix, where=COMMAND_LINE)
+            yield Problem("-m", what, fix, where=COMMAND_LINE)

@@ -5,8 +5,8 @@ have it, then each such point.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations as pairs
 
 from forge.config.problems import ConfigError, Problem
@@ -16,26 +16,21 @@ FEW = 5  # values that are named one by one
 VALUE = "\0"  # stands for a value, so that problems which differ in it alone are equal
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refused:
-    """A point that cannot run, by its number, and all that is wrong with it."""
-
-    number: int
-    problems: tuple[Problem, ...]
-
-
 class PointsRefused(ConfigError):
     """A sweep of which some points cannot run. problems: of all points, each once."""
 
-    def __init__(self, refused: Sequence[Refused], combinations: Sequence[Combination]) -> None:
-        self.refused, self.combinations = tuple(refused), tuple(combinations)
-        found = merged([problem for point in refused for problem in point.problems])
-        self._pairs = [_pairs(one) for one in combinations]
-        self._of_point = {one.number: {found[it] for it in one.problems} for one in refused}
+    def __init__(
+        self, refused: Mapping[int, Sequence[Problem]], combinations: Sequence[Combination]
+    ) -> None:
+        """refused: all that is wrong with a point, by its number."""
+        self.combinations = combinations
+        found = merged([problem for problems in refused.values() for problem in problems])
+        self._of_point = {n: {found[it] for it in problems} for n, problems in refused.items()}
+        self._pairs = [one.named for one in combinations]
         super().__init__(list(dict.fromkeys(found.values())))
 
     def __str__(self) -> str:
-        of, all_of = len(self.refused), len(self.combinations)
+        of, all_of = len(self._of_point), len(self.combinations)
         lines = [f"{of} of {all_of} points cannot run; nothing was started or written."]
         for number, problem in enumerate(self.problems, 1):
             lines += [problem.render(number), f"     {self._where(problem)}"]
@@ -51,13 +46,12 @@ class PointsRefused(ConfigError):
     def _where(self, problem: Problem) -> str:
         """The points that have a problem: by the values that they, and no others, have, if any."""
         having = {number for number, problems in self._of_point.items() if problem in problems}
-        count = len(having)
+        count, first = len(having), self._pairs[min(having)]
         if count == len(self.combinations):
             return "in every point"
         which = f"in the {count} points with" if count > 1 else "in the point with"
-        first = self._pairs[min(having)]
         for key in first:
-            values = list(dict.fromkeys(self._pairs[number][key] for number in sorted(having)))
+            values = dict.fromkeys(self._pairs[number][key] for number in sorted(having))
             if len(values) <= FEW and having == self._with({key: values}):
                 return f"{which} {key}={' or '.join(values)}"
         for common in pairs(first.items(), 2):
@@ -66,26 +60,23 @@ class PointsRefused(ConfigError):
         listed = " ".join(f"#{number}" for number in sorted(having))
         return f"in {count} points: {listed}" if count > 1 else f"in one point: {listed}"
 
-    def _with(self, values: Mapping[str, Sequence[str]]) -> set[int]:
+    def _with(self, values: Mapping[str, Collection[str]]) -> set[int]:
         """The points in which each of some keys has one of its values."""
-        return {
-            number
-            for number, pairs in enumerate(self._pairs)
-            if all(pairs[key] in some for key, some in values.items())
-        }
+        numbered = enumerate(self._pairs)
+        return {n for n, own in numbered if all(own[key] in some for key, some in values.items())}
 
 
 def merged(problems: Sequence[Problem]) -> dict[Problem, Problem]:
     """For each problem one that stands for all that differ from it in the value alone."""
-    alike: dict[Problem, list[str]] = {}
+    alike: dict[Problem, list[Problem]] = {}
     for problem in dict.fromkeys(problems):
-        alike.setdefault(_without_value(problem), []).append(problem.key.partition("=")[2])
+        alike.setdefault(_without_value(problem), []).append(problem)
     result = {}
-    for problem in problems:
-        values = alike[general := _without_value(problem)]
+    for one, same in alike.items():
+        values = [problem.key.partition("=")[2] for problem in same]
         text = ",".join(values if len(values) <= FEW else [*values[:FEW], "..."])
-        key, fix = general.key.replace(VALUE, text), general.fix.replace(VALUE, text)
-        result[problem] = replace(general, key=key, fix=fix)
+        both = replace(one, key=one.key.replace(VALUE, text), fix=one.fix.replace(VALUE, text))
+        result |= dict.fromkeys(same, both)
     return result
 
 
@@ -95,8 +86,3 @@ def _without_value(problem: Problem) -> Problem:
         return problem
     fix = re.sub(rf"={re.escape(value)}(?![\w.])", f"={VALUE}", problem.fix)
     return replace(problem, key=f"{name}={VALUE}", fix=fix)
-
-
-def _pairs(combination: Combination) -> dict[str, str]:
-    arm = {"arm": combination.arm} if combination.arm else {}
-    return {**arm, **combination.varied}

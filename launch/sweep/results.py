@@ -85,7 +85,6 @@ def _differs(key: str, points: Sequence[Point], typed: Sequence[dict[str, str]])
 
 
 def _typed(point: Point) -> dict[str, str]:
-    """What was typed last of each key, with what varies."""
     words = [translate(text).partition("=") for text in point.overrides]
     typed = {key.lstrip("+~"): "~" if key.startswith("~") else value for key, _, value in words}
     return {**typed, **point.varied}
@@ -101,7 +100,6 @@ def _cell(text: str) -> str:
 
 
 def _number(text: str) -> float | str:
-    """The same for all spellings of a number."""
     try:
         return float(_cell(text))
     except ValueError:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forge.launch.local.processes import STOPPING
 from forge.launch.slurm import jobs as slurm
+from forge.launch.slurm import queue
 from forge.launch.sweep.directory import Point
 from forge.rundir import outcome
 from forge.rundir.lock import LOCK, held_by, in_use
@@ -21,19 +22,9 @@ from forge.rundir.saved_config import is_run
 WAITING, RUNNING, DONE = "waiting", "running", "done"
 PARTIAL, FAILED, CANCELLED = "partial", "failed", "cancelled"
 QUEUED = "queued"  # of a job that has not begun; only `survey` asks Slurm
-SIGNALS = signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
-STOPPED = {128 + number for number in SIGNALS}
-"""Exit codes of a run that a signal has stopped."""
+STOPPED = {128 + number for number in STOPPING}  # exit codes of a run that a signal has stopped
 GOES_ON = {"COMPLETED", "TIMEOUT", "PREEMPTED", "REVOKED", "DEADLINE"}
 """States of a job whose run has not failed, even if it is not done."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """The main rank of a run."""
-
-    pid: int
-    host: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +39,20 @@ class Survey:
     silent: str = ""
 
 
-def process_of(point: Point) -> Process | None:
-    """What works on a point: the holder of its run directory, or a rank that was started here and
-    has yet to take it.
+def process_of(point: Point) -> tuple[int, str] | None:
+    """Process and host that work on a point: the holder of its run directory, or a rank that was
+    started here and has yet to take it.
     """
     if in_use(point.path):
         who = held_by(point.path / LOCK)
-        known = {"pid", "host"} <= set(who)
-        return Process(pid=int(who["pid"]), host=str(who["host"])) if known else None
+        return (who["pid"], who["host"]) if {"pid", "host"} <= set(who) else None
     here = platform.node()
-    started_here = point.event in ("started", "cancelled") and point.host == here
-    if started_here and point.pid and _runs(point.pid, point.path):
-        return Process(pid=point.pid, host=here)
-    return None
+    if point.event not in ("started", "cancelled") or point.host != here or not point.pid:
+        return None
+    return (point.pid, here) if _runs(point.pid, point.path) else None
 
 
 def at_work(point: Point) -> bool:
-    """Whether a process works on a point."""
     return in_use(point.path) or process_of(point) is not None
 
 
@@ -101,17 +89,15 @@ def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
     states = {point.number: state_of(point) for point in points}
     unfinished = [point for point in points if states[point.number] != DONE]
     asked = {job: point.number for point in unfinished if (job := job_of(point)) is not None}
-    if not asked:
-        return Survey(states=states)
     try:
-        found = slurm.states(asked)
-    except slurm.NoAnswer as error:
+        found = queue.states(asked)
+    except queue.NoAnswer as error:
         return Survey(states=states, silent=error.problems[0].what)
     jobs = {asked[job]: state for job, state in found.items()}
     for number, of_job in jobs.items():
         states[number] = _with_job(states[number], of_job)
     pending = [job for job, state in found.items() if state == "PENDING"] if reasons else []
-    why = {asked[job]: reason for job, reason in slurm.reasons(pending).items()}
+    why = {asked[job]: reason for job, reason in queue.reasons(pending).items()}
     return Survey(states=states, jobs=jobs, reasons=why)
 
 
@@ -126,7 +112,7 @@ def job_of(point: Point) -> str | None:
 
 def _with_job(state: str, of_job: str) -> str:
     """A state as its directory shows it, corrected by that of its job."""
-    if not slurm.has_ended(of_job):
+    if not queue.has_ended(of_job):
         return RUNNING if of_job in ("RUNNING", "COMPLETING") or state == RUNNING else QUEUED
     if state not in (WAITING, PARTIAL) or of_job in GOES_ON:
         return state

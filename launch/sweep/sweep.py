@@ -20,7 +20,6 @@ from forge.plan.world import Devices, find_devices
 
 NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
 """Packages that Optuna needs for a sampler."""
-ONE_POINT = "nothing varies, so this is a sweep of one point; without -m it is a run"
 
 
 def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
@@ -35,7 +34,8 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
         return search.run(overrides, flight, lambda sweep: execute(sweep, here))
     planned = flight.points()
     if len(planned) == 1 and not planned[0].combination.varied:
-        print(f"warning: {ONE_POINT}", file=sys.stderr)
+        said = "nothing varies, so this is a sweep of one point; without -m it is a run"
+        print(f"warning: {said}", file=sys.stderr)
     messages.warn(one.resolution for one in planned)
     return execute(Command(flight, planned), here)
 
@@ -81,7 +81,6 @@ def preflight(
 
 
 def execute(sweep: Command, here: Devices) -> int:
-    """Run what is due of a command by its launcher, and return the exit code."""
     if isinstance(sweep.flight.launch, Submitit):
         return jobs.run(sweep)
     return local.run(sweep, here)

@@ -1,23 +1,14 @@
-"""Trials that cost nothing: an objective of two options, reached by a worker without torch, or by
-an executor within a test.
-"""
+"""Trials that cost nothing: an objective of two options, reached by an executor in the test."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import os
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import yaml
-
-if TYPE_CHECKING:
-    from forge.launch.sweep.command import Command
+from forge.launch.sweep.command import Command
 
 BAD = "the loss was not finite in 10 steps in a row"
 Objective = Callable[[dict[str, Any]], float | None]
@@ -38,13 +29,19 @@ def finish(run_dir: Path, value: float | None) -> None:
     (run_dir / "result.json").write_text(json.dumps(content))
 
 
+class Killed(BaseException):
+    """What leaves all files as they are, as a kill does."""
+
+
 class Here:
     """An executor that runs in this process. rates: learning rates in the order in which they were
-    run. stop_at: the trial that a signal stops.
+    run. stop_at: the trial that a signal stops, or that is killed.
     """
 
-    def __init__(self, objective: Objective = valley, *, stop_at: int | None = None) -> None:
-        self.objective, self.stop_at = objective, stop_at
+    def __init__(
+        self, objective: Objective = valley, *, stop_at: int | None = None, kill: bool = False
+    ) -> None:
+        self.objective, self.stop_at, self.kill = objective, stop_at, kill
         self.rates: list[float] = []
         self.batches: list[int] = []
 
@@ -60,6 +57,8 @@ class Here:
                 sweep.directory.note("started", number, pid=0, host="nowhere")
                 self.rates.append(optimizer.lr)
                 if self.stop_at == len(self.rates):
+                    if self.kill:
+                        raise Killed
                     sweep.directory.note("ended", number, code=143)
                     return sweep.finish([], 15)
                 try:
@@ -69,28 +68,3 @@ class Here:
                     failed.append((entry.point, str(error)))
                     sweep.directory.note("ended", number, code=1)
             return sweep.finish(failed)
-
-
-def work(run_dir: Path) -> None:
-    """What a rank does."""
-    options = yaml.safe_load((run_dir / "config.yaml").read_text())["optimizer"]
-    time.sleep(float(os.environ.get("CHEAP_SECONDS", "0")))
-    try:
-        finish(run_dir, valley(options))
-    except RuntimeError as error:
-        sys.exit(str(error))
-
-
-def sweep(argv: list[str]) -> int:
-    """The verb `forge.train` with this module as the worker."""
-    from forge import train
-    from forge.launch.sweep import local
-
-    local.Ranks = functools.partial(local.Ranks, module="cheap")  # type: ignore[misc,assignment]
-    code = train.main(argv)
-    assert "torch" not in sys.modules
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(sweep(sys.argv[1:])) if "-m" in sys.argv else work(Path(sys.argv[1]))

@@ -189,20 +189,6 @@ def test_a_signal_stops_what_runs_and_starts_nothing_more(
     assert run(f"seed={seed},1,2") == 0
 
 
-def test_a_signal_that_is_ignored_stops_nothing() -> None:
-    """nohup ignores SIGHUP for what it starts."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        process = background(f"seed={fake_worker.HANGS},1")
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    _, pid = ready()
-    process.send_signal(signal.SIGHUP)
-    os.kill(pid, signal.SIGTERM)
-    assert "#001 done" in process.communicate(timeout=60)[0]
-    assert process.returncode == 0
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
 def test_a_second_command_is_refused_and_a_killed_one_taken_up_again(capfd: Capture) -> None:
     command = f"seed=1,{fake_worker.HANGS},2"

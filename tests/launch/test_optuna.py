@@ -13,7 +13,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from cheap import BAD, Here, valley
+from cheap import BAD, Here, Killed, valley
 from optuna.distributions import FloatDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -125,11 +125,6 @@ def test_a_package_that_is_not_installed(package: str, monkeypatch: pytest.Monke
     assert f"the package {package}" in refused(RATE, "sweeper.sampler=cmaes")
 
 
-def test_an_interval_is_for_optuna_alone() -> None:
-    with pytest.raises(ConfigError, match="only sweeper=optuna takes one"):
-        sweep.run([*CPU, RATE])
-
-
 def test_trials_are_points_and_their_objectives_what_optuna_learns_from(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -176,28 +171,43 @@ def test_the_same_seed_gives_the_same_trials_and_another_others() -> None:
     assert [runs["a"].batches, runs["d"].batches] == [[1] * 12, [4] * 3]
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize(("jobs", "kill"), [(1, False), (3, False), (1, True), (3, True)])
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
-    jobs: int, capsys: pytest.CaptureFixture[str]
+    jobs: int, kill: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["sweeper.n_trials=14", f"launch.jobs={jobs}", RATE, DECAY]
-    undisturbed, first, second = Here(), Here(stop_at=11), Here()
+    undisturbed, first, second = Here(), Here(stop_at=11, kill=kill), Here()
     assert search(*options, run=undisturbed, name="u") in (0, 1)
     capsys.readouterr()
-    assert search(*options, run=first) == 128 + 15
-    assert "\nsweep: sweeps/x   (14 trials: " in capsys.readouterr().out
+    if kill:
+        with pytest.raises(Killed):
+            search(*options, run=first)
+        assert "RUNNING" in states()
+    else:
+        assert search(*options, run=first) == 128 + 15
+        assert "\nsweep: sweeps/x   (14 trials: " in capsys.readouterr().out
     # A kill may leave a torn line and Optuna's lock.
     journal = Path("sweeps/x/optuna.journal")
     journal.write_text(journal.read_text() + '{"op_code":4,"wor')
     Path(f"{journal}.lock").symlink_to(journal.name)
     assert search(*options, run=second) in (0, 1)
     assert all(json.loads(line) for line in journal.read_text().splitlines())
-    assert sorted({*first.rates, *second.rates}) == sorted(undisturbed.rates)
+    assert {*first.rates, *second.rates} == set(undisturbed.rates)
     replaced = {trial.user_attrs.get("instead_of") for trial in study().trials}
     kept = [trial for trial in study().trials if trial.number not in replaced]
     wanted = [(trial.params, trial.value) for trial in study("u").trials]
     assert [(trial.params, trial.value) for trial in kept] == wanted
     assert len(study().trials) == 14 + len(replaced - {None})
+
+
+def test_a_problem_with_a_parameter_has_the_place_in_its_file() -> None:
+    text = "# @package _global_\n# mine\ndefaults:\n  - override /sweeper: optuna\nsweeper:\n"
+    Path("conf/experiment").mkdir(parents=True)
+    Path("conf/experiment/mine.yaml").write_text(f"{text}  params:\n    model.n_heads: 3,5\n")
+    with pytest.raises(
+        ConfigError, match=r"n_heads=3   \[conf/experiment/mine\.yaml:7, sweeper\.p"
+    ):
+        search("experiment=mine", folder="conf")
 
 
 def test_trials_that_fail_are_listed_and_retried(capsys: pytest.CaptureFixture[str]) -> None:
@@ -304,13 +314,12 @@ def test_a_grid_is_gone_through_once_in_an_order_of_its_own() -> None:
     run = Here(lambda options: options["lr"])
     grid = ["sweeper.sampler=grid", f"{LR}=range(0.001,0.007,0.001)"]
     assert search("sweeper.n_trials=99", *grid, "launch.jobs=4", run=run) == 0
-    assert sorted(run.rates) == [0.001, 0.002, 0.003, 0.004, 0.005, 0.006]
-    assert run.rates != sorted(run.rates)
+    assert sorted(run.rates) == [0.001, 0.002, 0.003, 0.004, 0.005, 0.006] != run.rates
     assert run.batches == [4, 2]
 
 
 def test_the_direction_of_the_search() -> None:
-    metrics = {"eval/loss": "minimize", "eval/token_accuracy": "maximize", "train/loss": "minimize"}
+    metrics = {"eval/loss": "minimize", "eval/token_accuracy": "maximize"}
     assert {name: optuna_search.direction_of(name) for name in metrics} == metrics
     search("sweeper.n_trials=1", RATE, "sweeper.direction=maximize")
     assert study().direction.name == "MAXIMIZE"

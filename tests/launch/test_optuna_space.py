@@ -78,6 +78,7 @@ WRONG = {
     "d=interval(0,inf)": "an end of the interval is not finite",
     "e=tag(log,interval(0,1))": "`low > 0` must hold for `log=True`, but got (low=0.0, high=1.0).",
     "f=range(1,1)": "the range has no value, or no end",
+    "h=range(1,5,0)": "it cannot be searched: ",
     "launch.jobs=interval(1,2)": "it is the same for all points of a sweep.",
     "run.dir=range(1,4)": "each point has a directory of its own in that of the sweep.",
 }

@@ -13,7 +13,7 @@ from forge.compose.composition import compose
 from forge.config.problems import ConfigError, Problem
 from forge.launch.sweep.expand import Combination
 from forge.launch.sweep.preflight import Planned, Preflight
-from forge.launch.sweep.refused import PointsRefused, Refused, merged
+from forge.launch.sweep.refused import PointsRefused, merged
 from forge.plan.world import Devices
 from forge.resolve.resolve import resolve
 from forge.rundir.identity import hash_of
@@ -262,6 +262,8 @@ FORGE = Path(__file__).parents[2]
         (["model=llama70b", "parallel=tp8", "run.device=cpu", "seed=1,2"], "of a CPU's memory"),
         (["optimizer.lrr=range(1,8)"], "1. optimizer.lrr=1,2,3,4,5,...   [command line]"),
         (["launch.job=1,2"], "Local has no option 'job'."),
+        (["seed=range(1,5,0)"], "line]\n     it cannot be read: range() arg 3 must not be zero.\n"),
+        (["optimizer.lr=range(0.1,1,0)"], "it cannot be read: Invalid range values (start:0.1"),
     ],
 )
 def test_what_is_refused(overrides: list[str], said: str) -> None:
@@ -348,7 +350,7 @@ def test_what_the_points_have_in_common_is_named(having: tuple[int, ...], said: 
         Combination(overrides=(), varied={"a": str(n // 2), "b": str(n % 2)}) for n in range(6)
     ]
     problem = Problem(key="x", what="y.")
-    found = [Refused(number=n, problems=(problem,)) for n in having]
+    found = {n: [problem] for n in having}
     assert f"     y.\n     {said}" in str(PointsRefused(found, combinations))
 
 

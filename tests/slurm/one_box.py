@@ -15,16 +15,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 NODES = ("127.0.0.1", "127.0.0.2")  # names that resolve without a line in /etc/hosts
 SEARCHED = "/usr/sbin:/sbin:"  # no user has the daemons on PATH
 DAEMONS = ("munged", "slurmctld", "slurmd")
-GPUS = (
-    "/dev/null",
-    "/dev/zero",
-    "/dev/full",
-    "/dev/random",
-)  # any device file will do for Slurm to count and to number
+# Any device file will do for Slurm to count and to number.
+GPUS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")
 TEMPLATE = Path(__file__).with_name("slurm.conf")
 
 
@@ -54,53 +51,26 @@ class OneBox:
         """
         for name in ("controller", *NODES):
             (self.folder / name).mkdir()
-        controller, *nodes = free_ports(1 + len(NODES))
-        content = (
-            TEMPLATE.read_text(encoding="utf-8")
-            .replace("@STATE@", str(self.folder))
-            .replace("@CONTROLLER_PORT@", str(controller))
-        )
-        content = content.replace("@NODES@", ",".join(NODES)).replace(
-            "@NODE_PORTS@", ",".join(map(str, nodes))
-        )
-        self.conf.write_text(self.settings(content), encoding="utf-8")
+        controller, *nodes = map(str, free_ports(1 + len(NODES)))
+        values = {"STATE": str(self.folder), "CONTROLLER_PORT": controller}
+        values |= {"NODES": ",".join(NODES), "NODE_PORTS": ",".join(nodes)}
+        content = TEMPLATE.read_text(encoding="utf-8")
+        for name, value in values.items():
+            content = content.replace(f"@{name}@", value)
+        self.conf.write_text(content, encoding="utf-8")
         gpus = [f"NodeName={node} Name=gpu File={device}\n" for node in NODES for device in GPUS]
         (self.folder / "gres.conf").write_text("".join(gpus), encoding="utf-8")
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o400)
-        files = {
-            "key-file": "key",
-            "socket": "socket",
-            "pid-file": "pid",
-            "log-file": "log",
-            "seed-file": "seed",
-        }
-        self.daemon(
-            "munged",
-            "--foreground",
-            "--force",
-            *(f"--{option}={self.folder}/munge.{end}" for option, end in files.items()),
-        )
-        self.before_controller()
+        names = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+        files = [f"--{one}={self.folder}/munge.{one.removesuffix('-file')}" for one in names]
+        self.daemon("munged", "--foreground", "--force", *files)
         self.daemon("slurmctld", "-D", "-f", str(self.conf))
         for node in NODES:
             self.daemon("slurmd", "-D", "-N", node, "-f", str(self.conf))
-        self.wait_for(
-            lambda: (
-                self.ask(
-                    "sinfo", "--noheader", "--Node", "--partition=debug", "--format=%t"
-                ).split()
-                == ["idle", "idle"]
-            )
-        )
-
-    def settings(self, content: str) -> str:
-        """slurm.conf, for who wants it otherwise."""
-        return content
-
-    def before_controller(self) -> None:
-        """What else is to run before slurmctld does."""
+        nodes = ["sinfo", "--noheader", "--Node", "--partition=debug", "--format=%t"]
+        self.wait_for(lambda: self.ask(*nodes).split() == ["idle", "idle"])
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
         """Raises RuntimeError with the logs when it does not come true."""
@@ -108,8 +78,7 @@ class OneBox:
         while not condition():
             if time.monotonic() > deadline:
                 logs = [
-                    f"{path.name}: {path.read_text(errors='replace')[-1500:]}"
-                    for path in self.folder.glob("*.out")
+                    file.read_text(errors="replace")[-1500:] for file in self.folder.glob("*.out")
                 ]
                 raise RuntimeError("\n".join(["the one-box Slurm does not come up:", *logs]))
             time.sleep(0.1)
@@ -125,26 +94,18 @@ class OneBox:
             daemon.terminate()
             try:
                 daemon.wait(3)
-            except (
-                subprocess.TimeoutExpired
-            ):  # a slurmd that cannot reach its controller ignores SIGTERM
+            except subprocess.TimeoutExpired:  # slurmd ignores SIGTERM without its controller
                 daemon.kill()
                 daemon.wait()
 
     def daemon(self, *command: str) -> None:
         """Start a process that ends with the tests; what it says is in a file."""
-        environ = {
-            **os.environ,
-            "PATH": SEARCHED + os.environ["PATH"],
-            "SLURM_CONF": str(self.conf),
-        }
-        log = (self.folder / f"{command[0]}.{len(self.daemons)}.out").open("wb")
-        with log:
-            self.daemons.append(
-                subprocess.Popen(
-                    command, env=environ, stdout=log, stderr=log, preexec_fn=_end_with_tests
-                )
-            )
+        environ = {**os.environ, "PATH": SEARCHED + os.environ["PATH"]}
+        environ["SLURM_CONF"] = str(self.conf)
+        with (self.folder / f"{command[0]}.{len(self.daemons)}.out").open("wb") as log:
+            files: dict[str, Any] = {"stdout": log, "stderr": log}
+            started = subprocess.Popen(command, env=environ, preexec_fn=_end_with_tests, **files)
+        self.daemons.append(started)
 
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints; nothing when it hangs or fails."""

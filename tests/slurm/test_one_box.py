@@ -21,6 +21,7 @@ from forge import cli
 from forge.config.launch import Slurm
 from forge.launch.local import processes
 from forge.launch.slurm import jobs as slurm
+from forge.launch.slurm import queue
 from forge.launch.sweep import messages
 from forge.rundir import directory, outcome
 
@@ -147,7 +148,7 @@ def test_an_array_of_three_of_which_one_fails(make: Make, tmp_path: Path) -> Non
     assert not (tmp_path / "slurm").exists()
     jobs = slurm.submit(points, section, name="three", folder=tmp_path / "slurm", trust=TRUSTED)
     ended: list[str] = []
-    ends = slurm.wait(jobs, ended=lambda job, state: ended.append(job), poll=0.5)
+    ends = queue.wait(jobs, ended=lambda job, state: ended.append(job), poll=0.5)
     assert list(ends.values()) == ["COMPLETED", "FAILED", "COMPLETED"], printed(runs[0])
     assert [shown(job)["JobState"] for job in jobs] == ["COMPLETED", "FAILED", "COMPLETED"]
     assert [shown(job)["ExitCode"] for job in jobs] == ["0:0", "1:0", "0:0"]
@@ -164,7 +165,7 @@ def test_two_nodes_with_two_ranks_each_train_as_four_ranks_here(make: Make, tmp_
     there, here = make("nodes", *four, "launch.gpus_per_node=2"), make("here", *four)
     (job,) = submit(there, folder=tmp_path)
     assert processes.start(here.path, 4) == 0
-    assert slurm.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(there)
+    assert queue.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(there)
     needed = {"NumNodes": "2", "NumTasks": "4", "TresPerNode": "gres:gpu:2"}
     assert needed.items() <= shown(job).items()
     assert there.losses == here.losses
@@ -188,7 +189,7 @@ def test_a_line_of_setup_that_fails_ends_the_job_before_the_run_begins(
     run = make("unset")
     section = replace(run.section, setup=["export A=1", "source missing/venv/bin/activate"])
     (job,) = submit(run, folder=tmp_path, section=section)
-    assert slurm.wait([job], poll=0.2) == {job: "FAILED"}
+    assert queue.wait([job], poll=0.2) == {job: "FAILED"}
     assert shown(job)["ExitCode"] == "1:0"
     said = "launch.setup failed with exit code 1: source missing/venv/bin/activate"
     assert printed(run).splitlines()[-1] == said
@@ -204,7 +205,7 @@ def test_ranks_have_what_the_script_has_where_jobs_have_an_environment_of_their_
     address = ["export MASTER_ADDR=localhost"]
     section = replace(run.section, sbatch={"export": "NONE"}, setup=address)
     (job,) = submit(run, folder=tmp_path, section=section)
-    assert slurm.wait([job], poll=0.2) == {job: "COMPLETED"}, printed(run)
+    assert queue.wait([job], poll=0.2) == {job: "COMPLETED"}, printed(run)
     assert len(run.losses) == 6
 
 
@@ -216,11 +217,11 @@ def test_why_jobs_wait(make: Make, tmp_path: Path) -> None:
     after = replace(runs[1].section, sbatch={"dependency": f"afterok:{held}"})
     needing = submit(*runs[1:], folder=tmp_path, section=after)
     waiting = {held: "JobHeldUser", **dict.fromkeys(needing, "Dependency")}
-    wait_for(lambda: slurm.reasons([held, *needing]) == waiting)
-    slurm.cancel([held])
-    wait_for(lambda: slurm.reasons(needing) == dict.fromkeys(needing, "DependencyNeverSatisfied"))
-    slurm.cancel(needing)
-    wait_for(lambda: not slurm.reasons(needing))
+    wait_for(lambda: queue.reasons([held, *needing]) == waiting)
+    queue.cancel([held])
+    wait_for(lambda: queue.reasons(needing) == dict.fromkeys(needing, "DependencyNeverSatisfied"))
+    queue.cancel(needing)
+    wait_for(lambda: not queue.reasons(needing))
 
 
 def test_a_cancelled_element_is_noticed_and_has_saved(make: Make, tmp_path: Path) -> None:
@@ -228,14 +229,14 @@ def test_a_cancelled_element_is_noticed_and_has_saved(make: Make, tmp_path: Path
     jobs = submit(*runs, folder=tmp_path)
     wait_for(lambda: all((run.path / "metrics.jsonl").exists() for run in runs))
     subprocess.run(["scancel", jobs[0]], check=True)
-    assert wait_for(lambda: slurm.states(jobs)[jobs[0]] == "CANCELLED") < 30
-    assert slurm.states(jobs)[jobs[1]] == "RUNNING"
+    assert wait_for(lambda: queue.states(jobs)[jobs[0]] == "CANCELLED") < 30
+    assert queue.states(jobs)[jobs[1]] == "RUNNING"
     wait_for(lambda: "not queued again" in printed(runs[0]))
     result = runs[0].read("result.json")
     assert (result["status"], result["reason"]) == ("stopped", "SIGTERM")
     assert (runs[0].path / "checkpoints" / f"step_{result['step']}").is_dir()
-    slurm.cancel(jobs)
-    assert slurm.wait(jobs, poll=0.2) == dict.fromkeys(jobs, "CANCELLED")
+    queue.cancel(jobs)
+    assert queue.wait(jobs, poll=0.2) == dict.fromkeys(jobs, "CANCELLED")
     assert shown(jobs[0])["Restarts"] == "0"
 
 
@@ -273,7 +274,7 @@ def test_a_run_makes_room_for_an_urgent_one_and_comes_back(
     urgent = ["sbatch", "--partition=urgent", "--exclusive", "--nodes=2"]
     urgent += ["--output=/dev/null", "--wrap=sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)
-    assert slurm.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(run)
+    assert queue.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(run)
     assert shown(job)["Restarts"] == "1"
     assert ("queueing the job again, for the 1. time of 5" in printed(run)) == (by == "us")
     assert len(run.losses) == 6
@@ -285,7 +286,7 @@ def test_a_run_at_its_time_limit_saves_is_queued_again_and_ends_with_the_same_bi
     """A single job, and one element of an array of which the other ends undisturbed."""
     (single, alone), (undisturbed, reference), (element, one_of) = told_of_the_limit
     jobs = [single, undisturbed, element]
-    assert slurm.wait(jobs, poll=0.5) == dict.fromkeys(jobs, "COMPLETED"), printed(alone) + printed(
+    assert queue.wait(jobs, poll=0.5) == dict.fromkeys(jobs, "COMPLETED"), printed(alone) + printed(
         one_of
     )
     assert [shown(job)["Restarts"] for job in jobs] == ["1", "0", "1"]

@@ -21,6 +21,7 @@ from forge.config.problems import ConfigError, Problem
 from forge.launch import jobs
 from forge.launch.local.processes import search_path
 from forge.launch.slurm import jobs as slurm
+from forge.launch.slurm import queue
 from forge.launch.slurm.script import ENDS, grouped, incomplete, setup
 from forge.plan.allocation import Allocation, allocation, faults
 
@@ -233,7 +234,7 @@ def test_what_is_shown_is_what_sbatch_would_take(
 def test_a_script_is_shown_where_slurm_is_away(
     script: str, said: str, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(slurm, "PATIENCE", 0.2 if "sleep" in script else 20)
+    monkeypatch.setattr(queue, "SECONDS", 0.2 if "sleep" in script else 20)
     command("sbatch", script)
     assert len(slurm.scripts([(Path("run"), 1)], Slurm(), name="run", folder=Path("run"))) == 1
     assert capsys.readouterr().err.startswith(f"sbatch --test-only cannot ask Slurm: {said}")
@@ -260,6 +261,7 @@ def test_a_line_of_launch_setup_that_fails_ends_the_job_with_its_words(tmp_path:
     [
         ("if true; then", "syntax error: unexpected end of file."),
         ("echo 'it", "unexpected EOF while looking for matching `''."),
+        ("module load \\", "it ends with \\."),
     ],
 )
 def test_an_entry_of_launch_setup_is_a_complete_command(entry: str, said: str) -> None:

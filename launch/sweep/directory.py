@@ -136,12 +136,12 @@ class SweepDirectory:
         return [found[number] for number in sorted(found)]
 
     def _point(self, line: Mapping[str, Any]) -> Point:
-        folder = line["dir"]
+        number, folder = line["number"], line["dir"]
         if leads_out(folder):
-            what = f"{self.path / LEDGER} has a point in {folder}, outside of the sweep."
+            what = f"{self.path / LEDGER} has point {number} in {folder}, outside of the sweep."
             raise refusal(str(self.path), what, OTHER_NAME)
         return Point(
-            number=line["number"],
+            number=number,
             hash=line["hash"],
             slug=line["slug"],
             path=self.path / folder,

@@ -21,10 +21,7 @@ NOT_LIBRARY.add("__pycache__")
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Files in a fixed order and the way they are read; nothing is held in memory.
-
-    reader: names that way; with the content of the files it determines the documents.
-    """
+    """Files in a fixed order and the way they are read, which `reader` names."""
 
     name: str
     source: str
@@ -39,14 +36,10 @@ class Corpus:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the files on disk."""
         return sum(path.stat().st_size for path in self.files)
 
     def fingerprint(self, memo: Path | None = None) -> str:
-        """Hash of what documents() yields, whatever the files are called.
-
-        memo: a directory that keeps the hashes of large corpora by path, size and time of change.
-        """
+        """Hash of what documents() yields, whatever the files are called."""
         return fingerprint(self.files, reader=self.reader, memo=memo)
 
 
@@ -65,8 +58,7 @@ def text_files(section: Text) -> Corpus:
     """A file, all files of a directory (but hidden ones), or what a glob matches.
 
     JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row; any other file is one
-    document. All but Parquet may be packed (.gz). ValueError, naming data.path: it is empty, or
-    nothing is there.
+    document. ValueError, naming data.path: it is empty, or nothing is there.
     """
     files, reader = tuple(_matches(section.path)), f"text:{section.text_field}"
     read = partial(_read_by_kind, text_field=section.text_field)
@@ -111,7 +103,7 @@ def _matches(pattern: str) -> list[Path]:
 
 
 def _walk(root: Path, *, skip: set[str]) -> Iterator[Path]:
-    """Files below root in the order of their names, without hidden ones and folders in `skip`."""
+    """Files below root in order, without hidden ones and folders in `skip`."""
     for folder, subfolders, names in os.walk(root):
         shown = (name for name in subfolders if name not in skip and not name.startswith("."))
         subfolders[:] = sorted(shown)

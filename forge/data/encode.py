@@ -18,8 +18,6 @@ SPLITS = ("train", "val")
 
 @dataclass
 class _Side:
-    """What one split has received so far."""
-
     writer: ShardWriter
     n_bytes: int = 0
     n_documents: int = 0
@@ -32,7 +30,7 @@ def encode_splits(
 ) -> dict[str, Index]:
     """Write directory/train and directory/val; at most a few MiB of text are in memory.
 
-    One end-of-text follows every document in each split that has a piece of it. on_bytes: called
+    One end-of-text follows every document in each split that has a piece of it. on_bytes is called
     with the bytes read so far.
     """
     size = tokenizer.vocab_size

@@ -30,8 +30,7 @@ def hash_json(value: object) -> str:
 def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None) -> str:
     """Hash of the contents of `files` in their order and of how they are read, in hex.
 
-    From 64 MiB on, with a `memo` directory, it is remembered by every file's path, size and time of
-    change.
+    From 64 MiB on `memo`, a directory, keeps it by every file's path, size and time of change.
     """
     found = [(path, path.stat()) for path in files]
     stats = [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in found]

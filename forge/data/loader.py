@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one rank reads in one optimizer update. n_targets: of all ranks."""
+    """What one rank reads in one update. n_targets: of all ranks."""
 
     batches: list[Batch]
     n_targets: int
@@ -41,7 +41,7 @@ class Step:
 class EvalBatch:
     """A batch of the validation split; targets behind its end are IGNORE_INDEX.
 
-    n_targets: targets that count. n_bytes: bytes of text that they stand for, when asked for.
+    n_targets: targets that count. n_bytes: bytes of text that they stand for, if asked for.
     """
 
     tokens: Tensor
@@ -153,7 +153,6 @@ class TrainLoader:
         return Step(batches=batches, n_targets=self._n_targets)
 
     def state_dict(self) -> dict[str, int]:
-        """Where to go on: the number of samples handed out."""
         return {"samples": self.samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -166,7 +165,6 @@ class TrainLoader:
         self._stream = None
 
     def _open_stream(self) -> Iterator[Tensor]:
-        """This rank's micro-batches from now on, as tensors [2, batch, seq]."""
         first_samples = count(self.samples + self._offset, self._stride)
         if self._num_workers == 0:
             stream = map(self._dataset.__getitem__, first_samples)
@@ -186,8 +184,7 @@ class TrainLoader:
 def _leave_signals_to_the_rank(worker: int) -> None:
     """Let a loader process ignore signals to all processes of a run, and end with its rank.
 
-    Such a signal asks the rank to finish its step and save, for which it needs the loader. The
-    process ends when the rank itself signals it, and when the rank is gone.
+    Such a signal asks the rank to finish its step and save, for which it needs the loader.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # torch itself looks every 5 seconds
@@ -217,10 +214,10 @@ def eval_batches(
 ) -> Iterator[EvalBatch]:
     """At most `sequences` sequences, spread evenly over a split, the same every time; 0 = all.
 
-    The split has the order of its corpus: its beginning alone may be the first of many folders.
-    token_bytes: bytes of each token, int [vocab]; fills n_bytes. The last batch may have fewer
-    rows, and the last row ends in padding: token 0 with target IGNORE_INDEX. part: (i, n), the i-th
-    of n shares of the rows; all shares have equally many batches of equally many rows, padded.
+    A split has the order of its corpus, so its beginning alone may be the first of many folders.
+    token_bytes: bytes of each token, int [vocab]; fills n_bytes. part: (i, n), the i-th of n shares
+    of the rows; all shares have equally many batches of equally many rows. The last batch may have
+    fewer rows; padding has token 0 and target IGNORE_INDEX.
     """
     last, (index, shares) = len(store) - 1, part
     windows = -(-last // seq_len)

@@ -66,7 +66,6 @@ class SampleOrder:
         self._windows: list[int] = []
 
     def window(self, sample: int) -> int:
-        """The window of sample number `sample`, counted from 0 over all epochs."""
         epoch, index = divmod(sample, self.n_windows)
         block, offset = divmod(index, BLOCK)
         if self._block != (epoch, block):

@@ -32,8 +32,6 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Tokens to train and validate on, their tokenizer, and a manifest for the run's record."""
-
     tokenizer: Tokenizer
     train: TokenStore
     val: TokenStore
@@ -49,10 +47,10 @@ def prepare(
 ) -> Prepared:
     """The prepared data of two sections, from the cache or made now.
 
-    build(section, path=..., **runtime) makes the corpus and, when it is not in the cache, the
-    tokenizer (text: a TrainingText). progress(stage, share): called with the share of a stage that
-    is done. Any number of processes may call this at once: one does the work. ValueError, naming
-    the key: no text, bad text, no tokenizer, or a cache that cannot be written.
+    build(section, path=..., **runtime) makes the corpus and, if needed, the tokenizer (text: a
+    TrainingText). progress(stage, share): called with the share of a stage that is done. Any number
+    of processes may call this at once: one does the work. ValueError, naming the key: no text, bad
+    text, no tokenizer, or a cache that cannot be written.
     """
     corpus: Corpus = build(data, path="data")
     root = cache_root(data.cache_dir)
@@ -138,7 +136,6 @@ def _make(
     build: Build,
     progress: Progress,
 ) -> None:
-    """Fill a directory with the tokenizer, both stores and the manifest."""
     started = time.perf_counter()
     progress("read the corpus", 0.0)
     split = split_corpus(corpus, data.val_fraction)

@@ -37,7 +37,7 @@ class BadFile(ValueError):
 
 
 def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
-    """One error for all bad files; those with the same advice together. files: of the corpus."""
+    """One error for all bad files of `files`; those with the same advice together."""
     if len(bad) == 1:
         return bad[0]
     by_fix: dict[str, list[str]] = {}

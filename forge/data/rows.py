@@ -93,7 +93,6 @@ def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
 
 
 def _whole(path: Path, text: str) -> Any:
-    """The one value of a file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -141,7 +140,7 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
 
 
 def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
-    """One document a row, from a column; some rows at a time are in memory."""
+    """One document a row, from a column."""
     if path.suffix == ".gz":
         fix = "Unpack it (gunzip); Parquet is packed by itself"
         raise BadFile(f"{path} is Parquet inside of gzip", fix)
@@ -164,7 +163,6 @@ def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
 
 
 def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
-    """The document of a row. place: where in the file it is."""
     where, whose = f"{path} {place}", ""
     if isinstance(row, dict):
         _need(where, row, text_field)

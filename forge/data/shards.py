@@ -36,8 +36,6 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What the shards of one split hold."""
-
     dtype: str
     n_tokens: int
     n_bytes: int
@@ -164,7 +162,7 @@ class ShardWriter:
                 self._finish_shard()
 
     def close(self, *, n_bytes: int, n_documents: int) -> Index:
-        """Write the index: what the tokens stand for, in bytes and documents."""
+        """Write the index."""
         if self._file is not None:
             self._finish_shard()
         index = Index(

@@ -49,8 +49,6 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingText:
-    """The training split as texts, for training a tokenizer."""
-
     split: Split
 
     def sample(self, max_bytes: int) -> Iterator[str]:
@@ -67,7 +65,7 @@ class TrainingText:
 def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
     """Read the corpus once and divide it.
 
-    ValueError: it is empty, too small to divide, or files cannot be read, all of which are named.
+    ValueError: it is empty, too small to divide, or files cannot be read, which are all named.
     """
     unit = unit_of(corpus.n_bytes)
     n_bytes, least, greatest = 0, HASH_RANGE, -1
@@ -93,7 +91,7 @@ def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
 
 
 def unit_of(corpus_bytes: int) -> int:
-    """Characters of the largest piece: a power of two, at most 1/128 of the corpus, 256 to 65,536.
+    """Characters of the largest piece: at most 1/128 of the corpus, 256 to 65,536.
 
     A power of two, so that a growing corpus is rarely cut anew, and one above 8 MiB never.
     """
@@ -102,7 +100,6 @@ def unit_of(corpus_bytes: int) -> int:
 
 
 def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
-    """Every document, cut to at most `unit` characters; empty documents are left out."""
     for document in documents:
         for text, last in cut(document.blocks, unit):
             encoded = text.encode()

@@ -15,9 +15,9 @@ SENTENCEPIECE_SPACE = "▁"
 def token_bytes(raw: tokenizers.Tokenizer, vocab_size: int) -> np.ndarray:
     """UTF-8 bytes of each token: int64 [vocab_size]; 0 for special tokens and unused ids.
 
-    Exact for byte-level tokenizers without a normaliser or prefix space (GPT-2, Llama 3, ours): the
-    counts of a text's ids sum to its bytes. Else an estimate: SentencePiece's ▁ counts as one space
-    and <0x0A> as one byte, WordPiece's ## as nothing, and what a normaliser drops is not counted.
+    Exact for byte-level tokenizers without a normaliser or prefix space (GPT-2, Llama 3, ours).
+    Else an estimate: SentencePiece's ▁ counts as one space and <0x0A> as one byte, WordPiece's ##
+    as nothing.
     """
     is_byte_level = _uses(raw, "ByteLevel")
     is_word_piece = _uses(raw, "WordPiece")

@@ -39,7 +39,6 @@ class Tokenizer:
         self.vocab_size = max(raw.get_vocab().values()) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without begin or end tokens."""
         return self._raw.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -52,12 +51,10 @@ class Tokenizer:
         return self._raw.decode(ids, skip_special_tokens=False)
 
     def token_bytes(self) -> np.ndarray:
-        """UTF-8 bytes that each token stands for: int64 [vocab_size] (forge.data.token_bytes)."""
         return token_bytes(self._raw, self.vocab_size)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of everything that determines the ids, in hex."""
         return hashlib.sha256(f"{self.eos_token}\n{self._raw.to_str()}".encode()).hexdigest()
 
     def save(self, directory: Path) -> None:
@@ -69,17 +66,13 @@ class Tokenizer:
 
     @staticmethod
     def load(directory: Path) -> Tokenizer:
-        """Read what save() wrote."""
         raw = tokenizers.Tokenizer.from_file(str(directory / TOKENIZER_FILE))
         config = read_json(directory / CONFIG_FILE)
         return Tokenizer(raw, eos_token=config["eos_token"])
 
 
 def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pre-tokeniser; every text survives the round trip.
-
-    A text with too few different pairs for vocab_size entries gives fewer, and a warning.
-    """
+    """A byte-level BPE with GPT-2's pre-tokeniser; of fewer entries if the text gives no more."""
     raw = tokenizers.Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -101,11 +94,7 @@ def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
 
 
 def load_file(section: TokenizerFile, *, text: TrainingText) -> Tokenizer:
-    """A trained tokenizer.json; `text`, which every tokenizer is offered, is not read.
-
-    ValueError: there is no such file, it is no tokenizer, or it lacks the token that ends a
-    document.
-    """
+    """A trained tokenizer.json; `text`, which every tokenizer is offered, is not read."""
     path = Path(section.path).expanduser()
     if not section.path:
         raise ValueError("tokenizer.path is empty. Give the path of a tokenizer.json.")

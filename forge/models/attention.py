@@ -49,7 +49,5 @@ class Attention(nn.Module):
         return self.wo(heads.transpose(1, 2).reshape(batch, seq, -1))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Of whole sequences: q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, seq,
-        head_dim].
-        """
+        """q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, seq, head_dim] -> as q."""
         return causal_attention(q, k, v, self.backend)

@@ -30,7 +30,6 @@ class Balance:
     """Tells the layers when a step begins and ends; false for a model without experts."""
 
     def __init__(self, model: nn.Module, *, max_steps: int) -> None:
-        """max_steps: of the run, which bias schedules span."""
         self.layers = [module for module in model.modules() if isinstance(module, MoE)]
         section = getattr(model, "section", None)
         self.section = section if isinstance(section, DecoderConfig) and section.is_moe else None
@@ -44,9 +43,7 @@ class Balance:
         return self.section is not None
 
     def begin(self, scale: Tensor | float) -> None:
-        """Before the first micro-batch. scale: 1 / target tokens of the step on all ranks, times a
-        loss scale.
-        """
+        """Before the first micro-batch. scale: 1 / target tokens of the step * loss scale."""
         if self.layers:
             buffers = [buffer for layer in self.layers for buffer in layer.record.buffers()]
             torch._foreach_zero_(buffers)  # type: ignore[attr-defined]
@@ -62,7 +59,7 @@ class Balance:
         """After update `number`, from 0: report, and move the selection biases unless it was
         skipped.
 
-        total: sums a tensor over all ranks that have other tokens or other layers. Asynchronous.
+        total: sums a tensor over all ranks with other tokens or other layers. Asynchronous.
         """
         assert self.section is not None
         section, n_layers = self.section.moe, self.section.n_moe_layers
@@ -91,10 +88,8 @@ class Balance:
         )
 
     def _records(self, n_layers: int, experts: int, device: torch.device) -> Tensor:
-        """[layers of the model, experts + len(SUMS) + 2] fp64: counts, sums, range of the bias, and
-        1.
-
-        Rows of layers in other stages are 0.
+        """[layers, experts + len(SUMS) + 2] fp64: counts, sums, range of the bias, and 1; 0 for
+        layers of other stages.
         """
         records = torch.zeros(n_layers, experts + len(SUMS) + 2, dtype=torch.float64, device=device)
         if self.layers:
@@ -109,9 +104,7 @@ class Balance:
         return records
 
     def _move(self, counts: Tensor, number: int, skipped: Tensor) -> None:
-        """b_i += rate * sign(mean load - load_i), over a whole step (arXiv:2408.15664, algorithm
-        1).
-        """
+        """b_i += rate * sign(mean load - load_i), over a whole step (arXiv:2408.15664, alg. 1)."""
         assert self.section is not None
         section = self.section.moe
         factor = bias_factor(section.bias_schedule, number / self.max_steps)
@@ -124,10 +117,7 @@ class Balance:
 
 
 def bias_factor(schedule: str, done: float) -> float:
-    """Factor of bias_update_rate when a share `done` of the run is done, 0 to 1.
-
-    constant: 1. cosine_decay: (1 + cos(pi * done)) / 2. linear_warmup: min(1, 10 * done).
-    """
+    """Factor of bias_update_rate when a share `done` of the run is done, 0 to 1."""
     if schedule == "cosine_decay":
         return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
     if schedule == "linear_warmup":

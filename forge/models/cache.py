@@ -6,10 +6,7 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Keys and values of one layer, [batch, kv_heads, max_len, head_dim], filled up to `length`.
-
-    Allocated at the first call, which knows heads, type and device.
-    """
+    """Keys and values of one layer, [batch, kv_heads, max_len, head_dim], filled up to `length`."""
 
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
@@ -18,10 +15,7 @@ class LayerCache:
         self._values: Tensor | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values [batch, kv_heads, seq, head_dim]; returns all so far.
-
-        Raises ValueError past max_len.
-        """
+        """Add keys and values [batch, kv_heads, seq, head_dim]; returns all so far."""
         if self._keys is None or self._values is None:
             batch, heads, _, head_dim = keys.shape
             self._keys = keys.new_empty(batch, heads, self.max_len, head_dim)
@@ -44,6 +38,5 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Tokens read so far."""
         # A stage of a pipeline fills only those of its own layers.
         return max(layer.length for layer in self.layers)

@@ -23,7 +23,7 @@ class LanguageModel(Protocol):
 
     @property
     def output_weight(self) -> Tensor:
-        """Weight of the output head, [vocab, dim]; it may be the embedding table."""
+        """[vocab, dim]; may be the embedding table."""
         ...
 
     def hidden(self, tokens: Tensor, /) -> Tensor:
@@ -31,25 +31,23 @@ class LanguageModel(Protocol):
         ...
 
     def __call__(self, tokens: Tensor, /) -> Tensor:
-        """tokens: [batch, seq] -> logits [batch, seq, vocab]; for objectives that need them all."""
+        """tokens: [batch, seq] -> logits [batch, seq, vocab]."""
         ...
 
     def init_std(self, name: str) -> float:
-        """Standard deviation of the initial values of parameter `name`, of 2 or more dimensions."""
+        """Standard deviation of the initial values of a parameter of 2 or more dimensions."""
         ...
 
     def reset_buffers(self) -> None:
-        """Give every buffer its first value; it was built on the meta device."""
+        """Give every buffer its first value."""
         ...
 
 
 @runtime_checkable
 class Cached(Protocol):
-    """A model that can go on from what it has read, for faster generation."""
+    """A model that can go on from what it has read."""
 
-    def new_cache(self, max_len: int | None = None) -> Any:
-        """An empty cache for at most `max_len` tokens."""
-        ...
+    def new_cache(self, max_len: int | None = None) -> Any: ...
 
     def hidden(self, tokens: Tensor, /, *, cache: Any = None) -> Tensor:
         """tokens: [batch, new] -> [batch, new, dim]; the tokens follow those in the cache."""

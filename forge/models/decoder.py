@@ -28,9 +28,7 @@ RESIDUAL_WRITERS = (
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward or experts, each normalised before and added to the residual
-    stream.
-    """
+    """Attention, then feed-forward or experts, each normalised before and added to its input."""
 
     def __init__(self, section: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -50,12 +48,8 @@ class Block(nn.Module):
 
 
 class OutputHead(nn.Linear):
-    """The output head, whose weight losses multiply with some rows of hidden states at a time."""
-
     def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
-        """Normalised hidden states: a call in which FSDP gathers the weight
-        (`forge.parallel.fsdp`).
-        """
+        """Normalised hidden states; FSDP gathers the weight for this call."""
         return norm(hidden)
 
 
@@ -89,7 +83,6 @@ class Decoder(nn.Module):
             self.output = OutputHead(section.dim, section.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
-        """tokens: [batch, seq] -> logits [batch, seq, vocab]."""
         return self.logits(self.hidden(tokens, cache=cache))
 
     def hidden(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
@@ -122,19 +115,18 @@ class Decoder(nn.Module):
         return x + self.positions(index)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [..., dim] -> [..., vocab]."""
         return F.linear(hidden, self.output_weight)
 
     @property
     def output_weight(self) -> Tensor:
-        """Weight of the output head, [vocab, dim]; the embedding table when they are tied."""
+        """[vocab, dim]; the embedding table when they are tied."""
         head = self.output if self.output is not None else self.embedding
         assert head is not None, "this part of the model has no output head"
         return head.weight
 
     def keep(self, layers: range, *, first: bool, last: bool) -> None:
-        """Cut the model down to these blocks, with what is before the first and after the last of
-        all.
+        """Cut the model down to these blocks, with what is before the first of all and after the
+        last.
         """
         for layer in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[layer]
@@ -147,7 +139,6 @@ class Decoder(nn.Module):
             self.norm = self.output = None
 
     def new_cache(self, max_len: int | None = None) -> KVCache:
-        """An empty cache for sequences of at most `max_len` tokens; null = max_seq_len."""
         max_len = self.max_seq_len if max_len is None else max_len
         if max_len > self.max_seq_len:
             limit = f"model.max_seq_len={self.max_seq_len}"
@@ -155,16 +146,13 @@ class Decoder(nn.Module):
         return KVCache(self.section.n_layers, max_len)
 
     def reset_buffers(self) -> None:
-        """Give every buffer its first value, after `to_empty`."""
         for module in self.modules():
             if isinstance(module, RotaryTable | Router | RoutingRecord):
                 module.reset_buffers()
 
     def init_std(self, name: str) -> float:
-        """Standard deviation of the initial values of parameter `name`.
-
-        Layers that write to the residual stream get 1/sqrt(2 * n_layers) of it (GPT-2; Radford et
-        al. 2019, section 2.3).
+        """Of parameter `name`: 1/sqrt(2 * n_layers) as much if it writes to the residual stream
+        (GPT-2; Radford et al. 2019, section 2.3).
         """
         if self.section.init_scale_residual and name.endswith(RESIDUAL_WRITERS):
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)

@@ -14,10 +14,9 @@ class Order(NamedTuple):
 
     There are n = tokens * top_k assignments; number i is that of token i // top_k. A scope is what
     is counted over: each sequence, or all of them. by_expert: [n], the assignment at each place of
-    the sorted order. place: [n], the place of each assignment. expert, scope: [n], in sorted order.
-    rank: [n], in sorted order, how many of the same expert and scope are before it. counts:
-    [scopes, experts]. starts: [scopes, experts], the place of the first. of_sequences: [sequences,
-    experts], counts.
+    the sorted order. place: [n], the place of each assignment. expert, scope, rank: [n], in sorted
+    order; rank is how many of the same expert and scope are before it. counts, starts: [scopes,
+    experts]; starts is the place of the first. of_sequences: [sequences, experts], counts.
     """
 
     by_expert: Tensor
@@ -53,9 +52,8 @@ def order(experts: Tensor, num_experts: int, sequences: int, *, per_sequence: bo
 
 
 def capacity(factor: float, tokens: int, top_k: int, num_experts: int) -> int:
-    """Assignments that an expert takes of so many tokens: ceil(factor * tokens * top_k / experts).
-
-    GShard (arXiv:2006.16668, section 2.2), of all choices together; no more than tokens.
+    """ceil(factor * tokens * top_k / experts) assignments, at most one a token (GShard,
+    arXiv:2006.16668, section 2.2, of all choices together).
     """
     return min(math.ceil(factor * tokens * top_k / num_experts), tokens)
 
@@ -76,10 +74,10 @@ def rearrange(x: Tensor, index: Tensor, back: Tensor) -> Tensor:
 
 
 class Room(NamedTuple):
-    """Which assignments are in which rows, where each expert has equally many for each scope.
+    """Which assignments are in which rows, if each expert has equally many for each scope.
 
-    source: [experts * scopes * rows], the assignment in a row, if it is filled. slot: [n], the row
-    of an assignment, if it is kept.
+    source: [experts * scopes * rows], the assignment in a row, if filled. slot: [n], the row of an
+    assignment, if kept.
     """
 
     source: Tensor

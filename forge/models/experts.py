@@ -1,6 +1,4 @@
-"""Experts: feed-forward layers of one shape, with their weights packed into one tensor a
-projection.
-"""
+"""Experts: feed-forward layers of one shape, their weights packed into one tensor a projection."""
 
 from __future__ import annotations
 
@@ -52,13 +50,11 @@ class Experts(nn.Module):
         return self._expert(x, weights, lambda rows, weight: grouped_mm(rows, weight, offsets))
 
     def equal(self, x: Tensor) -> Tensor:
-        """The same for equal numbers of rows, by batched products: [experts, rows, dim] -> the
-        same.
-        """
+        """The same for equal numbers of rows: [experts, rows, dim] -> [experts, rows, dim]."""
         return self._expert(x, self.weights(), torch.bmm)
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
-        """Before it runs on a GPU of a compute capability: keep away from what is wrong there."""
+        """Keep away from a kernel that is wrong on a GPU of this compute capability."""
         if capability < BLACKWELL:
             return
         if self.kernel == "auto":
@@ -83,9 +79,8 @@ class Experts(nn.Module):
     def _grouped(self, x: Tensor, weights: tuple[Tensor, ...]) -> bool:
         """Whether one kernel multiplies all experts.
 
-        It needs rows of whole 16 bytes, on a CPU too
-        (https://github.com/pytorch/pytorch/issues/172440); on CUDA bf16, on a CPU all but fp64. The
-        compiler takes it for bf16 only (torch 2.13).
+        It needs rows of whole 16 bytes (https://github.com/pytorch/pytorch/issues/172440), on CUDA
+        bf16, on a CPU no fp64. The compiler takes it for bf16 only (torch 2.13).
         """
         if len(x) == 0:  # https://github.com/pytorch/pytorch/issues/192497
             return False

@@ -33,7 +33,6 @@ class FeedForward(nn.Module):
     """`w_down(f(w_up(x)))`, or gated `w_down(f(w_gate(x)) * w_up(x))` (arXiv:2002.05202)."""
 
     def __init__(self, section: DecoderConfig, hidden: int | None = None) -> None:
-        """hidden: its width; null = section.computed_ffn_hidden_dim."""
         super().__init__()
         if section.activation not in ACTIVATIONS:
             names = ", ".join(ACTIVATIONS)

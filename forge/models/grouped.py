@@ -10,9 +10,7 @@ from torch import Tensor
 
 
 def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """x: [n, in], sorted by group; weight: [groups, in, out] -> [n, out]; offsets: [groups] int32,
-    ends.
-    """
+    """x: [n, in], sorted by group; weight: [groups, in, out]; offsets: [groups] int32."""
     # Public in newer versions of torch, private before.
     product = getattr(F, "grouped_mm", None) or torch._grouped_mm  # type: ignore[attr-defined]
     return product(x, weight, offs=offsets)
@@ -22,10 +20,10 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     "forge::looped_mm", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor counts) -> Tensor"
 )
 def looped_mm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """The same for any type and device, group by group; counts: [groups], rows of each.
+    """The same in any type, group by group; counts: [groups], rows of each.
 
-    An operator of its own, because the sizes of its products depend on data: a compiler takes it as
-    it is. On CUDA it waits for the device.
+    An operator, so that a compiler does not look inside: sizes depend on data. On CUDA it waits for
+    the device.
     """
     parts = zip(x.split(counts.tolist()), weight.unbind(), strict=True)
     return torch.cat([part @ matrix for part, matrix in parts])

@@ -9,17 +9,15 @@ from torch import Tensor
 
 
 class Head:
-    """Logits of hidden states, with the rows of the vocabulary that this rank holds; here all of
-    them.
+    """Logits of hidden states from the rows of the vocabulary that this rank holds, here all.
 
-    A model that is laid out over ranks may have a method `spread_head`, which gives a subclass
-    whose methods also reach the rows of other ranks. first: token id of the first row.
+    A model that is laid out over ranks may have a method `spread_head`, which gives a subclass that
+    also reaches the rows of other ranks. first: token id of the first row.
     """
 
     first = 0
 
     def __init__(self, weight: Tensor) -> None:
-        """weight: [rows, dim]."""
         self.weight = weight
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Initial weights that depend on the seed and a parameter's name and shape, and on no layout.
 
-A parameter is filled in blocks of rows. Each block is drawn whole, on the CPU and in fp32, from a
-generator of its own, so that any device can make just the rows it owns, equal to the bit.
+A parameter is filled in blocks of rows, each drawn whole, on the CPU and in fp32, from a generator
+of its own, so that any device can make just the rows it owns, equal to the bit.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ Held = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 
 
 class Initialisable(Protocol):
-    """What a model says of its own initial values."""
-
     def init_std(self, name: str) -> float: ...
     def reset_buffers(self) -> None: ...
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
 
 def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Of a tensor that this process has all of: it, and all indices along each dimension."""
+    """A tensor that this process has all of, and all indices along each dimension."""
     return values, [torch.arange(size) for size in values.shape]
 
 
@@ -40,9 +38,9 @@ def init_weights(
     """Fill every parameter and computed buffer of the model, in place.
 
     Matrices are normal with standard deviation `model.init_std(name)`; one-dimensional parameters
-    are 0 (biases) or 1 (norm weights). A tied weight is drawn once, under its first name. held: the
-    memory that this process has of a parameter, and the indices along each dimension that it stands
-    for. num_threads: null = torch's own; it does not change the result.
+    are 0 (biases) or 1 (norm weights). A tied weight is drawn once, under its first name. held:
+    what this process has of a parameter, and its indices along each dimension. num_threads: null =
+    torch's own.
     """
     with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
         filling = []
@@ -69,11 +67,7 @@ def draw_rows(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Rows of the initial value of parameter `name` of global `shape`: fp32, [len(rows),
-    *shape[1:]].
-
-    out: memory to draw into.
-    """
+    """Rows of the initial value of parameter `name` of global `shape`, fp32, drawn into `out`."""
     size = rows_per_block(shape)
     index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
     drawn = out
@@ -105,22 +99,20 @@ def draw_block(
 
 
 def rows_per_block(shape: Sequence[int]) -> int:
-    """Rows that share a generator: about 256 KiB, or one expert of a stack; of the global shape
-    only.
-    """
+    """Rows that share a generator: about 256 KiB, or one expert of a stack."""
     if len(shape) > 2:
         return 1
     return max(1, VALUES_PER_BLOCK // max(1, math.prod(shape[1:])))
 
 
 def _runs(rows: Tensor, size: int) -> list[tuple[int, int]]:
-    """(block, how many rows of it follow one another) of a list of rows, in order."""
+    """(block, how many rows of it follow one another), in order."""
     blocks, counts = torch.unique_consecutive(rows // size, return_counts=True)
     return list(zip(blocks.tolist(), counts.tolist(), strict=True))
 
 
 def _portions(rows: Tensor, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(start, end) of portions of the rows that are worth a thread's while, of whole blocks."""
+    """(start, end) of whole blocks of rows that are worth a thread's while."""
     start = end = 0
     for _, count in _runs(rows, rows_per_block(shape)):
         end += count
@@ -141,7 +133,7 @@ def _fill(
     start: int,
     end: int,
 ) -> None:
-    """Draw rows start to end of those held: into their memory if it fits, else cut and copied."""
+    """Draw rows start to end of those held: in place if they are whole, else cut and copied."""
     here, rows = local[start:end], indices[0][start:end]
     whole_rows = here.is_contiguous() and here.shape[1:] == tuple(shape[1:])
     as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and whole_rows
@@ -151,9 +143,7 @@ def _fill(
 
 
 def select(values: Tensor, indices: Sequence[Tensor], *, first: int = 0) -> Tensor:
-    """What the indices name along each dimension from `first` on; the same tensor where that is
-    all.
-    """
+    """What the indices name along each dimension from `first` on."""
     for dim, index in enumerate(indices, start=first):
         if len(index) < values.shape[dim]:
             values = values.index_select(dim, index)

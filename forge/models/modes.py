@@ -11,11 +11,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode, and its compiled modules run uncompiled.
-
-    Compiled for one training shape, a module would compile anew for each other length and batch,
-    and fail past dynamo's limit.
-    """
+    """Inside, the model is in eval mode, and uncompiled: else it would compile for each shape."""
     was_training = model.training
     model.eval()
     try:

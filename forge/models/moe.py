@@ -1,4 +1,4 @@
-"""The mixture of experts: a feed-forward layer in which a token goes to a few of many experts."""
+"""The mixture of experts."""
 
 from __future__ import annotations
 
@@ -28,17 +28,14 @@ from forge.models.routing_record import RoutingRecord
 
 
 class MoE(nn.Module):
-    """The weighted outputs of the experts that the router chooses for a token, and the shared
-    experts.
+    """The weighted outputs of the experts that the router chooses for a token, and the shared ones.
 
     What is not linear in tokens (load balance, capacity, gradient scale) is counted over a scope:
-    each sequence, or the whole micro-batch. Every token that is routed counts, also where its
-    target is masked.
+    each sequence, or the whole micro-batch, masked targets too.
 
     In training an expert with a capacity takes the first tokens of the scope that choose it, as
-    their best or their last choice, in the order of the sequence, so that no token's experts depend
-    on a later one. The other assignments are dropped: they add nothing. In evaluation and
-    generation nothing is dropped.
+    their best or their last choice, so that no token's experts depend on a later one. The other
+    assignments are dropped: they add nothing. In evaluation and generation nothing is dropped.
     """
 
     summands = 1
@@ -48,7 +45,6 @@ class MoE(nn.Module):
     """Runs of consecutive tokens that are here of a sequence."""
 
     def __init__(self, section: DecoderConfig, layer: int = 0) -> None:
-        """layer: the index of the block that this layer is in."""
         super().__init__()
         self.section: MoEConfig = section.moe
         self.number = n_moe_layers(section.moe, layer)
@@ -75,19 +71,18 @@ class MoE(nn.Module):
         return y
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]. Expert parallelism
-        overrides it.
-        """
+        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]."""
         return self.experts(x, counts)
 
     def run_equal(self, x: Tensor) -> Tensor:
-        """The same for equal numbers of rows: [experts, rows, dim] -> [experts, rows, dim]."""
+        """x: [experts, rows, dim] -> the same."""
         return self.experts.equal(x)
 
     def scope_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
-        """counts: [scopes, experts], of the tokens here -> of all tokens of the scopes.
+        """counts: [scopes, experts], of the tokens here -> of all tokens of the scopes, on any
+        rank.
 
-        Others may be on other ranks. per_sequence: each sequence is a scope; else all are one.
+        per_sequence: each sequence is a scope; else all are one.
         """
         return counts
 
@@ -135,11 +130,10 @@ class MoE(nn.Module):
         return room(found, min(size, tokens), left)
 
     def _gradient_factor(self, found: Order, rows: Room | None) -> Tensor:
-        """[n], in sorted order: the even load in the scope over the expert's own, without dropped
-        ones.
+        """[n], in sorted order: the even load in the scope over the expert's own, of what is kept.
 
-        The gradient of an expert's weights is a sum over its tokens, so busy experts learn faster;
-        this divides by how busy it is.
+        The gradient of an expert's weights is a sum over its tokens; this divides by how busy it
+        is.
         """
         counts = found.counts
         if rows is not None:
@@ -155,7 +149,7 @@ class MoE(nn.Module):
         return self.section.balance_scope == "sequence"
 
     def _recorded(self, y: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
-        """y, with the auxiliary losses and the record of the micro-batch behind it."""
+        """y, with the auxiliary losses and the record behind it."""
         section, none = self.section, routed.logits.new_zeros(())
         aux = sequence_aux = z = none
         if section.aux_loss_weight:

@@ -13,11 +13,7 @@ from forge.config.model import Decoder as DecoderConfig
 
 
 def make_norm(section: DecoderConfig) -> nn.Module:
-    """The normalisation over the last dimension of [batch, seq, dim] that `norm_type` names.
-
-    RMSNorm (arXiv:1910.07467) has a weight; LayerNorm (arXiv:1607.06450) a bias too if `bias` is
-    true.
-    """
+    """RMSNorm (arXiv:1910.07467) or LayerNorm (arXiv:1607.06450), which may have a bias."""
     if section.norm_type == "rmsnorm":
         return RMSNorm(section.dim, eps=section.norm_eps)
     if section.norm_type == "layernorm":
@@ -26,24 +22,18 @@ def make_norm(section: DecoderConfig) -> nn.Module:
 
 
 class RMSNorm(nn.RMSNorm):
-    """x: [..., dim], over its last dimension -> [..., dim]."""
-
     def forward(self, x: Tensor) -> Tensor:
         return self.normalise(x, self.weight, None)
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same with these parameters."""
         return F.rms_norm(x, self.normalized_shape, weight.to(x.dtype), self.eps).to(weight.dtype)
 
 
 class LayerNorm(nn.LayerNorm):
-    """x: [..., dim], over its last dimension -> [..., dim]."""
-
     def forward(self, x: Tensor) -> Tensor:
         return self.normalise(x, self.weight, self.bias)
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same with these parameters."""
         bias = None if bias is None else bias.to(x.dtype)
         y = F.layer_norm(x, self.normalized_shape, weight.to(x.dtype), bias, self.eps)
         return y.to(weight.dtype)

@@ -42,7 +42,6 @@ class RotaryTable(nn.Module):
         self.sin.copy_(torch.cat((-sin, sin), dim=-1)[:, None])
 
     def forward(self, start: int, seq: int) -> Rotation:
-        """The rotation of positions start to start + seq."""
         return self.cos[start : start + seq], self.sin[start : start + seq]
 
 
@@ -50,8 +49,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate each pair (i, i + head_dim/2) of x: [batch, seq, heads, head_dim] by its position's
     angle.
 
-    The sine is signed, so a roll replaces the usual negate-and-swap. Computed in fp32 and returned
-    in x's type.
+    The sine is signed, so a roll replaces the usual negate-and-swap. In fp32, returned in x's type.
     """
     cos, sin = rotation
     return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)

@@ -12,11 +12,8 @@ from forge.config.moe import MoE as MoEConfig
 
 
 class Routed(NamedTuple):
-    """What a router says of some tokens.
-
-    experts: [tokens, top_k] int64, the best first. weights: [tokens, top_k], of their outputs.
-    logits, shares: [tokens, experts], before and after the score function; the shares of a token
-    add up to 1.
+    """experts: [tokens, top_k] int64, the best first. weights: [tokens, top_k], of their outputs.
+    logits, shares: [tokens, experts], before and after the score function; shares add up to 1.
     """
 
     experts: Tensor
@@ -33,8 +30,7 @@ class Router(nn.Module):
     equations 12 to 16).
 
     selection_bias: [experts], added to the scores for the choice only, so that it balances the load
-    without a gradient (arXiv:2408.15664). It is saved in checkpoints; `forge.models.balance` moves
-    it once a step.
+    without a gradient (arXiv:2408.15664); saved, and moved by `forge.models.balance`.
     """
 
     selection_bias: Tensor
@@ -62,11 +58,10 @@ class Router(nn.Module):
         return Routed(experts, weights * section.routed_scaling_factor, logits, shares)
 
     def reset_buffers(self) -> None:
-        """The bias of an untrained model."""
         self.selection_bias.zero_()
 
     def matrix(self) -> Tensor:
-        """Its weight, [experts, dim]."""
+        """[experts, dim]."""
         return self.weight
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -80,8 +75,8 @@ class Router(nn.Module):
         """The top_k experts of each token, out of its best groups (arXiv:2405.04434, section
         2.2.2).
 
-        A group is as good as its best expert under softmax, as DeepSeek-V2 has it; as its two best
-        ones under sigmoid, as V3 has it.
+        A group is as good as its best expert under softmax, as in DeepSeek-V2; as its two best ones
+        under sigmoid, as in V3.
         """
         section, scores = self.section, scores + self.selection_bias
         if section.n_routing_groups > 1:

@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 def balance_loss(shares: Tensor, counts: Tensor) -> Tensor:
-    """Load balancing loss: the sum over scopes of tokens * E * sum_i f_i * P_i.
+    """The sum over scopes of tokens * E * sum_i f_i * P_i.
 
     f_i is the part of the scope's assignments that went to expert i, without gradient; P_i the mean
     share of expert i over its tokens (Switch, arXiv:2101.03961, equations 4 to 6; with top_k > 1 as
-    DeepSeek-V3 has it, arXiv:2412.19437, equations 17 to 20). 1 a token where the load is even, E
-    where one expert has it all. Hugging Face's load_balancing_loss_func is top_k times that.
+    DeepSeek-V3, arXiv:2412.19437, equations 17 to 20). 1 a token where the load is even, E where
+    one expert has it all. Hugging Face's load_balancing_loss_func is top_k times that.
 
     shares: [tokens, E], scope after scope. counts: [scopes, E], assignments of the whole scope, of
     which the tokens here may be a part.
@@ -22,9 +22,7 @@ def balance_loss(shares: Tensor, counts: Tensor) -> Tensor:
 
 
 def router_z_loss(logits: Tensor) -> Tensor:
-    """Sum over tokens of the squared log-partition of logits: [tokens, E] (arXiv:2202.08906, eq.
-    5).
-    """
+    """Sum over tokens of (log-partition of logits: [tokens, E])^2 (arXiv:2202.08906, eq. 5)."""
     return logits.logsumexp(-1).square().sum()
 
 

@@ -15,8 +15,7 @@ class RoutingRecord(nn.Module):
     """Counts and sums of one layer over the micro-batches of a step, in buffers that are not saved.
 
     counts: [experts] int64, assignments, dropped ones too. sums: [len(SUMS)], over tokens. scale:
-    factor of the auxiliary losses, which are sums over tokens: 1 / target tokens of the step, times
-    a loss scale.
+    factor of the auxiliary losses: 1 / target tokens of the step, times a loss scale.
     """
 
     counts: Tensor
@@ -33,13 +32,12 @@ class RoutingRecord(nn.Module):
     def attach(self, y: Tensor, loss: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
         """y, whose backward pass also gives `loss` the gradient `scale`, and adds to the record.
 
-        So neither has to be returned through layers, stages and compiled blocks. In backward every
+        So neither is returned through layers, stages and compiled blocks. In backward every
         micro-batch passes once, while a forward pass may be run again or be an evaluation.
         """
         return _Attach.apply(y, loss, counts, sums, self)
 
     def reset_buffers(self) -> None:
-        """Begin a step."""
         for buffer in self.buffers():
             buffer.zero_()
 

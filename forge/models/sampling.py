@@ -33,10 +33,10 @@ def generate(
 ) -> Tensor:
     """Continue tokens: [batch, prompt] -> [batch, prompt + new], with new <= max_new_tokens.
 
-    Stops at the model's max_seq_len, and once every row has produced eos_id; rows that ended sooner
-    are filled up with eos_id. n_ids: number of ids of the tokenizer; later rows of the table, which
+    Stops at the model's max_seq_len, and once every row has produced eos_id, which rows that ended
+    sooner are filled up with. n_ids: number of ids of the tokenizer; later rows of the table, which
     no text has trained, are never drawn. Temperature 0 is greedy. The same seed gives the same
-    text. Without a cache every token reads the whole text again. The mode, train or eval, stays.
+    text. Without a cache every token reads the whole text again.
 
     agree: gives the tokens [batch, 1] that all processes take where this one drew some; processes
     that share a model must sample the same. Raises FloatingPointError for logits that are not
@@ -75,9 +75,8 @@ def next_token_probabilities(
     """logits: [batch, vocab] -> fp32 probabilities: temperature first, then top-k, then top-p.
 
     top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens that
-    together have at least that probability (nucleus sampling, arXiv:1904.09751; 1 = all).
-    Temperature 0 gives all to the likeliest. Raises FloatingPointError for logits that are not
-    finite.
+    together have at least that probability (nucleus sampling, arXiv:1904.09751). Temperature 0
+    gives all to the likeliest. Raises FloatingPointError for logits that are not finite.
     """
     logits = logits.float()
     if not bool(torch.isfinite(logits).all()):

@@ -26,9 +26,9 @@ HALF_ONLY_ON_GPU = ("flash", "cudnn")
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
     """q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq, head_dim].
 
-    Query i sees keys 0 to past + i. With fewer key/value heads each serves a group of queries (GQA,
-    arXiv:2305.13245). Several queries after a past get a GPU's flash kernel where it fits and
-    `backend` allows it, else a mask and the kernel that torch chooses, whatever `backend` is.
+    Query i sees keys 0 to past + i; k and v may have fewer heads (GQA, arXiv:2305.13245). Several
+    queries after a past get a GPU's flash kernel where it fits and `backend` allows it, else a mask
+    and the kernel that torch chooses, whatever `backend` is.
     """
     seq, keys = q.shape[2], k.shape[2]
     grouped = q.shape[1] != k.shape[1]
@@ -50,7 +50,6 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
 
 
 def _flash_after_a_past(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the flash kernel of a GPU takes these."""
     if not q.is_cuda or q.shape[-1] % 8:
         return False
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, q.shape[1] != k.shape[1]))

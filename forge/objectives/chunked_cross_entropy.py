@@ -24,8 +24,8 @@ def chunked_cross_entropy(
     hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens a chunk, 0 =
     `auto_chunk_size`. With a head spread over ranks three numbers of each token are exchanged
     (arXiv:1909.08053, section 3), and the gradient of hidden is this rank's summand. Gradients are
-    made in the forward pass, while a chunk's logits are there, if autograd wants them. Matrix
-    products are in hidden's type; the softmax and the sums in fp32 (fp64 for fp64 inputs).
+    made in the forward pass, while a chunk's logits are there. Matrix products are in hidden's
+    type; the softmax and the sums in fp32 (fp64 for fp64 inputs).
     """
     rows, dim = head.weight.shape
     sums = _ChunkedCrossEntropy.apply(
@@ -41,11 +41,8 @@ def chunked_cross_entropy(
 
 
 def auto_chunk_size(*, vocab: int, dim: int) -> int:
-    """Tokens a chunk: 4096, or fewer where the vocabulary is large.
-
-    A chunk's fp32 logits take at most 64 MiB, or as much as the weight's gradient ([vocab, dim] in
-    fp32) if that is more: a wide model needs large chunks, since each reads and writes that
-    gradient.
+    """Tokens a chunk: 4096, or fewer if their fp32 logits are above 64 MiB and [vocab, dim] in
+    fp32: a wide model needs large chunks, since each reads and writes the weight's gradient.
     """
     return max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (4 * vocab))))
 

@@ -50,7 +50,6 @@ class Pretrain:
         self.section = section
 
     def __call__(self, model: LanguageModel, batch: TokenBatch) -> Losses:
-        """Losses of one micro-batch, with the sums `ce` and, if it has a weight, `z_loss`."""
         z_loss_weight = self.section.z_loss_weight
         chunked = self.section.loss_fn == "chunked_cross_entropy"
         hidden = model.hidden(batch.tokens)

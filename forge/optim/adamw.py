@@ -15,7 +15,7 @@ def adamw(section: AdamWConfig, *, model: nn.Module) -> torch.optim.AdamW:
     """torch's AdamW (arXiv:1711.05101) over the trainable parameters of `model`.
 
     Fused where `section.fused` asks for it and every parameter's device has the kernel; else as
-    torch chooses (foreach on a GPU, single tensors on a CPU).
+    torch chooses.
     """
     groups = parameter_groups(
         model, weight_decay=section.weight_decay, decay_embeddings=section.decay_embeddings

@@ -25,12 +25,10 @@ Shape = Callable[[float], float]
 
 
 def none(section: NoSchedule) -> Schedule:
-    """1 at every step."""
     return lambda step: 1.0
 
 
 def constant(section: Constant) -> Schedule:
-    """Warm-up, then 1."""
     return lambda step: _warmup(section, step)
 
 
@@ -47,19 +45,14 @@ def linear(section: Linear) -> Schedule:
 def wsd(section: WSD) -> Schedule:
     """Warm-up, stable, decay (arXiv:2404.06395), the decay of shape `wsd_decay_type`.
 
-    `sqrt` is 1 - sqrt(p), the cooldown published as "1-sqrt" (Hägele et al., arXiv:2405.18392),
-    steep at first; not sqrt(1 - p), which is steep at the end.
+    `sqrt` is 1 - sqrt(p), published as "1-sqrt" (Hägele et al., arXiv:2405.18392); not sqrt(1 - p).
     """
     assert section.stable_steps is not None, "stable_steps is resolved before a schedule is built"
     return _decay(section, SHAPES[section.wsd_decay_type], stable_steps=section.stable_steps)
 
 
 def rex(section: Rex) -> Schedule:
-    """Reflected exponential: shape ((1 - p) / (1/2 + (1 - p)/2)) ** rex_alpha.
-
-    The published curve at rex_alpha = 1 (Chen, Wolfe, Kyrillidis, arXiv:2107.04197); a larger
-    exponent decays sooner.
-    """
+    """((1 - p) / (1/2 + (1 - p)/2)) ** rex_alpha: REX (arXiv:2107.04197) with an exponent."""
     return _decay(section, lambda p: ((1 - p) / (0.5 + 0.5 * (1 - p))) ** section.rex_alpha)
 
 

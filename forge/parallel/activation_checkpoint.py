@@ -39,15 +39,13 @@ with a capacity).
 
 
 def recompute(model: nn.Module, mode: str, *, every: int = 1, layers: bool = False) -> None:
-    """Make blocks keep less for backward, in place.
+    """Make blocks keep less for backward, in place; parameter names stay.
 
     mode: none; full = keep a block's input only; selective = keep the results of SAVED_BY_SELECTIVE
     too. every: only the first of each so many blocks. layers: with selective, recompute attention,
-    experts and shared experts each for themselves, and keep what is around them. Needed where FSDP
-    gathers experts inside the block: in the second run it does so differently, which torch's
-    selective recompute takes for another computation (torch 2.13).
-
-    Only classes change, so parameter names stay.
+    experts and shared experts each for themselves. Needed where FSDP gathers experts inside the
+    block: in the second run it does so differently, which torch takes for another computation
+    (torch 2.13).
     """
     if mode not in ("none", "full", "selective"):
         what = f"train.activation_checkpointing={mode!r}"
@@ -83,7 +81,6 @@ class Recomputed(nn.Module):
     checkpoint: Any = staticmethod(_run_again)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the block's own forward returns."""
         return self.checkpoint(super().forward, *args, **kwargs)
 
 
@@ -97,5 +94,4 @@ class RecomputedExperts(RecomputedSelectively):
     """The same for experts, which have two entry points."""
 
     def equal(self, x: Tensor) -> Tensor:
-        """As the experts' own."""
         return self.checkpoint(super().equal, x)  # type: ignore[misc]

@@ -1,9 +1,8 @@
 """Collectives that gradients flow through, on the plain local tensors of each rank.
 
 Which one is right follows from backward: ranks that use the result differently each have a summand
-of its gradient; ranks that use it in the same way each have the whole gradient. Built on the
-operators of torch's functional collectives, which torch.compile traces without a break. All ranks
-of a group call the same ones in the same order, with sizes that fit.
+of its gradient; ranks that use it alike each have the whole gradient. torch.compile traces them
+without a break. All ranks of a group call the same ones in the same order, with sizes that fit.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Part:
     """Which of `ranks` equal parts of a sequence a rank has.
 
-    balanced: the sequence is cut into 2 * ranks chunks, and rank r has chunks r and -1 - r. Late
-    queries read more keys than early ones, so with contiguous parts the first rank would idle.
+    balanced: of 2 * ranks chunks rank r has chunks r and -1 - r. Late queries read more keys than
+    early ones, so with contiguous parts the first rank would idle.
     """
 
     rank: int
@@ -40,7 +40,6 @@ class Part:
     balanced: bool
 
     def of(self, whole: Tensor, dim: int) -> Tensor:
-        """This rank's part along `dim`."""
         pieces = 2 * self.ranks if self.balanced else self.ranks
         assert whole.shape[dim] % pieces == 0, (tuple(whole.shape), dim, pieces)
         chunks = whole.chunk(pieces, dim)
@@ -49,7 +48,6 @@ class Part:
 
 
 def part_of(mesh: Mesh) -> Part:
-    """The part that this rank has of each sequence."""
     parallel = mesh.parallel
     balanced = parallel.cp_load_balance and parallel.cp_method == "all_gather" and parallel.cp > 1
     return Part(rank=mesh.axes.get_local_rank("cp"), ranks=parallel.cp, balanced=balanced)
@@ -107,7 +105,7 @@ class OverExchangedHeads(nn.Module):
     group: dist.ProcessGroup
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, seq / cp, head_dim]; k, v: the same of kv_heads -> as q."""
+        """As over gathered keys."""
         q = exchange(q, 1, 2, self.group)
         k, v = exchange(torch.stack((k, v)), 2, 3, self.group).unbind(0)
         return exchange(super().attend(q, k, v), 2, 1, self.group)  # type: ignore[misc]
@@ -120,7 +118,7 @@ class RotationOfPart(nn.Module):
     sequences: Sequences
 
     def forward(self, start: int, seq: int) -> Rotation:
-        """The rotation of `seq` positions: from `start` on, or this rank's of a cut sequence."""
+        """Of `seq` positions from `start` on, or of this rank's of a cut sequence."""
         if not self.sequences.cut:
             return super().forward(start, seq)
         cos, sin = super().forward(start, seq * self.part.ranks)

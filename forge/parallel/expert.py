@@ -54,7 +54,6 @@ class LocalExperts:
     """Mixin of experts that computes with the local part of their weights."""
 
     def weights(self) -> tuple[Tensor, ...]:
-        """As the experts' own."""
         return tuple(local(weight) for weight in super().weights())  # type: ignore[misc]
 
 
@@ -65,10 +64,7 @@ class OverRanks:
     ranks: int
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim].
-
-        On CUDA it waits for the device once, for the numbers of rows that come.
-        """
+        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]."""
         of_ranks = counts.unflatten(0, (self.ranks, -1))
         come = exchange_counts(counts, self.group).view_as(of_ranks)  # [rank, own expert]
         send, receive = torch.stack((of_ranks.sum(1), come.sum(1))).tolist()

@@ -36,8 +36,7 @@ def shard(
     """Shard each block, the embedding, the output head and the root over the data ranks, in place.
 
     Gradients are summed and divided by nothing: the loss carries 1 / (target tokens of the step).
-    param_dtype: type that weights are gathered in; nothing else is cast, and gradients are reduced
-    in fp32.
+    param_dtype: of gathered weights; nothing else is cast, and gradients are reduced in fp32.
     """
     # Inputs of modules are not cast: rotary tables are fp32, and hidden states as configured.
     reduce_dtype = torch.float32 if param_dtype is not None else None
@@ -91,7 +90,7 @@ def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
     """The dimension along which a parameter is sharded; null = rows, as in torch.
 
     Packed experts, fewer than ranks, are cut across if possible: else some ranks would have none,
-    and all would gather padding for them.
+    and all would gather padding.
     """
     here = local(parameter)
     if here.dim() != 3 or len(here) >= ranks:
@@ -105,8 +104,8 @@ def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
 def _fetch_ahead(groups: list[list[nn.Module]]) -> None:
     """While a group of modules computes, gather the next one's weights (backward: the previous's).
 
-    FSDP does so by itself only while the CPU runs ahead of the device, which it cannot where it
-    waits for counts of tokens.
+    FSDP does so by itself only while the CPU runs ahead of the device, not where it waits for
+    counts of tokens.
     """
     for group, following in pairwise(groups):
         group[0].set_modules_to_forward_prefetch(following)  # type: ignore[operator]
@@ -120,7 +119,6 @@ class ReshardsOnModeChange(nn.Module):
     """
 
     def train(self, mode: bool = True) -> ReshardsOnModeChange:
-        """As any module's."""
         for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -130,8 +128,8 @@ class ReshardsOnModeChange(nn.Module):
 def reduce_in_backward(model: nn.Module, *, last: bool, each: bool) -> None:
     """Whether the next backward pass reduces gradients: `each` its own, else the last those of all.
 
-    Unreduced, gradients of whole weights add up on each rank. With replicas those of each
-    micro-batch are reduced over shards only, and over replicas in the last.
+    With replicas those of each micro-batch are reduced over shards only, and over replicas in the
+    last.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last or each)

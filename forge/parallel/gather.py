@@ -19,20 +19,16 @@ Tensors = dict[str, Tensor | None]
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Full tensors on the main rank; and the names of those of which ranks have copies that differ
-    in a bit.
-    """
+    """Full tensors on the main rank, and the names of those whose copies differ in a bit."""
 
     tensors: Tensors = field(default_factory=dict)
     differing: list[str] = field(default_factory=list)
 
 
 def gather(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Gathered:
-    """All that ranks have, one tensor after the other, from all shards and all stages of a
-    pipeline; all ranks call it.
+    """All that ranks have, from all shards and stages; a collective.
 
-    named: what this rank has, each tensor, or its part of one, by its name in the whole model. None
-    where a rank that has the name has no tensor.
+    named: what this rank has of tensors, by name in the whole model; None if it has no tensor.
     """
     own: dict[str, list[Tensor | None]] = {}
     for name, value in named:  # the first and last stage on one rank: two copies of a tied table
@@ -70,9 +66,7 @@ def gather(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Gathered
 def _owners(
     own: dict[str, list[Tensor | None]], ranks: Ranks
 ) -> dict[str, tuple[list[int], tuple[tuple[int, ...], torch.dtype] | None]]:
-    """By name: the ranks that have it, and its shape and dtype, or None where one of them has no
-    tensor.
-    """
+    """By name: the ranks that have it, its shape and dtype, or None if a rank has no tensor."""
     described = ranks.of_all(
         {
             name: [None if v is None else (tuple(v.shape), v.dtype) for v in copies]
@@ -88,7 +82,7 @@ def _owners(
 
 
 def _full(value: Tensor | None) -> Tensor:
-    """All of a tensor, a copy on the CPU; the ranks that hold parts of it call this together."""
+    """All of a tensor, a copy on the CPU; a collective of the ranks with parts of it."""
     assert value is not None
     value = value.detach()
     if isinstance(value, DTensor):

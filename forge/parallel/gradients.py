@@ -22,10 +22,10 @@ def clip(
 ) -> tuple[Tensor, Tensor]:
     """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place.
 
-    Returns the norm from before, and the sum over all ranks of the number `also`; neither is waited
-    for. spread: parameters are laid out over ranks; then all ranks call this and get the same norm,
-    over all shards and stages: each adds the squares of what it has as the first of its copies.
-    counted: whether a parameter, by name, counts here, not being a copy of another stage's.
+    Returns the norm from before, and the sum over all ranks of the number `also`, asynchronous.
+    spread: parameters are laid out over ranks; then all ranks call this, and each adds the squares
+    of what it has as the first of its copies. counted: whether a parameter, by name, counts here,
+    not being a copy of another stage's.
     """
     found = [(name, p.grad) for name, p in named if p.grad is not None]
     own = [

@@ -21,8 +21,8 @@ def materialize(
 ) -> None:
     """Allocate a model built on the meta device and fill it as `init_weights` does, to the bit.
 
-    A tied weight is drawn once, under its first name. buffers: their device, if not that of the
-    parameters. Raises ValueError for a buffer that the model gives no value.
+    buffers: their device, if not that of the parameters. Raises ValueError for a buffer that the
+    model gives no value.
     """
     allocate(model, device, buffers=buffers)
     init_weights(

@@ -17,9 +17,8 @@ class Mesh:
     axes: pp, dp_replicate, dp_shard, cp, ep, tp. dense: pp, dp_replicate, fsdp = dp_shard * cp *
     ep, tp; for parameters other than experts. sums: tokens = pp * dp_replicate * fsdp, tp; of a
     pipeline's stages one has the loss, others zero. stages: pp, tokens = dp_replicate * fsdp, tp.
-    experts: pp, dp_replicate, efsdp = dp_shard * cp, ep, tp; with ep = 1 the same as dense.
-
-    They are meshes of their own: torch has no public call to flatten slices of one.
+    experts: pp, dp_replicate, efsdp = dp_shard * cp, ep, tp; with ep = 1 the same as dense. torch
+    has no public call to flatten slices of one mesh.
     """
 
     parallel: Parallel
@@ -57,7 +56,6 @@ class Mesh:
 
     @property
     def tp(self) -> DeviceMesh:
-        """The ranks that share each matrix."""
         return self.dense["tp"]
 
     @property
@@ -71,14 +69,13 @@ class Mesh:
         return self.stages.get_group("tokens")
 
     def groups(self) -> list[dist.ProcessGroup]:
-        """All groups of this rank."""
         views = (self.axes, self.dense, self.sums, self.stages, self.experts)
         distinct = {id(view): view for view in views}.values()
         return [group for view in distinct for group in view.get_all_groups()]
 
 
 def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
-    """The mesh of a layout. torch.distributed is initialised with as many ranks."""
+    """torch.distributed is initialised with as many ranks as the layout has."""
     p, fsdp, efsdp = parallel, parallel.fsdp, parallel.efsdp
     pp, replicas = {"pp": p.pp}, {"dp_replicate": p.dp_replicate}
 

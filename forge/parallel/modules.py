@@ -17,10 +17,7 @@ FORMATS = HALF | {"fp32": torch.float32}
 
 
 def mix_in(module: nn.Module, mixin: type) -> None:
-    """Put the class `mixin` before the class of a module, in place.
-
-    Names of parameters and modules stay, and a copy of the model runs its own weights.
-    """
+    """Put the class `mixin` before that of a module, in place. Names of parameters stay."""
     module.__class__ = _mixed(mixin, type(module))
 
 
@@ -43,9 +40,8 @@ def compile_blocks(
 ) -> None:
     """Compile each block in place with torch.compile.
 
-    Equal blocks share one compilation, so its time does not grow with depth. A graph break is an
-    error (fullgraph), and each shape is compiled for itself (dynamic=False): training has one, and
-    evaluation few. Text generation runs the plain blocks (`forge.models.sampling`).
+    Equal blocks share one compilation. A graph break is an error (fullgraph), and each shape is
+    compiled for itself (dynamic=False): training has one, and evaluation few.
 
     layers: compile the attention and feed-forward layers of a block, not what is around them.
     mixtures: also those of experts; else only their shared experts.
@@ -71,18 +67,17 @@ class Sequences:
 
 
 class CutSequences:
-    """Mixin of a decoder: sequences are cut when it reads them whole, not when a cache is used."""
+    """Mixin of a decoder: sequences are cut unless a cache is used."""
 
     sequences: Sequences
 
     def hidden(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
-        """As the decoder's own."""
         self.sequences.cut = cache is None
         return super().hidden(tokens, cache=cache)  # type: ignore[misc]
 
 
 def cut_sequences(model: Any) -> Sequences:
-    """Make the decoder note at each reading whether sequences are cut; returns where it does."""
+    """Make the decoder note at each reading whether sequences are cut."""
     if not isinstance(model, CutSequences):
         mix_in(model, CutSequences)
         model.sequences = Sequences()

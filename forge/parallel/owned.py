@@ -17,7 +17,6 @@ def local(values: Tensor) -> Tensor:
 
 
 def copy_owned(values: Tensor, whole: Tensor) -> None:
-    """Copy into a tensor, in place, what this rank holds of it."""
     local(values).copy_(select(whole, owned(values)))
 
 

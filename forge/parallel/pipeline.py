@@ -56,7 +56,6 @@ class Pipeline(nn.Module):
     def __init__(
         self, parts: list[tuple[int, nn.Module]], cfg: Config, mesh: Mesh, device: torch.device
     ) -> None:
-        """parts: what `cut` gave, with every other technique applied."""
         super().__init__()
         # Imported here, because torch's pipelines take 2 s to import.
         from forge.parallel.pipeline_schedule import make_stage
@@ -92,23 +91,19 @@ class Pipeline(nn.Module):
 
     @property
     def first(self) -> bool:
-        """Whether this rank has the first stage."""
         return self.line.has(0)
 
     @property
     def last(self) -> bool:
-        """Whether this rank has the last stage, where the loss is."""
         return self.line.has(self.line.last)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of this rank's stages, by their names in the whole model."""
         for part in self.parts:
             yield from part.named_parameters(prefix, recurse, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As above."""
         states = [part.state_dict(*args, **kwargs) for part in self.parts]
         return {name: value for state in states for name, value in state.items()}
 
@@ -117,11 +112,9 @@ class Pipeline(nn.Module):
         return not (self.section.tie_embeddings and name == TABLE and self.last and not self.first)
 
     def init_std(self, name: str) -> float:
-        """As the whole model's."""
         return self.parts[0].init_std(name)  # type: ignore[operator]
 
     def reset_buffers(self) -> None:
-        """As the whole model's."""
         for part in self.parts:
             part.reset_buffers()  # type: ignore[operator]
 
@@ -143,7 +136,6 @@ class Pipeline(nn.Module):
         return states.expand(*tokens.shape, self.section.dim)
 
     def new_cache(self, max_len: int | None = None) -> PartCaches:
-        """Empty caches for sequences of at most `max_len` tokens; null = max_seq_len."""
         parts = self._by_stage().items()
         caches = {stage: part.new_cache(max_len) for stage, part in parts}  # type: ignore[operator]
         return PartCaches(caches)
@@ -163,8 +155,8 @@ class Pipeline(nn.Module):
 
         batches: micro-batches, tuples of tensors [batch, ...], tokens [batch, seq] first. Their
         sequences go through the stages in `parallel.pp_microbatches` equal parts. weight: 1 /
-        target tokens of the step, over all ranks. Returns the sum of the weighted losses and the
-        objective's sums on the rank of the last stage; zeros elsewhere.
+        target tokens of the step. Returns the sum of the weighted losses and the objective's sums
+        on the rank of the last stage; zeros elsewhere.
         """
         from forge.parallel.pipeline_schedule import Ending
 

@@ -32,15 +32,12 @@ class Line:
 
     @property
     def last(self) -> int:
-        """The last stage."""
         return self.num_stages - 1
 
     def owner(self, stage: int) -> int:
-        """The rank of the group that has a stage."""
         return owner(stage, self.size, self.schedule)
 
     def gives(self, stage: int) -> torch.dtype:
-        """Type of what a stage gives."""
         return self.after if stage == self.last else self.between
 
     def has(self, stage: int) -> bool:
@@ -55,7 +52,6 @@ class PartCaches:
         self.caches = caches
 
     def of(self, stage: int) -> KVCache:
-        """Those of a stage of this rank."""
         return self.caches[stage]
 
 
@@ -67,9 +63,9 @@ def pass_through(
     shape: tuple[int, ...],
     cache: PartCaches | None,
 ) -> Tensor | None:
-    """Tokens through all stages; returns the last one's hidden states on the rank that has it.
+    """Tokens through all stages; the last one's hidden states on its rank. A collective.
 
-    shape: of hidden states between stages. All ranks of the pipeline call it, with the same tokens.
+    shape: of hidden states between stages.
     """
     x = tokens
     for stage, part in parts.items():
@@ -88,7 +84,6 @@ class SharedHead(Head):
     """The head of the last stage, whose logits all ranks get, so that all sample the same token."""
 
     def __init__(self, line: Line, head: Head | None, vocab_size: int) -> None:
-        """head: the last stage's, on the rank that has it."""
         self.line, self.head, self.vocab_size = line, head, vocab_size
 
     def logits(self, hidden: Tensor) -> Tensor:

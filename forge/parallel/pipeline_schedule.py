@@ -62,7 +62,6 @@ class Ending:
         self.sums: dict[str, Tensor] = {}
 
     def __call__(self, hidden: Tensor, number: Tensor) -> Tensor:
-        """The weighted loss of micro-batch `number`, from what the last stage gave for it."""
         losses = self.objective(Read(self.part, hidden), self.batches[int(number)])
         loss = losses.total * self.weight
         self.total = loss.detach() if self.total is None else self.total + loss.detach()
@@ -78,11 +77,9 @@ class Read:
         self.part, self.states = part, states
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """What the last stage gave."""
         return self.states
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Logits of that."""
         return self.part.logits(self.states)  # type: ignore[operator]
 
     def __getattr__(self, name: str) -> Any:
@@ -102,7 +99,7 @@ def make_schedule(
     """torch's schedule over this rank's stages.
 
     tokens, between, after: shapes of one micro-batch as it comes in, between stages, and behind the
-    last. Given, because torch would find them by running every stage on uninitialised memory.
+    last. torch would find them by running every stage on uninitialised memory.
     """
 
     def shaped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -39,7 +39,6 @@ class Ranks:
 
     @property
     def main(self) -> bool:
-        """Whether this rank prints and writes for all."""
         return self.rank == 0
 
     @property
@@ -94,7 +93,6 @@ class Ranks:
         return values
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
         if self.host is not None:
             dist.barrier(group=self.host)
 
@@ -138,8 +136,8 @@ class Ranks:
 def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = None) -> Ranks:
     """Join the ranks that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; no others if unset.
 
-    A single rank in 16 bits has a mesh too, so that FSDP holds its 16-bit weights as on many ranks.
-    Raises ValueError when the others do not come, or parallel.backend cannot be used.
+    A single rank in 16 bits has a mesh too, so that FSDP holds its weights as on many ranks. Raises
+    ValueError when the others do not come, or parallel.backend cannot be used.
     """
     size, parallel = int(os.environ.get("WORLD_SIZE", 1)), config.parallel
     if size == 1 and config.precision.mixed_precision not in HALF:
@@ -186,7 +184,7 @@ def _group_of_cpus(timeout: timedelta) -> dist.ProcessGroup:
 def _backend(wanted: str, device_type: str) -> str:
     """The parts of 'cpu:gloo,cuda:nccl' that a device needs: a build without NCCL refuses the rest.
 
-    One part is given as its name alone: torch 2.13 warns at the end of a group of 'cpu:gloo'.
+    One part is its name alone: torch 2.13 warns at the end of a group of 'cpu:gloo'.
     """
     if ":" not in wanted:
         return wanted

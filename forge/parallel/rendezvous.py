@@ -78,13 +78,12 @@ class Rendezvous:
         return self.command
 
     def leave(self) -> None:
-        """Another rank has done with the run directory."""
         with suppress(Exception):
             if self.store.add(LEFT, 1) == _world_size() - 1:
                 self.store.set(f"{LEFT}/all", "")
 
     def wait_until_left(self) -> None:
-        """The main rank waits, LEAVE_SECONDS at most, until all others have called `leave`."""
+        """The main rank waits, LEAVE_SECONDS at most, until all others have left."""
         with suppress(Exception):
             self.store.wait([f"{LEFT}/all"], timedelta(seconds=LEAVE_SECONDS))
 
@@ -126,7 +125,6 @@ class Rendezvous:
 
     @contextmanager
     def _signs_of_life(self, turn: str, every: float) -> Iterator[None]:
-        """Meanwhile a thread counts up, every so many seconds."""
         done = threading.Event()
 
         def show() -> None:
@@ -164,13 +162,11 @@ class Rendezvous:
             raise DistError(f"rank {failed} has failed")
 
     def _last_step(self, rank: int) -> int:
-        """The last step for which a rank has called `missing`."""
         key = f"{ALIVE}/of/{rank}"
         return int(self.store.get(key)) if self.store.check([key]) else -1
 
 
 def no_sign_of_life(ranks: list[int], when: str, seconds: float) -> str:
-    """The message for ranks that did not answer in time."""
     which = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
     logs = ", ".join(f"logs/rank_{rank}.log" for rank in ranks[:8])
     within = f"within parallel.nccl_timeout_sec={seconds:g}"

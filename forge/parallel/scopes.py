@@ -63,16 +63,14 @@ class SpreadScopes:
 
     @property
     def pieces(self) -> int:
-        """As the layer's own."""
         return self.spread.pieces if self.training else 1
 
     @property
     def in_order(self) -> bool:
-        """As the layer's own: where sequences are cut, the next one begins before this one ends."""
+        """Not where sequences are cut: the next one begins before this one ends."""
         return super().in_order and self.spread.part.ranks == 1  # type: ignore[misc]
 
     def scope_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
-        """As the layer's own."""
         if not per_sequence:
             return sum_over(counts.sum(0, keepdim=True), self.spread.batch).expand_as(counts)
         if self.spread.part.ranks == 1:
@@ -81,7 +79,6 @@ class SpreadScopes:
         return sum_over(sequences, self.spread.sequences).repeat_interleave(self.spread.pieces, 0)
 
     def earlier_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
-        """As the layer's own."""
         spread, part = self.spread, self.spread.part
         dp, ep = (1, 1) if per_sequence else (spread.dp, spread.ep)
         everywhere = gather(counts, 0, spread.sequences if per_sequence else spread.batch)
@@ -99,7 +96,6 @@ class SpreadScopes:
         return part.of((until - ordered)[here], 1).flatten(0, 1)
 
     def parts_of_scope(self, scopes: int, *, per_sequence: bool) -> int:
-        """As the layer's own."""
         if per_sequence:
             return self.spread.part.ranks * self.spread.pieces
         return scopes * self.spread.dp * self.spread.part.ranks * self.spread.ep

@@ -17,16 +17,15 @@ def owner(stage: int, pp: int, schedule: str) -> int:
 
 
 def stages_of(rank: int, pp: int, per_rank: int, schedule: str) -> tuple[int, ...]:
-    """The stages of a rank, in order."""
     return tuple(stage for stage in range(pp * per_rank) if owner(stage, pp, schedule) == rank)
 
 
 def cut_by_cost(section: Decoder, num_stages: int, seq_len: int) -> list[int]:
     """Numbers of blocks of each stage such that the costliest stage costs as little as can be.
 
-    Each has at least one. The last stage computes the output head too; looking up embeddings is
-    free. Of equally good cuts the most even one is taken, and of those the one with more blocks in
-    later stages, which under 1F1B keep the activations of fewer micro-batches.
+    The last stage computes the output head too; looking up embeddings is free. Of equally good cuts
+    the most even one is taken, and of those the one with more blocks in later stages, which under
+    1F1B keep the activations of fewer micro-batches.
     """
     n_layers = section.n_layers
     assert 1 <= num_stages <= n_layers, (num_stages, n_layers)

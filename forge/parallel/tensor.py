@@ -1,10 +1,8 @@
-"""Tensor parallelism (arXiv:1909.08053): each rank has some heads, feed-forward width and
-vocabulary.
+"""Tensor parallelism (arXiv:1909.08053): ranks share heads, feed-forward width and vocabulary.
 
 With sequence parallel (arXiv:2205.05198) hidden states between layers are cut along the sequence: a
-layer begins with an all-gather and ends with a reduce-scatter, where it would else end with an
-all-reduce. Parameters are DTensors, for FSDP, the optimizer and checkpoints; layers compute with
-their local parts.
+layer begins with an all-gather and ends with a reduce-scatter instead of an all-reduce. Parameters
+are DTensors; layers compute with their local parts.
 """
 
 from __future__ import annotations
@@ -152,7 +150,6 @@ class Local:
     _parameters: dict[str, nn.Parameter | None]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, seq, inputs] -> [batch, seq, outputs of this rank]."""
         weight, bias = self.local()
         return F.linear(x, weight, bias)
 
@@ -180,7 +177,6 @@ class Norm(Local):
     sums_gradient = WHERE_CUT
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the norm's own."""
         return self.normalise(x, *self.local())  # type: ignore[attr-defined]
 
 
@@ -219,7 +215,6 @@ class Entered:
     width: Width
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Hidden states between layers -> the same."""
         return super().forward(self.width.enter(x), *rest)  # type: ignore[misc]
 
 
@@ -227,7 +222,6 @@ class Mixture(Entered):
     """Mixin of a mixture of experts: its output is a summand."""
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """Hidden states between layers -> the same."""
         return self.width.leave(super().forward(x, *rest))
 
 
@@ -237,11 +231,9 @@ class SharedRouter(Local):
     sums_gradient = ALWAYS
 
     def forward(self, x: Tensor) -> Any:
-        """As the router's own."""
         return super(Local, self).forward(x)  # type: ignore[misc]
 
     def matrix(self) -> Tensor:
-        """As the router's own."""
         return self.local()[0]
 
 
@@ -249,7 +241,6 @@ class Last(Norm):
     """Mixin of the last norm: the output head reads whole sequences."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Hidden states between layers -> [batch, seq, dim]."""
         return self.width.enter(super().forward(x))
 
 
@@ -259,7 +250,6 @@ class Rows(Local):
     num_embeddings: int
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, seq] -> hidden states between layers."""
         rows = self.width.part(self.num_embeddings)
         here = (tokens >= rows.start) & (tokens < rows.stop)
         found = F.embedding((tokens - rows.start).where(here, 0), self.local()[0])
@@ -298,15 +288,12 @@ class SpreadDecoder:
 
     @property
     def output_weight(self) -> Tensor:
-        """This rank's rows, [rows, dim]."""
         return (self.output if self.output is not None else self.embedding).local()[0]
 
     def spread_head(self) -> SpreadHead:
-        """The head with this rank's rows."""
         return SpreadHead(self.output_weight, self.width, self.section.vocab_size)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [..., dim] -> [..., vocab], the same on all ranks."""
         return self.spread_head().logits(hidden)
 
 

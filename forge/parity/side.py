@@ -39,7 +39,6 @@ class Record:
     replicas: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
-        """Write it into a folder."""
         from safetensors.torch import save_file
 
         missing = {}
@@ -52,7 +51,6 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """Read what `save` wrote."""
         from safetensors.torch import load_file
 
         plain = read_json(folder / "record.json")
@@ -81,8 +79,7 @@ def measure(
 ) -> Record:
     """Record `steps` updates of plain SGD on the run's first batches.
 
-    All ranks call it; the main rank gets the record, the others an empty one. dtype: of all that is
-    computed.
+    All ranks call it; the main rank gets the record. dtype: of all that is computed.
     """
     device = device or torch.device("cpu")
     model = build_model(config, device, ranks, dtype)

@@ -17,8 +17,8 @@ from forge.parity.side import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The largest relative differences: of losses, of gradients (||a - b|| / ||a||, each
-    parameter's) and of weights after the last step.
+    """The largest relative differences: of losses, of each parameter's gradient (||a - b|| / ||a||)
+    and of its weights after the last step.
     """
 
     loss: float
@@ -47,16 +47,13 @@ class Row:
 
     @property
     def loss(self) -> float:
-        """Relative difference of the losses."""
         return _relative(*self.losses)
 
     @property
     def grad_norm(self) -> float:
-        """Relative difference of the global gradient norms."""
         return _relative(*self.grad_norms)
 
     def cells(self) -> list[str]:
-        """The columns of COLUMNS after the step."""
         return [
             *(f"{value:.12g}" for value in self.losses),
             f"{self.loss:.1e}",
@@ -84,7 +81,6 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """Whether all is within the bounds."""
         return not self.faults
 
     def largest(self) -> tuple[float, float, float]:

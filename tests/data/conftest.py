@@ -1,4 +1,4 @@
-"""What the data tests share: the calling convention of components, small texts and stores."""
+"""Small token stores."""
 
 from __future__ import annotations
 
@@ -8,19 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_helpers import build_section, make_prose
 
 from forge.data.shards import ShardWriter, TokenStore
-
-
-@pytest.fixture(scope="session")
-def build() -> Callable[..., Any]:
-    return build_section
-
-
-@pytest.fixture(scope="session")
-def prose() -> Callable[..., str]:
-    return make_prose
 
 
 @pytest.fixture

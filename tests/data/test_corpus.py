@@ -46,9 +46,7 @@ def test_python_source_is_the_library_without_tests() -> None:
     assert all(inside == sorted(inside) for inside in by_folder.values())
 
 
-def test_python_files_are_read_in_the_encoding_they_declare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_files_are_read_in_the_encoding_they_declare(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(ValueError) as caught:
         python_source(PythonSource())
@@ -63,7 +61,7 @@ def test_python_files_are_read_in_the_encoding_they_declare(
     assert texts(python_source(PythonSource())) == ["# coding: latin-1\nname = 'é'\n", "x = 'ü'\n"]
 
 
-def test_one_file_a_directory_and_globs(tmp_path: Path) -> None:
+def test_one_file_a_directory_and_globs(tmp_path) -> None:
     (tmp_path / "sub" / "deep").mkdir(parents=True)
     (tmp_path / ".git").mkdir()
     below = ["sub/c.txt", "sub/deep/d.txt"]
@@ -99,9 +97,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("block", [7, 1 << 20])
 @pytest.mark.parametrize("name", KINDS.split())
-def test_files_of_rows(
-    tmp_path: Path, name: str, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_rows(tmp_path, name, block, monkeypatch) -> None:
     monkeypatch.setattr("forge.data.reading.BLOCK_BYTES", block)
     monkeypatch.setattr("forge.data.rows.ROWS_AT_ONCE", 2)
     rows = ROWS if block > 7 else ROWS[:2]
@@ -110,7 +106,7 @@ def test_files_of_rows(
     assert " has no field 'text' (its fields: id, body). Name the one" in refusal(tmp_path / name)
 
 
-def test_a_json_array_of_texts_and_other_json(tmp_path: Path) -> None:
+def test_a_json_array_of_texts_and_other_json(tmp_path) -> None:
     """A single object is a row; none is trained on as raw text."""
     (tmp_path / "a.json").write_text('\n[ "one", "two\\u00fc" ,\n"three"]\n')
     (tmp_path / "b.json").write_text('{"text": "x",\n "list": [1]}\n')
@@ -119,7 +115,7 @@ def test_a_json_array_of_texts_and_other_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
-def test_columns_that_something_else_than_commas_separates(tmp_path: Path, mark: str) -> None:
+def test_columns_that_something_else_than_commas_separates(tmp_path, mark) -> None:
     rows = f'id{mark}"text"\r\n1{mark}"a, b\nc"\r\n2{mark}d\r\n'
     (tmp_path / "x.csv").write_text(rows, newline="")
     assert read(tmp_path / "x.csv") == ["a, b\nc", "d"]
@@ -201,7 +197,7 @@ takes a part of a folder).
 """
 
 
-def test_all_bad_files_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_bad_files_are_named_at_once(tmp_path, monkeypatch) -> None:
     """Those with the same advice together."""
     monkeypatch.setattr("forge.data.reading.SHOWN", len(BAD) - 1)
     for name, content in {"fine.txt": b"fine", **BAD}.items():
@@ -211,7 +207,7 @@ def test_all_bad_files_are_named_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert str(caught.value).replace(str(tmp_path), "DIR") == SCREEN.rstrip()
 
 
-def test_message_about_broken_parquet(tmp_path: Path) -> None:
+def test_message_about_broken_parquet(tmp_path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1 and no more")
     what = rf"data.path: cannot read {path} \(Parquet magic bytes.*\)\. Check that it is complete\."
@@ -220,9 +216,7 @@ def test_message_about_broken_parquet(tmp_path: Path) -> None:
     assert refusal(path).startswith(f"data.path: {path} row 1: field 'text' is int, not text.")
 
 
-def test_text_is_read_in_blocks_and_comes_back_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_is_read_in_blocks_and_comes_back_whole(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("forge.data.reading.BLOCK_BYTES", 3)
     (tmp_path / "x.txt").write_bytes("\ufeffäöü€𝄞 and\r\nmore".encode())
     (document,) = text_files(Text(path=str(tmp_path / "x.txt"))).documents()
@@ -231,7 +225,7 @@ def test_text_is_read_in_blocks_and_comes_back_whole(
     assert "".join(blocks) == "äöü€𝄞 and\r\nmore"
 
 
-def test_fingerprint_follows_content_not_names(tmp_path: Path) -> None:
+def test_fingerprint_follows_content_not_names(tmp_path) -> None:
     for name in ("a.txt", "b.txt", "c.txt", "c.jsonl"):
         (tmp_path / name).write_text("two" if name.startswith("c") else "one")
 
@@ -243,9 +237,7 @@ def test_fingerprint_follows_content_not_names(tmp_path: Path) -> None:
     assert len(other | {of("a.txt")}) == 5
 
 
-def test_fingerprint_of_a_large_corpus_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fingerprint_of_a_large_corpus_is_remembered(tmp_path, monkeypatch) -> None:
     path, memo = tmp_path / "a.txt", tmp_path / "memo"
     path.write_text("one")
     corpus = text_files(Text(path=str(path)))
@@ -263,7 +255,7 @@ def test_fingerprint_of_a_large_corpus_is_remembered(
     assert corpus.fingerprint(memo) != expected
 
 
-def test_messages_about_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_about_the_path(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     messages = {

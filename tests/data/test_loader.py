@@ -47,7 +47,7 @@ def first_tokens(steps: Iterator[Step], count: int) -> list[list[int]]:
     ]
 
 
-def test_a_batch_is_windows_in_permuted_order(counting: TokenStore) -> None:
+def test_a_batch_is_windows_in_permuted_order(counting) -> None:
     loader = TrainLoader(counting, seq_len=SEQ, seed=3, batch_size=4, grad_accum_steps=2)
     step = next(loader)
     windows = permute(np.arange(8), WINDOWS, (3, 0)).reshape(2, 4)
@@ -61,7 +61,7 @@ def test_a_batch_is_windows_in_permuted_order(counting: TokenStore) -> None:
         assert batch.targets.is_contiguous()
 
 
-def test_an_epoch_has_every_target_once_and_the_next_another_order(counting: TokenStore) -> None:
+def test_an_epoch_has_every_target_once_and_the_next_another_order(counting) -> None:
     loader = TrainLoader(counting, seq_len=SEQ, seed=0, batch_size=1)
     targets = torch.cat([next(loader).batches[0].targets.flatten() for _ in range(WINDOWS)])
     assert loader.epoch == 1.0
@@ -79,7 +79,7 @@ def test_an_epoch_has_every_target_once_and_the_next_another_order(counting: Tok
     start=st.integers(0, 500),
 )
 def test_any_number_of_ranks_draws_the_same_global_batch(
-    module_store: TokenStore, seed: int, batch_size: int, accum: int, start: int
+    module_store, seed, batch_size, accum, start
 ) -> None:
     drawn = []
     options = {"seq_len": SEQ, "seed": seed, "batch_size": batch_size}
@@ -107,7 +107,7 @@ def test_any_number_of_ranks_draws_the_same_global_batch(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_workers_change_nothing(counting: TokenStore, num_workers: int) -> None:
+def test_workers_change_nothing(counting, num_workers) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 3, "grad_accum_steps": 2}
     options |= {"num_ranks": 2, "rank": 1, "start_sample": 36}
     plain = TrainLoader(counting, **options)
@@ -123,9 +123,7 @@ def test_workers_change_nothing(counting: TokenStore, num_workers: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stop", [1, 13])
-def test_resumed_in_the_middle_of_an_epoch(
-    counting: TokenStore, num_workers: int, stop: int
-) -> None:
+def test_resumed_in_the_middle_of_an_epoch(counting, num_workers, stop) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 5}
     whole = first_tokens(TrainLoader(counting, **options), 20)
     loader = TrainLoader(counting, **options, num_workers=num_workers)
@@ -140,7 +138,7 @@ def test_resumed_in_the_middle_of_an_epoch(
     resumed.close()
 
 
-def test_overfitting_repeats_the_first_global_batches(counting: TokenStore) -> None:
+def test_overfitting_repeats_the_first_global_batches(counting) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 3, "grad_accum_steps": 2}
     whole = first_tokens(TrainLoader(counting, **options), 2)
     loader = TrainLoader(counting, **options, overfit_batches=2)
@@ -151,14 +149,14 @@ def test_overfitting_repeats_the_first_global_batches(counting: TokenStore) -> N
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_pinned_batches(counting: TokenStore, num_workers: int) -> None:
+def test_pinned_batches(counting, num_workers) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 2, "num_workers": num_workers}
     loader = TrainLoader(counting, **options, pin_memory=True)
     assert next(loader).batches[0].tokens.is_pinned()
     loader.close()
 
 
-def test_message_when_the_split_is_shorter_than_a_sample(store: Callable[..., TokenStore]) -> None:
+def test_message_when_the_split_is_shorter_than_a_sample(store) -> None:
     short = store(np.arange(16))
     with pytest.raises(ValueError) as caught:
         TrainLoader(short, seq_len=16, seed=0, batch_size=1)
@@ -170,9 +168,7 @@ def test_message_when_the_split_is_shorter_than_a_sample(store: Callable[..., To
 
 
 @pytest.mark.parametrize("n_tokens", [2, 16, 17, 18, 170])
-def test_evaluation_counts_every_target_once(
-    store: Callable[..., TokenStore], n_tokens: int
-) -> None:
+def test_evaluation_counts_every_target_once(store, n_tokens) -> None:
     tokens = np.arange(n_tokens)
     widths = np.random.default_rng(0).integers(0, 9, 1000)
     batches = list(eval_batches(store(tokens), seq_len=SEQ, batch_size=4, token_bytes=widths))
@@ -190,9 +186,7 @@ def test_evaluation_counts_every_target_once(
 
 
 @pytest.mark.parametrize("sequences", [1, 7, 40, 99999])
-def test_evaluation_of_a_few_sequences_is_spread_over_the_split(
-    counting: TokenStore, sequences: int
-) -> None:
+def test_evaluation_of_a_few_sequences_is_spread_over_the_split(counting, sequences) -> None:
     """Whatever the batch and the shares: the same sequences, of the whole split, none twice."""
     whole = torch.cat([batch.tokens for batch in eval_batches(counting, seq_len=SEQ, batch_size=4)])
     wanted = min(sequences, len(whole))
@@ -218,7 +212,7 @@ def test_evaluation_of_a_few_sequences_is_spread_over_the_split(
     assert gaps.max() <= -(-len(whole) // wanted)
 
 
-def test_a_dropped_loader_ends_its_processes(counting: TokenStore) -> None:
+def test_a_dropped_loader_ends_its_processes(counting) -> None:
     loader = TrainLoader(counting, seq_len=SEQ, seed=0, batch_size=1, num_workers=2)
     next(loader)
     assert len(multiprocessing.active_children()) == 2

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_helpers import build_section
+from data_helpers import build_section, make_prose
 
 from forge.config.data import Text
 from forge.config.tokenizer import BPE, TokenizerFile
@@ -27,9 +27,9 @@ DOCUMENTS = 60
 
 
 @pytest.fixture
-def data(tmp_path: Path, prose: Callable[..., str]) -> Text:
+def data(tmp_path: Path) -> Text:
     path = tmp_path / "docs.jsonl"
-    lines = (json.dumps({"text": prose(4, seed)}) + "\n" for seed in range(DOCUMENTS))
+    lines = (json.dumps({"text": make_prose(4, seed)}) + "\n" for seed in range(DOCUMENTS))
     path.write_text("".join(lines))
     return Text(path=str(path), cache_dir=str(tmp_path / "cache"), val_fraction=0.2)
 
@@ -42,6 +42,10 @@ def entry(data: Text) -> Path:
     return found
 
 
+def prepared_of(data: Text, section: Any = SECTION, **options: Any) -> Prepared:
+    return prepare(data, section, **({"build": build_section} | options))
+
+
 def decoded(prepared: Prepared, split: str) -> str:
     store = getattr(prepared, split)
     return prepared.tokenizer.decode(store.read(0, len(store)).tolist())
@@ -52,13 +56,11 @@ def no_build(section: Any, *, path: str, **runtime: Any) -> Any:
     return build_section(section, path=path)
 
 
-def test_stores_hold_every_document_once(
-    data: Text, build: Callable[..., Any], prose: Callable[..., str]
-) -> None:
-    prepared = prepare(data, SECTION, build=build)
+def test_stores_hold_every_document_once(data) -> None:
+    prepared = prepared_of(data)
     parts = {name: decoded(prepared, name).split("<|endoftext|>") for name in ("train", "val")}
     assert all(part.pop() == "" for part in parts.values())
-    written = [prose(4, seed) for seed in range(DOCUMENTS)]
+    written = [make_prose(4, seed) for seed in range(DOCUMENTS)]
     assert sorted(parts["train"] + parts["val"]) == sorted(written)
     assert parts["train"] == [text for text in written if text in parts["train"]]
     for name, documents in parts.items():
@@ -69,16 +71,14 @@ def test_stores_hold_every_document_once(
     assert (manifest["source"], manifest["files"]) == (data.path, 1)
     assert manifest["tokenizer"]["fingerprint"] == prepared.tokenizer.fingerprint
     assert manifest["splits"]["val"]["sha256"] == prepared.val.fingerprint
-    assert prepare(data, SECTION, build=no_build).manifest == manifest, "read from the cache"
+    assert prepared_of(data, build=no_build).manifest == manifest, "read from the cache"
 
 
-def test_a_cut_document_ends_once_in_each_split(
-    tmp_path: Path, build: Callable[..., Any], prose: Callable[..., str]
-) -> None:
-    text = prose(3000)
+def test_a_cut_document_ends_once_in_each_split(tmp_path) -> None:
+    text = make_prose(3000)
     (tmp_path / "one.txt").write_text(text)
     data = Text(path=str(tmp_path / "one.txt"), cache_dir=str(tmp_path / "cache"), val_fraction=0.2)
-    prepared = prepare(data, SECTION, build=build)
+    prepared = prepared_of(data)
     train, val = decoded(prepared, "train"), decoded(prepared, "val")
     for split in (train, val):
         assert split.endswith("\n<|endoftext|>")
@@ -87,14 +87,12 @@ def test_a_cut_document_ends_once_in_each_split(
     assert sorted(lines[0] + lines[1]) == sorted(text.splitlines())
 
 
-def test_batches_of_text_make_no_difference(
-    data: Text, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    whole = prepare(data, SECTION, build=build)
+def test_batches_of_text_make_no_difference(data, monkeypatch, tmp_path) -> None:
+    whole = prepared_of(data)
     monkeypatch.setattr("forge.data.encode.BATCH_BYTES", 500)
     data.cache_dir = str(tmp_path / "other")
     said: list[tuple[str, float]] = []
-    small = prepare(data, SECTION, build=build, progress=lambda *each: said.append(each))
+    small = prepared_of(data, progress=lambda *each: said.append(each))
     assert small.train.fingerprint == whole.train.fingerprint
     assert small.val.fingerprint == whole.val.fingerprint
     stages, shares = zip(*said, strict=True)
@@ -104,9 +102,9 @@ def test_batches_of_text_make_no_difference(
     assert shares[-1] == 1.0
 
 
-def test_each_content_has_its_entry(data: Text, build: Callable[..., Any], tmp_path: Path) -> None:
+def test_each_content_has_its_entry(data, tmp_path) -> None:
     def caches(data: Text, section: Any = SECTION) -> str:
-        return prepare(data, section, build=build).manifest["cache"]
+        return prepared_of(data, section).manifest["cache"]
 
     first = caches(data)
     renamed = tmp_path / "renamed.jsonl"
@@ -122,18 +120,16 @@ def test_each_content_has_its_entry(data: Text, build: Callable[..., Any], tmp_p
     assert len(others) == 4
 
 
-def test_a_tokenizer_file_counts_by_content(
-    data: Text, build: Callable[..., Any], tmp_path: Path
-) -> None:
-    trained = prepare(data, SECTION, build=build)
+def test_a_tokenizer_file_counts_by_content(data, tmp_path) -> None:
+    trained = prepared_of(data)
     trained.tokenizer.save(tmp_path / "a")
     trained.tokenizer.save(tmp_path / "b")
-    first = prepare(data, TokenizerFile(path=str(tmp_path / "a/tokenizer.json")), build=build)
-    same = prepare(data, TokenizerFile(path=str(tmp_path / "b/tokenizer.json")), build=no_build)
+    first = prepared_of(data, TokenizerFile(path=str(tmp_path / "a/tokenizer.json")))
+    same = prepared_of(data, TokenizerFile(path=str(tmp_path / "b/tokenizer.json")), build=no_build)
     assert first.manifest["cache"] == same.manifest["cache"] != trained.manifest["cache"]
     assert first.train.fingerprint == trained.train.fingerprint
     with pytest.raises(ValueError, match=r"^tokenizer\.path = nowhere: no such file"):
-        prepare(data, TokenizerFile(path="nowhere"), build=build)
+        prepared_of(data, TokenizerFile(path="nowhere"))
 
 
 def flip(path: Path) -> None:
@@ -163,32 +159,25 @@ DAMAGES: list[tuple[str, Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "damage", "reason"), DAMAGES)
-def test_damage_is_found_said_once_and_repaired(
-    data: Text,
-    build: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    damage: Callable[[Path], Any],
-    reason: str,
-) -> None:
-    first = prepare(data, SECTION, build=build)
+def test_damage_is_found_said_once_and_repaired(data, caplog, name, damage, reason) -> None:
+    first = prepared_of(data)
     tokens = first.train.fingerprint
     assert not caplog.records
     damage(entry(data) / name)
-    again = prepare(data, SECTION, build=build)
+    again = prepared_of(data)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= 30]
     what = f"prepared data in {entry(data)} is damaged and is made anew"
     assert warning.startswith(f"{what}: {name} {reason}")
     assert again.train.fingerprint == tokens
     again.train.verify()
     caplog.clear()
-    prepare(data, SECTION, build=no_build)
+    prepared_of(data, build=no_build)
     assert not caplog.records
     names = [path.name for path in entry(data).parent.iterdir()]
     assert sorted(names) == [f".{entry(data).name}.lock", entry(data).name]
 
 
-def test_a_killed_builder_leaves_nothing_in_the_way(data: Text, build: Callable[..., Any]) -> None:
+def test_a_killed_builder_leaves_nothing_in_the_way(data) -> None:
     program = f"""if True:
         import sys, time
         sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -212,7 +201,7 @@ def test_a_killed_builder_leaves_nothing_in_the_way(data: Text, build: Callable[
     child.stdout.close()
     folder = Path(data.cache_dir or "", "data")
     assert [path.name for path in folder.iterdir() if "tmp" in path.name], "the child wrote nothing"
-    prepared = prepare(data, SECTION, build=build)
+    prepared = prepared_of(data)
     prepared.train.verify()
     assert not [path.name for path in folder.iterdir() if "tmp" in path.name]
 
@@ -227,11 +216,11 @@ def _prepare_and_tell(data: Text, results: Any, barrier: Any) -> None:
         return build_section(section, path=path, **runtime)
 
     barrier.wait()
-    prepared = prepare(data, SECTION, build=build)
+    prepared = prepared_of(data)
     results.put((len(built), prepared.train.fingerprint))
 
 
-def test_two_processes_at_once_build_once(data: Text) -> None:
+def test_two_processes_at_once_build_once(data) -> None:
     context = multiprocessing.get_context("spawn")
     results, barrier = context.Queue(), context.Barrier(2)
     args = (data, results, barrier)
@@ -245,14 +234,12 @@ def test_two_processes_at_once_build_once(data: Text) -> None:
     assert got[0][1] == got[1][1]
 
 
-def test_messages_about_the_cache(
-    data: Text, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_about_the_cache(data, tmp_path, monkeypatch) -> None:
     (tmp_path / "file").write_text("")
     good, data.cache_dir = data.cache_dir, str(tmp_path / "file")
     hint = "Make room or set data.cache_dir (or $FORGE_CACHE) to a directory you may write to."
     with pytest.raises(ValueError) as caught:
-        prepare(data, SECTION, build=build)
+        prepared_of(data)
     what = "cannot write prepared data there (Not a directory)"
     assert str(caught.value) == f"data.cache_dir = {tmp_path}/file: {what}. {hint}"
 
@@ -262,24 +249,22 @@ def test_messages_about_the_cache(
     data.cache_dir = good
     monkeypatch.setattr("forge.data.shards.ShardWriter.append", full)
     with pytest.raises(ValueError) as caught:
-        prepare(data, SECTION, build=build)
+        prepared_of(data)
     what = "no space left to write prepared data (No space left on device)"
     assert str(caught.value) == f"data.cache_dir = {good}: {what}. {hint}"
     assert [path.name[-5:] for path in Path(good or "", "data").iterdir()] == [".lock"]
 
 
-def test_an_error_elsewhere_is_not_blamed_on_the_cache(
-    data: Text, tmp_path: Path, build: Callable[..., Any]
-) -> None:
+def test_an_error_elsewhere_is_not_blamed_on_the_cache(data, tmp_path) -> None:
     def failing(section: Any, *, path: str, **runtime: Any) -> Any:
-        return open(tmp_path / "of-the-user") if runtime else build(section, path=path)
+        return open(tmp_path / "of-the-user") if runtime else build_section(section, path=path)
 
     with pytest.raises(FileNotFoundError):
-        prepare(data, SECTION, build=failing)
+        prepared_of(data, build=failing)
 
 
 def test_a_file_that_may_not_be_read_does_not_hide_the_other_bad_ones(
-    tmp_path: Path, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ) -> None:
     def denied(path: Path) -> Any:
         if path.name == "a.txt":
@@ -292,7 +277,7 @@ def test_a_file_that_may_not_be_read_does_not_hide_the_other_bad_ones(
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(b"\xff")
     with pytest.raises(ValueError) as caught:
-        prepare(Text(path=str(tmp_path), cache_dir=str(tmp_path / "cache")), SECTION, build=build)
+        prepared_of(Text(path=str(tmp_path), cache_dir=str(tmp_path / "cache")))
     assert str(caught.value).splitlines()[:4] == [
         "data.path: 2 of 2 files cannot be read:",
         f"  cannot read {tmp_path}/a.txt (Permission denied)",
@@ -301,14 +286,12 @@ def test_a_file_that_may_not_be_read_does_not_hide_the_other_bad_ones(
     ]
 
 
-def test_where_the_cache_is(
-    data: Text, build: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_cache_is(data, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FORGE_CACHE", raising=False)
     assert preparing.cache_root(None) == tmp_path / "home" / ".cache" / "forge"
     monkeypatch.setenv("FORGE_CACHE", str(tmp_path / "env"))
     assert preparing.cache_root("here") == Path.cwd() / "here"
     data.cache_dir = None
-    cache = prepare(data, SECTION, build=build).manifest["cache"]
+    cache = prepared_of(data).manifest["cache"]
     assert cache.startswith(str(tmp_path / "env" / "data"))

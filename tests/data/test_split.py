@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from data_helpers import make_prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +37,7 @@ def write_documents(path: Path, documents: list[str]) -> Path:
     unit=st.integers(1, 40),
     block=st.integers(1, 50),
 )
-def test_cutting_loses_nothing_and_ignores_blocks(text: str, unit: int, block: int) -> None:
+def test_cutting_loses_nothing_and_ignores_blocks(text, unit, block) -> None:
     parts = list(cut(iter([text[i : i + block] for i in range(0, len(text), block)]), unit))
     assert "".join(part for part, _ in parts) == text
     assert parts == list(cut(iter([text]), unit))
@@ -61,10 +61,8 @@ def test_unit_is_a_power_of_two_and_a_small_share() -> None:
     assert unit_of(8 << 20) == unit_of(1 << 40) == MAX_UNIT
 
 
-def test_a_document_keeps_its_side_whatever_else_there_is(
-    tmp_path: Path, prose: Callable[..., str]
-) -> None:
-    documents = [prose(4, seed) for seed in range(400)]
+def test_a_document_keeps_its_side_whatever_else_there_is(tmp_path) -> None:
+    documents = [make_prose(4, seed) for seed in range(400)]
     train, val = sides(of(write_documents(tmp_path / "all.jsonl", documents)))
     assert set(train) | set(val) == set(documents)
     assert not set(train) & set(val)
@@ -76,15 +74,15 @@ def test_a_document_keeps_its_side_whatever_else_there_is(
     assert set(fewer_train) == set(train) & set(documents[100:])
 
 
-def test_equal_documents_are_on_one_side(tmp_path: Path, prose: Callable[..., str]) -> None:
-    documents = [prose(300, seed) for seed in range(30)]
+def test_equal_documents_are_on_one_side(tmp_path) -> None:
+    documents = [make_prose(300, seed) for seed in range(30)]
     train, val = sides(of(write_documents(tmp_path / "twice.jsonl", documents + documents)))
     assert not set(train) & set(val)
     assert len(val) == 2 * len(set(val))
 
 
-def test_one_file_is_divided_between_lines(tmp_path: Path, prose: Callable[..., str]) -> None:
-    text = prose(4000)
+def test_one_file_is_divided_between_lines(tmp_path) -> None:
+    text = make_prose(4000)
     path = tmp_path / "x.txt"
     path.write_text(text)
     split = of(path)
@@ -96,7 +94,7 @@ def test_one_file_is_divided_between_lines(tmp_path: Path, prose: Callable[..., 
     assert 0.08 < share < 0.35
 
 
-def test_chance_never_leaves_a_side_empty(tmp_path: Path) -> None:
+def test_chance_never_leaves_a_side_empty(tmp_path) -> None:
     for seed in range(20):
         path = write_documents(tmp_path / "x.jsonl", [f"document {seed} {i}" for i in range(3)])
         for fraction in (1e-6, 0.999999):
@@ -104,29 +102,28 @@ def test_chance_never_leaves_a_side_empty(tmp_path: Path) -> None:
             assert sorted(map(len, (train, val))) == [1, 2]
 
 
-def test_messages_about_too_little_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no text in it (1 file(s), all empty). Give some text to train on."),
+        (
+            "too short",
+            "9 bytes of text are too few to hold some out for validation. "
+            "Give more text, at least 512 bytes or two different documents.",
+        ),
+    ],
+)
+def test_messages_about_too_little_text(tmp_path, text, said) -> None:
     path = tmp_path / "x.txt"
-    path.write_text("")
+    path.write_text(text)
     with pytest.raises(ValueError) as caught:
         of(path)
-    assert (
-        str(caught.value)
-        == f"data.path = {path}: no text in it (1 file(s), all empty). Give some text to train on."
-    )
-    path.write_text("too short")
-    with pytest.raises(ValueError) as caught:
-        of(path)
-    assert str(caught.value) == (
-        f"data.path = {path}: 9 bytes of text are too few to hold some out for validation. "
-        "Give more text, at least 512 bytes or two different documents."
-    )
+    assert str(caught.value) == f"data.path = {path}: {said}"
 
 
-def test_training_sample_is_even_and_never_validation(
-    tmp_path: Path, prose: Callable[..., str]
-) -> None:
+def test_training_sample_is_even_and_never_validation(tmp_path) -> None:
     path = tmp_path / "x.txt"
-    path.write_text(prose(4000))
+    path.write_text(make_prose(4000))
     split = of(path)
     train, _ = sides(split)
     text = TrainingText(split=split)

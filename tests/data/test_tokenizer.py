@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tokenizers
+from data_helpers import make_prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from forge.config.data import Text
@@ -23,9 +23,9 @@ from forge.data.tokenizer import Tokenizer, load_file, train_bpe
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory, prose: Callable[..., str]) -> TrainingText:
+def text(tmp_path_factory: pytest.TempPathFactory) -> TrainingText:
     path = tmp_path_factory.mktemp("text") / "x.txt"
-    path.write_text(prose(1500) + "def f(x):\n    return x + 1  # größer €\n" * 50)
+    path.write_text(make_prose(1500) + "def f(x):\n    return x + 1  # größer €\n" * 50)
     return TrainingText(split=split_corpus(text_files(Text(path=str(path))), 0.1))
 
 
@@ -49,21 +49,21 @@ def saved(raw: tokenizers.Tokenizer, path: Path) -> str:
 
 @settings(deadline=None, max_examples=300)
 @given(sample=st.text())
-def test_any_text_comes_back_and_its_bytes_add_up(bpe: Tokenizer, sample: str) -> None:
+def test_any_text_comes_back_and_its_bytes_add_up(bpe, sample) -> None:
     ids = bpe.encode(sample)
     assert bpe.decode(ids) == sample
     assert bpe.encode_batch([sample, ""]) == [ids, []]
     assert bpe.token_bytes()[ids].sum() == len(sample.encode())
 
 
-def test_text_cannot_spell_the_end_token(bpe: Tokenizer) -> None:
+def test_text_cannot_spell_the_end_token(bpe) -> None:
     ids = bpe.encode("a<|endoftext|>b")
     assert bpe.eos_id not in ids
     assert bpe.decode(ids) == "a<|endoftext|>b"
     assert bpe.token_bytes()[bpe.eos_id] == 0
 
 
-def test_saved_loaded_and_read_by_transformers(bpe: Tokenizer, tmp_path: Path) -> None:
+def test_saved_loaded_and_read_by_transformers(bpe, tmp_path) -> None:
     bpe.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert loaded.fingerprint == bpe.fingerprint
@@ -75,7 +75,7 @@ def test_saved_loaded_and_read_by_transformers(bpe: Tokenizer, tmp_path: Path) -
     assert theirs.eos_token_id == bpe.eos_id
 
 
-def test_training_is_the_same_in_another_process(bpe: Tokenizer, text: TrainingText) -> None:
+def test_training_is_the_same_in_another_process(bpe, text) -> None:
     program = f"""if True:
         from forge.config.data import Text
         from forge.config.tokenizer import BPE
@@ -93,7 +93,7 @@ def test_training_is_the_same_in_another_process(bpe: Tokenizer, text: TrainingT
     assert done.stdout.strip() == bpe.fingerprint
 
 
-def test_validation_text_is_not_seen(tmp_path: Path) -> None:
+def test_validation_text_is_not_seen(tmp_path) -> None:
     """A word of the validation split alone gives no merge."""
     path = tmp_path / "x.jsonl"
     words = ("zebra", "quokka", "lynx", "vixen")
@@ -105,9 +105,7 @@ def test_validation_text_is_not_seen(tmp_path: Path) -> None:
         assert (len(tokenizer.encode(f" {word}")) == 1) == (f" {word}" in train)
 
 
-def test_a_small_text_gives_a_small_vocabulary_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_small_text_gives_a_small_vocabulary_and_says_so(tmp_path, caplog) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "ab"}\n{"text": "abc"}\n{"text": "abcd"}\n')
     split = split_corpus(text_files(Text(path=str(path))), 0.1)
@@ -122,7 +120,7 @@ def test_a_small_text_gives_a_small_vocabulary_and_says_so(
     )
 
 
-def test_a_foreign_file_adds_and_cuts_nothing(tmp_path: Path, text: TrainingText) -> None:
+def test_a_foreign_file_adds_and_cuts_nothing(tmp_path, text) -> None:
     raw = word_level("[UNK] the whale", ("<s>", "</s>"))
     tokens = [("<s>", 3), ("</s>", 4)]
     raw.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=tokens)
@@ -135,42 +133,39 @@ def test_a_foreign_file_adds_and_cuts_nothing(tmp_path: Path, text: TrainingText
 
 
 @pytest.mark.parametrize("token", ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]"])
-def test_usual_end_tokens_are_found(tmp_path: Path, text: TrainingText, token: str) -> None:
+def test_usual_end_tokens_are_found(tmp_path, text, token) -> None:
     path = saved(word_level("[UNK] the", ("<pad>", token)), tmp_path / "t.json")
     assert load_file(TokenizerFile(path=path), text=text).eos_id == 3
     assert load_file(TokenizerFile(path=path, eos_token="<pad>"), text=text).eos_id == 2
 
 
-def test_ids_with_holes_count_to_the_last(tmp_path: Path, text: TrainingText) -> None:
-    vocab = {"[UNK]": 0, "the": 7, "</s>": 3}
-    raw = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+UNK = "[UNK]"
+HOLES = {UNK: 0, "the": 7, "</s>": 3}
+PIECES = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "▁the": 3, "▁": 4, "é": 5}
+
+
+@pytest.mark.parametrize(
+    ("model", "end", "expected"),
+    [
+        (models.WordLevel(HOLES, unk_token="[UNK]"), "</s>", [5, 0, 0, 0, 0, 0, 0, 3]),
+        (
+            models.BPE(PIECES, [], unk_token="<unk>", byte_fallback=True),
+            "</s>",
+            [5, 1, 1, 4, 1, 2, 0],
+        ),
+        (models.WordPiece({"[UNK]": 0, "wha": 1, "##le": 2}), "[EOS]", [5, 3, 2, 0]),
+    ],
+    ids=["holes", "sentencepiece", "word piece"],
+)
+def test_bytes_of_tokens(tmp_path, text, model, end, expected) -> None:
+    """Ids count to the last, also with holes; a special token is no text."""
+    raw = tokenizers.Tokenizer(model)
+    raw.add_special_tokens([end])
     tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
-    assert tokenizer.vocab_size == 8
-    assert tokenizer.token_bytes().tolist() == [5, 0, 0, 4, 0, 0, 0, 3]
+    assert tokenizer.token_bytes().tolist() == expected
 
 
-def test_bytes_of_a_sentencepiece_like_tokenizer(tmp_path: Path, text: TrainingText) -> None:
-    vocab = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "▁the": 3, "▁": 4, "é": 5}
-    raw = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    raw.decoder = decoders.Sequence(steps)
-    raw.add_special_tokens(["</s>"])
-    tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
-    assert tokenizer.token_bytes().tolist() == [5, 1, 1, 4, 1, 2, 0]
-    assert [len(tokenizer.decode([i]).encode()) for i in (3, 4, 5)] == [4, 1, 2]
-
-
-def test_bytes_of_a_word_piece_tokenizer(tmp_path: Path, text: TrainingText) -> None:
-    vocab = {"[UNK]": 0, "wha": 1, "##le": 2}
-    raw = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
-    raw.add_special_tokens(["[EOS]"])
-    tokenizer = load_file(TokenizerFile(path=saved(raw, tmp_path / "t.json")), text=text)
-    assert tokenizer.token_bytes().tolist() == [5, 3, 2, 0]
-
-
-def test_messages_about_a_file(
-    tmp_path: Path, text: TrainingText, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_about_a_file(tmp_path, text, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def refusal(**options: str) -> str:
@@ -198,9 +193,7 @@ def test_messages_about_a_file(
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word_level", "word_piece", "unigram"])
-def test_what_is_known_before_it_is_built_is_what_it_is(
-    tmp_path: Path, bpe: Tokenizer, text: TrainingText, kind: str
-) -> None:
+def test_what_is_known_before_it_is_built_is_what_it_is(tmp_path, bpe, text, kind) -> None:
     """The file is read as JSON, without the library."""
     vocab = {"[UNK]": 0, "the": 7, "</s>": 3}
     model = {

@@ -120,7 +120,7 @@ def test_kernels_are_equal(options, scope) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["auto", "grouped", "loop"])
-def test_a_rank_without_any_token_has_gradients_of_zero(kernel: str) -> None:
+def test_a_rank_without_any_token_has_gradients_of_zero(kernel) -> None:
     """The kernel is not asked for no row at all; and FSDP waits for a gradient from every rank."""
     experts = layer(kernel=kernel, dtype=torch.float32).experts
     x = torch.empty(0, DIM, requires_grad=True)
@@ -130,9 +130,7 @@ def test_a_rank_without_any_token_has_gradients_of_zero(kernel: str) -> None:
     assert all(weight.grad is not None and not weight.grad.any() for weight in experts.parameters())
 
 
-def test_on_a_gpu_whose_grouped_kernel_is_wrong_it_is_not_taken(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_on_a_gpu_whose_grouped_kernel_is_wrong_it_is_not_taken(caplog) -> None:
     cases = [("auto", (9, 0), "auto"), ("auto", (10, 0), "loop"), ("grouped", (12, 0), "grouped")]
     for kernel, capability, chosen in cases:
         experts = layer(kernel=kernel).experts

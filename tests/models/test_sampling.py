@@ -142,7 +142,7 @@ def test_impossible_options_are_refused(small_decoder, options) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_that_no_token_has_are_never_drawn(temperature: float) -> None:
+def test_rows_that_no_token_has_are_never_drawn(temperature) -> None:
     """The second is the likeliest by far; a tokenizer of one id has no such token."""
     model, prompt = FixedLogits(torch.tensor([0.01, 0.99])), torch.zeros(1, 1, dtype=torch.int64)
     drawn = [generate(model, prompt, 50, temperature=temperature, n_ids=n) for n in (1, 2)]

@@ -131,7 +131,7 @@ def peer_shape(**options: object) -> dict:
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["mha", "gqa", "mqa"])
-def test_llama(kv_heads: int, tied: bool) -> None:
+def test_llama(kv_heads, tied) -> None:
     section = shape(n_kv_heads=kv_heads, tie_embeddings=tied, rope_theta=500.0)
     options = {"num_key_value_heads": kv_heads, "tie_word_embeddings": tied}
     rope = {"rope_type": "default", "rope_theta": 500.0}
@@ -147,7 +147,7 @@ def test_qk_norm_is_that_of_qwen3() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["grouped", "loop"])
-def test_mixtral(kernel: str) -> None:
+def test_mixtral(kernel) -> None:
     moe = MoEConfig(num_experts=6, top_k=2, kernel=kernel)
     ours = Decoder(DecoderConfig(**shape(n_kv_heads=2, moe=moe)))
     options = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": None}
@@ -156,7 +156,7 @@ def test_mixtral(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-def test_qwen3_moe(normalised: bool) -> None:
+def test_qwen3_moe(normalised) -> None:
     """Experts of another width in every second layer; three a token."""
     options = {"num_experts": 8, "norm_topk_prob": normalised}
     moe = MoEConfig(top_k=3, ffn_hidden_dim=24, frequency=2, **options)

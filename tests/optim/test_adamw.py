@@ -123,7 +123,7 @@ def tensors(state: object) -> list[torch.Tensor]:
     return [tensor for value in values for tensor in tensors(value)]
 
 
-def test_saved_loaded_and_continued_in_a_fresh_process_is_bit_equal(tmp_path: Path):
+def test_saved_loaded_and_continued_in_a_fresh_process_is_bit_equal(tmp_path):
     torch.save(run(steps=range(3)), tmp_path / "saved.pt")
     paths = [str(tmp_path / name) for name in ("saved.pt", "result.pt")]
     command = [sys.executable, "-c", CONTINUE, *paths]

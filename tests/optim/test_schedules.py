@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import cos, pi, sqrt
 
 import pytest
@@ -67,17 +66,3 @@ DECAYS = {
 def test_no_warmup_and_one_step_of_decay_end_exactly_at_the_floor(schedule, section, floor):
     factor = schedule(section(warmup_steps=0, decay_steps=1, min_lr_ratio=floor))
     assert [factor(0), factor(1)] == [floor, floor]
-
-
-@pytest.mark.parametrize("shape", ["cosine", "linear", "sqrt", "rex"])
-def test_the_decay_falls_at_every_step_and_nowhere_reaches_zero_early(shape):
-    options = {"warmup_steps": 7, "decay_steps": 50, "min_lr_ratio": 0.0}
-    if shape == "rex":
-        factor = schedules.rex(Rex(**options))
-    else:
-        factor = schedules.wsd(WSD(**options, stable_steps=0, wsd_decay_type=shape))
-    values = [factor(step) for step in range(7 + 50)]
-    assert all(earlier < later for earlier, later in pairwise(values[:7]))
-    assert all(earlier > later for earlier, later in pairwise(values[6:]))
-    assert min(values[:-1]) > 0
-    assert values[-1] == 0

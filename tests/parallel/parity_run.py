@@ -50,8 +50,14 @@ class Tokens:
 
 
 def config_of(model: str, layout: str = "") -> Config:
-    """The resolved config of one side."""
-    return composition.config(overrides_of(model, layout)).validate().config
+    """The resolved config of one side; skips the test if only the installed torch refuses it."""
+    try:
+        return composition.config(overrides_of(model, layout)).validate().config
+    except ConfigError as error:
+        said = [problem.what for problem in error.problems if problem.rule == pp_torch.id]
+        if len(said) == len(error.problems):
+            pytest.skip(said[0])
+        raise
 
 
 @functools.cache
@@ -68,13 +74,6 @@ def record_of(config: Config, ranks: Ranks, dtype: torch.dtype) -> tuple[Record,
         tokens: Any = Tokens()
         record = measure(config, ranks, tokens, dtype=dtype, steps=steps, lr=LR)
     return record, None if calls is None else calls.counts(config, ranks, Tokens(), STEPS[dtype])
-
-
-def skip_what_torch_cannot(error: ConfigError) -> None:
-    """Skip a layout that is refused only because of the torch that is installed."""
-    said = [problem.what for problem in error.problems if problem.rule == pp_torch.id]
-    if len(said) == len(error.problems):
-        pytest.skip(said[0])
 
 
 def world_of(config: Config) -> int:
@@ -128,12 +127,8 @@ class Outcome:
 def outcomes(case: Case, formats: tuple[str, ...] = FORMATS) -> list[Outcome]:
     """A layout compared with one device in these number formats, on the same forked ranks."""
     dtypes = [getattr(torch, name) for name in formats]
+    config = config_of(case.model, case.layout)
     references = {dtype: on_one_device(case.model, dtype) for dtype in dtypes}
-    try:
-        config = config_of(case.model, case.layout)
-    except ConfigError as error:
-        skip_what_torch_cannot(error)
-        raise
 
     def work(ranks: Ranks) -> list[dict[str, Any]]:
         sides = {dtype: record_of(config, ranks, dtype) for dtype in dtypes}

@@ -1,4 +1,4 @@
-"""Recomputation changes what is kept and done again, and nothing else."""
+"""Recomputation keeps and repeats what it says; its gradients are in test_parity."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from forge.models.sampling import generate
 from forge.parallel.activation_checkpoint import recompute
-
-SHAPES = {
-    "llama": {},
-    "gpt2": {"position": "learned", "bias": True, "norm_type": "layernorm", "tie_embeddings": True},
-    "math kernel": {"sdpa_backend": "math", "qk_norm": True},
-}
 
 
 class Kept(TorchDispatchMode):
@@ -57,20 +50,6 @@ def step_flops(model, tokens) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("mode", ["full", "selective"])
-@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
-def test_gradients_are_the_plain_ones_and_names_stay(
-    small_decoder, gradients, options, mode
-) -> None:
-    plain = small_decoder(**options)
-    wrapped = copy.deepcopy(plain)
-    recompute(wrapped, mode)
-    assert list(wrapped.state_dict()) == list(plain.state_dict())
-    expected, found = gradients(plain), gradients(wrapped)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert all(expected[name].abs().max() > 0 for name in expected if not name.endswith("wk.bias"))
-
-
 def test_full_keeps_least_and_selective_less_than_nothing_recomputed(small_decoder, tokens) -> None:
     size = {}
     for mode in ("none", "selective", "full"):
@@ -104,18 +83,16 @@ def test_selective_repeats_no_matrix_product_and_full_repeats_all(
     assert again == 2 * (weights - last_product_of_each_block) * tokens.numel()
 
 
-def test_a_copy_runs_its_own_weights_and_text_is_the_plain_models(small_decoder, tokens) -> None:
+def test_a_copy_runs_its_own_weights(small_decoder, tokens) -> None:
     model = small_decoder()
     recompute(model, "full")
     twin = copy.deepcopy(model)
-    before, prompt = model(tokens), torch.tensor([[1, 2, 3]])
+    before = model(tokens)
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.mul_(1.5)
     assert torch.equal(model(tokens), before)
     assert not torch.allclose(twin(tokens), before)
-    text = generate(small_decoder(), prompt, 12, temperature=0)
-    assert torch.equal(generate(model, prompt, 12, temperature=0), text)
 
 
 def test_mistakes_are_refused(small_decoder) -> None:

@@ -24,11 +24,9 @@ def config(mode: str, **options) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        ("none", {}),
+        ("none", {"position": "learned", "activation": "relu2", "sdpa_backend": "math"}),
         ("full", {}),
         ("selective", {}),
-        ("none", {"sdpa_backend": "math"}),
-        ("none", {"position": "learned", "activation": "relu2"}),
     ],
 )
 def test_compiled_gradients_are_the_plain_ones_and_names_stay(

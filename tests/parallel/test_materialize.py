@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from parity_cases import layout_of
 from parity_run import config_of, this_rank
 from ranks import on_ranks
 from torch import nn
@@ -27,17 +28,10 @@ LARGE = "model.vocab_size=20000 model.dim=512 model.n_layers=4 model.tie_embeddi
 WIDE = "model.dim=96 model.n_layers=4 model.ffn_hidden_dim=256"
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "parallel.dp_shard=2 parallel.tp=2",
-        "parallel.pp=2 parallel.tp=2",
-        "parallel.cp=2 parallel.dp_shard=2",
-    ],
-)
-def test_no_rank_holds_the_whole_model(layout: str) -> None:
+@pytest.mark.parametrize("layout", ["dp_shard=2 tp=2", "pp2 tp=2", "cp=2 dp_shard=2"])
+def test_no_rank_holds_the_whole_model(layout) -> None:
     """Nor memory for it: storages are no larger than what is owned."""
-    config = config_of("llama, 4 heads of keys", f"{layout} {WIDE}")
+    config = config_of("llama, 4 heads of keys", f"{layout_of(layout)} {WIDE}")
     share = sum(parameter.numel() for parameter in meta(config).parameters()) / 4
 
     def work(_: int) -> None:
@@ -97,7 +91,7 @@ def test_what_a_rank_owns_is_what_torch_gives_it() -> None:
     on_ranks(4, work)
 
 
-def test_one_device_builds_where_nothing_has_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_device_builds_where_nothing_has_memory_too(monkeypatch) -> None:
     """Or torch would draw initial weights that are thrown away: for 8B, for a minute."""
     config, drawn_on = config_of("llama"), set()
     kaiming = torch.nn.init.kaiming_uniform_

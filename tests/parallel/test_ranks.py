@@ -42,21 +42,6 @@ def meet(rank: int, world: int, port: int) -> None:
     os.environ.update(environment(rank, world, port))
 
 
-def test_alone_everything_is_immediate() -> None:
-    ranks = Ranks()
-    assert ranks.main
-    assert ranks.batch == (0, 1)
-    assert ranks.any(True)
-    assert not ranks.any(False)
-    assert ranks.largest(7, 8) == [7, 8]
-    assert ranks.from_main("x") == "x"
-    assert ranks.total(torch.tensor(3.0)) == 3
-    assert ranks.copy_from_main(torch.tensor(3.0)) == 3
-    ranks.check_alive(1)
-    ranks.barrier()
-    ranks.close()
-
-
 def test_what_ranks_agree_on() -> None:
     port = free_port()
 
@@ -155,9 +140,7 @@ def test_a_rank_may_prepare_data_for_longer_than_a_collective_may_take() -> None
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_ranks_that_wait_for_one_that_fails_or_hangs_name_it(
-    failing: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_wait_for_one_that_fails_or_hangs_name_it(failing, monkeypatch) -> None:
     port = free_port()
 
     def work(rank: int) -> None:
@@ -188,9 +171,7 @@ def test_ranks_that_wait_for_one_that_fails_or_hangs_name_it(
     on_ranks(3, work)
 
 
-def test_a_sum_of_ones_that_is_wrong_is_a_faulty_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sum_of_ones_that_is_wrong_is_a_faulty_connection(monkeypatch) -> None:
     monkeypatch.setattr(Rendezvous, "missing", lambda *_: [])
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: tensor.mul_(3))
     ranks = Ranks(size=4, rendezvous=Rendezvous(), timeout=timedelta(seconds=1))
@@ -200,7 +181,7 @@ def test_a_sum_of_ones_that_is_wrong_is_a_faulty_connection(
 
 
 @pytest.mark.parametrize("code", [None, 2])
-def test_all_ranks_receive_the_main_ranks_command(code: int | None) -> None:
+def test_all_ranks_receive_the_main_ranks_command(code) -> None:
     port = free_port()
 
     def work(rank: int) -> None:
@@ -218,9 +199,7 @@ def test_all_ranks_receive_the_main_ranks_command(code: int | None) -> None:
     on_ranks(2, work)
 
 
-def test_ranks_that_do_not_come_and_a_port_that_is_taken_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_that_do_not_come_and_a_port_that_is_taken_are_named(monkeypatch) -> None:
     port = free_port()
     for name, value in environment(1, 2, port).items():
         monkeypatch.setenv(name, value)
@@ -257,5 +236,5 @@ def test_a_backend_that_there_is_not_is_named() -> None:
         ("gloo", "cpu", "gloo"),
     ],
 )
-def test_the_backend_of_a_device(wanted: str, device: str, backend: str) -> None:
+def test_the_backend_of_a_device(wanted, device, backend) -> None:
     assert _backend(wanted, device) == backend

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,11 +59,7 @@ def sharded(model: Decoder, rank: int) -> Ranks:
 @pytest.mark.parametrize(
     "differs", [lambda states: -states, lambda states: states * torch.nan], ids=["other", "NaN"]
 )
-def test_the_text_is_the_main_ranks(
-    differs: Callable[[torch.Tensor], torch.Tensor],
-    small_decoder: Callable[..., Decoder],
-    tmp_path: Path,
-) -> None:
+def test_the_text_is_the_main_ranks(differs, small_decoder, tmp_path) -> None:
     """A rank that drew for itself might end sooner; the other would wait for its shards."""
     expected = texts(small_decoder(), tmp_path / "alone", Ranks())
     assert len(expected) == 2
@@ -80,9 +75,7 @@ def test_the_text_is_the_main_ranks(
     on_ranks(2, work)
 
 
-def test_all_give_up_where_the_main_rank_has_no_text(
-    small_decoder: Callable[..., Decoder], tmp_path: Path
-) -> None:
+def test_all_give_up_where_the_main_rank_has_no_text(small_decoder, tmp_path) -> None:
     def work(rank: int) -> None:
         model = small_decoder()
         ranks = sharded(model, rank)

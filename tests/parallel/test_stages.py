@@ -53,7 +53,7 @@ MODELS += [
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])
 @pytest.mark.parametrize("section", MODELS, ids=range(len(MODELS)))
-def test_no_cut_has_a_cheaper_costliest_stage(section: Decoder, stages: int) -> None:
+def test_no_cut_has_a_cheaper_costliest_stage(section, stages) -> None:
     """Also where some blocks have experts, which are much cheaper than the dense layers."""
     found, n = cut_by_cost(section, stages, 128), section.n_layers
     assert (len(found), sum(found), min(found) >= 1) == (stages, n, True)
@@ -81,7 +81,5 @@ def test_a_large_vocabulary_takes_blocks_from_the_last_stage() -> None:
         ("zbv_zero_bubble", 4, 2, [(0, 7), (1, 6), (2, 5), (3, 4)]),
     ],
 )
-def test_stages_of_each_rank(
-    schedule: str, pp: int, per_rank: int, wanted: list[tuple[int, ...]]
-) -> None:
+def test_stages_of_each_rank(schedule, pp, per_rank, wanted) -> None:
     assert [stages_of(rank, pp, per_rank, schedule) for rank in range(pp)] == wanted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -73,10 +72,6 @@ FAULTS: dict[str, tuple[Callable[[Record], object], str]] = {
         lambda b: b.before[NAMES[0]].view(-1)[5].mul_(1 + 2e-16),
         f"{NAMES[0]} differs at step 0",
     ),
-    "type at the start": (
-        lambda b: b.before.update({NAMES[0]: b.before[NAMES[0]].float()}),
-        f"{NAMES[0]} differs at step 0",
-    ),
     "missing parameter": (lose, f"{NAMES[0]} is missing in b"),
     "other name": (rename, f"module.{NAMES[0]} is missing in a"),
     "loss": (
@@ -99,10 +94,6 @@ FAULTS: dict[str, tuple[Callable[[Record], object], str]] = {
         lambda b: b.gradients[1].update({NAMES[0]: None}),
         f"step 2: {NAMES[0]} has no gradient in b",
     ),
-    "absent gradient": (
-        lambda b: b.gradients[1].pop(NAMES[0]),
-        f"step 2: {NAMES[0]} has no gradient in b",
-    ),
     "zero gradient": (
         lambda b: b.gradients[1][NAMES[0]].zero_(),
         f"step 2: the gradient of {NAMES[0]} is zero in b",
@@ -110,10 +101,6 @@ FAULTS: dict[str, tuple[Callable[[Record], object], str]] = {
     "gradient that is no number": (
         lambda b: b.gradients[1][NAMES[0]].view(-1)[0].fill_(math.inf),
         f"step 2: the gradient of {NAMES[0]} is not finite in b",
-    ),
-    "gradient of another shape": (
-        lambda b: b.gradients[0].update({NAMES[0]: b.gradients[0][NAMES[0]][:2]}),
-        f"step 1: the gradient of {NAMES[0]} differs by inf, more than 1e-10",
     ),
     "weights at the end": (
         lambda b: b.after.update({NAMES[0]: changed(b.after[NAMES[0]], 1e-8)}),
@@ -132,7 +119,7 @@ FAULTS: dict[str, tuple[Callable[[Record], object], str]] = {
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_a_fault_is_found(what: str, tmp_path: Path) -> None:
+def test_a_fault_is_found(what, tmp_path) -> None:
     """Also after it was written to files and read again."""
     spoil, said = FAULTS[what]
     a, b = record(), record()
@@ -146,16 +133,6 @@ def test_a_fault_is_found(what: str, tmp_path: Path) -> None:
         side.save(tmp_path / str(id(side)))
     read = [Record.load(tmp_path / str(id(side))) for side in (a, b)]
     assert said in compare(*read, BOUND).faults
-
-
-def test_both_sides_without_a_gradient_are_not_equal() -> None:
-    a, b = record(), record()
-    for side in (a, b):
-        side.gradients[0][NAMES[0]] = torch.zeros(3, 4, dtype=torch.float64)
-    assert [fault for fault in compare(a, b, BOUND).faults if "zero" in fault] == [
-        f"step 1: the gradient of {NAMES[0]} is zero in {side}" for side in "ab"
-    ]
-    assert compare(Record(), Record(), BOUND).faults == ["no step was made"]
 
 
 def test_state_that_differs_is_a_fault() -> None:

@@ -1,0 +1,126 @@
+"""The torch-free counts of the config against the model that is built from it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from moe_helpers import section, tokens
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import forge
+from forge.config.model import Decoder as DecoderConfig
+from forge.models.decoder import Decoder
+from forge.models.feed_forward import FeedForward
+from forge.models.moe import MoE
+
+PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
+MOE_PARTS = {"router": "routers", "experts": "experts", "shared": "shared experts"}
+
+
+def built(chosen: DecoderConfig) -> Decoder:
+    with torch.device("meta"):
+        return Decoder(chosen)
+
+
+def size(module: nn.Module | None) -> int:
+    return sum(p.numel() for p in module.parameters()) if module is not None else 0
+
+
+def part_of(name: str) -> str:
+    """blocks.0.attention_norm.weight is a norm, blocks.0.attention.q_norm.weight attention."""
+    module = name.split(".")[2] if name.startswith("blocks.") else name.split(".")[0]
+    known = {"feed_forward": "feed-forward", "positions": "embedding", "output": "output head"}
+    return "norms" if module.endswith("norm") else known.get(module, module)
+
+
+DENSE = {"num_experts": 0}
+KINDS = {
+    "n_kv_heads": (None, 2, 1),
+    "norm_type": ("rmsnorm", "layernorm"),
+    "gated_mlp": (None, True, False),
+    "position": ("rope", "learned"),
+    **dict.fromkeys(("bias", "tie_embeddings", "qk_norm"), (False, True)),
+    "activation": ("silu", "gelu"),
+    "ffn_hidden_dim": (48, None),
+}
+
+
+def test_params_by_part_is_exact_for_all_combinations(small_section) -> None:
+    for values in product(*KINDS.values()):
+        chosen = small_section(**dict(zip(KINDS, values, strict=True)))
+        model, counts = built(chosen), dict.fromkeys(PARTS, 0)
+        for name, parameter in model.named_parameters():
+            counts[part_of(name)] += parameter.numel()
+        assert counts == chosen.params_by_part(), chosen
+        assert chosen.num_params_estimate == size(model)
+
+
+@pytest.mark.parametrize(
+    ("gated", "shared", "width"), list(product((None, False), (0, 1, 3), (24, None)))
+)
+def test_params_of_experts(gated, shared, width) -> None:
+    """KempnerForge builds one of any number of shared experts, and counts all."""
+    layout = {"frequency": 2, "first_num_dense_layers": 2}
+    model = {"gated_mlp": gated, "n_layers": 5}
+    chosen = section(model=model, shared_experts=shared, ffn_hidden_dim=width, **layout)
+    model, parts = built(chosen), chosen.params_by_part()
+    layers = [block.feed_forward for block in model.blocks.values()]
+    sparse = [layer for layer in layers if isinstance(layer, MoE)]
+    for name, part in MOE_PARTS.items():
+        assert parts[part] == sum(size(getattr(layer, name)) for layer in sparse), part
+    dense = [layer for layer in layers if isinstance(layer, FeedForward)]
+    assert parts["feed-forward"] == sum(map(size, dense))
+    assert chosen.num_params_estimate == sum(parts.values()) == size(model)
+    idle = sum(size(layer.experts) * (8 - 2) // 8 for layer in sparse)
+    assert chosen.num_active_params == size(model) - idle
+    if shared:
+        assert layers[3].shared.w_up.weight.shape == (shared * (width or 48), 32)
+
+
+def test_published_sizes() -> None:
+    llama, mixtral = DecoderConfig(), forge.compose(["model=mixtral_8x7b"]).model
+    assert isinstance(mixtral, DecoderConfig)
+    assert size(built(llama)) == 6_738_415_616 == llama.num_params_estimate
+    assert size(built(mixtral)) == 46_702_792_704 == mixtral.num_params_estimate
+    assert mixtral.num_active_params == 12_879_925_248
+
+
+@pytest.mark.parametrize(
+    ("model", "moe"),
+    [
+        ({"n_kv_heads": 2}, DENSE),
+        ({"activation": "gelu"}, DENSE),
+        ({"tie_embeddings": True}, DENSE),
+        ({"position": "learned"}, DENSE),
+        ({"bias": True, "qk_norm": True}, DENSE),
+        ({}, {"shared_experts": 2}),
+        ({}, {"top_k": 4}),
+        ({}, {"frequency": 2}),
+        ({}, {"ffn_hidden_dim": None}),
+    ],
+    ids=str,
+)
+def test_flops_per_token_are_those_counted(model, moe) -> None:
+    """The counter sees every matrix product, and with the math kernel all seq^2 scores.
+
+    With a capacity of 1 experts compute as many rows as tokens are routed.
+    """
+    moe = {"capacity_factor": 1.0, "balance_scope": "micro_batch"} | moe
+    chosen = section(model={"sdpa_backend": "math", "max_seq_len": 16} | model, **moe)
+    made, text = Decoder(chosen), tokens(2)
+    with FlopCounterMode(display=False) as counter:
+        made(text).sum().backward()
+    assert counter.get_total_flops() == chosen.flops_per_token(16) * text.numel()
+
+
+def test_presets_that_stand_beside_a_dense_one_cost_as_much_a_token() -> None:
+    for dense, sparse in (("tiny", "moe_tiny"), ("small", "moe_small")):
+        costs = [
+            forge.compose([f"model={name}"]).validate().config.model.flops_per_token(256) or 0
+            for name in (dense, sparse)
+        ]
+        assert costs[1] == pytest.approx(costs[0], rel=0.005)
+        assert costs[0] > 1e6

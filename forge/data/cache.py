@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -27,10 +26,7 @@ def explained(root: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None and not Path(error.filename).is_relative_to(root):
             raise
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            problem = f"no space left to write prepared data ({error.strerror})"
-        else:
-            problem = f"cannot write prepared data there ({error.strerror or error})"
+        problem = f"cannot write prepared data there ({error.strerror or error})"
         fix = "Make room or set data.cache_dir (or $FORGE_CACHE) to a directory you may write to."
         raise ValueError(f"data.cache_dir = {root}: {problem}. {fix}") from error
 

@@ -15,8 +15,8 @@ from forge.data.fingerprint import fingerprint
 from forge.data.reading import Document, kind, read_python, read_text
 from forge.data.rows import read_csv, read_json, read_jsonl, read_parquet
 
+COMPILED = "__pycache__"
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
-NOT_LIBRARY.add("__pycache__")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,9 @@ class Corpus:
 def python_source(section: PythonSource) -> Corpus:
     """The .py files of this Python's standard library, without tests and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = tuple(path for path in _walk(root, skip=NOT_LIBRARY) if path.suffix == ".py")
+    files = tuple(
+        path for path in _walk(root, skip={*NOT_LIBRARY, COMPILED}) if path.suffix == ".py"
+    )
     if not files:
         what = f"data: no Python source under {root}; this Python ships without it."
         raise ValueError(f"{what} Use data=text data.path=... with text of your own.")
@@ -87,13 +89,13 @@ def _matches(pattern: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        files = list(_walk(path, skip={"__pycache__"}))
+        files = list(_walk(path, skip={COMPILED}))
         problem = "this directory holds no files. Give one that does, or a file or a glob."
     elif glob.has_magic(pattern):
         matches = {Path(name) for name in glob.glob(str(path), recursive=True)}
         files = sorted(path for path in matches if path.is_file())
-        problem = f"no file matches this glob, {seen_from}."
-        problem += " ** reaches into folders: 'texts/**/*.txt'."
+        hint = "** reaches into folders: 'texts/**/*.txt'."
+        problem = f"no file matches this glob, {seen_from}. {hint}"
     else:
         files = []
         problem = f"no such file or directory, {seen_from}. Give a file, a directory or a glob."

@@ -19,7 +19,7 @@ from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
 from forge.data.fingerprint import hash_file, hash_json
 from forge.data.reading import BadFile
-from forge.data.shards import FORMAT, INDEX_FILE, BrokenStore, TokenStore
+from forge.data.shards import FORMAT, INDEX_FILE, BrokenStore, TokenStore, damage_of
 from forge.data.split import TrainingText, split_corpus
 from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
 
@@ -110,20 +110,16 @@ def _open(entry: Path, corpus: Corpus, *, on_broken: Callable[..., None]) -> Pre
 
 
 def _read_manifest(entry: Path) -> dict[str, Any]:
-    try:
+    with damage_of(MANIFEST_FILE):
         content = json.loads((entry / MANIFEST_FILE).read_text())
         manifest: dict[str, Any] = content["manifest"]
-        if hash_json(manifest) != content["sha256"]:
-            raise BrokenStore(f"{MANIFEST_FILE} does not have the content that was written")
+        found = {MANIFEST_FILE: (hash_json(manifest), content["sha256"])}
         for name, expected in manifest["sha256"].items():
-            if not (entry / name).is_file():
-                raise BrokenStore(f"{name} is missing")
-            if hash_file(entry / name) != expected:
+            with damage_of(name):
+                found[name] = hash_file(entry / name), expected
+        for name, (digest, expected) in found.items():
+            if digest != expected:
                 raise BrokenStore(f"{name} does not have the content that was written")
-    except FileNotFoundError as error:
-        raise BrokenStore(f"{MANIFEST_FILE} is missing") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BrokenStore(f"{MANIFEST_FILE} cannot be read ({error})") from error
     return manifest
 
 

@@ -9,7 +9,6 @@ import tokenize
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK_BYTES = 1 << 20
@@ -20,12 +19,8 @@ LOOKED_AT = 1 << 13  # bytes of a file in which a NUL shows that it is no text, 
 LEAVE_OUT = "leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """One text with a beginning and an end; `blocks` is read once, before the next document."""
-
-    name: str
-    blocks: Iterator[str]
+Document = Iterator[str]
+"""Blocks of one text, read once, before the next document."""
 
 
 class BadFile(ValueError):
@@ -76,7 +71,7 @@ def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 def read_text(path: Path) -> Iterator[Document]:
     """A whole file as one document."""
-    yield Document(name=str(path), blocks=_text_blocks(path))
+    yield _text_blocks(path)
 
 
 def _text_blocks(path: Path) -> Iterator[str]:
@@ -109,7 +104,7 @@ def read_python(path: Path) -> Iterator[Document]:
         text = content.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError):
         return
-    yield Document(name=str(path), blocks=iter((text,)))
+    yield iter((text,))
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
         yield _whole(path, text + _more(path, file, sys.maxsize))
         return
     while True:
-        at = _end(BETWEEN.match(text, at))
+        at = BETWEEN.match(text, at).end()  # type: ignore[union-attr]
         if text.startswith("]", at):
             return
         try:
@@ -99,11 +99,6 @@ def _whole(path: Path, text: str) -> Any:
         what = f"{path} is not JSON ({error.msg} at line {error.lineno} column {error.colno})"
         fix = "Mend the file: a .json has an array, an object, or an object a line"
         raise BadFile(what, fix) from error
-
-
-def _end(match: re.Match[str] | None) -> int:
-    assert match is not None
-    return match.end()
 
 
 def _more(path: Path, file: IO[str], held: int = 0) -> str:
@@ -176,7 +171,7 @@ def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
     except UnicodeEncodeError as error:
         what = f"{where} has half of a surrogate pair at character {error.start}, which is not text"
         raise BadFile(what, "Fix or drop it") from error
-    return Document(name=f"{path}:{place.rpartition(' ')[2]}", blocks=iter((row,)))
+    return iter((row,))
 
 
 def _need(where: str, fields: Iterable[Any], text_field: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,25 +99,30 @@ class TokenStore:
 
 
 def _read_index(directory: Path) -> Index:
-    path = directory / INDEX_FILE
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
+    name = f"{directory.name}/{INDEX_FILE}"
+    with damage_of(name):
+        content: dict[str, Any] = json.loads((directory / INDEX_FILE).read_text())
         if content.pop("format") != FORMAT:
-            raise BrokenStore(f"{directory.name}/{INDEX_FILE} is of another format")
+            raise BrokenStore(f"{name} is of another format")
         shards = tuple(Shard(**shard) for shard in content.pop("shards"))
         return Index(shards=shards, **content)
+
+
+@contextmanager
+def damage_of(name: str) -> Iterator[None]:
+    """What goes wrong with a file of plain data that forge has written becomes a BrokenStore."""
+    try:
+        yield
     except FileNotFoundError as error:
-        raise BrokenStore(f"{directory.name}/{INDEX_FILE} is missing") from error
+        raise BrokenStore(f"{name} is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BrokenStore(f"{directory.name}/{INDEX_FILE} cannot be read ({error})") from error
+        raise BrokenStore(f"{name} cannot be read ({error})") from error
 
 
 def _map(path: Path, dtype: str, n_tokens: int) -> np.ndarray:
     where = f"{path.parent.name}/{path.name}"
-    try:
+    with damage_of(where):
         size = path.stat().st_size
-    except FileNotFoundError as error:
-        raise BrokenStore(f"{where} is missing") from error
     expected = n_tokens * np.dtype(dtype).itemsize
     if size != expected:
         raise BrokenStore(f"{where} has {size:,} bytes instead of {expected:,}")

@@ -101,7 +101,7 @@ def unit_of(corpus_bytes: int) -> int:
 
 def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
     for document in documents:
-        for text, last in cut(document.blocks, unit):
+        for text, last in cut(document, unit):
             encoded = text.encode()
             digest = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
             yield Piece(text=text, n_bytes=len(encoded), digest=digest, last=last)

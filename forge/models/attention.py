@@ -16,9 +16,6 @@ class Attention(nn.Module):
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
-        if section.n_heads % section.kv_heads:
-            what = f"model.n_kv_heads={section.kv_heads}"
-            raise ValueError(f"{what}: must divide model.n_heads={section.n_heads}")
         self.head_dim = section.head_dim
         self.backend = section.sdpa_backend
         heads_dim, kv_dim = section.n_heads * self.head_dim, section.kv_heads * self.head_dim

@@ -33,9 +33,7 @@ class Balance:
         self.layers = [module for module in model.modules() if isinstance(module, MoE)]
         section = getattr(model, "section", None)
         self.section = section if isinstance(section, DecoderConfig) and section.is_moe else None
-        assert self.section is not None or not self.layers, (
-            "a model that has experts keeps its section as `section`"
-        )
+        assert self.section is not None or not self.layers, "a model with experts has a `section`"
         self.numbers = torch.tensor([layer.number for layer in self.layers], dtype=torch.int64)
         self.max_steps = max_steps
 

@@ -11,22 +11,21 @@ class LayerCache:
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
         self.length = 0
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self._held: tuple[Tensor, Tensor] | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys and values [batch, kv_heads, seq, head_dim]; returns all so far."""
-        if self._keys is None or self._values is None:
+        if self._held is None:
             batch, heads, _, head_dim = keys.shape
-            self._keys = keys.new_empty(batch, heads, self.max_len, head_dim)
-            self._values = values.new_empty(batch, heads, self.max_len, head_dim)
-        end = self.length + keys.shape[2]
-        if end > self.max_len:
-            raise ValueError(f"{end} tokens in a cache for {self.max_len}")
-        self._keys[:, :, self.length : end] = keys
-        self._values[:, :, self.length : end] = values
-        self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+            size = (batch, heads, self.max_len, head_dim)
+            self._held = keys.new_empty(size), values.new_empty(size)
+        start, self.length = self.length, self.length + keys.shape[2]
+        if self.length > self.max_len:
+            raise ValueError(f"{self.length} tokens in a cache for {self.max_len}")
+        for held, new in zip(self._held, (keys, values), strict=True):
+            held[:, :, start : self.length] = new
+        held_keys, held_values = self._held
+        return held_keys[:, :, : self.length], held_values[:, :, : self.length]
 
 
 class KVCache:

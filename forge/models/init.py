@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
@@ -50,94 +50,79 @@ def init_weights(
             if values.dim() == 1:
                 local.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
-            fill = partial(_fill, local, indices, name, values.shape, model.init_std(name), seed)
-            portions = _portions(indices[0], values.shape)
-            filling += [pool.submit(fill, start, end) for start, end in portions]
+            initial = Initial(name=name, shape=values.shape, std=model.init_std(name), seed=seed)
+            for start, end in initial.portions(indices[0]):
+                rows = [indices[0][start:end], *indices[1:]]
+                filling.append(pool.submit(_fill, local[start:end], initial, rows))
         for each in filling:
             each.result()
     model.reset_buffers()
 
 
-def draw_rows(
-    name: str,
-    shape: Sequence[int],
-    std: float,
-    seed: int,
-    rows: Sequence[int] | Tensor,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Rows of the initial value of parameter `name` of global `shape`, fp32, drawn into `out`."""
-    size = rows_per_block(shape)
-    index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
-    drawn = out
-    if drawn is None:
-        drawn = torch.empty(len(index), *shape[1:], dtype=torch.float32, device="cpu")
-    consecutive = bool((index.diff() == 1).all())
-    start = 0
-    for block, count in _runs(index, size):
-        here, first = slice(start, start + count), block * size
-        if consecutive and count == min(size, shape[0] - first):
-            draw_block(name, shape, std, seed, block, out=drawn[here])
-        else:
-            drawn[here] = draw_block(name, shape, std, seed, block)[index[here] - first]
-        start += count
-    return drawn
+@dataclass(frozen=True, kw_only=True)
+class Initial:
+    """The initial values of a parameter, by its global shape."""
 
+    name: str
+    shape: Sequence[int]
+    std: float
+    seed: int
 
-def draw_block(
-    name: str, shape: Sequence[int], std: float, seed: int, block: int, *, out: Tensor | None = None
-) -> Tensor:
-    """Rows block * n to (block + 1) * n of the parameter, n = rows_per_block(shape)."""
-    if out is None:
-        size = rows_per_block(shape)
-        rows = min(size, shape[0] - block * size)
-        out = torch.empty(rows, *shape[1:], dtype=torch.float32, device="cpu")
-    digest = blake2b(f"{seed}/{name}/{block}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
-    return out.normal_(0.0, std, generator=generator)
+    @property
+    def rows_per_block(self) -> int:
+        """Rows that share a generator: about 256 KiB, or one expert of a stack."""
+        if len(self.shape) > 2:
+            return 1
+        return max(1, VALUES_PER_BLOCK // max(1, math.prod(self.shape[1:])))
 
+    def rows(self, rows: Sequence[int] | Tensor, *, out: Tensor | None = None) -> Tensor:
+        """These rows, in fp32, drawn into `out`."""
+        size = self.rows_per_block
+        index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
+        drawn = self._empty(len(index)) if out is None else out
+        consecutive = bool((index.diff() == 1).all())
+        start = 0
+        for block, count in self._runs(index):
+            here, first = slice(start, start + count), block * size
+            whole = min(size, self.shape[0] - first)
+            if consecutive and count == whole:
+                self._draw(block, drawn[here])
+            else:
+                drawn[here] = self._draw(block, self._empty(whole))[index[here] - first]
+            start += count
+        return drawn
 
-def rows_per_block(shape: Sequence[int]) -> int:
-    """Rows that share a generator: about 256 KiB, or one expert of a stack."""
-    if len(shape) > 2:
-        return 1
-    return max(1, VALUES_PER_BLOCK // max(1, math.prod(shape[1:])))
-
-
-def _runs(rows: Tensor, size: int) -> list[tuple[int, int]]:
-    """(block, how many rows of it follow one another), in order."""
-    blocks, counts = torch.unique_consecutive(rows // size, return_counts=True)
-    return list(zip(blocks.tolist(), counts.tolist(), strict=True))
-
-
-def _portions(rows: Tensor, shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(start, end) of whole blocks of rows that are worth a thread's while."""
-    start = end = 0
-    for _, count in _runs(rows, rows_per_block(shape)):
-        end += count
-        if (end - start) * math.prod(shape[1:]) >= VALUES_PER_PORTION:
+    def portions(self, rows: Tensor) -> Iterator[tuple[int, int]]:
+        """(start, end) of whole blocks of rows that are worth a thread's while."""
+        start = end = 0
+        for _, count in self._runs(rows):
+            end += count
+            if (end - start) * math.prod(self.shape[1:]) >= VALUES_PER_PORTION:
+                yield start, end
+                start = end
+        if start < end:
             yield start, end
-            start = end
-    if start < end:
-        yield start, end
+
+    def _runs(self, rows: Tensor) -> list[tuple[int, int]]:
+        """(block, how many rows of it follow one another), in order."""
+        blocks = rows // self.rows_per_block
+        blocks, counts = torch.unique_consecutive(blocks, return_counts=True)
+        return list(zip(blocks.tolist(), counts.tolist(), strict=True))
+
+    def _empty(self, rows: int) -> Tensor:
+        return torch.empty(rows, *self.shape[1:], dtype=torch.float32, device="cpu")
+
+    def _draw(self, block: int, out: Tensor) -> Tensor:
+        digest = blake2b(f"{self.seed}/{self.name}/{block}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+        return out.normal_(0.0, self.std, generator=generator)
 
 
-def _fill(
-    local: Tensor,
-    indices: list[Tensor],
-    name: str,
-    shape: Sequence[int],
-    std: float,
-    seed: int,
-    start: int,
-    end: int,
-) -> None:
-    """Draw rows start to end of those held: in place if they are whole, else cut and copied."""
-    here, rows = local[start:end], indices[0][start:end]
-    whole_rows = here.is_contiguous() and here.shape[1:] == tuple(shape[1:])
-    as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and whole_rows
-    drawn = draw_rows(name, shape, std, seed, rows, out=here if as_drawn else None)
+def _fill(here: Tensor, initial: Initial, indices: list[Tensor]) -> None:
+    """Draw the rows that are held here: in place if they are whole, else cut and copied."""
+    whole = here.is_contiguous() and here.shape[1:] == tuple(initial.shape[1:])
+    as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and whole
+    drawn = initial.rows(indices[0], out=here if as_drawn else None)
     if not as_drawn:
         here.copy_(select(drawn, indices[1:], first=1))
 

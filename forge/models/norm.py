@@ -16,9 +16,8 @@ def make_norm(section: DecoderConfig) -> nn.Module:
     """RMSNorm (arXiv:1910.07467) or LayerNorm (arXiv:1607.06450), which may have a bias."""
     if section.norm_type == "rmsnorm":
         return RMSNorm(section.dim, eps=section.norm_eps)
-    if section.norm_type == "layernorm":
-        return LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
-    raise ValueError(f"model.norm_type={section.norm_type!r}: must be rmsnorm or layernorm")
+    assert section.norm_type == "layernorm", section.norm_type
+    return LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
 
 
 class RMSNorm(nn.RMSNorm):

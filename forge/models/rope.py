@@ -17,14 +17,10 @@ class RotaryTable(nn.Module):
 
     def __init__(self, head_dim: int, max_seq_len: int, theta: float) -> None:
         super().__init__()
-        if head_dim % 2:
-            width = f"not model.dim / model.n_heads = {head_dim}"
-            raise ValueError(f"model.n_heads: rotary positions need an even head width, {width}")
         self.theta = theta
         for name in ("cos", "sin"):
-            self.register_buffer(
-                name, torch.empty(max_seq_len, 1, head_dim, dtype=torch.float32), persistent=False
-            )
+            table = torch.empty(max_seq_len, 1, head_dim, dtype=torch.float32)
+            self.register_buffer(name, table, persistent=False)
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
@@ -34,9 +30,8 @@ class RotaryTable(nn.Module):
         max_seq_len, _, head_dim = self.cos.shape
         exponents = torch.arange(0, head_dim, 2, device="cpu", dtype=torch.float32) / head_dim
         frequencies = 1.0 / self.theta**exponents
-        angles = torch.outer(
-            torch.arange(max_seq_len, device="cpu", dtype=torch.float32), frequencies
-        )
+        positions = torch.arange(max_seq_len, device="cpu", dtype=torch.float32)
+        angles = torch.outer(positions, frequencies)
         cos, sin = angles.cos(), angles.sin()
         self.cos.copy_(torch.cat((cos, cos), dim=-1)[:, None])
         self.sin.copy_(torch.cat((-sin, sin), dim=-1)[:, None])

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 SUMS = ("tokens", "entropy", "dropped", "aux_loss", "sequence_aux_loss", "router_z_loss")
-LOSSES = SUMS[-3:]
 
 
 class RoutingRecord(nn.Module):

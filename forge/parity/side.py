@@ -12,13 +12,12 @@ from forge.config.root import Config
 from forge.data.shards import TokenStore
 from forge.parallel.gather import Tensors, gather
 from forge.parallel.ranks import Ranks
-from forge.rundir.files import read_json, write_json
 from forge.training.assemble import build_model, train_loader
 from forge.training.process import loss_scaler
 from forge.training.step import Update
 
 LR = 0.1
-PLAIN = ("losses", "grad_norms", "replicas")
+FILE = "record.pt"
 
 
 @dataclass(kw_only=True)
@@ -39,32 +38,11 @@ class Record:
     replicas: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
-        from safetensors.torch import save_file
-
-        missing = {}
-        for name, tensors in self._files().items():
-            present = {key: value for key, value in tensors.items() if value is not None}
-            save_file(present, folder / f"{name}.safetensors")
-            missing[name] = [key for key in tensors if key not in present]
-        plain = {key: getattr(self, key) for key in PLAIN}
-        write_json(folder / "record.json", {**plain, "missing": missing})
+        torch.save(vars(self), folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        from safetensors.torch import load_file
-
-        plain = read_json(folder / "record.json")
-        files: dict[str, Tensors] = {}
-        for name, missing in plain["missing"].items():
-            files[name] = {**load_file(folder / f"{name}.safetensors"), **dict.fromkeys(missing)}
-        gradients = [files[f"gradients_{step}"] for step in range(len(plain["losses"]))]
-        numbers = {key: plain[key] for key in PLAIN}
-        ends = {"before": files["before"], "after": files["after"], "state": files["state"]}
-        return cls(**{**numbers, **ends, "gradients": gradients})
-
-    def _files(self) -> dict[str, Tensors]:
-        gradients = {f"gradients_{i}": found for i, found in enumerate(self.gradients)}
-        return {"before": self.before, "after": self.after, "state": self.state, **gradients}
+        return cls(**torch.load(folder / FILE))
 
 
 def measure(

@@ -107,16 +107,29 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
     verdict.faults += [f"{name} differs at step 0" for name in moved]
     if len(a.losses) != len(b.losses):
         verdict.faults.append(f"a made {len(a.losses)} steps and b {len(b.losses)}")
+    vanishing = {name for name in shared if name.endswith(tuple(may_vanish))}
     for step in range(min(len(a.gradients), len(b.gradients))):
-        faults = _compare_step(verdict, step, a, b, shared, bounds, tuple(may_vanish))
+        faults = _compare_step(verdict, step, a, b, shared, vanishing, bounds)
         verdict.faults += [f"step {step + 1}: {fault}" for fault in faults]
     if not verdict.rows:
         verdict.faults.append("no step was made")
-    verdict.faults += _compare_ends(verdict, a, b, shared, bounds, tuple(may_vanish))
+    ends = {}
+    for name in shared:
+        one, other = a.after.get(name), b.after.get(name)
+        if one is None or other is None:
+            verdict.faults.append(f"{name} is missing after the last step")
+        elif name not in vanishing:
+            for side, record in (("a", a), ("b", b)):
+                if _same_bits(record.before[name], record.after[name]):
+                    verdict.faults.append(f"{name} has not moved in {side}")
+            ends[name] = _distance(one, other)
+    verdict.worst, verdict.weights = _worst(ends, 0.0)
     for name in [name for name in a.state if name in b.state]:
         one, other = a.state[name], b.state[name]
-        found = _distance(one, other) if one is not None and other is not None else math.inf
-        verdict.faults += _too_far(name, found, bounds)
+        ends[name] = _distance(one, other) if one is not None and other is not None else math.inf
+    for name, found in ends.items():
+        what = f"{name} differs by {found:.1e} after the last step"
+        verdict.faults += _beyond(what, found, bounds.weights)
     return verdict
 
 
@@ -142,75 +155,49 @@ def _compare_step(
     a: Record,
     b: Record,
     shared: list[str],
+    vanishing: set[str],
     bounds: Bounds,
-    may_vanish: tuple[str, ...],
 ) -> Iterator[str]:
     ours, theirs = a.gradients[step], b.gradients[step]
     rounding = max(a.grad_norms[step], 1e-300) * 100 * _epsilon(ours)
     distances = {}
     for name in shared:
         one, other = ours.get(name), theirs.get(name)
-        yield from _unusable(name, one, other, may_vanish)
+        for side, gradient in (("a", one), ("b", other)):
+            if gradient is None:
+                yield f"{name} has no gradient in {side}"
+            elif not gradient.isfinite().all():
+                yield f"the gradient of {name} is not finite in {side}"
+            elif not gradient.any() and name not in vanishing:
+                yield f"the gradient of {name} is zero in {side}"
         if one is not None and other is not None:
-            vanishes = name.endswith(may_vanish) and max(one.norm(), other.norm()) <= rounding
+            vanishes = name in vanishing and max(one.norm(), other.norm()) <= rounding
             distances[name] = 0.0 if vanishes else _distance(one, other)
-    worst = max(distances, key=lambda name: _badness(distances[name]), default="")
+    worst, gradient = _worst(distances, math.nan)
     row = Row(
         losses=(a.losses[step], b.losses[step]),
         grad_norms=(a.grad_norms[step], b.grad_norms[step]),
         worst=worst,
-        gradient=distances.get(worst, math.nan),
+        gradient=gradient,
     )
     verdict.rows.append(row)
-    if not row.loss <= bounds.loss:
-        yield f"the losses differ by {row.loss:.1e}, more than {bounds.loss:.0e}"
-    if not row.grad_norm <= bounds.gradient:
-        yield f"the gradient norms differ by {row.grad_norm:.1e}, more than {bounds.gradient:.0e}"
+    yield from _beyond(f"the losses differ by {row.loss:.1e}", row.loss, bounds.loss)
+    what = f"the gradient norms differ by {row.grad_norm:.1e}"
+    yield from _beyond(what, row.grad_norm, bounds.gradient)
     for name, found in distances.items():
-        if not found <= bounds.gradient:
-            what = f"the gradient of {name} differs by {found:.1e}"
-            yield f"{what}, more than {bounds.gradient:.0e}"
+        yield from _beyond(f"the gradient of {name} differs by {found:.1e}", found, bounds.gradient)
 
 
-def _unusable(
-    name: str, a: Tensor | None, b: Tensor | None, may_vanish: tuple[str, ...]
-) -> Iterator[str]:
-    for side, gradient in (("a", a), ("b", b)):
-        if gradient is None:
-            yield f"{name} has no gradient in {side}"
-        elif not gradient.isfinite().all():
-            yield f"the gradient of {name} is not finite in {side}"
-        elif not gradient.any() and not name.endswith(may_vanish):
-            yield f"the gradient of {name} is zero in {side}"
+def _beyond(what: str, found: float, bound: float) -> Iterator[str]:
+    if not found <= bound:  # also of NaN
+        yield f"{what}, more than {bound:.0e}"
 
 
-def _compare_ends(
-    verdict: Verdict,
-    a: Record,
-    b: Record,
-    shared: list[str],
-    bounds: Bounds,
-    may_vanish: tuple[str, ...],
-) -> Iterator[str]:
-    for name in shared:
-        one, other = a.after.get(name), b.after.get(name)
-        if one is None or other is None:
-            yield f"{name} is missing after the last step"
-            continue
-        if name.endswith(may_vanish):
-            continue
-        for side, record in (("a", a), ("b", b)):
-            if _same_bits(record.before[name], record.after[name]):
-                yield f"{name} has not moved in {side}"
-        found = _distance(one, other)
-        if not verdict.worst or _badness(found) > _badness(verdict.weights):
-            verdict.worst, verdict.weights = name, found
-        yield from _too_far(name, found, bounds)
-
-
-def _too_far(name: str, found: float, bounds: Bounds) -> Iterator[str]:
-    if not found <= bounds.weights:
-        yield f"{name} differs by {found:.1e} after the last step, more than {bounds.weights:.0e}"
+def _worst(distances: dict[str, float], none: float) -> tuple[str, float]:
+    """The largest distance and whose it is; NaN is worse than all."""
+    if not distances:
+        return "", none
+    return max(distances.items(), key=lambda each: math.inf if math.isnan(each[1]) else each[1])
 
 
 def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
@@ -232,11 +219,6 @@ def _ratio(difference: float, size: float) -> float:
     if difference == 0:
         return 0.0
     return difference / size if size else math.inf
-
-
-def _badness(value: float) -> float:
-    """For finding the worst: NaN is worse than all."""
-    return math.inf if math.isnan(value) else value
 
 
 def _epsilon(gradients: Tensors) -> float:

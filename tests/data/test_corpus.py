@@ -19,7 +19,7 @@ from forge.data.split import split_corpus
 
 
 def texts(corpus: Corpus) -> list[str]:
-    return ["".join(document.blocks) for document in corpus.documents()]
+    return ["".join(document) for document in corpus.documents()]
 
 
 def read(path: Path | str, **options: str) -> list[str]:
@@ -220,7 +220,7 @@ def test_text_is_read_in_blocks_and_comes_back_whole(tmp_path, monkeypatch) -> N
     monkeypatch.setattr("forge.data.reading.BLOCK_BYTES", 3)
     (tmp_path / "x.txt").write_bytes("\ufeffäöü€𝄞 and\r\nmore".encode())
     (document,) = text_files(Text(path=str(tmp_path / "x.txt"))).documents()
-    blocks = list(document.blocks)
+    blocks = list(document)
     assert len(blocks) > 5
     assert "".join(blocks) == "äöü€𝄞 and\r\nmore"
 

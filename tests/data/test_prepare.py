@@ -250,7 +250,7 @@ def test_messages_about_the_cache(data, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("forge.data.shards.ShardWriter.append", full)
     with pytest.raises(ValueError) as caught:
         prepared_of(data)
-    what = "no space left to write prepared data (No space left on device)"
+    what = "cannot write prepared data there (No space left on device)"
     assert str(caught.value) == f"data.cache_dir = {good}: {what}. {hint}"
     assert [path.name[-5:] for path in Path(good or "", "data").iterdir()] == [".lock"]
 

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from forge.config.model import ACTIVATIONS as CONFIG_ACTIVATIONS
-from forge.models.decoder import Decoder
 from forge.models.feed_forward import ACTIVATIONS, FeedForward
 
 CLOSED_FORMS = {
@@ -67,21 +66,6 @@ def test_a_kernel_that_a_cpu_lacks_is_refused_by_name(small_decoder, backend) ->
     what = rf"model\.sdpa_backend='{backend}'.*no such kernel on a CPU; use auto, flash or math"
     with pytest.raises(ValueError, match=what):
         small_decoder(sdpa_backend=backend)(torch.zeros(1, 4, dtype=torch.int64))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dim": 36, "n_heads": 12}, r"model\.n_heads: .* even head width.* = 3"),
-        ({"n_kv_heads": 3}, r"model\.n_kv_heads=3: must divide model\.n_heads=4"),
-        ({"norm_type": "batchnorm"}, r"model\.norm_type='batchnorm'"),
-        ({"activation": "swish"}, r"model\.activation='swish'.*silu"),
-    ],
-    ids=str,
-)
-def test_impossible_sections_are_refused(small_section, options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        Decoder(small_section(**options))
 
 
 @pytest.mark.filterwarnings("error:Mismatch dtype")

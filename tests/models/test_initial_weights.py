@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forge.models.decoder import Decoder
-from forge.models.init import draw_rows, init_weights, rows_per_block
+from forge.models.init import Initial, init_weights
 
 SHAPES = [(1000, 3), (7, 2), (300, 1000), (5, 70_000), (130, 4, 257)]
 
@@ -18,7 +18,8 @@ def test_rows_are_those_of_the_written_recipe(shape) -> None:
     """Each block from a generator keyed by blake2b(seed/name/block); of a stack one expert."""
     row = torch.Size(shape[1:]).numel()
     size = 1 if len(shape) == 3 else max(1, 65536 // row)
-    assert rows_per_block(shape) == size
+    initial = Initial(name="some.weight", shape=shape, std=0.02, seed=3)
+    assert initial.rows_per_block == size
     blocks = []
     for block, start in enumerate(range(0, shape[0], size)):
         digest = blake2b(f"3/some.weight/{block}".encode(), digest_size=8).digest()
@@ -26,16 +27,16 @@ def test_rows_are_those_of_the_written_recipe(shape) -> None:
         generator = torch.Generator().manual_seed(key)
         values = torch.empty(min(size, shape[0] - start), *shape[1:])
         blocks.append(values.normal_(0.0, 0.02, generator=generator))
-    assert torch.equal(draw_rows("some.weight", shape, 0.02, 3, range(shape[0])), torch.cat(blocks))
+    assert torch.equal(initial.rows(range(shape[0])), torch.cat(blocks))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_any_rows_are_those_of_the_whole(shape) -> None:
-    whole = draw_rows("w", shape, 1.0, 0, range(shape[0]))
-    n = shape[0]
+    initial, n = Initial(name="w", shape=shape, std=1.0, seed=0), shape[0]
+    whole = initial.rows(range(n))
     shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(0)).tolist()
     for rows in (range(n // 2), range(n // 3, n), [n - 1], shuffled[: n // 2 + 1], []):
-        assert torch.equal(draw_rows("w", shape, 1.0, 0, rows), whole[list(rows)])
+        assert torch.equal(initial.rows(rows), whole[list(rows)])
 
 
 def test_init_weights_fills_every_parameter_as_the_config_says(small_section) -> None:
@@ -51,8 +52,8 @@ def test_init_weights_fills_every_parameter_as_the_config_says(small_section) ->
             continue
         std = 0.02 / 4 if name.endswith(("wo.weight", "w_down.weight")) else 0.02
         assert abs(parameter.std() / std - 1) < 5 / (2 * parameter.numel()) ** 0.5, name
-        drawn = draw_rows(name, parameter.shape, std, 5, range(len(parameter)))
-        assert torch.equal(parameter, drawn), name
+        drawn = Initial(name=name, shape=parameter.shape, std=std, seed=5)
+        assert torch.equal(parameter, drawn.rows(range(len(parameter)))), name
     unscaled = Decoder(small_section(init_scale_residual=False, init_std=0.3))
     assert unscaled.init_std("blocks.0.attention.wo.weight") == 0.3
 

@@ -46,9 +46,8 @@ class Corpus:
 def python_source(section: PythonSource) -> Corpus:
     """The .py files of this Python's standard library, without tests and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = tuple(
-        path for path in _walk(root, skip={*NOT_LIBRARY, COMPILED}) if path.suffix == ".py"
-    )
+    found = _walk(root, skip={*NOT_LIBRARY, COMPILED})
+    files = tuple(path for path in found if path.suffix == ".py")
     if not files:
         what = f"data: no Python source under {root}; this Python ships without it."
         raise ValueError(f"{what} Use data=text data.path=... with text of your own.")

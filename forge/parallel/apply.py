@@ -25,17 +25,17 @@ from forge.parallel.tensor import spread_width
 def apply(
     make: Callable[[], nn.Module], cfg: Config, mesh: Mesh | None, device: torch.device
 ) -> nn.Module:
-    """The model laid out over the ranks of the mesh, with initial weights; each rank fills its
-    part.
+    """The model laid out over the ranks of the mesh; each rank fills its part of initial weights.
 
     make: builds the model; called on the meta device. A pipeline is cut into stages first; then on
     each
 
-    1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers; 2.
-    expert parallelism, and counts of routed tokens over all ranks; 3. context parallelism:
-    sequences over cp, inside attention; 4. activation checkpointing, then 5. compilation, of all
-    that is inside a block by then; 6. FSDP, last: it gathers and frees all parameters, in 16 bits
-    if so configured, and sums gradients.
+    1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers;
+    2. expert parallelism, and counts of routed tokens over all ranks;
+    3. context parallelism: sequences over cp, inside attention;
+    4. activation checkpointing, then 5. compilation, of all that is inside a block by then;
+    6. FSDP, last: it gathers and frees all parameters, in 16 bits if so configured, and sums
+       gradients.
 
     Without a mesh only 4 and 5; the weights are then multiplied as they are, in fp32. Parameter
     names are always those of the plain model.
@@ -73,8 +73,7 @@ def apply(
     if mesh is not None and cfg.parallel.pp > 1:
         model = Pipeline(parts, cfg, mesh, device)
     offloaded = mesh is not None and cfg.parallel.cpu_offload
-    place = torch.device("cpu") if offloaded else device
-    materialize(model, place, cfg.seed, buffers=device)
+    materialize(model, torch.device("cpu") if offloaded else device, cfg.seed, buffers=device)
     return model
 
 

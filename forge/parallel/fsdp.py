@@ -48,7 +48,9 @@ def shard(
     freed: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
     of_block = partial(placement, ranks=mesh.parallel.fsdp)
     of_experts = partial(placement, ranks=mesh.parallel.efsdp)
-    embedding, head = _ends(model)
+    embedding = head = None
+    if isinstance(model, Decoder) and not model.section.tie_embeddings:  # else with the root
+        embedding, head = model.embedding, model.output
     groups = []
     for block in blocks_of(model):
         groups.append([block])
@@ -68,7 +70,11 @@ def shard(
         groups.append([head])
     fully_shard(model, **kept)
     if mesh.parallel.ep > 1:
-        _fetch_ahead([[model], *groups])
+        # While a group computes, gather the next one's weights. FSDP does so by itself only while
+        # the CPU runs ahead of the device, not where it waits for counts of tokens.
+        for group, following in pairwise([[model], *groups]):
+            group[0].set_modules_to_forward_prefetch(following)  # type: ignore[operator]
+            following[0].set_modules_to_backward_prefetch(group)  # type: ignore[operator]
     register_fsdp_forward_method(model, "hidden")
     mix_in(model, ReshardsOnModeChange)
     if mesh.fsdp.size() == 1:
@@ -77,13 +83,6 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # of this module, not of those below it
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
-
-
-def _ends(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
-    """The embedding and output head of a decoder; a tied table stays with the root."""
-    if not isinstance(model, Decoder) or model.section.tie_embeddings:
-        return None, None
-    return model.embedding, model.output
 
 
 def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
@@ -99,17 +98,6 @@ def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
     cut = {place.dim for place in placements if isinstance(place, Shard)}
     dims = [dim for dim in (1, 2) if here.shape[dim] % ranks == 0]
     return Shard(min(dims, key=lambda dim: dim in cut)) if dims else None
-
-
-def _fetch_ahead(groups: list[list[nn.Module]]) -> None:
-    """While a group of modules computes, gather the next one's weights (backward: the previous's).
-
-    FSDP does so by itself only while the CPU runs ahead of the device, not where it waits for
-    counts of tokens.
-    """
-    for group, following in pairwise(groups):
-        group[0].set_modules_to_forward_prefetch(following)  # type: ignore[operator]
-        following[0].set_modules_to_backward_prefetch(group)  # type: ignore[operator]
 
 
 class ReshardsOnModeChange(nn.Module):

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.root import Config
+from forge.models.cache import KVCache
 from forge.models.head import Head, head_of
 from forge.objectives.losses import Losses
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.owned import local
-from forge.parallel.pipeline_relay import Line, PartCaches, SharedHead, pass_through
+from forge.parallel.pipeline_relay import Line, SharedHead, pass_through
 from forge.parallel.stages import cut_by_cost, stages_of
 
 TABLE = "embedding.weight"
@@ -62,8 +63,8 @@ class Pipeline(nn.Module):
 
         parallel, section = cfg.parallel, cfg.model
         assert isinstance(section, DecoderConfig)
-        assert parallel.pp_stages_per_rank is not None, "resolve works it out"
-        assert parallel.pp_microbatches is not None, "resolve works it out"
+        assert parallel.pp_stages_per_rank is not None
+        assert parallel.pp_microbatches is not None
         self.parts = nn.ModuleList([part for _, part in parts])
         self.stages = [stage for stage, _ in parts]
         half, plain = HALF.get(cfg.precision.mixed_precision), next(self.parts.parameters()).dtype
@@ -120,10 +121,9 @@ class Pipeline(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: [batch, seq] -> logits [batch, seq, vocab] on every rank; without gradients."""
-        hidden = self.hidden(tokens)
-        return self.spread_head().logits(hidden)
+        return self.spread_head().logits(self.hidden(tokens))
 
-    def hidden(self, tokens: Tensor, *, cache: PartCaches | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, *, cache: dict[int, KVCache] | None = None) -> Tensor:
         """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; without gradients.
 
         Zeros on ranks without the last stage. All ranks of the pipeline call it, with the same
@@ -135,10 +135,9 @@ class Pipeline(nn.Module):
             states = torch.zeros((), dtype=self.line.after, device=self.line.device)
         return states.expand(*tokens.shape, self.section.dim)
 
-    def new_cache(self, max_len: int | None = None) -> PartCaches:
+    def new_cache(self, max_len: int | None = None) -> dict[int, KVCache]:
         parts = self._by_stage().items()
-        caches = {stage: part.new_cache(max_len) for stage, part in parts}  # type: ignore[operator]
-        return PartCaches(caches)
+        return {stage: part.new_cache(max_len) for stage, part in parts}  # type: ignore[operator]
 
     def own_head(self) -> Head | None:
         """The head on the rank of the last stage, for sums that are added up over the pipeline."""

@@ -45,23 +45,13 @@ class Line:
         return 0 <= stage < self.num_stages and self.owner(stage) == self.rank
 
 
-class PartCaches:
-    """Keys and values of each stage of a rank."""
-
-    def __init__(self, caches: dict[int, KVCache]) -> None:
-        self.caches = caches
-
-    def of(self, stage: int) -> KVCache:
-        return self.caches[stage]
-
-
 @torch.no_grad()
 def pass_through(
     line: Line,
     parts: dict[int, nn.Module],
     tokens: Tensor,
     shape: tuple[int, ...],
-    cache: PartCaches | None,
+    caches: dict[int, KVCache] | None,
 ) -> Tensor | None:
     """Tokens through all stages; the last one's hidden states on its rank. A collective.
 
@@ -72,9 +62,8 @@ def pass_through(
         if stage > 0 and not line.has(stage - 1):
             x = torch.empty(shape, dtype=line.between, device=line.device)
             dist.recv(x, group=line.group, group_src=line.owner(stage - 1))
-        own = {} if cache is None else {"cache": cache.of(stage)}
-        x = part.hidden(x, **own)  # type: ignore[operator]
-        x = x.to(line.gives(stage)).contiguous()
+        own = {} if caches is None else {"cache": caches[stage]}
+        x = part.hidden(x, **own).to(line.gives(stage)).contiguous()  # type: ignore[operator]
         if stage < line.last and not line.has(stage + 1):
             dist.send(x, group=line.group, group_dst=line.owner(stage + 1))
     return x if line.has(line.last) else None

@@ -120,10 +120,5 @@ def make_schedule(
     ]
     made_of = stages[0] if line.schedule in ONE_STAGE_SCHEDULES else stages
     # scale_grads would divide by the number of micro-batches: our loss is a sum and not a mean.
-    schedule = SCHEDULES[line.schedule]
-    return schedule(
-        made_of,  # type: ignore[arg-type]
-        n_microbatches,
-        loss_fn=loss,
-        scale_grads=False,
-    )
+    schedule: Any = SCHEDULES[line.schedule]
+    return schedule(made_of, n_microbatches, loss_fn=loss, scale_grads=False)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -96,15 +95,12 @@ class Ranks:
         if self.host is not None:
             dist.barrier(group=self.host)
 
-    @contextmanager
-    def main_first(self) -> Iterator[None]:
+    def main_first(self) -> AbstractContextManager[None]:
         """The main rank goes through before the others, which find what it has made.
 
         It may take longer than any timeout.
         """
-        turn = self.rendezvous.main_first(self.timeout) if self.rendezvous else nullcontext()
-        with turn:
-            yield
+        return self.rendezvous.main_first(self.timeout) if self.rendezvous else nullcontext()
 
     def check_alive(self, step: int) -> None:
         """Raises ConnectionError naming the ranks that are not here within the timeout.
@@ -159,7 +155,7 @@ def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = N
     except (ValueError, KeyError, AssertionError, RuntimeError) as error:
         what = f"parallel.backend={parallel.backend} cannot be used for {device.type}"
         raise ValueError(f"{what}: {error}") from error
-    host, saver = (_group_of_cpus(timeout) for _ in range(2))
+    host, saver = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
     mesh = make_mesh(parallel, device.type)
     for group in mesh.groups():  # a mesh gives its groups torch's default timeout
         dist.distributed_c10d._set_pg_timeout(timeout, group)
@@ -167,18 +163,12 @@ def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = N
         rank=rank,
         size=size,
         mesh=mesh,
-        host=host,
-        saver=saver,
+        host=host,  # type: ignore[arg-type]
+        saver=saver,  # type: ignore[arg-type]
         rendezvous=rendezvous,
         device=device,
         timeout=timeout,
     )
-
-
-def _group_of_cpus(timeout: timedelta) -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=timeout)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def _backend(wanted: str, device_type: str) -> str:

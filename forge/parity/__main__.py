@@ -166,10 +166,8 @@ def resolved(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolut
     problems = list(_different_batches(sides["a"], sides["b"]))
     for name, side in sides.items():
         if (found := side.config.precision.mixed_precision) != "fp32":
-            key, what = (
-                f"precision.mixed_precision={found}",
-                "parity is of sums in float64 or float32.",
-            )
+            key = f"precision.mixed_precision={found}"
+            what = "parity is of sums in float64 or float32."
             problems.append(Problem(key, what, "precision=fp32", where=f"side {name}"))
     if problems:
         raise ConfigError(problems)
@@ -196,11 +194,9 @@ def _different_batches(a: Resolution, b: Resolution) -> Iterator[Problem]:
     for change in changes(a.config, b.config):
         key = change.key
         if not change.free and any(key == same or key.startswith(f"{same}.") for same in SAME):
-            what = f"{key} is {shown(change.before)} in a and {shown(change.after)} in b"
-            fix = f"give {key} once, outside of a and b"
-            yield Problem(
-                key, f"{what}, so that they read different batches.", fix, where="a and b"
-            )
+            values = f"{shown(change.before)} in a and {shown(change.after)} in b"
+            what = f"{key} is {values}, so that they read different batches."
+            yield Problem(key, what, f"give {key} once, outside of a and b", where="a and b")
 
 
 if __name__ == "__main__":

@@ -37,8 +37,3 @@ def head_of(model: Any) -> Head:
     """The head of a model; call it after `hidden`."""
     make = getattr(model, "spread_head", None)
     return make() if make is not None else Head(model.output_weight)
-
-
-def loss_by_rows(model: object) -> bool:
-    """Whether the loss is made of the logits that each rank has, and no rank gathers them all."""
-    return getattr(model, "loss_parallel", False)

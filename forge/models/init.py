@@ -7,24 +7,18 @@ of its own, so that any device can make just the rows it owns, equal to the bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 VALUES_PER_BLOCK = 65536
 VALUES_PER_PORTION = 1 << 21
 Held = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
-
-
-class Initialisable(Protocol):
-    def init_std(self, name: str) -> float: ...
-    def reset_buffers(self) -> None: ...
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
 
 def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -33,7 +27,7 @@ def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def init_weights(
-    model: Initialisable, seed: int, *, held: Held = whole, num_threads: int | None = None
+    model: Any, seed: int, *, held: Held = whole, num_threads: int | None = None
 ) -> None:
     """Fill every parameter and computed buffer of the model, in place.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -15,13 +15,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:
-        with _uncompiled(model):
+        # A plain model need not import dynamo, which takes 2 s.
+        compiled = any(module._compiled_call_impl is not None for module in model.modules())
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             yield
     finally:
         model.train(was_training)
-
-
-def _uncompiled(model: nn.Module) -> AbstractContextManager[object]:
-    """A plain model need not import dynamo, which takes 2 s."""
-    compiled = any(module._compiled_call_impl is not None for module in model.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

@@ -17,7 +17,6 @@ def materialize(
     seed: int,
     *,
     buffers: torch.device | None = None,
-    num_threads: int | None = None,
 ) -> None:
     """Allocate a model built on the meta device and fill it as `init_weights` does, to the bit.
 
@@ -25,12 +24,7 @@ def materialize(
     model gives no value.
     """
     allocate(model, device, buffers=buffers)
-    init_weights(
-        model,  # type: ignore[arg-type]
-        seed,
-        held=lambda values: (local(values), owned(values)),
-        num_threads=num_threads,
-    )
+    init_weights(model, seed, held=lambda values: (local(values), owned(values)))
     check_buffers(model)
 
 

@@ -216,7 +216,7 @@ def _prepare_and_tell(data: Text, results: Any, barrier: Any) -> None:
         return build_section(section, path=path, **runtime)
 
     barrier.wait()
-    prepared = prepared_of(data)
+    prepared = prepared_of(data, build=build)
     results.put((len(built), prepared.train.fingerprint))
 
 

@@ -158,7 +158,7 @@ tp2 without loss parallel | tp=2 loss_parallel=false | llama, z-loss, clipped | 
 tp2, chunked cross-entropy | tp=2 chunked | llama, z-loss, clipped | float64
 tp2, full recompute | tp=2 recompute=full | | float64
 tp2, selective recompute | tp=2 recompute=selective
-tp2, compiled | tp=2 compiled
+tp2, compiled | tp=2 compiled | | float64
 tp4 with 2 heads of keys | tp=4 | | float64
 tp4 with 2 heads of keys, without sequence parallel | tp=4 no_sp
 tp2 x fsdp2 | tp=2 dp_shard=2 | llama, clipped | float64

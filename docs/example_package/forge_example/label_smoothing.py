@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 from forge.data import IGNORE_INDEX
+from forge.data.loader import Batch
+from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
-from forge.objectives.pretrain import LanguageModel, TokenBatch
 from forge_example.conf import LabelSmoothing as LabelSmoothingConfig
 
 
@@ -16,7 +17,7 @@ class LabelSmoothing:
     def __init__(self, section: LabelSmoothingConfig) -> None:
         self.section = section
 
-    def __call__(self, model: LanguageModel, batch: TokenBatch) -> Losses:
+    def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         """Losses of one micro-batch: `total`, and the sum `ce`, which is logged as train/loss and
         knows nothing of the smoothing.
         """

@@ -77,22 +77,18 @@ def read_text(path: Path) -> Iterator[Document]:
 def _text_blocks(path: Path) -> Iterator[str]:
     # utf-8-sig drops the byte order mark that some editors put first.
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    position = 0
     if path.name.lower().endswith(PACKED):
         what = f"{path} is packed in a way that is not read here"
         raise BadFile(what, "Unpack it, or pack it with gzip")
     with readable(path), open_bytes(path) as file:
-        try:
-            while block := file.read(BLOCK_BYTES):
-                utf_16 = block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-                if position == 0 and b"\0" in block[:LOOKED_AT] and not utf_16:
-                    raise BadFile(f"{path} is not text (it has NUL bytes)", LEAVE_OUT.capitalize())
-                yield decoder.decode(block)
-                position += len(block)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError as error:
-            what = f"{path} is not UTF-8 text ({error.reason} near byte {position + error.start})"
-            raise BadFile(what, f"Convert it (iconv -t utf-8), or {LEAVE_OUT}") from error
+        first = block = file.read(BLOCK_BYTES)
+        utf_16 = first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        if b"\0" in first[:LOOKED_AT] and not utf_16:
+            raise BadFile(f"{path} is not text (it has NUL bytes)", LEAVE_OUT.capitalize())
+        while block:
+            yield decoder.decode(block)
+            block = file.read(BLOCK_BYTES)
+        decoder.decode(b"", final=True)
 
 
 def read_python(path: Path) -> Iterator[Document]:
@@ -108,10 +104,13 @@ def read_python(path: Path) -> Iterator[Document]:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """A file that cannot be read to its end becomes a BadFile."""
+def readable(what: object) -> Iterator[None]:
+    """A file that cannot be read to its end, or is not UTF-8, becomes a BadFile."""
     try:
         yield
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        found = f"{what} is not UTF-8 text ({error.reason})"
+        raise BadFile(found, f"Convert it (iconv -t utf-8), or {LEAVE_OUT}") from error
     except (OSError, EOFError, zlib.error) as error:
-        what = f"cannot read {path} ({getattr(error, 'strerror', None) or error})"
-        raise BadFile(what, "Check that it is complete and that you may read it") from error
+        found = f"cannot read {what} ({getattr(error, 'strerror', None) or error})"
+        raise BadFile(found, "Check that it is complete and that you may read it") from error

@@ -18,7 +18,7 @@ from forge.data.reading import BadFile, Document, open_bytes, readable
 
 ROWS_AT_ONCE = 1024
 BETWEEN = re.compile(r"[\s,]*")
-UTF_8 = "Convert the file (iconv -t utf-8)"
+SURROGATES = r'"\ud83d\ude00'  # what may be cut at the end of a block
 FIELD = "Name the one that holds the text with data.text_field"
 ELEMENT = "An element is a text, or an object with a field that holds it"
 QUOTES = "a text with quotes or line ends is in quotes, and its own are doubled"
@@ -35,16 +35,14 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
     with readable(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                row = _row_of_line(f"{path} line {number}", line, text_field)
-                yield _document(path, f"line {number}", row, text_field)
+                with readable(where := f"{path} line {number}"):
+                    row = _row_of_line(where, line, text_field)
+                    yield _document(path, f"line {number}", row, text_field)
 
 
 def _row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig").rstrip())
-    except UnicodeDecodeError as error:
-        what = f"{where} is not UTF-8 text ({error.reason} at byte {error.start})"
-        raise BadFile(what, UTF_8) from error
     except json.JSONDecodeError as error:
         what = f"{where} is not JSON ({error.msg} at column {error.colno})"
         raise BadFile(what, "Every line must be one JSON object") from error
@@ -63,33 +61,32 @@ def read_json(path: Path, text_field: str) -> Iterator[Document]:
 
 def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
     """The elements of an array, with a few blocks of it in memory."""
-    decode, number = json.JSONDecoder().raw_decode, 0
-    text, at = _more(path, file).lstrip(), 1
+    decode, number = json.JSONDecoder().raw_decode, 1
+    text, at = file.read(reading.BLOCK_BYTES).lstrip(), 1
     if not text.startswith("["):
-        yield _whole(path, text + _more(path, file, sys.maxsize))
+        yield _whole(path, text + file.read())
         return
     while True:
         at = BETWEEN.match(text, at).end()  # type: ignore[union-attr]
         if text.startswith("]", at):
             return
+        fault, complete = "it ends before the array does", False
         try:
             element, end = decode(text, at)
-            fault = None if end < len(text) else "it ends before the array does"
+            if end < len(text):
+                yield element
+                number, at = number + 1, end
+                continue
         except json.JSONDecodeError as error:
             # The next block may have what an element lacks, but only at the end of this one.
-            fault, element, end = error.msg, None, at
             unended = error.msg.startswith("Unterminated string")
-            if not unended and error.pos < len(text) - len('"\\ud83d\\ude00'):
-                what = f"{path} element {number + 1} is not JSON ({fault})"
-                raise BadFile(what, "Mend the file") from error
-        if fault is None:
-            yield element
-            number, at = number + 1, end
-        elif more := _more(path, file, len(text) - at):
-            text, at = text[at:] + more, 0
-        else:
-            what = f"{path} element {number + 1} is not JSON ({fault})"
-            raise BadFile(what, "Check that the file is complete")
+            fault, complete = error.msg, not unended and error.pos < len(text) - len(SURROGATES)
+        # Larger for a longer element, so that it is not parsed too often.
+        more = "" if complete else file.read(max(reading.BLOCK_BYTES, len(text) - at))
+        if not more:
+            what = f"{path} element {number} is not JSON ({fault})"
+            raise BadFile(what, "Mend the file, and check that it is complete")
+        text, at = text[at:] + more, 0
 
 
 def _whole(path: Path, text: str) -> Any:
@@ -99,14 +96,6 @@ def _whole(path: Path, text: str) -> Any:
         what = f"{path} is not JSON ({error.msg} at line {error.lineno} column {error.colno})"
         fix = "Mend the file: a .json has an array, an object, or an object a line"
         raise BadFile(what, fix) from error
-
-
-def _more(path: Path, file: IO[str], held: int = 0) -> str:
-    """The next block, larger for a longer element, so that it is not parsed too often."""
-    try:
-        return file.read(max(reading.BLOCK_BYTES, held))
-    except UnicodeDecodeError as error:
-        raise _not_utf_8(path, error) from error
 
 
 def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
@@ -127,11 +116,8 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
                     raise BadFile(f"{path} {what}", "Mend the file")
                 yield _document(path, f"line {rows.reader.line_num}", row, text_field)
         except csv.Error as error:
-            name = "CSV" if delimiter == "," else "TSV"
-            what = f"{path} line {rows.reader.line_num} is not {name} ({error})"
+            what = f"{path} line {rows.reader.line_num} is no row of a table ({error})"
             raise BadFile(what, f"Mend the file; {QUOTES}") from error
-        except UnicodeDecodeError as error:
-            raise _not_utf_8(path, error) from error
 
 
 def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
@@ -153,8 +139,6 @@ def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
                     yield _document(path, f"row {number}", {text_field: text}, text_field)
         except pyarrow.ArrowException as error:
             raise BadFile(f"cannot read {path} ({error})", "Check that it is complete") from error
-        except UnicodeDecodeError as error:
-            raise _not_utf_8(path, error) from error
 
 
 def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
@@ -166,11 +150,7 @@ def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
         kind = "null" if row is None else type(row).__name__
         fix = "Choose another with data.text_field" if whose else ELEMENT
         raise BadFile(f"{where}{whose} is {kind}, not text", fix)
-    try:
-        row.encode()
-    except UnicodeEncodeError as error:
-        what = f"{where} has half of a surrogate pair at character {error.start}, which is not text"
-        raise BadFile(what, "Fix or drop it") from error
+    row.encode()  # halves of surrogate pairs are no text
     return iter((row,))
 
 
@@ -180,7 +160,3 @@ def _need(where: str, fields: Iterable[Any], text_field: str) -> None:
         listed += ["..."] if len(names) > 20 else []
         known = ", ".join(listed) or "none"
         raise BadFile(f"{where} has no field {text_field!r} (its fields: {known})", FIELD)
-
-
-def _not_utf_8(path: Path, error: UnicodeDecodeError) -> BadFile:
-    return BadFile(f"{path} is not UTF-8 text ({error.reason})", UTF_8)

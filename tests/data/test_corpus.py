@@ -151,8 +151,12 @@ BAD = {
 }
 SCREEN = """\
 data.path: 26 of 27 files cannot be read:
-  DIR/a.txt is not UTF-8 text (invalid start byte near byte 3)
-  DIR/b.txt is not UTF-8 text (unexpected end of data near byte 5)
+  DIR/a.txt is not UTF-8 text (invalid start byte)
+  DIR/b.txt is not UTF-8 text (unexpected end of data)
+  DIR/h6.json is not UTF-8 text (invalid start byte)
+  DIR/i1.csv is not UTF-8 text (invalid start byte)
+  DIR/j5.jsonl line 1 is not UTF-8 text (invalid start byte)
+  DIR/j6.jsonl line 1 is not UTF-8 text (surrogates not allowed)
   -> Convert it (iconv -t utf-8), or leave it out of data.path (a glob such as 'texts/*.txt' \
 takes a part of a folder).
   cannot read DIR/c.txt.gz (Compressed file ended before the end-of-stream marker was reached)
@@ -169,28 +173,22 @@ takes a part of a folder).
   DIR/j4.jsonl line 1: field 'text' is int, not text
   -> Choose another with data.text_field.
   DIR/h3.json element 2 is not JSON (Expecting value)
-  DIR/i2.csv line 3 ends before its field 'text'
-  -> Mend the file.
   DIR/h4.json element 2 is not JSON (Unterminated string starting at)
   DIR/h5.json element 2 is not JSON (it ends before the array does)
-  -> Check that the file is complete.
-  DIR/h6.json is not UTF-8 text (invalid start byte)
-  DIR/i1.csv is not UTF-8 text (invalid start byte)
-  DIR/j5.jsonl line 1 is not UTF-8 text (invalid start byte at byte 10)
-  -> Convert the file (iconv -t utf-8).
+  -> Mend the file, and check that it is complete.
   DIR/h7.json is not JSON (Expecting ',' delimiter at line 1 column 8)
   -> Mend the file: a .json has an array, an object, or an object a line.
   DIR/h8.json element 1 has no field 'text' (its fields: data)
   DIR/j3.jsonl line 1 has no field 'text' (its fields: body, id)
   -> Name the one that holds the text with data.text_field.
-  DIR/i3.csv line 2 is not CSV (unexpected end of data)
+  DIR/i2.csv line 3 ends before its field 'text'
+  -> Mend the file.
+  DIR/i3.csv line 2 is no row of a table (unexpected end of data)
   -> Mend the file; a text with quotes or line ends is in quotes, and its own are doubled.
   DIR/j1.jsonl line 3 is not JSON (Expecting ',' delimiter at column 13)
   -> Every line must be one JSON object.
   DIR/j2.jsonl line 1 is not a JSON object
   -> Every line must look like {"text": ...}.
-  DIR/j6.jsonl line 1 has half of a surrogate pair at character 1, which is not text
-  -> Fix or drop it.
   DIR/k.parquet.gz is Parquet inside of gzip
   -> Unpack it (gunzip); Parquet is packed by itself.
   ... and 1 more

@@ -146,16 +146,6 @@ def test_one_side_alone_gets_its_gradient(frozen):
         assert relative_error(hidden.grad, expected.grad_hidden) <= 1e-12
 
 
-def test_tied_weight_gets_both_gradients():
-    _, weight, targets = problem(torch.float64)
-    tokens = torch.arange(TOKENS) % 5
-    chunked(4)(torch.nn.functional.embedding(tokens, weight), weight, targets).total.backward()
-    expected = reference(weight[tokens], weight, targets, 0.0)
-    tied = expected.grad_weight
-    np.add.at(tied, tokens.numpy(), expected.grad_hidden)
-    assert relative_error(weight.grad, tied) <= 1e-12
-
-
 def test_without_grad_no_gradient_is_computed(monkeypatch):
     hidden, weight, targets = problem(torch.float64)
     expected = reference(hidden, weight, targets, 0.0)

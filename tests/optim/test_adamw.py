@@ -84,15 +84,6 @@ def test_fused_kernel_is_asked_for_only_where_wanted_and_there():
     assert adamw(AdamW(fused=True), model=Model().to("meta")).defaults["fused"] is None
 
 
-def test_groups_are_named_and_betas_are_a_plain_tuple_of_floats():
-    section = AdamW(betas=[0, 0.5])  # as a list from YAML is before it is frozen
-    groups = adamw(section, model=Model()).param_groups
-    assert [group["name"] for group in groups] == ["matrices", "embeddings", "vectors"]
-    for group in groups:
-        assert group["betas"] == (0.0, 0.5)
-        assert type(group["betas"]) is tuple
-
-
 CONTINUE = """
 import sys, torch
 from tests.optim.test_adamw import Model, run

@@ -23,30 +23,6 @@ ABOUT = """What each arm of a sweep reached, over its seeds: mean, deviation, 95
 difference to the baseline with its interval and p-value, how soon it reached a value, and what
 failed. Prints tables; of a sweep it also writes SWEEP/report/ (index.html, report.md, arms.csv,
 runs.csv), unless the files are named here. Several RUNs are compared with the first."""
-OPTIONS = {  # type, metavar, help
-    "metric": (
-        str,
-        "NAME",
-        "compare by this final metric, like eval/loss; default: run.objective of the runs",
-    ),
-    "baseline": (
-        str,
-        "ARM",
-        "compare with this arm; default: that of the ablation, else the first",
-    ),
-    "reach": (
-        float,
-        "VALUE",
-        "count steps, tokens and time to this value; default: the baseline's mean, where there is "
-        "one",
-    ),
-    "top": (
-        int,
-        "N",
-        "the best N arms in tables and page, beside the baseline; default: 30 on a terminal, 50 in "
-        "Markdown and page",
-    ),
-}
 FILES = {  # name below SWEEP/report, help
     "html": ("index.html", "write a page with learning curves that needs no network; - prints it"),
     "markdown": ("report.md", "write the tables as Markdown; - prints it"),
@@ -57,16 +33,22 @@ STDOUT = Path("-")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables and write the files, exit 0; or say what is wrong, exit 2."""
     parser = argparse.ArgumentParser(
         prog="python -m forge.report", description=ABOUT, allow_abbrev=False
     )
-    help_of_places = "the directory of a sweep, or those of one or more runs"
-    parser.add_argument("places", nargs="+", type=Path, metavar="SWEEP | RUN", help=help_of_places)
-    for name, (kind, metavar, text) in OPTIONS.items():
-        parser.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+    add = parser.add_argument
+    places = "the directory of a sweep, or those of one or more runs"
+    add("places", nargs="+", type=Path, metavar="SWEEP | RUN", help=places)
+    metric = "compare by this final metric, like eval/loss; default: run.objective of the runs"
+    add("--metric", metavar="NAME", help=metric)
+    baseline = "compare with this arm; default: that of the ablation, else the first"
+    add("--baseline", metavar="ARM", help=baseline)
+    reach = "count steps, tokens and time to this value; default: the baseline's mean, if any"
+    add("--reach", type=float, metavar="VALUE", help=reach)
+    top = "the best N arms, beside the baseline; default: 30 on a terminal, 50 in Markdown and page"
+    add("--top", type=int, metavar="N", help=top)
     for kind, (_, text) in FILES.items():
-        parser.add_argument(_flag(kind), type=Path, metavar="FILE", help=text)
+        add(_flag(kind), type=Path, metavar="FILE", help=text)
     options = parser.parse_args(argv)
     if options.top is not None and options.top < 1:
         parser.error("--top takes a number of arms, 1 or more")
@@ -78,8 +60,8 @@ def _main(options: argparse.Namespace) -> int:
     from forge.report.rendering import show
     from forge.report.runs import read
 
-    choices = {name: getattr(options, name) for name in ("metric", "baseline", "reach")}
-    report = compare(read(options.places), **choices)
+    source = read(options.places)
+    report = compare(source, metric=options.metric, baseline=options.baseline, reach=options.reach)
     most = {} if options.top is None else {"most": options.top}
     files = {kind: path for kind in FILES if (path := getattr(options, kind)) is not None}
     if not files and (sweep := report.source.path):

@@ -19,14 +19,10 @@ from forge.report.runs import Run, Source
 from forge.report.statistics import Difference, Summary, difference, holm, summarize
 from forge.rundir.directory import short
 
-MOST_NAMES = 20  # of arms in a message
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
-    """An arm with its numbers. values: final values of the runs that are done, by seed. p_holm:
-    corrected for the number of arms compared.
-    """
+    """An arm with its numbers. values: final values of the runs that are done, by seed."""
 
     arm: Arm
     values: dict[int, list[float]]
@@ -42,11 +38,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is compared, and a row an arm in the order of the sweep. higher: more of the metric is
-    better. target: the value to reach, if any, and where it is from.
+    """What is compared, and a row an arm in the order of the sweep.
 
-    compared: with the baseline. A sweep that names no baseline and has one run of each arm, as a
-    search does, is ranked instead, and `baseline` is the best arm.
+    higher: more of the metric is better. compared: with the baseline. A sweep that names no
+    baseline and has one run of each arm, as a search does, is ranked instead, and `baseline` is the
+    best arm. target: the value to reach.
     """
 
     source: Source
@@ -60,18 +56,16 @@ class Report:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, in the order of the sweep."""
         return self.source.runs
 
     @property
     def others(self) -> list[Row]:
-        """The rows apart from the baseline."""
         return [row for row in self.rows if row is not self.baseline]
 
     @cached_property
     def ranked(self) -> list[Row]:
-        """The rows, best first: by their differences, where seeds pair, since an arm may have only
-        its luckier seeds done. Rows without a value are last.
+        """The rows, best first; by their differences where arms are compared, since one may have
+        only its luckier seeds done.
         """
 
         def loss(row: Row) -> float:
@@ -83,9 +77,7 @@ class Report:
         return sorted(self.rows, key=loss)
 
     def shown(self, most: int | None = None) -> list[Row]:
-        """The rows of a table: in the order of the sweep, or best first where arms are ranked or
-        some are left out. most: the best so many beside the baseline.
-        """
+        """The rows of a table. most: the best so many beside the baseline, best first."""
         if not self.compared:
             return self.ranked[:most]
         if most is None or len(self.others) <= most:
@@ -104,12 +96,11 @@ class Report:
         return differing([row.arm.config for row in self.rows if row.arm.config], seeds=single)
 
     def label(self, run: Run) -> str:
-        """The number of a run in the sweep, as in its directory; the directory of a single run."""
+        """The number of a run in its sweep; the directory of a single run."""
         return f"{run.point.number:03d}" if self.source.path else run.point.slug
 
     @cached_property
     def arm_of(self) -> dict[Run, str]:
-        """The name of the arm that each run belongs to."""
         return {run: row.name for row in self.rows for run in row.arm.runs}
 
 
@@ -120,11 +111,10 @@ def compare(
     baseline: str | None = None,
     reach: float | None = None,
 ) -> Report:
-    """Compare the arms of a source.
+    """Compare the arms of a source. Raises ConfigError.
 
-    metric: None for run.objective. baseline: the name of an arm, None for the one that the sweep
-    names, else the first. reach: the target of time to target, None for the mean of the baseline.
-    Raises ConfigError.
+    metric: None for run.objective. baseline: an arm, None for the one that the sweep names, else
+    the first. reach: the target, None for the mean of the baseline.
     """
     metric = _metric(source, metric)
     arms = arms_of(source.runs, source.name)
@@ -175,7 +165,6 @@ def _row(arm: Arm, metric: str) -> Row:
 
 
 def _metric(source: Source, asked: str | None) -> str:
-    """The metric that was asked for, else the run.objective that the runs have in common."""
     done = [run for run in source.runs if run.state == DONE]
     if not done:
         counts = Counter(run.state for run in source.runs)
@@ -204,14 +193,12 @@ def _metric(source: Source, asked: str | None) -> str:
 
 
 def _baseline(arms: Sequence[Arm], source: Source, asked: str | None) -> int:
-    """The place of the baseline among the arms."""
     names, wanted = [arm.name for arm in arms], source.baseline if asked is None else asked
     for name in (wanted, normal(wanted or "")):
         if name in names:
             return names.index(name)
     if asked is None:
         return 0
-    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
     meant = did_you_mean([f"--baseline '{name}'" for name in closest(asked, names)])
-    fix = meant or f"its arms are {', '.join(names[:MOST_NAMES])}{more}"
+    fix = meant or f"its arms are {', '.join(names)}"
     raise refusal(f"--baseline {asked}", f"there is no arm '{asked}'.", fix, COMMAND_LINE)

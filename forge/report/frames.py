@@ -65,20 +65,17 @@ def curves(sweep: Places, metric: str = "train/loss") -> pandas.DataFrame:
 
 
 def arm_rows(report: Report) -> list[dict[str, Any]]:
-    """A row an arm; low and high are the ends of 95 % intervals. None: not defined."""
-    return [_arm(row, report) for row in report.rows]
+    return [arm_row(row, report) for row in report.rows]
 
 
 def run_rows(report: Report) -> list[dict[str, Any]]:
-    """A row a run: arm, seed, state, the last log, the options in which arms differ, and final
-    metrics.
-    """
     rows = [_run(run, report) for run in report.runs]
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def _arm(row: Row, report: Report) -> dict[str, Any]:
+def arm_row(row: Row, report: Report) -> dict[str, Any]:
+    """The numbers of an arm; low and high are the ends of 95 % intervals. None: not defined."""
     difference, to_target = row.difference, row.to_target
     return {
         "arm": row.name,

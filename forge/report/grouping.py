@@ -27,7 +27,6 @@ class Arm:
 
     @property
     def done(self) -> list[Run]:
-        """The runs that statistics count."""
         return [run for run in self.runs if run.state == DONE]
 
     @cached_property
@@ -39,11 +38,12 @@ class Arm:
 
 
 def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
-    """The arms in the order of their first runs. Runs are of one arm when their configs differ in
-    nothing but the seed and free options that the sweep does not vary, and an ablation calls them
-    by one name; a run that was never prepared is known by its overrides.
+    """The arms in the order of their first runs, called as an ablation does, else by what varies in
+    the sweep, else `default`.
 
-    An arm is called as the ablation has it, else by what varies in the sweep, else `default`.
+    Runs are of one arm when the ablation calls them by one name and their configs differ in nothing
+    but the seed and free options that the sweep does not vary. A run that was never prepared is
+    known by its overrides.
     """
     keys = dict.fromkeys(key for run in runs for key in run.point.varied)
     varied = [key for key in keys if key != SEED]
@@ -91,20 +91,15 @@ def differing(configs: Sequence[Texts], *, seeds: bool = False) -> list[str]:
 @functools.cache
 def is_free(key: str) -> bool:
     """Whether an option, or every option of a group, may change when a run goes on."""
-    own = [free for name, free in _options() if name == key or name.startswith(f"{key}.")]
+    own = [
+        schema.all_free or field.metadata.get("free", False)
+        for name, _, schema, field in schemas.walk_options()
+        if f"{name}.".startswith(f"{key}.")
+    ]
     return key.partition(".")[0] in (*APART, *schemas.free_dicts()) or (bool(own) and all(own))
 
 
-@functools.cache
-def _options() -> list[tuple[str, bool]]:
-    return [
-        (key, schema.all_free or bool(field.metadata.get("free")))
-        for key, _, schema, field in schemas.walk_options()
-    ]
-
-
 def _identity(run: Run) -> tuple[tuple[str, str], ...]:
-    """The options that make another run when they change, apart from the seed."""
     keys = [key for key in sorted(run.texts) if key != SEED and not is_free(key)]
     return tuple((key, run.texts[key]) for key in keys)
 
@@ -132,18 +127,15 @@ def _joined(values: Texts) -> str:
 
 def _distinct(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """The names; where several runs have one, with what was typed for one and not for another, else
-    with what differs in their configs, else with a number.
+    with a number.
     """
     result = list(names)
     for name in {name for name in names if names.count(name) > 1}:
         same = [i for i, other in enumerate(names) if other == name]
-        for values in ([_typed(runs[i]) for i in same], [runs[i].texts for i in same]):
-            words = short_keys(differing(values)).items()
-            own = [{word: one[key] for key, word in words if key in one} for one in values]
-            more = list(map(_joined, own))
-            if len(set(more)) == len(more):
-                break
-        else:
+        values = [_typed(runs[i]) for i in same]
+        words = short_keys(differing(values)).items()
+        more = [_joined({word: one[key] for key, word in words if key in one}) for one in values]
+        if len(set(more)) < len(more):
             more = [f"({n})" for n in range(1, len(same) + 1)]
         for i, text in zip(same, more, strict=True):
             result[i] = f"{name} {text}".rstrip()

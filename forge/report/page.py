@@ -17,6 +17,7 @@ import numpy as np
 
 from forge.config.numbers import counted
 from forge.report.comparison import Report, Row
+from forge.report.frames import arm_row
 from forge.report.grouping import Arm
 from forge.report.logs import Curve
 from forge.report.runs import Run
@@ -28,6 +29,7 @@ POINTS, FEWEST, ALL = 300, 60, 15_000
 at least FEWEST.
 """
 DIGITS = 7
+DRAWN = ("mean", "low", "high", "difference", "difference_low", "difference_high")
 UNITS = {
     "loss": "nats a token",
     "bits_per_byte": "bits a byte",
@@ -74,9 +76,7 @@ DIFFERENCES = (
 
 
 def page(report: Report, folder: Path, most: int = MOST) -> str:
-    """The page. folder: that it will lie in, for the links to runs. most: arms in figures and
-    tables.
-    """
+    """folder: the one it will lie in, for links to runs. most: arms in figures and tables."""
     data, runs = page_data(report, most), runs_table(report, RUNS)
     links = {
         report.label(run): quote(os.path.relpath(run.path, folder.resolve())) + "/"
@@ -181,7 +181,7 @@ def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
         "unit": _unit(report.metric),
         "higher": report.higher,
         "baseline": rows.index(report.baseline) if report.compared and report.others else None,
-        "arms": [_arm(row, report) for row in rows],
+        "arms": [_arm(row, arm_row(row, report), higher=report.higher) for row in rows],
         "curves": curves,
     }
 
@@ -246,21 +246,14 @@ def _thinned(values: np.ndarray, points: int) -> list[float | None]:
     return [_rounded(value) for value in values.tolist()]
 
 
-def _arm(row: Row, report: Report) -> dict[str, Any]:
-    numbers = {
-        "mean": row.summary.mean,
-        "low": row.summary.low,
-        "high": row.summary.high,
-        "difference": row.difference.mean,
-        "difference_low": row.difference.low,
-        "difference_high": row.difference.high,
-    }
+def _arm(row: Row, numbers: dict[str, Any], *, higher: bool) -> dict[str, Any]:
+    """numbers: the row of the arm in a CSV file."""
     return {
         "name": row.name,
         "runs_done": len(row.arm.done),
         "values": [_rounded(value) for of_seed in row.values.values() for value in of_seed],
-        **{name: _rounded(value) for name, value in numbers.items()},
-        "verdict": verdict(row, report.higher),
+        **{name: _rounded(numbers[name]) for name in DRAWN},
+        "verdict": verdict(row, higher),
     }
 
 
@@ -269,5 +262,4 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _unit(metric: str) -> str:
-    """What a metric is counted in; empty where it has no unit."""
     return UNITS.get(metric.rpartition("/")[2], "")

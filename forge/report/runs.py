@@ -23,13 +23,12 @@ from forge.rundir.files import read_yaml
 from forge.rundir.saved_config import is_run, newest
 
 SEED = "seed"
-LONGEST_NAME = 80  # of several runs; a longer one gives their number instead
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A run. state: as launch.sweep.state has it. why: the reason of a failure. final: metrics of a
-    run that is done, and `ended` its last step and why it ended there.
+    """A run. state: as launch.sweep.state has it. why: it failed. final: metrics of a run that is
+    done, and `ended` its last step and why it ended there.
     """
 
     point: Point
@@ -51,7 +50,6 @@ class Run:
 
     @property
     def objective(self) -> str | None:
-        """The metric that the run is judged by."""
         return self.config.get("run", {}).get("objective")
 
     @property
@@ -75,9 +73,8 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a report is of. path: of the sweep, None for single runs. baseline: the arm that the
-    sweep names. commands: what was typed for it after `python -m forge.train`. no_answer:
-    why Slurm could not be asked for its jobs.
+    """What a report is of. path: of the sweep, None for single runs. commands: what was typed after
+    `python -m forge.train`. no_answer: why Slurm could not be asked for its jobs.
     """
 
     name: str
@@ -143,7 +140,6 @@ def _of_sweep(sweep: SweepDirectory) -> Source:
 
 
 def _command(kept: Mapping[str, Any]) -> str:
-    """What to type for the same points."""
     folders = [word for folder in kept.get("config_dirs", ()) for word in ("--config-dir", folder)]
     return shlex.join([*folders, "-m", *kept["overrides"]])
 
@@ -156,11 +152,9 @@ def _of_runs(paths: Sequence[Path]) -> Source:
         Point(number=i, hash="", slug=arm, path=path, overrides=(), arm=arm)
         for i, (path, arm) in enumerate(zip(places, arms, strict=True))
     ]
-    states, name = survey(points).states, " against ".join(arms)
-    return Source(
-        name=name if len(name) <= LONGEST_NAME else f"{len(arms)} runs",
-        runs=[_run(point, states[point.number]) for point in points],
-    )
+    states = survey(points).states
+    name = " against ".join(arms) if len(arms) < 3 else f"{len(arms)} runs"
+    return Source(name=name, runs=[_run(point, states[point.number]) for point in points])
 
 
 def _run(point: Point, state: str) -> Run:
@@ -187,7 +181,6 @@ def _run(point: Point, state: str) -> Run:
 
 
 def _config(run_dir: Path) -> dict[str, Any]:
-    """The config in force, as plain data. Raises OSError and ValueError."""
     file = newest(run_dir)
     try:
         config = read_yaml(file)

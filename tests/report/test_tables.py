@@ -34,8 +34,7 @@ eval/loss at the end
 Lower is better. The interval is Student's t over the runs that are done.
 Not every arm has the same seeds done, so compare arms by the differences, which
 are of the same seeds.
-One run gives no deviation and no interval, and lr=0.03 has only one that is
-done.
+One run gives no deviation and no interval.
 
 difference to lr=0.001
 
@@ -151,8 +150,7 @@ def test_one_run_of_each_arm_is_ranked_and_not_compared(example: Example, metric
     assert firsts(found["arms"]) == ["lr=0.002", "lr=0.001", "lr=0.003", "lr=0.004"]
     assert found["arms"].heads == ("arm", "done", "value")
     assert found["arms"].notes[0] == f"{'Higher' if made.higher else 'Lower'} is better."
-    said = "One run gives no deviation and no interval, and every arm has only one that is done."
-    assert (said in notes(made), len(headline(made))) == (False, 2)
+    assert len(headline(made)) == 2
     assert found["configs"].heads[1] == "differs from lr=0.002, the best, in"
     assert found["configs"].lines[0] == ("lr=0.001", "optimizer.lr: 0.002 → 0.001")
     nothing = [(row["baseline"], row["difference"], row["target"]) for row in arm_rows(made)]
@@ -205,8 +203,6 @@ def test_what_makes_arms_hard_to_compare_is_said(example: Example) -> None:
     assert notes(made) == [
         "Lower is better.",
         "The runs did not all train as long: 20 to 1,200 steps (1 ended by patience).",
-        "One run gives no deviation and no interval, and lr=0.002 and lr=0.003 have only one that "
-        "is done.",
         "The baseline lr=0.001 has no run that is done, so nothing is compared with it.",
     ]
     for rate, seeds in (("0.004", (1, 2, 3)), ("0.005", (4, 5, 6))):
@@ -227,9 +223,6 @@ def test_runs_that_do_not_count(example: Example) -> None:
     table = tables(made)[-1]
     said = "2 done, 1 failed; 1 of those done without a value of eval/loss."
     assert headline(made)[0] == f"3 runs in 1 arm: {said}"
-    assert (
-        notes(made)[1] == "1 run is done without a value of eval/loss, which does not count here."
-    )
     assert table.lines[0] == ("001", "sweep", "2", "done", "it has no value of eval/loss")
     assert (table.lines[1][0], table.lines[1][3]) == ("002", "failed")
     assert table.lines[1][4].startswith(f"{broken} cannot be read: ")

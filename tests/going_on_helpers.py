@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from forge import cli
 from forge.compose.portable import portable
 from forge.config.changes import Change
-from forge.resolve.resolve import Resolution, resolve
+from forge.resolve.resolve import resolve
 from forge.resolve.rule import put
 from forge.resume import overrides_of
 from forge.rundir import directory, files, saved_config
@@ -25,29 +24,6 @@ RUN = (
     "scheduler.warmup_steps=4",
 )
 """A small run in run/."""
-
-
-SMALL = [
-    "model.dim=64",
-    "model.n_layers=2",
-    "model.n_heads=4",
-    "model.n_kv_heads=null",
-    "model.ffn_hidden_dim=null",
-    "model.vocab_size=300",
-    "model.max_seq_len=128",
-    "tokenizer.vocab_size=300",
-    "train.seq_len=32",
-    "train.batch_size=2",
-    "train.grad_accum_steps=1",
-    "train.max_steps=100",
-    "scheduler.warmup_steps=10",
-    "parallel=single",
-]
-
-
-def resolved(overrides: Sequence[str] = ()) -> Resolution:
-    """Compose and resolve as the verbs do."""
-    return cli.resolved(["run.device=cpu", *overrides])[1]
 
 
 def take(*overrides: str, config_dirs: tuple[str, ...] = ()) -> tuple[Path, list[Change]]:
@@ -88,22 +64,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def end(
-    run: Path,
-    *,
-    status: str = "finished",
-    reason: str = "end",
-    config: str = "config.yaml",
-    step: int = 7,
+    run: Path, *, status: str = "finished", reason: str = "end", config: str = "config.yaml"
 ) -> None:
     """The result that a worker leaves."""
-    result = {
-        "status": status,
-        "reason": reason,
-        "step": step,
-        "tokens": 1,
-        "config": config,
-        "metrics": {},
-    }
-    files.write_json(
-        run / "result.json", {**result, "objective": {"name": "train/loss", "value": None}}
-    )
+    result = {"status": status, "reason": reason, "step": 7, "tokens": 1, "config": config}
+    objective = {"name": "train/loss", "value": None}
+    files.write_json(run / "result.json", {**result, "metrics": {}, "objective": objective})

@@ -41,14 +41,9 @@ def run(tmp_path: Path) -> Path:
 def save(run: Path, step: int, **meta: Any) -> Path:
     path = run / "checkpoints" / f"step_{step}"
     path.mkdir(parents=True)
-    about = {
-        "format": 2,
-        "step": step,
-        "time": "2026-01-02T03:04:05+0000",
-        "run_id": directory.run_id(run),
-        "reason": "interval",
-    }
-    (path / "meta.json").write_text(json.dumps({**about, "metrics": {}, "files": {}, **meta}))
+    about = {"format": 2, "step": step, "reason": "interval", "run_id": directory.run_id(run)}
+    about |= {"time": "2026-01-02T03:04:05+0000", "metrics": {}, "files": {}, **meta}
+    (path / "meta.json").write_text(json.dumps(about))
     return path
 
 
@@ -87,26 +82,13 @@ def test_as_json(seven: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_without_any(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert checkpoints.main([str(run)]) == 0
     assert capsys.readouterr().out == f"{run} has no checkpoints\n"
-    assert checkpoints.main([str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
 
 
 def test_what_is_no_run(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (tmp_path, tmp_path / "absent", run / "config.yaml"):
         assert checkpoints.main([str(path)]) == 2
         assert capsys.readouterr() == ("", f"{path} is no run directory: it has no config.yaml\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("provenance.json", "{"), ("provenance.json", "[]"), ("config.yaml", "a: [")],
-)
-def test_a_run_that_is_damaged(
-    run: Path, name: str, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (run / name).write_text(content)
+    (run / "provenance.json").write_text("{")
     assert checkpoints.main([str(run)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    said = "is missing or damaged, and with it" if name[0] == "p" else "cannot be read: "
-    assert err.startswith(f"{run / name} {said}")
+    said = "is missing or damaged, and with it the id of the run; begin another"
+    assert capsys.readouterr() == ("", f"{run}/provenance.json {said}\n")

@@ -15,33 +15,12 @@ from forge.launch.sweep.expand import without_intervals
 from forge.launch.sweep.preflight import Preflight
 
 ROOT = Path(__file__).parents[1]
-NAMES = (
-    "getting_started",
-    "concepts",
-    "how_to",
-    "layouts",
-    "launching",
-    "experts",
-    "sweeps",
-    "slurm",
-    "optuna",
-    "reports",
-)
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES)]
-PARTS = {
-    "sweeps.md",
-    "slurm.md",
-    "optuna.md",
-    "reports.md",
-}  # their code spans are parts of a command
+NAMES = "getting_started concepts how_to layouts launching experts sweeps slurm optuna reports"
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.split())]
+PARTS = {"sweeps.md", "slurm.md", "optuna.md", "reports.md"}  # spans are parts of a command
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
-LEFT_OUT = (
-    *REFUSED,
-    "group=option",
-    "...",
-    "<",
-    "experiment=tune",
-)  # refused on purpose, a pattern, or the user's own file
+# Refused on purpose, a pattern, or the user's own file.
+LEFT_OUT = (*REFUSED, "group=option", "...", "<", "experiment=tune")
 
 
 def commands() -> list[tuple[str, str]]:

@@ -128,20 +128,14 @@ def running(command: Callable[..., list[str]], tmp_path: Path) -> Iterator[Calla
             process.communicate()
 
 
-SIGNALS = {
-    "SIGTERM to the parent": (signal.SIGTERM, False, []),
-    "SIGTERM to the group": (signal.SIGTERM, True, ["data.num_workers=2"]),
-    "Ctrl-C": (signal.SIGINT, True, ["data.num_workers=2"]),
-}
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize(("number", "to_group", "options"), SIGNALS.values(), ids=SIGNALS)
-def test_a_signal_saves_and_ends(
-    running: Callable[..., Process], tmp_path: Path, number: int, to_group: bool, options: list[str]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_group_saves_and_ends(
+    running: Callable[..., Process], tmp_path: Path, number: int
 ) -> None:
-    process, path = running(*options, "metrics.enable_console=true"), tmp_path / "run"
-    os.killpg(process.pid, number) if to_group else process.send_signal(number)
+    options = ["data.num_workers=2", "metrics.enable_console=true"]
+    process, path = running(*options), tmp_path / "run"
+    os.killpg(process.pid, number)
     out, err = process.communicate(timeout=30)
     name = signal.Signals(number).name
     assert process.returncode == 128 + number, err

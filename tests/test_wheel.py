@@ -105,26 +105,12 @@ def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("env")
     run(sys.executable, "-m", "venv", "--without-pip", place, cwd=place)
     interpreter = place / "bin" / "python"
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        interpreter,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-    ]
-    run(*install, *sorted(dist.glob("*.whl")), cwd=place)
-    site = Path(
-        run(
-            interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place
-        ).strip()
-    )
-    (site / "dependencies.pth").write_text(
-        sysconfig.get_path("purelib") + "\n"
-    )  # an editable install there is not followed
+    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet"]
+    run(*pip, "--no-deps", "--no-index", *sorted(dist.glob("*.whl")), cwd=place)
+    purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(run(interpreter, "-c", purelib, cwd=place).strip())
+    # An editable install there is not followed.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return interpreter
 
 

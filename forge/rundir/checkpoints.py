@@ -1,6 +1,4 @@
-"""The checkpoints of a run as files: which are there, which can be used, and why not. Needs no
-torch.
-"""
+"""The checkpoints of a run as files: which are there, which can be used, and why not."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ class Saved:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """The content of meta.json; empty when it cannot be read."""
+        """Empty when it cannot be read."""
         try:
             return read_object(self.path / META)
         except (OSError, ValueError):
@@ -51,7 +49,7 @@ class Saved:
 
     def fault(self, run_id: str | None = None, *, to_go_on: bool = False) -> str | None:
         """Why it cannot be used, in one sentence, or None. run_id: it must be of this run.
-        to_go_on: for training to go on from it, which weights alone are not enough for.
+        to_go_on: weights alone are not enough.
         """
         if not self.path.is_dir():
             return "there is no such directory"
@@ -62,16 +60,13 @@ class Saved:
         if (format := self.meta.get("format")) != FORMAT:
             newer = isinstance(format, int) and format > FORMAT
             advice = "; a newer version of forge wrote it" if newer else ""
-            return (
-                f"it has checkpoint format {format}, and this version reads format {FORMAT}{advice}"
-            )
+            known = f"this version reads format {FORMAT}{advice}"
+            return f"it has checkpoint format {format}, and {known}"
         if run_id is not None and self.meta.get("run_id") != run_id:
             return "it is of another run; checkpoint.resume_from takes one on purpose"
         if to_go_on and self.meta.get("weights_only"):
-            return (
-                "it holds the weights alone (checkpoint.last=weights), "
-                "which checkpoint.init_from takes"
-            )
+            takes = "checkpoint.init_from takes"
+            return f"it holds the weights alone (checkpoint.last=weights), which {takes}"
         for name, wanted in self.meta.get("files", {}).items():
             file = self.path / name
             if not file.is_file():
@@ -82,7 +77,6 @@ class Saved:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk."""
         return sum(file_sizes(self.path).values())
 
 
@@ -108,7 +102,7 @@ def listed(folder: Path) -> list[Saved]:
 def newest_usable(
     folder: Path, run_id: str | None = None, *, to_go_on: bool = False
 ) -> tuple[Saved | None, Skipped]:
-    """The newest checkpoint without a fault, see `Saved.fault`, and the newer ones with theirs."""
+    """The newest checkpoint without a `fault`, and the newer ones with theirs."""
     skipped = []
     for saved in reversed(listed(folder)):
         fault = saved.fault(run_id, to_go_on=to_go_on)
@@ -119,8 +113,8 @@ def newest_usable(
 
 
 def find(path: Path, *, name: str = "", to_go_on: bool = False) -> tuple[Saved, Skipped]:
-    """The checkpoint that a path means, and those passed over: itself, the newest usable one of a
-    run or of a folder of checkpoints, or the best one for RUN/best.
+    """The checkpoint that a path means: itself, the newest usable one of a run or folder, or the
+    best one for RUN/best; and those passed over.
 
     Raises CheckpointError when there is none; `name` begins its message.
     """
@@ -147,18 +141,14 @@ def find(path: Path, *, name: str = "", to_go_on: bool = False) -> tuple[Saved, 
 
 
 def best_of(saved: list[Saved]) -> Saved | None:
-    """The best of these that can be used, by the eval.metric of the newest; None where none was
-    evaluated.
-    """
+    """The best of these that can be used, by the eval.metric of the newest, if it was evaluated."""
     usable = [one for one in saved if one.fault() is None]
     metric = usable[-1].meta.get("best_by") if usable else None
     return next(iter(best(usable, metric, 1)), None) if metric else None
 
 
 def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
-    """The `count` best by a metric of the evaluation at their step, best first, without those that
-    were not evaluated.
-    """
+    """The `count` best by a metric of their evaluation, best first."""
     values = {one: one.meta.get("metrics", {}).get(metric) for one in saved}
     scored = [one for one in saved if values[one] is not None]
     return sorted(scored, key=values.__getitem__, reverse=metric in HIGHER_IS_BETTER)[:count]
@@ -171,5 +161,4 @@ def file_sizes(path: Path) -> dict[str, int]:
 
 
 def _folder(path: Path) -> Path:
-    """Where the checkpoints of a run are, or the folder of them that is given."""
     return saved_folder(path) if is_run(path) else path

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from yaml import YAMLError
 
 from forge.config.changes import Change, changes
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import refusal
 from forge.config.root import Config
 from forge.rundir import provenance, saved_config
 from forge.rundir.files import read_json, read_object, read_yaml, write_json
@@ -39,8 +39,8 @@ MADE_WITH = "provenance.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What is there before a run directory is made. fresh: no run. names: those in the directory,
-    None where there is no directory. absent: folders to be made, the deepest first.
+    """What is there before a run directory is made. fresh: no run. names: in the directory, None
+    where there is none. absent: folders to be made, the deepest first.
     """
 
     fresh: bool
@@ -48,15 +48,12 @@ class Before:
     absent: tuple[Path, ...]
 
     def restore(self, run_dir: Path) -> None:
-        """Remove a fresh run directory that is not worth keeping, unless another process already
-        works in it.
-        """
+        """Remove a fresh run that is not worth keeping, unless another process works in it."""
         with suppress(OSError, InUse), Lock(run_dir).acquire():
             for path in list(run_dir.iterdir()):
                 if path.name not in (self.names or ()):
-                    shutil.rmtree(
-                        path
-                    ) if path.is_dir() and not path.is_symlink() else path.unlink()
+                    is_folder = path.is_dir() and not path.is_symlink()
+                    shutil.rmtree(path) if is_folder else path.unlink()
         for folder in dict.fromkeys((run_dir, *self.absent)) if self.names is None else ():
             with suppress(OSError):
                 folder.rmdir()
@@ -67,14 +64,15 @@ def before(config: Config) -> Before:
     given = config.run.dir
     path = Path(given or config.run.root).absolute()
     names = frozenset(os.listdir(path)) if given and path.is_dir() else None
-    return Before(fresh=given is None or not is_run(path), names=names, absent=tuple(_absent(path)))
+    absent = tuple(folder for folder in (path, *path.parents) if not os.path.lexists(folder))
+    return Before(fresh=given is None or not is_run(path), names=names, absent=absent)
 
 
 def prepare(
     resolution: Resolution, *, overrides: Sequence[str], made: Provenance | None = None
 ) -> tuple[Path, list[Change]]:
-    """Make the directory of a run, or take up the one in run.dir: with all that a worker reads, and
-    the changes. Raises ConfigError.
+    """Make the directory of a run, or take up the one in run.dir; with the changes. Raises
+    ConfigError.
     """
     given = resolution.config.run.dir
     if given is not None and is_run(Path(given)):
@@ -86,16 +84,14 @@ def prepare(
 def create(
     resolution: Resolution, *, overrides: Sequence[str], made: Provenance | None = None
 ) -> tuple[Path, Config]:
-    """Make a run directory with the config, overrides, provenance and warnings; config.yaml comes
-    last and makes it a run. Raises ConfigError.
+    """Make a run directory; config.yaml comes last and makes it a run. Raises ConfigError.
 
     made: the provenance, where many runs are made at once.
     """
     config, made = resolution.config, made or provenance.collect()
     root, label = Path(config.run.root), config.run.name or config.preset
     path = Path(config.run.dir) if config.run.dir else root / fresh_name(label)
-    absent = _absent(path)
-    with _explained(path, "run.dir" if config.run.dir else "run.root", made=absent):
+    with _explained(path, "run.dir" if config.run.dir else "run.root"):
         path.mkdir(parents=True, exist_ok=config.run.dir is not None)
         path = path.resolve()
         config = _placed(config, path)
@@ -114,10 +110,9 @@ def create(
 
 def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> list[Change]:
     """Keep the config of a run that goes on as config.N.yaml, with its overrides and the changes,
-    which are returned. Raises ConfigError.
+    which are returned and which the rules have checked. Raises ConfigError.
 
-    The rules have checked which changes are allowed. Versions that the run never started with are
-    replaced.
+    Versions that the run never started with are replaced.
     """
     with _explained(path, "run.dir"), Lock(path).acquire():
         config = _placed(resolution.config, path)
@@ -150,9 +145,7 @@ def changed(run_dir: Path, since: str = "") -> list[Change]:
 
 
 def run_id(run_dir: Path) -> str:
-    """The id that a run keeps wherever its directory is moved, also in each of its checkpoints.
-    Raises ValueError when it cannot be read.
-    """
+    """The id that a run keeps wherever it is moved, also in its checkpoints. Raises ValueError."""
     file = run_dir / MADE_WITH
     try:
         return str(read_object(file)["run_id"])
@@ -205,7 +198,8 @@ def readable(label: str) -> str:
 
 def short(path: Path) -> str:
     """A path relative to the working directory, when it lies below."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _write_version(
@@ -223,26 +217,14 @@ def _placed(config: Config, path: Path) -> Config:
     return config
 
 
-def _absent(path: Path) -> list[Path]:
-    return [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
-
-
 @contextmanager
-def _explained(path: Path, key: str, made: Sequence[Path] = ()) -> Iterator[None]:
-    """Errors as a ConfigError; `made`, folders that were just made, are removed when a file cannot
-    be written.
-    """
+def _explained(path: Path, key: str) -> Iterator[None]:
     try:
         yield
     except InUse as error:
         what, _, fix = str(error).partition(". ")
-        raise ConfigError([Problem(key=f"run.dir={path}", what=f"{what}.", fix=fix)]) from None
+        raise refusal(f"run.dir={path}", f"{what}.", fix) from None
     except OSError as error:
-        for folder in made[:1]:
-            shutil.rmtree(folder, ignore_errors=True)
-        for folder in made[1:]:
-            with suppress(OSError):
-                folder.rmdir()
         what = f"the run directory {path} cannot be written: {error.strerror or error}."
         fix = "choose another place with run.root or run.dir"
-        raise ConfigError([Problem(key=f"{key}={path}", what=what, fix=fix)]) from None
+        raise refusal(f"{key}={path}", what, fix) from None

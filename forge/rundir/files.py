@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import refusal
 
 log = logging.getLogger(__name__)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -46,13 +46,11 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole, see `replacing`."""
     with replacing(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file as a whole, see `replacing`."""
     write_text(path, _json(content))
 
 
@@ -70,7 +68,7 @@ def write_first(path: Path, content: Any) -> bool:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises OSError and ValueError."""
+    """Raises OSError and ValueError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
@@ -78,7 +76,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises OSError, and ValueError also for anything but an object."""
+    """Raises OSError, and ValueError also for anything but an object."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds no JSON object")
@@ -86,7 +84,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file. Raises OSError, ValueError and YAMLError.
+    """Raises OSError, ValueError and YAMLError.
 
     Its depth is found first: the loader in C ends the process at one that is too great. An alias,
     which forge does not write, may make it endless.
@@ -103,7 +101,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a line of JSON, on a new line where a kill left the last one unfinished; NaN and infinity
+    """Add a line of JSON, on a new line where a kill left the last one unfinished. NaN and infinity
     become null. Raises OSError with what to do.
     """
     plain = {name: _finite(value) for name, value in row.items()}
@@ -127,7 +125,7 @@ def _finite(value: Any) -> Any:
 
 
 def row_sizes(paths: Iterable[Path]) -> dict[str, int]:
-    """Bytes of each of these files that exists, all of them on the disk, by name."""
+    """The size of each of these files that exists, by name, once all of it is on the disk."""
     found = [path for path in paths if path.exists()]
     for path in found:
         sync(path)
@@ -135,8 +133,8 @@ def row_sizes(paths: Iterable[Path]) -> dict[str, int]:
 
 
 def cut_rows(paths: Iterable[Path], sizes: Mapping[str, int]) -> None:
-    """Cut files of rows to their sizes at a checkpoint, one that is not named there to nothing. One
-    that is shorter has lost rows, as in a power cut: it is left, with a warning.
+    """Cut files of rows to their sizes at a checkpoint, 0 where it has none. A shorter one has lost
+    rows, as in a power cut: it is left, with a warning.
     """
     for path in paths:
         size, kept = path.stat().st_size if path.exists() else 0, sizes.get(path.name, 0)
@@ -148,8 +146,8 @@ def cut_rows(paths: Iterable[Path], sizes: Mapping[str, int]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All lines of JSON, oldest first, without those that a kill left unfinished; none where there
-    is no file. Raises ConfigError when it cannot be read.
+    """All lines of JSON but damaged ones, oldest first; none where there is no file. Raises
+    ConfigError when it cannot be read.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").strip("\n").split("\n")
@@ -157,7 +155,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return []
     except OSError as error:
         what = f"it cannot be read: {error.strerror}."
-        raise ConfigError([Problem(key=str(path), what=what, fix="move it away")]) from None
+        raise refusal(str(path), what, "move it away") from None
     try:
         rows = json.loads(f"[{','.join(lines)}]")  # several times as fast as line by line
     except (ValueError, RecursionError):
@@ -166,7 +164,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def last_rows(path: Path) -> list[dict[str, Any]]:
-    """The last lines of JSON of a file that may be long; none where there is no file."""
+    """The last lines of JSON of a file that may be long."""
     return list(parse_rows(last_lines(path)))
 
 
@@ -184,7 +182,6 @@ def last_lines(path: Path, count: int | None = None) -> list[str]:
 
 
 def parse_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The objects in lines of JSON, without the damaged lines."""
     for line in lines:
         try:
             row = json.loads(line)

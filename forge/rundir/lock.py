@@ -20,11 +20,8 @@ log = logging.getLogger(__name__)
 
 LOCK = "run.lock"
 PATIENCE = 3.0  # seconds that a killed process and its children may take to let go
-NO_LOCKS = {
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOLCK,
-}  # Lustre without flock, some network disks
+# Lustre without flock, and some network disks.
+NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class InUse(ValueError):
@@ -56,9 +53,7 @@ class Lock:
         self._held = False
 
     def acquire(self, *, patience: float = PATIENCE) -> Lock:
-        """Take the lock within `patience` seconds. Raises InUse, and ConfigError for links out of
-        the directory.
-        """
+        """Raises InUse after `patience` seconds, and ConfigError for links out of the directory."""
         from filelock import Timeout
 
         check_links(self.path.parent, self.apart)
@@ -91,7 +86,6 @@ class Lock:
 
 
 def holder(path: Path) -> str:
-    """Who a lock file says holds it, in words."""
     try:
         return "process {pid} on {host} since {since}".format(**held_by(path))
     except KeyError:

@@ -67,7 +67,7 @@ class Result:
 
 
 def read_result(run_dir: Path) -> Result | None:
-    """The result of a run that ended by itself; None where there is none, or it is damaged."""
+    """None where the run has not ended by itself, or the file is damaged."""
     try:
         content = read_object(run_dir / RESULT)
         kept = {name: content[name] for name in ("status", "reason", "step", "metrics")}
@@ -92,12 +92,10 @@ def finished(run_dir: Path) -> Result | None:
 
 
 def attempts(run_dir: Path) -> list[dict[str, Any]]:
-    """Every start and end on record, oldest first."""
     return read_rows(run_dir / ATTEMPTS)
 
 
 def record_start(run_dir: Path, *, step: int, source: str, resume_from: str | None) -> None:
-    """Record a start: at which step, from which checkpoint, with which config and code."""
     row = {
         "event": "start",
         "time": now(),
@@ -120,8 +118,9 @@ def record_end(run_dir: Path, *, status: str, reason: str, step: int | None) -> 
 
 
 def last_saved_step(run_dir: Path) -> int:
-    """The last step that the run is known to have saved: it ended there by itself, or went on from
-    there. Checkpoints of other runs, which have absolute paths, do not count.
+    """The last step that the run is known to have saved: it ended there, or went on from there.
+
+    Checkpoints of other runs, which have absolute paths, do not count.
     """
     steps = [
         row.get("step")
@@ -153,20 +152,12 @@ def record_failure(
     said: what the terminal shows. code: the exit code. refused: a mistake that forge found before
     the first step.
     """
-    content = {
-        "rank": rank,
-        "type": kind,
-        "message": message,
-        "traceback": trace,
-        "said": said,
-        "code": code,
-        "refused": refused,
-    }
-    return write_first(run_dir / ERROR, content)
+    content = {"rank": rank, "type": kind, "message": message, "traceback": trace}
+    return write_first(run_dir / ERROR, {**content, "said": said, "code": code, "refused": refused})
 
 
 def failure(run_dir: Path, patience: float = 0.0) -> dict[str, Any] | None:
-    """What error.json holds, if it exists or appears within `patience` seconds."""
+    """The content of error.json, if it is there within `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -191,10 +182,10 @@ def report_failure(
     more: str = "",
     refused: bool = False,
 ) -> tuple[int, bool]:
-    """Say why this rank fails, in error.json and on the terminal, unless another rank has said it.
-    Gives the exit code, and whether it was said here.
+    """Say why this rank fails, in error.json and on the terminal, unless another rank has.
 
-    step: where the run ended, when nothing was raised. more: added to what the terminal shows.
+    Gives the exit code, and whether it was said here. step: where the run ended, when nothing was
+    raised. more: added on the terminal.
     """
     logging.getLogger("forge.worker").debug("failed", exc_info=error)
     known = failure(run_dir, PATIENCE if is_lost_peer(error) else 0.0) if ranks() > 1 else None
@@ -225,17 +216,14 @@ def exit_code(error: Exception) -> int:
 
 
 def rank() -> int:
-    """The rank of this process, 0 for the main one."""
     return int(os.environ.get("RANK", "0"))
 
 
 def ranks() -> int:
-    """The number of ranks."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def killed_by(run_dir: Path, number: int, *, rank: int, ranks: int) -> str:
-    """The words for a rank that a signal has ended."""
     name = signal.Signals(number).name
     hint = " (out of memory? lower train.batch_size)" if name == "SIGKILL" else ""
     which = "the worker" if ranks == 1 else f"rank {rank} of {ranks}"
@@ -257,11 +245,8 @@ def is_lost_peer(error: BaseException | None) -> bool:
 def _words(error: Exception, *, expected: bool) -> str:
     """What the terminal shows: the message where it says what to do, else the traceback."""
     said, kind = str(error), type(error).__name__
-    if (
-        kind == "OutOfMemoryError"
-        or isinstance(error, MemoryError)
-        or "can't allocate memory" in said
-    ):
+    of_memory = kind == "OutOfMemoryError" or isinstance(error, MemoryError)
+    if of_memory or "can't allocate memory" in said:
         said = f"out of memory: {LESS_MEMORY}.\n{error}"
     elif ranks() > 1 and is_lost_peer(error):
         said = f"{NO_REASON}.\n{error}"

@@ -21,36 +21,25 @@ Rows = list[dict[str, Any]]
 
 
 def row_files(run_dir: Path) -> list[Path]:
-    """The files of JSON lines that a run which goes on continues from its checkpoint."""
+    """The files that a run which goes on cuts to where its checkpoint left them."""
     return [run_dir / name for name in (METRICS, PERFORMANCE, SAMPLES)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Steps done, of so many; the last training loss and evaluation; seconds left at the pace of
-    the last rows. None where unknown.
+    """Steps done, of so many; the last training loss, evaluation and rate; seconds left at the pace
+    of the last rows. None where unknown.
     """
 
     step: int = 0
     of: int | None = None
     loss: float | None = None
     evaluation: tuple[str, float] | None = None
+    tokens_per_second: float | None = None
     left: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Logged:
-    """What was logged at a step; seconds left at the pace up to there. None where unknown."""
-
-    step: int
-    loss: float | None
-    evaluation: tuple[str, float] | None
-    tokens_per_second: float | None
-    left: float | None
-
-
 def progress(run_dir: Path, now: float | None = None) -> Progress:
-    """The progress of a run; nothing of one that has not begun."""
     rows, clock = last_rows(run_dir / METRICS), last_rows(run_dir / PERFORMANCE)
     losses = [loss for row in rows if (loss := _number(row, "train/loss")) is not None]
     steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]
@@ -66,7 +55,7 @@ def progress(run_dir: Path, now: float | None = None) -> Progress:
     )
 
 
-def last_logged(run_dir: Path, count: int) -> list[Logged]:
+def last_logged(run_dir: Path, count: int) -> list[Progress]:
     """The last steps that were logged, oldest first."""
     clock, of = last_rows(run_dir / PERFORMANCE), last_step(run_dir)
     by_step: dict[int, dict[str, Any]] = {}
@@ -74,7 +63,7 @@ def last_logged(run_dir: Path, count: int) -> list[Logged]:
         if isinstance(row.get("step"), int):
             by_step.setdefault(row["step"], {}).update(row)
     return [
-        Logged(
+        Progress(
             step=step,
             loss=_number(row, "train/loss"),
             evaluation=_evaluation([row]),
@@ -105,7 +94,6 @@ def _evaluation(rows: Rows) -> tuple[str, float] | None:
 
 
 def _number(row: Mapping[str, Any], name: str) -> float | None:
-    """A value of a row; None where it is not there, or was not finite."""
     return float(row[name]) if isinstance(row.get(name), int | float) else None
 
 

@@ -13,16 +13,7 @@ from typing import Any, NamedTuple
 
 from forge.rundir.masking import masked
 
-PACKAGES = (
-    "forge-lm",
-    "torch",
-    "hydra-core",
-    "omegaconf",
-    "numpy",
-    "tokenizers",
-    "torchao",
-    "datasets",
-)
+PACKAGES = "forge-lm torch hydra-core omegaconf numpy tokenizers torchao datasets"
 OURS = Path(__file__).resolve().parents[1]
 BETWEEN = "\x1f"  # joins the words of a command line, so that masking sees two that belong together
 
@@ -62,12 +53,11 @@ def now() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of the packages that a run's numbers may depend on."""
-    return {name: _version(name) for name in PACKAGES}
+    """Of the packages that a run's numbers may depend on."""
+    return {name: _version(name) for name in PACKAGES.split()}
 
 
 def revision(folder: Path) -> str | None:
-    """The git commit that a folder is at, or None."""
     return git(folder, "rev-parse", "HEAD").strip() or None
 
 

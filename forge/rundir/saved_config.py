@@ -22,14 +22,7 @@ from forge.config.target import trusted
 from forge.rundir.files import read_rows, read_yaml, write_text
 
 CONFIG, OVERRIDES, ATTEMPTS = "config.yaml", "overrides.json", "attempts.jsonl"
-WRITTEN_BEFORE_CONFIG = {
-    "run.lock",
-    OVERRIDES,
-    "derived.json",
-    "warnings.json",
-    "provenance.json",
-    "git.diff",
-}
+BEFORE_CONFIG = "run.lock overrides.json derived.json warnings.json provenance.json git.diff"
 TYPE = "_type_"  # the key that names the class of a section which is a variant
 S = TypeVar("S", bound=Section)
 
@@ -40,14 +33,12 @@ def is_run(path: Path) -> bool:
 
 
 def is_new(path: Path) -> bool:
-    """Whether a run may be made there: absent, empty, or left from a run that was not finished
-    being made.
-    """
+    """Whether a run may be made there: absent, empty, or a run that was only half made."""
     try:
         names = os.listdir(path) if os.path.exists(path) else []
     except OSError:
         return False
-    return all(name in WRITTEN_BEFORE_CONFIG or name.startswith(".") for name in names)
+    return all(name in BEFORE_CONFIG.split() or name.startswith(".") for name in names)
 
 
 def version(name: str) -> int:
@@ -69,8 +60,8 @@ def newest(run_dir: Path) -> Path:
 
 
 def last_started(run_dir: Path) -> int:
-    """The version of the config that the run last started with, against which a change is judged;
-    0 when every start failed. The newest where no start is on record.
+    """The version of the config that the run last started with, against which a change is judged: 0
+    when every start failed, the newest where none is on record.
     """
     last = version(newest(run_dir).name)
     if not (run_dir / ATTEMPTS).exists():
@@ -110,7 +101,6 @@ def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...]
 
 
 def save(config: Config, path: Path) -> None:
-    """Write a config as YAML."""
     write_text(path, yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
 
 
@@ -129,7 +119,7 @@ def load(path: Path, *, trust: Sequence[str]) -> Config:
 
 
 def load_own(run_dir: Path) -> Config:
-    """The config in force of a run directory that the user made, with the trust it names."""
+    """The config in force of a run that the user made, with the trust it names."""
     file = newest(run_dir)
     return load(file, trust=stored_trust(file))
 

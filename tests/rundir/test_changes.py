@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from going_on_helpers import SMALL, resolved
+from refusing import SMALL, resolved
 
 from forge.config import schemas
 from forge.config.changes import Change, changes, permitted
@@ -63,14 +63,8 @@ def test_the_tables_name_options_only() -> None:
 
 @pytest.fixture(scope="module")
 def before() -> Config:
-    return resolved(
-        [
-            *SMALL,
-            "scheduler=cosine",
-            "run.trust=[mypkg.]",
-            "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}]}",
-        ]
-    ).config
+    callback = "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}]}"
+    return resolved([*SMALL, "scheduler=cosine", "run.trust=[mypkg.]", callback]).config
 
 
 def with_values(config: Config, **values: Any) -> Config:
@@ -88,33 +82,14 @@ def with_values(config: Config, **values: Any) -> Config:
     [
         ("seed", 43, False),
         ("model.n_layers", 3, False),
-        ("tokenizer.vocab_size", 301, False),
-        ("data.val_fraction", 0.5, False),
         ("data.num_workers", 3, True),
-        ("data.cache_dir", "/elsewhere", True),
-        ("objective.z_loss_weight", 0.5, False),
-        ("optimizer.lr", 0.5, False),
         ("optimizer.betas", (0.1, 0.2), False),
-        ("scheduler.warmup_steps", 11, False),
-        ("scheduler.decay_steps", 50, False),
-        ("precision.mixed_precision", "bf16", False),
         ("parallel.tp", 2, True),
-        ("train.seq_len", 16, False),
-        ("train.batch_size", 1, True),
         ("train.global_batch_size", 1, False),
         ("train.max_steps", 99, False),
         ("train.max_steps", 101, True),
-        ("train.max_time", 1.0, True),
-        ("eval.interval", 3, True),
-        ("checkpoint.interval", 3, True),
-        ("checkpoint.dir", "saved", False),
-        ("checkpoint.init_from", "/x", False),
         ("checkpoint.resume_from", "3", True),
-        ("metrics.log_interval", 3, True),
-        ("profiling.enable", True, True),
-        ("run.device", "cuda", True),
         ("run.trust", ("mine.",), True),
-        ("launch.jobs", 2, True),
         ("callbacks", {}, True),
         ("trackers", {"t": {"_target_": "mypkg.EMA"}}, True),
     ],
@@ -156,9 +131,7 @@ def schedule(*options: str) -> Config:
     return resolved([*SMALL, *options]).config
 
 
-@pytest.mark.parametrize(
-    "option", ["scheduler=cosine", "scheduler=linear", "scheduler=wsd", "scheduler=rex"]
-)
+@pytest.mark.parametrize("option", ["scheduler=cosine", "scheduler=wsd"])
 def test_a_schedule_that_was_worked_out_follows_a_longer_run(option: str) -> None:
     shorter, longer = schedule(option), schedule(option, "train.max_steps=200")
     found = changes(shorter, longer)
@@ -190,18 +163,8 @@ def test_without_another_horizon_no_part_of_a_schedule_follows() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("key", "allowed", "yes"),
-    [
-        ("optimizer.lr", ("optimizer.lr",), True),
-        ("optimizer.lr", ("optimizer",), True),
-        ("optimizer", ("optimizer",), True),
-        ("optimizer.lr", (), False),
-        ("optimizer.lr", ("optimizer.betas", "model"), False),
-        ("optimizer.lr", ("optimizer.l", "opt", "lr"), False),
-        ("optimizer", ("optimizer.lr",), False),
-        ("seed", ("seed",), True),
-    ],
-)
-def test_permitted(key: str, allowed: tuple[str, ...], yes: bool) -> None:
-    assert permitted(key, allowed) is yes
+def test_permitted() -> None:
+    assert permitted("optimizer.lr", ("optimizer.lr",))
+    assert permitted("optimizer.lr", ("model", "optimizer"))
+    assert not permitted("optimizer.lr", ("optimizer.betas", "optimizer.l", "opt", "lr"))
+    assert not permitted("optimizer", ("optimizer.lr",))

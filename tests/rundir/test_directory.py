@@ -12,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from going_on_helpers import read, resolved
+from going_on_helpers import read
+from refusing import resolved
 
 from forge.config.problems import ConfigError
 from forge.resolve.resolve import Resolution
@@ -110,39 +111,19 @@ def test_a_place_that_is_taken_after_it_was_checked(
     assert [p.name for p in tmp_path.iterdir()] == ["place"]
 
 
-def test_a_directory_that_cannot_be_filled_is_removed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_filled_is_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the same command fills it once there is room."""
+
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved_config, "save", full)
-    with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
-        directory.create(resolution("run.dir=a/b"), overrides=())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.write_json(tmp_path / "a.json", {"step": 1})
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        files.write_json(tmp_path / "a.json", {"step": 2})
-    assert read(tmp_path / "a.json") == {"step": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_rows_after_one_that_a_kill_left_unfinished(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    assert files.read_rows(file) == files.last_rows(file) == []
-    files.append_row(file, {"a": 1})
-    with file.open("a") as open_file:
-        open_file.write('{"a": 2, "b')
-    files.append_row(file, {"a": 3})
-    assert files.read_rows(file) == files.last_rows(file) == [{"a": 1}, {"a": 3}]
-    with file.open("a") as open_file:
-        open_file.write('{"a": 4}\n' * 5000)
-    assert files.last_rows(file)[-1] == files.read_rows(file)[-1] == {"a": 4}
-    assert len(files.last_lines(file, 7)) == 7
+    checked = resolution("run.dir=a/b")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+            directory.create(checked, overrides=())
+    assert [path.name for path in Path("a/b").iterdir()] == ["run.lock"]
+    assert directory.create(checked, overrides=())[0].name == "b"
 
 
 def test_the_result_of_a_run(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.rundir.lock import InUse, Lock, holder, in_use
+from forge.rundir.lock import InUse, Lock, in_use
 
 HOLD = (
     "import sys, time; from pathlib import Path; from forge.rundir.lock import Lock; "
@@ -96,12 +96,8 @@ def test_a_child_neither_releases_it_nor_is_hindered(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_it_waits_as_long_as_its_patience(tmp_path: Path) -> None:
+def test_it_waits_for_the_first_to_let_go(tmp_path: Path) -> None:
     first = Lock(tmp_path).acquire()
-    began = time.monotonic()
-    with pytest.raises(InUse):
-        Lock(tmp_path).acquire(patience=0.3)
-    assert 0.3 <= time.monotonic() - began < 3
     threading.Timer(0.3, first.release).start()
     Lock(tmp_path).acquire(patience=5).release()
 
@@ -116,12 +112,6 @@ def test_it_is_free_after_release_and_after_an_error(tmp_path: Path) -> None:
     with Lock(tmp_path).acquire(patience=0), pytest.raises(InUse):
         Lock(tmp_path).acquire(patience=0)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
-def test_a_lock_file_that_names_nobody(tmp_path: Path, content: str) -> None:
-    (tmp_path / "run.lock").write_text(content)
-    assert holder(tmp_path / "run.lock") == "another process"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])

@@ -52,11 +52,7 @@ def text(path: str) -> Path:
 
 
 def test_what_names_no_place_is_kept_as_it_was_typed() -> None:
-    config = composition.config()
-    assert portable(PLAIN, (), config) == PLAIN
-
-
-def test_run_dir_is_not_kept() -> None:
+    assert portable(PLAIN, (), composition.config()) == PLAIN
     assert kept("run.dir=a/b", "seed=3") == ["seed=3"]
 
 
@@ -119,23 +115,15 @@ def test_a_run_goes_on_from_anywhere(
     assert resume(path) == (path, []), "what was kept the second time goes on too"
 
 
-def test_a_search_path_goes_on_from_anywhere(
+def test_a_search_path_and_a_tokenizer_go_on_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config_dir("a, b")
     Path("conf2").mkdir()
-    path, _ = take('hydra.searchpath=["a, b", conf2]', "model=mine", "run.dir=run")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert resume(path) == (path, [])
-
-
-def test_a_tokenizer_of_its_own_goes_on_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     text("words.txt")
     Path("tok.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
     options = ["tokenizer=file", "tokenizer.path=tok.json", "data=text", "data.path=words.txt"]
-    path, _ = take(*options, "run.dir=run")
+    path, _ = take('hydra.searchpath=["a, b", conf2]', "model=mine", *options, "run.dir=run")
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert resume(path) == (path, [])
     (tmp_path / "elsewhere" / "tok.json").write_text("{}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.rundir.files import append_row, cut_rows, read_rows, row_sizes
+from forge.rundir.files import append_row, cut_rows, last_lines, last_rows, read_rows, row_sizes
 
 
 def test_rows_are_strict_json(tmp_path: Path) -> None:
@@ -54,6 +54,9 @@ for step in range(10**9):
     assert end == -1
     assert steps == list(range(len(steps)))
     assert last < len(steps) <= last + 2
+    assert last_rows(path) == read_rows(path)[-len(last_rows(path)) :] != []
+    assert len(last_lines(path, 7)) == 7
+    assert read_rows(tmp_path / "none") == last_rows(tmp_path / "none") == []
 
 
 def test_cut_puts_every_file_back_to_its_size(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from going_on_helpers import resolved
+from refusing import resolved
 
 from forge.config.root import Config
 from forge.rundir import saved_config

@@ -166,17 +166,15 @@ def test_what_reaches_beyond_the_run_is_asked_for(
         assert printed.startswith("#!/bin/bash")
     else:
         assert started == [run]
-    known = (
-        asked if option != "metrics.wandb_run_name" else []
-    )  # it takes composing to know what is in a file
+    # It takes composing to know what is in a file.
+    known = asked if option != "metrics.wandb_run_name" else []
     assert shlex.split(resume_command(run)) == ["python", "-m", "forge.resume", "run", *known]
 
 
 def test_what_was_typed_in_its_place_counts(run: Path, started: list[Path]) -> None:
     take(*RUN, "run.device=cpu", "launch=slurm", SETUP)
-    assert (
-        resume.main(["run", "launch.setup=[]", *DRY]) == resume.main(["run", "launch=local"]) == 0
-    )
+    assert resume.main(["run", "launch.setup=[]", *DRY]) == 0
+    assert resume.main(["run", "launch=local"]) == 0
 
 
 def test_a_line_break_begins_no_line_of_a_script(
@@ -230,7 +228,7 @@ def test_no_file_commands_the_terminal(run: Path, capsys: Capture) -> None:
 DAMAGED = ("config.yaml", "overrides.json", "provenance.json", "result.json", "error.json")
 
 
-@pytest.mark.parametrize("text", ['{"a": [', "[" * 100_000], ids=["torn", "deep"])
+@pytest.mark.parametrize("text", ['{"a": [', "[" * 100_000, "3"], ids=["torn", "deep", "a number"])
 @pytest.mark.parametrize("name", [*DAMAGED, "run.lock", "attempts.jsonl", "metrics.jsonl"])
 def test_a_damaged_file_ends_no_verb_with_a_traceback(
     name: str, text: str, run: Path, started: list[Path], capsys: Capture

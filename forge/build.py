@@ -112,7 +112,6 @@ def locate(name: str, *, path: str, trust: Sequence[str] = ()) -> Target:
 
 
 def _imported(name: str) -> tuple[Any, tuple[str, str] | None]:
-    """What a dotted path names, or (what is wrong with it, what to do)."""
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), attribute)

@@ -40,7 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(composition: Composition, resolution: Resolution) -> str:
-    """The plan of a run as text."""
     config, world = resolution.config, resolution.world
     memory = memory_by_part(config)
     each_device = [(f"  {name}", byte_size(size)) for name, size in memory.items()]
@@ -69,7 +68,6 @@ def report(composition: Composition, resolution: Resolution) -> str:
 
 
 def warnings(resolution: Resolution) -> list[str]:
-    """The warnings of a resolution as lines, with a heading; empty when there are none."""
     found = resolution.warnings
     if not found:
         return []
@@ -113,7 +111,6 @@ def _training(config: Config) -> list[Row]:
 
 
 def _job(config: Config, ranks: int) -> list[Row]:
-    """What launch=slurm asks for."""
     section = config.launch
     needs = allocation(section, ranks) if isinstance(section, Slurm) else None
     if not isinstance(needs, Allocation) or not isinstance(section, Slurm):
@@ -124,7 +121,6 @@ def _job(config: Config, ranks: int) -> list[Row]:
 
 
 def _resumed(config: Config) -> list[Row]:
-    """What a run that exists goes on from."""
     if config.run.dir is None or not is_run(Path(config.run.dir)):
         return []
     newest, skipped = newest_usable(Path(config.run.dir) / config.checkpoint.dir, to_go_on=True)

@@ -50,7 +50,6 @@ def describe(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as text."""
     if not rows:
         return f"{run_dir} has no checkpoints"
     heads = ("step", "saved at", "because of", "size", "evaluation", "")

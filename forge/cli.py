@@ -140,7 +140,6 @@ def _check_directory() -> None:
 
 
 def show(text: str) -> int:
-    """Print a text; whoever reads it may stop early."""
     return refuse(lambda: print(text) or 0)
 
 

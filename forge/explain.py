@@ -49,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def explain(key: str, composition: Composition, resolution: Resolution) -> str:
-    """Everything known about one option, section or group, as text."""
     choice = composition.choices.get(key)
     if key not in composition.tree and key in composition.library.groups():
         options = ", ".join(composition.library.options(key))

@@ -85,7 +85,6 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
 
 
 def _own(run_dir: Path) -> list[str]:
-    """The overrides that the run was last started with. Raises ConfigError."""
     file = directory.newest_overrides(run_dir)
     try:
         return [str(text) for text in files.read_json(file)]

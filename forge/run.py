@@ -142,7 +142,6 @@ def launch(
 
 
 def _can_go_on(run_dir: Path, config: Config) -> bool:
-    """Whether a run has a checkpoint to go on from, or has not yet saved one."""
     usable, _ = newest_usable(run_dir / config.checkpoint.dir, to_go_on=True)
     return usable is not None or not outcome.last_saved_step(run_dir)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from kill_resume import HERE, TRUST, Kill, Outcome, marks, run_killed
 from tiny import TINY
 
 from forge import cli, train
-from forge.rundir.lock import Lock
 
 SMALL = [
     *TINY,
@@ -125,27 +123,6 @@ def test_a_run_goes_on_with_another_micro_batch(
     same, different = kill_compare.compare(undisturbed, tmp_path / "run", exact=False)
     assert not different, same
     assert (tmp_path / "run" / "config.3.yaml").exists()
-
-
-@pytest.mark.nightly
-def test_a_second_process_is_refused_and_a_kill_lets_the_directory_go(
-    command: Command, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    endless = command(run_dir, 4, "train.max_steps=1000000", "eval=off")
-    process = subprocess.Popen(endless, stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        _wait_for(lambda: (run_dir / "metrics.jsonl").exists())
-        second = subprocess.run(endless, capture_output=True, text=True, timeout=60)
-        assert second.returncode == 2
-        who = f"process {_child(process.pid)} on {platform.node()} since "
-        assert f"{run_dir} is in use by {who}" in second.stderr
-        assert "-> Wait for it, end it, or give another run.dir" in second.stderr
-        assert "Traceback" not in second.stderr
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    Lock(run_dir).acquire().release()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")

@@ -118,7 +118,6 @@ def _composed(options: argparse.Namespace) -> Config:
 
 
 def _cache(cache_dir: str | None) -> Path:
-    """Where forge.data keeps what it prepares."""
     folder = cache_dir or os.environ.get("FORGE_CACHE") or "~/.cache/forge"
     return Path(os.path.abspath(os.path.expanduser(folder)))
 

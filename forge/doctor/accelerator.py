@@ -62,7 +62,6 @@ def torch(report: Mapping[str, Any]) -> Finding:
 
 
 def cuda(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Finding:
-    """Driver, GPUs, and whether torch can use them."""
     nvml, said, seen = report.get("nvml"), report.get("torch", {}), report.get("cuda")
     end, devices = report.get("end", "it said nothing"), (seen or {}).get("devices", ())
     if nvml is None:

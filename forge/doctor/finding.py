@@ -49,7 +49,6 @@ def lacking(findings: Sequence[Finding]) -> list[str]:
 
 
 def render(findings: Sequence[Finding]) -> str:
-    """All findings and a last line that sums up."""
     last = "a run on the CPU has all that it needs"
     if lack := lacking(findings):
         last = f"missing, and every run needs it: {', '.join(lack)}"

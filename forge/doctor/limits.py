@@ -56,14 +56,12 @@ def memory(free: int | None, limit: int | None) -> Finding:
 
 
 def usable_cores(quota: float | None) -> int:
-    """Cores by affinity, or fewer where a quota of the cgroup allows fewer."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return cores if quota is None else max(min(cores, math.floor(quota)), 1)
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes that can be taken without swapping."""
     for line in read(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -112,7 +110,6 @@ def _folders(controller: str, root: Path, membership: Path) -> Iterator[Path]:
 
 
 def read(path: Path) -> str:
-    """The text of a file, empty when it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

@@ -79,13 +79,11 @@ def nearest(path: Path) -> Path:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that are free to this user."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The type of the file system that a folder is on."""
     best, real = ("", "a file system of unknown type"), folder.resolve()
     for _, mounted, kind, *_ in map(str.split, read(mounts).splitlines()):
         if real.is_relative_to(mounted.replace("\\040", " ")) and len(mounted) >= len(best[0]):

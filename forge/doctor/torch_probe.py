@@ -13,7 +13,6 @@ from typing import Any
 
 
 def main() -> None:
-    """Print what is known, step by step."""
     _step("asking the NVIDIA driver", "nvml", _nvml)
     if "error" in _step("importing torch", "torch", _torch):
         return

@@ -22,8 +22,6 @@ from forge.rundir.directory import short
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
-    """An arm with its numbers. values: final values of the runs that are done, by seed."""
-
     arm: Arm
     values: dict[int, list[float]]
     summary: Summary
@@ -86,7 +84,6 @@ class Report:
 
     @property
     def without_value(self) -> list[Run]:
-        """Runs that are done without a value of the metric."""
         return [run for run in self.runs if run.state == DONE and self.metric not in run.final]
 
     @cached_property

@@ -109,13 +109,11 @@ def _overrides(run: Run) -> tuple[str, ...]:
 
 
 def _typed(run: Run) -> dict[str, str]:
-    """The values that were typed for a run, by key."""
     words = (text.lstrip("+").partition("=") for text in run.point.overrides)
     return {key: text_of(value) for key, _, value in words}
 
 
 def _value(run: Run, key: str) -> str | None:
-    """What was typed for a key of a run, else what its config has."""
     if key in run.point.varied:
         return text_of(run.point.varied[key])
     return _typed(run).get(key, run.texts.get(key))

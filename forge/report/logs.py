@@ -35,12 +35,10 @@ class Log:
 
     @property
     def last_step(self) -> int:
-        """The last step logged, 0 where there is none."""
         return int(_last(self._column("step")) or 0)
 
     @property
     def tokens(self) -> int | None:
-        """Tokens trained on by the last log."""
         tokens = _last(self._column("tokens"))
         return None if tokens is None else int(tokens)
 
@@ -97,7 +95,6 @@ class TimeToTarget:
 
 
 def time_to_target(curves: Sequence[Curve], target: float, *, higher: bool) -> TimeToTarget:
-    """When runs first logged a value as good as `target`. higher: whether more is better."""
     firsts = np.full((len(curves), 3), np.inf)
     for first, curve in zip(firsts, curves, strict=True):
         good = np.flatnonzero(curve.values >= target if higher else curve.values <= target)

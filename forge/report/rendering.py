@@ -43,7 +43,6 @@ def show(report: Report, console: Console | None = None, most: int = ON_TERMINAL
 
 
 def markdown(report: Report, most: int = IN_MARKDOWN) -> str:
-    """The headline and every table with at most so many lines."""
     parts = [f"# {_escaped(report.source.name)}", " ".join(map(_escaped, headline(report)))]
     for table in tables(report, most):
         heads, *lines = ([_escaped(cell) for cell in line] for line in (table.heads, *table.lines))
@@ -54,7 +53,6 @@ def markdown(report: Report, most: int = IN_MARKDOWN) -> str:
 
 
 def csv_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as CSV with a line of heads; None is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

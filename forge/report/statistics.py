@@ -45,7 +45,6 @@ class Difference:
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Mean, deviation and 95 % interval."""
     n = len(values)
     if n < 2:
         return Summary(n=n, mean=values[0] if n else None)

@@ -58,11 +58,9 @@ class Table:
 
     @property
     def of_runs(self) -> bool:
-        """Whether a line is a run, not an arm."""
         return self.heads[0] == "run"
 
     def is_right(self, column: int) -> bool:
-        """Whether the cells of a column are aligned to the right."""
         return self.align[column] == ">"
 
 
@@ -163,9 +161,6 @@ def times_to_target(report: Report, most: int | None = None) -> Table:
 
 
 def configs(report: Report, most: int | None = None) -> Table:
-    """How the config of each arm differs from the baseline's, or from the best arm's where arms are
-    ranked.
-    """
     base, lines = report.baseline.arm.config, []
     for row in report.shown(most) if base and report.differing else []:
         if row is not report.baseline:
@@ -185,7 +180,6 @@ def configs(report: Report, most: int | None = None) -> Table:
 
 
 def unfinished(report: Report, most: int | None = None) -> Table:
-    """Runs that count in no number above and why; of more than `most`, first those that failed."""
     without, notes = set(report.without_value), []
     left = [run for run in report.runs if run.state != DONE or run in without]
     if most is not None and len(left) > most:
@@ -227,7 +221,6 @@ def runs_table(report: Report, most: int | None = None) -> Table:
 
 
 def decimals(report: Report) -> Decimals:
-    """How values of the metric are written in all tables."""
     found = [row.summary for row in report.rows]
     means = [one.mean for one in found if one.mean is not None]
     return Decimals.of([one.deviation or 0.0 for one in found], means)

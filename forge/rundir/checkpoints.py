@@ -35,7 +35,6 @@ class Saved:
 
     @property
     def step(self) -> int:
-        """The step in its name; -1 for another name."""
         match = re.fullmatch(r"step_(\d+)", self.path.name)
         return int(match[1]) if match else -1
 
@@ -155,7 +154,6 @@ def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
 
 
 def file_sizes(path: Path) -> dict[str, int]:
-    """The size of every file below a directory, by relative name."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return {str(file.relative_to(path)): file.stat().st_size for file in files}
 

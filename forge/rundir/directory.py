@@ -60,7 +60,6 @@ class Before:
 
 
 def before(config: Config) -> Before:
-    """What is there before `prepare`."""
     given = config.run.dir
     path = Path(given or config.run.root).absolute()
     names = frozenset(os.listdir(path)) if given and path.is_dir() else None
@@ -181,7 +180,6 @@ def prolonging_override(run_dir: Path, reason: str, step: int) -> str:
 
 
 def newest_overrides(run_dir: Path) -> Path:
-    """The overrides of the config that the run was last started with."""
     return run_dir / numbered(OVERRIDES, max(last_started(run_dir), 1))
 
 

@@ -164,7 +164,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def last_rows(path: Path) -> list[dict[str, Any]]:
-    """The last lines of JSON of a file that may be long."""
     return list(parse_rows(last_lines(path)))
 
 

@@ -74,7 +74,6 @@ class Lock:
         return self
 
     def release(self) -> None:
-        """Let go; without effect when it is not held."""
         self._held = False
         self._lock.release()
 

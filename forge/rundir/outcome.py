@@ -131,7 +131,6 @@ def last_saved_step(run_dir: Path) -> int:
 
 
 def resumed_from(run_dir: Path) -> str | None:
-    """The checkpoint.resume_from of the last start."""
     starts = [row for row in attempts(run_dir) if row.get("event") == "start"]
     return starts[-1]["resume_from"] if starts else None
 
@@ -211,7 +210,6 @@ def report_failure(
 
 
 def exit_code(error: Exception) -> int:
-    """REFUSED for a ValueError, which is the user's mistake, FAILED for any other error."""
     return REFUSED if isinstance(error, ValueError) else FAILED
 
 

@@ -48,12 +48,10 @@ def facts() -> dict[str, Any]:
 
 
 def now() -> str:
-    """The time with its zone, to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def versions() -> dict[str, str | None]:
-    """Of the packages that a run's numbers may depend on."""
     return {name: _version(name) for name in PACKAGES.split()}
 
 
@@ -73,7 +71,6 @@ def diff() -> str:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """The output of a git command, empty when it fails."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(

@@ -48,7 +48,6 @@ def version(name: str) -> int:
 
 
 def numbered(name: str, n: int) -> str:
-    """The n-th version of a file: config.yaml, config.2.yaml."""
     stem, dot, suffix = name.partition(".")
     return name if n == 1 else f"{stem}.{n}{dot}{suffix}"
 

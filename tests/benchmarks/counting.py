@@ -11,36 +11,26 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return (
-        [tensor for item in value for tensor in _tensors(item)]
-        if isinstance(value, list | tuple)
-        else []
-    )
-
-
 def _bytes(value: Any) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(value))
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
-def _size(group: Any) -> int:
-    """Ranks of a group that an operator was given, by name or as an object of C++."""
-    return (
-        dist.distributed_c10d._resolve_process_group(group).size()
-        if isinstance(group, str)
-        else dist.ProcessGroup.unbox(group).size()
-    )
+def _group(group: Any) -> dist.ProcessGroup:
+    """A group that an operator was given by name, or as an object of C++."""
+    by_name = dist.distributed_c10d._resolve_process_group
+    return by_name(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)
 
 
 def _ring(total: int, group: Any) -> int:
-    return total * (_size(group) - 1) // _size(group)
+    size = _group(group).size()
+    return total * (size - 1) // size
 
 
 def _to_others(x: Tensor, splits: list[int], group: str) -> int:
     """Of an all-to-all what does not stay here."""
-    own = splits[dist.distributed_c10d._resolve_process_group(group).rank()]
+    own = splits[_group(group).rank()]
     return _bytes(x) - own * (_bytes(x) // len(x) if len(x) else 0)
 
 

@@ -188,8 +188,8 @@ def test_completion(line: str):
 
 
 def test_completion_is_installed_for_the_console_script():
-    last = shell("-sc", "install=bash").stdout.splitlines()[-1]
-    assert last == "complete -o nospace -o default -F hydra_bash_completion forge-train"
+    last = "complete -o nospace -o default -F hydra_bash_completion forge-train"
+    assert shell("-sc", "install=bash").stdout.rstrip().endswith(last)
 
 
 @pytest.mark.parametrize("words", [[], ["install=powershell"], ["install=bash", "query=bash"]])

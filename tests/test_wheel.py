@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -90,13 +89,6 @@ def test_the_wheel_holds_everything(dist: Path, wanted: set[str]) -> None:
     assert {
         name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("forge/")
     } == wanted
-
-
-def test_the_sdist_holds_everything(dist: Path, wanted: set[str]) -> None:
-    (sdist,) = dist.glob("forge_lm-*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        files = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    assert {name for name in files if name.startswith("forge/")} == wanted
 
 
 @pytest.fixture(scope="session")

@@ -49,29 +49,6 @@ def test_small_form(
     assert "| dropped | neither |" not in page
 
 
-def test_each_run_evens_the_load_in_its_own_way() -> None:
-    moe = {name: moe_runs.composed(name, 0.002, [])[0].moe for name in moe_runs.RUNS}
-    found = {
-        name: (
-            one.num_experts,
-            one.aux_loss_weight,
-            one.bias_update_rate,
-            one.capacity_factor,
-            one.routed_scaling_factor,
-        )
-        for name, one in moe.items()
-    }
-    assert found == {
-        "dense": (0, 0.01, 0.0, 0.0, 1.0),
-        "auxiliary loss": (8, 0.01, 0.0, 0.0, 1.0),
-        "selection bias": (8, 0.0, 0.002, 0.0, 1.0),
-        "neither": (8, 0.0, 0.0, 0.0, 1.0),
-        "auxiliary loss, capacity": (8, 0.01, 0.0, 1.25, 1.0),
-        "auxiliary loss, scaled": (8, 0.01, 0.0, 0.0, 2.0),
-        "selection bias, scaled": (8, 0.0, 0.002, 0.0, 2.0),
-    }
-
-
 def test_flops_must_be_equal() -> None:
     found = [line.split(" | ") for line in moe_runs.equal_flops([]).splitlines()[2:]]
     flops = 6 * (2 * (4 + 3 * 4) * 128 * 128 + 4096 * 128) + 12 * 2 * 128 * 256

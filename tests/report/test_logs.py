@@ -44,16 +44,6 @@ def test_curves_with_tokens_and_seconds(run: Path) -> None:
     assert log.curve("never/logged").steps.tolist() == []
 
 
-def test_what_is_no_row_and_what_is_not_finite_are_left_out(tmp_path: Path) -> None:
-    rows = ("[1]", '{"step": 10, "a": 6.0}', '{"step": 20, "a": NaN}', '{"step": 30, "a": 5.0}')
-    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
-    log = Log(tmp_path)
-    curve = log.curve("a")
-    assert (curve.steps.tolist(), curve.values.tolist()) == ([10, 30], [6.0, 5.0])
-    assert np.isnan([*curve.tokens, *curve.seconds]).all()
-    assert (log.last_step, log.tokens, log.seconds) == (30, None, None)
-
-
 def line(*values: float, seconds: float = 1.0) -> Curve:
     steps = np.arange(1.0, len(values) + 1)
     return Curve(steps, np.array(values), 100 * steps, seconds * steps)

@@ -231,9 +231,6 @@ def test_runs_that_do_not_count(example: Example) -> None:
 
 
 def test_verdicts(sweep: Path) -> None:
-    worse = headline(report(sweep, baseline="lr=0.002"))[2]
-    assert worse == "Against lr=0.002, at 5 %: lr=0.001 is worse."
-    assert headline(report(sweep, metric="eval/token_accuracy"))[1:] == [
-        "Best eval/token_accuracy: 0.182308, lr=0.002.",
-        "Against lr=0.001, at 5 %: lr=0.002 is better.",
-    ]
+    worse = "Against lr=0.002, at 5 %: lr=0.001 is worse."
+    for metric in ("eval/loss", "eval/token_accuracy"):
+        assert headline(report(sweep, metric=metric, baseline="lr=0.002"))[2] == worse

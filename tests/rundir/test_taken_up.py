@@ -191,19 +191,6 @@ def test_every_run_has_an_id_of_its_own_that_goes_with_it() -> None:
     assert moved.run.dir == str(Path("elsewhere").resolve())
 
 
-def test_a_stored_trust_that_nobody_typed_is_not_in_force() -> None:
-    """Whoever hands a run over may have written anything into it; what the worker reads is what was
-    composed here.
-    """
-    path, _ = take(*RUN)
-    text = (path / "config.yaml").read_text()
-    assert "trust: []" in text
-    (path / "config.yaml").write_text(text.replace("trust: []", "trust: ['evil.']"))
-    assert saved_config.load_own(path).run.trust == ("evil.",)
-    assert [(c.key, c.after) for c in resume(path)[1]] == [("run.trust", ())]
-    assert saved_config.load_own(path).run.trust == ()
-
-
 LONGER = {"train__max_steps": 80}
 PROLONG: list[tuple[str, dict[str, object], bool]] = [
     ("end", LONGER, True),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import os
 import platform
 import signal
@@ -43,14 +42,10 @@ if TYPE_CHECKING:
     from forge.training.assemble import Parts
     from forge.training.loop import Loop
 
-FORGE = Path(__file__).parent
-
 
 def main(argv: Sequence[str] | None = None, rendezvous: Rendezvous | None = None) -> int:
     """Train what the run directory says. The exit code is 0, 1 for a failure, 2 for the user's
-    mistake, 128+n for a signal.
-
-    The prefixes of what it may build are arguments: a directory does not say what to trust.
+    mistake, 128+n for a signal. What to trust is an argument: a directory does not say it.
     """
     place, *trust = sys.argv[1:] if argv is None else argv
     run_dir = Path(place).resolve()
@@ -65,8 +60,8 @@ def main(argv: Sequence[str] | None = None, rendezvous: Rendezvous | None = None
 def together(
     found: LauncherEnvironment, lead: Callable[[Rendezvous], int], rendezvous: Rendezvous
 ) -> int:
-    """One of the ranks that torchrun or srun started: the main one calls `lead`, the others take
-    part in the run that it makes. Gives the exit code.
+    """One of the ranks that torchrun or srun started: the main one calls `lead`, the others join
+    the run that it makes. Gives the exit code.
     """
     os.environ.update({**threads.of_task(os.environ), **found.variables()})
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -88,12 +83,12 @@ def together(
 
 
 def is_main() -> bool:
-    """Whether this is the main rank, which prints and writes for all."""
+    """Whether this rank prints and writes for all."""
     return outcome.rank() == 0
 
 
 def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) -> int:
-    """The main rank: it locks the directory, and sends the others what to do."""
+    """The main rank locks the directory, and sends the others what to do."""
 
     def end(code: int) -> int:
         if rendezvous is not None:
@@ -115,7 +110,6 @@ def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) ->
 
 
 def _follow(rendezvous: Rendezvous | None) -> int:
-    """Any other rank."""
     assert rendezvous is not None
     try:
         command = rendezvous.receive()
@@ -186,15 +180,17 @@ def _train(
 
 def _result(parts: Parts, reason: str, run_dir: Path) -> dict[str, Any]:
     """The content of result.json."""
+    from forge.training.metrics import nulls
+
     metrics = {**parts.logger.last, "tokens_per_second": parts.logger.mean_rate()}
     if parts.evaluation is not None and parts.evaluation.at is not None:
         metrics |= {f"eval/{name}": value for name, value in parts.evaluation.metrics.items()}
         metrics["eval/step"] = parts.evaluation.at
-    known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    stopped = "stopped" if parts.loop.interrupted else "finished"
+    known = nulls(metrics)
+    ended = "stopped" if parts.loop.interrupted else "finished"
     objective = parts.config.run.objective
     return {
-        "status": "failed" if parts.bad_steps.fault else stopped,
+        "status": "failed" if parts.bad_steps.fault else ended,
         "reason": reason,
         "step": parts.loop.state.step,
         "tokens": parts.loop.state.tokens,
@@ -226,11 +222,11 @@ class FailureReport:
     def _report(self, error: Exception, step: int | None) -> int:
         goes_on = self._has_begun() and not isinstance(error, NoneLeft)
         refused = exit_code(error) == REFUSED and not goes_on and _raised_by_forge(error)
-        again = f"; the run goes on with: {resume_command(self.run_dir)}" if goes_on else ""
-        more = f"\n(the traceback is in {short(self.run_dir / ERROR)}{again})"
-        code, reported = report_failure(
-            self.run_dir, error, step=step, more="" if refused else more, refused=refused
-        )
+        more = ""
+        if not refused:
+            again = f"; the run goes on with: {resume_command(self.run_dir)}" if goes_on else ""
+            more = f"\n(the traceback is in {short(self.run_dir / ERROR)}{again})"
+        code, reported = report_failure(self.run_dir, error, step=step, more=more, refused=refused)
         if reported:
             with suppress(OSError):  # the directory may be why it failed
                 reason = f"{type(error).__name__}: {error}"
@@ -243,16 +239,16 @@ class FailureReport:
         """
         if self._loop is not None and self._loop.state.step > self._first_step:
             return True
-        starts = [row for row in outcome.attempts(self.run_dir) if row.get("event") == "start"]
-        return len(starts) > (self._loop is not None)
+        with suppress(ConfigError):  # attempts.jsonl cannot be read, which may be why it failed
+            starts = [row for row in outcome.attempts(self.run_dir) if row.get("event") == "start"]
+            return len(starts) > (self._loop is not None)
+        return False
 
 
 def _raised_by_forge(error: BaseException) -> bool:
-    """Whether forge itself says what is wrong; an error of torch or of a user's code needs its
-    traceback.
-    """
+    """Whether forge itself says what is wrong; any other error needs its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).is_relative_to(FORGE)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
 
 
 def _how_to_prolong(run_dir: Path, done: Result) -> str:
@@ -275,9 +271,8 @@ def log_file(run_dir: Path) -> Iterator[None]:
         handlers[0].setLevel(logging.WARNING)
     try:
         path.parent.mkdir(exist_ok=True)
-        kept = logging.FileHandler(path, encoding="utf-8")
+        handlers.append(kept := logging.FileHandler(path, encoding="utf-8"))
         kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        handlers.append(kept)
     except OSError as error:
         said = f"{path} cannot be written: {error.strerror}; the run goes on without it"
         print(said, file=sys.stderr)
@@ -306,17 +301,15 @@ def die_with_parent() -> None:
 
 
 def end_on_interrupt() -> None:
-    """Until the loop takes signals, SIGINT ends the process without a traceback, as SIGTERM does.
-    One that came while Python was starting, which the parent has blocked, acts now.
+    """Until the loop takes signals, SIGINT ends the process without a traceback; also one that the
+    parent has blocked while Python was starting.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def leave(code: int) -> NoReturn:
-    """End this process. A rank that failed ends at once: Python would wait for threads that wait
-    for other ranks.
-    """
+    """End this process; a rank that failed at once: its threads would wait for other ranks."""
     if ranks() > 1 and code in (FAILED, REFUSED):
         logging.shutdown()
         sys.stdout.flush()

@@ -53,7 +53,7 @@ from forge.training.stopping import (
 from forge.training.trackers import Trackers, build_trackers, user_trackers
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Parts:
     """A loop, and the pieces of it that a summary reads."""
 
@@ -70,8 +70,7 @@ class Parts:
 def assemble(
     run_dir: Path, rendezvous: Rendezvous | None = None, *, trust: Sequence[str] | None = None
 ) -> Parts:
-    """Build all that the config of a run directory names. Raises ValueError for what the user can
-    put right.
+    """Build all that the config of a run directory names. Raises ValueError for mistakes.
 
     rendezvous: where the ranks already met, if they did. trust: prefixes of what may be built
     besides forge's own; None = those of the directory, which this process has made itself.
@@ -169,16 +168,7 @@ def assemble(
         write_json(_derived(run_dir), derived)
         if not (run_dir / TOKENIZER).exists():  # kept of the first start, whatever text comes later
             prepared.tokenizer.save(run_dir / TOKENIZER)
-    return Parts(
-        config=config,
-        prepared=prepared,
-        model=model,
-        loop=loop,
-        logger=logger,
-        evaluation=evaluation,
-        bad_steps=bad_steps,
-        ranks=ranks,
-    )
+    return Parts(config, prepared, model, loop, logger, evaluation, bad_steps, ranks)
 
 
 def train_loader(
@@ -231,7 +221,7 @@ def _start(run_dir: Path, config: Config, checkpointer: Checkpointer, ranks: Ran
 
 
 def _announce() -> Callable[[str, float], None]:
-    """Prints each stage of preparing data once, as it begins; nothing when the cache has it all."""
+    """Prints each stage of preparing data once, as it begins."""
     seen: set[str] = set()
 
     def progress(stage: str, share: float) -> None:
@@ -252,7 +242,7 @@ def data_identity(prepared: Prepared) -> dict[str, str]:
 
 
 def check_vocabulary(config: Config, prepared: Prepared) -> None:
-    """Raises ValueError when the tokenizer has ids that the model has no row for."""
+    """Raises ValueError for ids of the tokenizer that the model has no row for."""
     ids, rows = prepared.tokenizer.vocab_size, config.model.vocab_size
     if ids > rows:
         raise ValueError(
@@ -261,8 +251,8 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
 
 
 def _fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list[dict[str, Any]]]:
-    """What follows from the text: steps from train.max_epochs, and a prompt; with all values that
-    were ever worked out.
+    """The config with what follows from the text: steps from train.max_epochs, and a prompt; and
+    all values that were ever worked out.
     """
     derived = {one["key"]: one for one in read_json(_derived(run_dir))}
     fitted = copy.deepcopy(config)
@@ -299,14 +289,14 @@ def _logger(
         resumed_at=resumed_at,
         more=user_trackers(config, run_dir),
     )
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return Logger(
         trackers if ranks.main else Trackers,
         size=ranks.size,
         interval=metrics.log_interval,
         device=device,
         flops_per_token=config.model.flops_per_token(config.train.seq_len),
-        peak=peak_flops(metrics.peak_tflops, name),
+        peak=metrics.peak_tflops * 1e12 or peak_flops(name),
     )
 
 

@@ -29,8 +29,7 @@ class Callback:
     """Does nothing at any moment; a callback overrides the moments it acts at.
 
     The moments of a step are, each for every callback in order: on_step_start, on_gradients, the
-    update, on_step_end. A callback of the user's knows its place in the config, `config_path`, such
-    as callbacks.ema; forge's own have none.
+    update, on_step_end. config_path: where a user's callback stands in the config.
     """
 
     config_path = ""
@@ -42,10 +41,8 @@ class Callback:
         """Before an update; `loop.state.step` does not count it yet, and its data is loaded."""
 
     def on_gradients(self, loop: Loop) -> None:
-        """The gradient of the whole step is there and clipped, and the optimizer has not used it:
-        it may be changed in place.
-
-        Also at a step whose update is skipped because its gradient is not finite.
+        """The gradient of the whole step is there and clipped, and may be changed in place; also
+        where the update will be skipped because it is not finite.
         """
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
@@ -55,9 +52,8 @@ class Callback:
         """After an evaluation, with its metrics by plain name."""
 
     def on_checkpoint(self, loop: Loop, path: Path) -> None:
-        """A checkpoint is complete on the disk; an asynchronous one may be of an earlier step.
-
-        On the main rank alone, on the loop's own thread.
+        """A checkpoint is complete on the disk; an asynchronous one may be of an earlier step. On
+        the main rank alone.
         """
 
     def on_end(self, loop: Loop) -> None:
@@ -82,9 +78,7 @@ def name_of(callback: Callback) -> str:
 
 
 def user_callbacks(config: Config) -> list[Callback]:
-    """The entries of `callbacks`, in order. Raises ConfigError for one that cannot be built,
-    CallbackError for one that raises.
-    """
+    """The entries of `callbacks`, in order. Raises ConfigError and CallbackError."""
     built = []
     for name, entry in config.callbacks.items():
         path = f"callbacks.{name}"
@@ -120,8 +114,7 @@ def _failure(
 
 def states(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The state of all callbacks that have one: plain values by name, and tensors by `name/path`.
-
-    Raises CallbackError for a user's callback that fails or whose state a checkpoint cannot keep.
+    Raises CallbackError, also for what a checkpoint cannot keep.
     """
     plain: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
@@ -151,9 +144,9 @@ def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Values that JSON keeps exactly, and tensors by their path. Raises TypeError naming the key of
     anything else.
     """
-    tensors: dict[str, Tensor] = {}
     if not isinstance(state, dict):
         raise TypeError(f"state_dict gives a dict, not {type(state).__name__}")
+    tensors: dict[str, Tensor] = {}
     return _split(state, "", tensors), tensors
 
 

@@ -41,8 +41,8 @@ class Checkpointer:
     parameters (never of ranks), and `meta.json`, which is written last and names every file with
     its size. It is written as `.step_N.partial`.
 
-    before_commit: called with the temporary directory once all but meta.json is written, in the
-    thread that writes; for tests of what a kill leaves behind.
+    before_commit: called with that directory once all but meta.json is written; for tests of what a
+    kill leaves behind.
     """
 
     def __init__(
@@ -82,8 +82,15 @@ class Checkpointer:
         tensors = prefixed("model", model.state_dict())
         if not weights_only:
             tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
-        known = {"format": FORMAT, "step": step, "time": now(), "run_id": self.run_id}
-        about = known | {"versions": versions(), "weights_only": weights_only, **meta}
+        about = {
+            "format": FORMAT,
+            "step": step,
+            "time": now(),
+            "run_id": self.run_id,
+            "versions": versions(),
+            "weights_only": weights_only,
+            **meta,
+        }
         fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
         fault = self.ranks.from_main(fault)
         if fault is not None:
@@ -106,15 +113,13 @@ class Checkpointer:
             self._copies = None
 
     def wait(self) -> None:
-        """Until the save under way is committed and what it replaces is removed. Raises what made
-        it fail.
-        """
+        """Until the save under way is committed, and what it replaces gone. Raises what failed."""
         self._copies = None
         while self._pending:
             self._pending.pop(0).result()
 
     def committed(self) -> list[Path]:
-        """What was committed since the last call. Raises what made an asynchronous save fail."""
+        """What was committed since the last call. Raises what failed."""
         if all(one.done() for one in self._pending):
             self.wait()
         done, self._committed = self._committed, []
@@ -144,9 +149,7 @@ class Checkpointer:
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, after: int) -> list[Path]:
-        """Rename the checkpoints of later steps, so that the run goes on from `after`; returns
-        their new names.
-        """
+        """Rename the checkpoints of later steps, so that the run goes on from `after`."""
         moved = []
         for one in checkpoints.listed(self.folder):
             if one.step > after:
@@ -181,9 +184,8 @@ class Checkpointer:
         about: dict[str, Any],
         copies: Copies | None = None,
     ) -> None:
-        """Write into what `_prepare` made, from copies where there are any."""
         try:
-            found = None if copies is None else copies.result()
+            found = copies and copies.done.result()
             tensor_storage.save(tensors, scratch / WEIGHTS, copies=found, group=self.ranks.saver)
             if self.ranks.main:
                 self._commit(scratch, target, about)
@@ -250,7 +252,7 @@ class Checkpointer:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """Optimizer state by parameter name: 'blocks.0.attention.wq.weight/exp_avg'."""
+    """Optimizer state by the names of parameters: 'blocks.0.attention.wq.weight/exp_avg'."""
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {
         f"{names[p]}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
@@ -265,8 +267,8 @@ def prefixed(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def _disk_bytes(tensors: Tensors) -> int:
-    """About the most that a save of these tensors takes: their bytes, 1 kB of index for each chunk,
-    and 64 kB of half-filled blocks for each rank.
+    """The most that a save takes: the tensors, 1 kB of index for each chunk, and 64 kB of
+    half-filled blocks for each rank.
     """
     total, ranks = 0, 1
     for tensor in tensors.values():

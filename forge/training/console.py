@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+)
 from rich.table import Column
 from rich.text import Text
 
@@ -17,7 +24,6 @@ from forge.config.numbers import compact, percent
 if TYPE_CHECKING:
     from forge.training.trackers import Tracker
 
-WIDE = 100  # columns of a terminal that has room for a long bar
 Clock = Callable[[], float]
 Formats = dict[str, Callable[[float], str]]
 # What is shown, in this order; other keys are for the other trackers.
@@ -66,7 +72,6 @@ class PlainConsole:
         """Nothing is held."""
 
     def line(self, step: int, texts: list[str]) -> str:
-        """'step   10/1000 | ...', the step of one width over the whole run."""
         width = len(str(self.total_steps))
         return " | ".join([f"step {step:>{width}}/{self.total_steps}", *texts])
 
@@ -82,17 +87,15 @@ class PlainConsole:
 
 
 class LiveConsole(PlainConsole):
-    """A bar with the newest training metrics; evaluations, and whatever is printed meanwhile,
-    scroll by above it.
-    """
+    """A bar with the newest training metrics; evaluations and what is printed scroll by above."""
 
     def __init__(self, total_steps: int, console: Console, clock: Clock) -> None:
         super().__init__(total_steps, console, clock)
         self._progress = Progress(
-            BarColumn(20 if console.width >= WIDE else 10, table_column=Column(no_wrap=True)),
+            BarColumn(20 if console.width >= 100 else 10, table_column=Column(no_wrap=True)),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            FieldColumn("metrics"),
-            FieldColumn("eta", table_column=Column(no_wrap=True)),
+            MetricsColumn(),
+            TextColumn("{task.fields[eta]}"),
             console=console,
             refresh_per_second=2,
         )
@@ -112,19 +115,12 @@ class LiveConsole(PlainConsole):
         self._progress.stop()
 
 
-class FieldColumn(ProgressColumn):
-    """A text field of the task on one line; a column that may wrap is the first to be cut on a
-    narrow terminal.
-    """
-
-    def __init__(self, field: str, table_column: Column | None = None) -> None:
-        super().__init__(table_column)
-        self._field = field
+class MetricsColumn(ProgressColumn):
+    """Text on one line; of all columns this one alone may wrap, so a narrow terminal cuts it."""
 
     def render(self, task: Task) -> Text:
-        return Text(task.fields[self._field], no_wrap=True, overflow="ellipsis")
+        return Text(task.fields["metrics"], no_wrap=True, overflow="ellipsis")
 
 
 def _texts(values: dict[str, float], formats: Formats) -> list[str]:
-    """The text of every value that has a format."""
     return [as_text(values[name]) for name, as_text in formats.items() if name in values]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ def evaluate(
     token_bytes: Tensor,
     ranks: Ranks | None = None,
 ) -> dict[str, float]:
-    """Metrics over every target of the batches, each target counted once.
+    """Metrics over every target of the batches, each counted once.
 
     loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets
     that were the likeliest token. bits_per_byte: nats of the tokens that have bytes / (ln 2 * their
@@ -92,8 +92,8 @@ class Interrupted(Exception):
 class Evaluation(Callback):
     """Evaluates every `interval` steps and after the last one, unless the run was interrupted.
 
-    A run that is told to stop breaks an evaluation off, and does it when it goes on. metrics: those
-    of the last evaluation, which was after update number `at`.
+    A run that is to stop breaks an evaluation off, and does it when it goes on. metrics: of the
+    last evaluation, which was after update number `at`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Evaluation(Callback):
         run: Callable[[Callable[[], bool]], dict[str, float]],
         *,
         interval: int,
-        interrupted: Callable[[Loop], bool] = lambda _: False,
+        interrupted: Callable[[Loop], bool],
     ) -> None:
         """run: evaluates; calls its argument between batches, and raises Interrupted where that is
         true. interrupted: whether the run is to stop.
@@ -124,7 +124,7 @@ class Evaluation(Callback):
             self.evaluate(loop)
 
     def evaluate(self, loop: Loop) -> None:
-        """Evaluate now and tell the callbacks; when the run is to stop, leave it for later."""
+        """Evaluate now and tell the callbacks."""
         self.due = True
         try:
             with loop.paused():
@@ -142,13 +142,10 @@ class Evaluation(Callback):
         self.due, self.at, self.metrics = state["due"], state["at"], state["metrics"]
 
 
-T = TypeVar("T")
-
-
-def unless(interrupted: Callable[[], bool], batches: Iterable[T], *, every: int = 1) -> Iterator[T]:
-    """The batches; raises Interrupted when the run is to stop, which is asked before every
-    `every`-th.
-    """
+def unless(
+    interrupted: Callable[[], bool], batches: Iterable[EvalBatch], *, every: int
+) -> Iterator[EvalBatch]:
+    """The batches; raises Interrupted when the run is to stop, asked before every `every`-th."""
     for number, batch in enumerate(batches):
         if number % every == 0 and interrupted():
             raise Interrupted

@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation, and the peak of the devices it is measured against."""
+"""The peak of a GPU, which model FLOPs utilisation is measured against."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PEAK_BF16_FLOPS: dict[str, float | None] = {
 }
 
 
-def peak_bf16_flops(device_name: str) -> float | None:
-    """Peak dense bf16 FLOP/s of one device by its name, or None where it is not known.
+def peak_flops(device_name: str) -> float | None:
+    """Peak dense bf16 FLOP/s of one device by its name; None where it is not known.
 
-    The longest name in the table that occurs as whole words wins, so that "H100 PCIe" is not taken
-    for "H100" nor "RTX A1000" for an A100. A MIG slice has a share of its device's peak: not known.
+    The longest name in the table that occurs as whole words wins, so that "H100 PCIe" is no "H100".
+    A MIG slice has an unknown share of its device's peak.
     """
     if re.search(r"\bMIG\b", device_name):
         return None
@@ -41,17 +41,3 @@ def peak_bf16_flops(device_name: str) -> float | None:
         if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", device_name, re.IGNORECASE)
     ]
     return PEAK_BF16_FLOPS[max(matches, key=len)] if matches else None
-
-
-def peak_flops(peak_tflops: float, device_name: str | None) -> float | None:
-    """metrics.peak_tflops in FLOP/s where it is given, else the peak of a GPU of that name."""
-    if peak_tflops > 0:
-        return peak_tflops * 1e12
-    return peak_bf16_flops(device_name) if device_name else None
-
-
-def mfu(tokens_per_second: float, flops_per_token: float, peak: float, num_devices: int) -> float:
-    """Share of the peak that the model's own arithmetic takes, 0 to 1: tokens of all devices,
-    without recomputation (PaLM, arXiv:2204.02311, appendix B).
-    """
-    return tokens_per_second * flops_per_token / (num_devices * peak)

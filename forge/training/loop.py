@@ -42,7 +42,7 @@ class Loop:
         votes: bool = False,
     ) -> None:
         """report: takes a step and metrics for the trackers. votes: whether `stop` waits for a vote
-        of all ranks (`forge.training.stopping.StopVote`).
+        of all ranks, see `StopVote`.
         """
         self.update, self.loader, self.state, self.callbacks = update, loader, state, callbacks
         self.end_step, self.config, self.run_dir = end_step, config, run_dir
@@ -150,19 +150,17 @@ class Loop:
         return self.stop_reason is not None or self.state.step >= self.end_step
 
     def stop(self, reason: str) -> None:
-        """End the run at this step boundary; any rank may call it, and all end together. The first
-        reason counts.
-        """
+        """End the run at this step boundary, on all ranks. The first reason counts."""
         self.requested_stop = self.requested_stop or reason
         if not self.votes:
             self.end(reason)
 
     def end(self, reason: str) -> None:
-        """The same, where all ranks call it after the same step."""
+        """The same, called by all ranks."""
         self.stop_reason = self.stop_reason or reason
 
     def interrupt(self, reason: str) -> None:
-        """Stop on the signal that `reason` names: at the end only what a run that goes on needs."""
+        """Stop on a signal, without what a run that goes on does not need."""
         self.interrupted = True
         self.stop_reason = reason
 

@@ -12,12 +12,9 @@ from typing import Any
 import torch
 
 from forge.training.callback import Callback
-from forge.training.flops import mfu
 from forge.training.loop import Loop
 from forge.training.step import StepOutput
 from forge.training.trackers import Trackers
-
-SUMS = ("sums", "of_steps")
 
 
 @dataclass(kw_only=True)
@@ -59,14 +56,13 @@ class Gathered:
 
 
 class Logger(Callback):
-    """Gathers the steps since the last log and hands their metrics to the trackers.
+    """Hands the metrics of the steps since the last log to the trackers.
 
-    train/loss and the other train sums are means over all target tokens of those steps, and
-    train/moe/... means over those steps, skipped ones left out; train/grad_norm (before clipping)
-    and lr are those of the last of them; tokens_per_second and step_seconds are those of this
-    process, without evaluation and checkpoints. Only a log waits for the device, and a checkpoint,
-    which keeps what is gathered: a run that goes on logs the same as one that never stopped. last:
-    values of the last log but those of the clock.
+    train/loss and the other sums are means over all target tokens of those steps, and train/moe/...
+    means over the steps, skipped ones left out; train/grad_norm (before clipping) and lr are of the
+    last of them; the speed is of this process, without evaluation and checkpoints. Only a log waits
+    for the device, and a checkpoint, which keeps what is gathered: a run that goes on logs the same
+    as one that never stopped. last: values of the last log but those of the clock.
     """
 
     def __init__(
@@ -79,9 +75,7 @@ class Logger(Callback):
         peak: float | None,
         size: int = 1,
     ) -> None:
-        """open_trackers: called when the run starts, since a live console takes the terminal. peak:
-        FLOP/s of a device. size: number of ranks.
-        """
+        """open_trackers: called when the run starts, since a live console takes the terminal."""
         self.open_trackers, self.trackers = open_trackers, Trackers()
         self.interval, self.device, self.size = interval, device, size
         self.flops_per_token, self.peak = flops_per_token, peak
@@ -116,18 +110,13 @@ class Logger(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         self._read()
-        gathered = asdict(self.gathered)
-        gathered |= {name: _nulls(gathered[name]) for name in SUMS}
-        return {"gathered": _nulls(gathered), "last": _nulls(self.last)}
+        return nulls({"gathered": asdict(self.gathered), "last": self.last})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        gathered = _numbers(state["gathered"])
-        gathered |= {name: _numbers(gathered[name]) for name in SUMS}
-        self.gathered = Gathered(**gathered)
-        self.last = _numbers(state["last"])
+        state = _numbers(state)
+        self.gathered, self.last = Gathered(**state["gathered"]), state["last"]
 
     def log(self, loop: Loop) -> None:
-        """Log the steps gathered so far and begin anew."""
         self._read()
         loop.state.count_skipped()
         gathered, self.gathered = self.gathered, Gathered()
@@ -148,7 +137,11 @@ class Logger(Callback):
         self.unread.clear()
 
     def _speed(self, loop: Loop) -> dict[str, float]:
-        """What depends on the clock and the machine; nothing where this process did no step."""
+        """What depends on the clock and the machine; nothing where this process did no step.
+
+        mfu: share of the peak that the model's own arithmetic takes, without recomputation (PaLM,
+        arXiv:2204.02311, appendix B).
+        """
         steps, targets = self.timed_steps, self.timed_targets
         self.timed_steps, self.timed_targets = 0, 0
         if not steps:
@@ -162,7 +155,7 @@ class Logger(Callback):
             "memory_gib": peak_memory(self.device) / 2**30,
         }
         if self.flops_per_token and self.peak:
-            values["mfu"] = mfu(rate, self.flops_per_token, self.peak, self.size)
+            values["mfu"] = rate * self.flops_per_token / (self.size * self.peak)
         return values
 
 
@@ -178,13 +171,14 @@ def _name(sum_name: str) -> str:
     return "train/loss" if sum_name == "ce" else f"train/{sum_name}"
 
 
-def _nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """As strict JSON has them: what is not finite as None."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
+def nulls(value: Any) -> Any:
+    """As strict JSON has it: what is not finite as None."""
+    if isinstance(value, dict):
+        return {name: nulls(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None else value for name, value in values.items()}
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _numbers(inner) for name, inner in value.items()}
+    return math.nan if value is None else value

@@ -45,9 +45,12 @@ def loss_scaler(section: Precision, device: torch.device) -> torch.amp.GradScale
 
 
 def check_dtypes(model: nn.Module) -> None:
-    """Weights that the optimizer updates are fp32. Raises TypeError naming those that are not."""
-    dtypes = {name: p.dtype for name, p in model.named_parameters() if p.is_floating_point()}
-    wrong = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype != torch.float32]
+    """Raises TypeError naming the weights that are not fp32."""
+    wrong = [
+        f"{name} ({p.dtype})"
+        for name, p in model.named_parameters()
+        if p.is_floating_point() and p.dtype != torch.float32
+    ]
     if wrong:
         what = "weights must be fp32 where the optimizer updates them; these are not"
         raise TypeError(f"{what}: {', '.join(wrong)}")

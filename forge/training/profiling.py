@@ -18,9 +18,8 @@ ALLOCATIONS = 100_000  # and frees, the last so many, that a snapshot of memory 
 
 
 class Profiler(Callback):
-    """Records steps start_step to end_step and writes the trace when they or the run end.
-
-    With memory_snapshot, the last allocations are written then, and where memory runs out.
+    """Records steps start_step to end_step and writes the trace when they or the run end; with
+    memory_snapshot also the last allocations, then and where memory runs out.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(kw_only=True)
 class Trained:
-    """A model with its weights on its device, the tokenizer and the checkpoint they are from."""
+    """A model with its weights on its device, and the checkpoint they are from."""
 
     config: Config
     model: nn.Module
@@ -46,13 +46,11 @@ class Trained:
 
 
 def load_run(run: Path, *, trust: Sequence[str] = (), fp32: bool = False) -> Trained:
-    """Load the newest usable checkpoint of a run directory, or the step_N directory that is given,
-    to read the model.
+    """Load the model of a run directory (its newest usable checkpoint) or of a step_N directory.
 
-    Its weights are in the format that they were multiplied in, or in the fp32 that is stored. A run
-    that was trained on a GPU is read in fp32 where there is none. trust: prefixes of modules
-    outside of forge that the model may be built from. Raises ValueError when there is no
-    checkpoint, it does not fit, or it needs code that is not trusted.
+    Its weights are in the format that they were multiplied in, or in the fp32 that is stored; on a
+    machine without a GPU in fp32. trust: prefixes of modules outside of forge that it may be built
+    from. Raises ValueError when there is no checkpoint, it does not fit, or needs untrusted code.
     """
     found, skipped = checkpoints.find(run)
     warn_of(skipped)
@@ -86,15 +84,13 @@ def load_run(run: Path, *, trust: Sequence[str] = (), fp32: bool = False) -> Tra
 
 
 def warn_of(skipped: list[tuple[Saved, str]]) -> None:
-    """Checkpoints that cannot be used, each with the reason."""
+    """Log the checkpoints that cannot be used, each with the reason."""
     for one, fault in skipped:
         log.warning("%s is passed over: %s", one.path, fault)
 
 
 def config_of(path: Path, *, trust: Sequence[str]) -> Config:
-    """The config inside a checkpoint. Raises CheckpointError when it cannot be read, or needs code
-    that is not trusted.
-    """
+    """The config inside a checkpoint. Raises CheckpointError, also for code that is not trusted."""
     with _readable(path / CONFIG, AttributeError):
         return saved_config.load(path / CONFIG, trust=trust)
 
@@ -112,11 +108,10 @@ def load(
     """Load weights, and the state of an optimizer where one is given, in place; returns the tensors
     of callbacks.
 
-    Parameters whose names begin with a prefix of `exclude` keep what they have, and begin with
-    fresh optimizer state; so do, when the model was `changed` on purpose, those that do not fit,
-    with a warning that names them. Raises CheckpointError naming the parameters that only one side
-    has or that differ in shape, and a prefix that fits no parameter. group: of all ranks, of which
-    each may have other parameters.
+    Parameters whose names begin with a prefix of `exclude` keep what they have, without optimizer
+    state; so do, when the model was `changed` on purpose, those that do not fit, with a warning.
+    Raises CheckpointError naming the parameters that only one side has or that differ in shape, and
+    a prefix that fits no parameter. group: of all ranks; each may have other parameters.
     """
     with _readable(path):
         stored = tensor_storage.stored(path / WEIGHTS)
@@ -124,14 +119,13 @@ def load(
     theirs = {name: tuple(what.size) for name, what in _below("model/", stored).items()}
     kept = _kept(path, _shapes(own, group), theirs, exclude, changed) & set(own)
     wanted = prefixed("model", {name: own[name] for name in sorted(kept)})
-    if optimizer is not None and with_optimizer_state:
-        for key, what in _below("optimizer/", stored).items():
-            name = key.rpartition("/")[0]
-            if name in kept:
-                wanted[f"optimizer/{key}"] = _like(own[name], what)
     if optimizer is not None:
         for key, what in _below("callbacks/", stored).items():
             wanted[f"callbacks/{key}"] = _like(None, what)
+        for key, what in _below("optimizer/", stored).items():
+            name = key.rpartition("/")[0]
+            if with_optimizer_state and name in kept:
+                wanted[f"optimizer/{key}"] = _like(own[name], what)
     with _readable(path):
         tensor_storage.load(wanted, path / WEIGHTS, group=group)
         if optimizer is not None and with_optimizer_state:
@@ -146,9 +140,7 @@ def load_weights(
     exclude: tuple[str, ...] = (),
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Load the weights of a checkpoint or of a .safetensors file. Raises CheckpointError as `load`
-    does.
-    """
+    """Load the weights of a checkpoint or of a .safetensors file, see `load`."""
     if path.is_dir():
         load(path, model=model, exclude=exclude, group=group)
         return
@@ -174,26 +166,15 @@ def _like(parameter: Tensor | None, what: Any) -> Tensor:
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """Give an optimizer, fresh or used, the state that `optimizer_tensors` took.
-
-    Raises ValueError when the parameters of a group have different kinds of it.
-    """
+    """Give an optimizer the state that `optimizer_tensors` took."""
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    by_name: dict[str, Tensors] = {}
+    ordered = (names[p] for group in optimizer.param_groups for p in group["params"])
+    numbers = {name: number for number, name in enumerate(ordered)}
+    state: dict[int, Tensors] = {}
     for key, value in tensors.items():
         name, _, entry = key.rpartition("/")
-        by_name.setdefault(name, {})[entry] = value
-    state: dict[int, Tensors] = {}
-    start = 0
-    for group in optimizer.param_groups:
-        numbered = enumerate((names[p] for p in group["params"]), start)
-        found = {index: by_name[name] for index, name in numbered if name in by_name}
-        kinds = {tuple(sorted(entries)) for entries in found.values()}
-        if len(kinds) > 1:
-            shown = " and ".join(map(str, sorted(kinds)))
-            raise ValueError(f"the optimizer state is of several kinds: {shown}")
-        state |= found
-        start += len(group["params"])
+        if name in numbers:
+            state.setdefault(numbers[name], {})[entry] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

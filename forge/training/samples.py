@@ -60,10 +60,8 @@ def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
 
 
 class Samples(Callback):
-    """Continues each prompt every sample_interval steps and at the end, unless interrupted.
-
-    The texts go to the terminal and into samples.jsonl. All ranks take the tokens that the main one
-    draws.
+    """Continues each prompt every sample_interval steps and at the end, unless interrupted, on the
+    terminal and in samples.jsonl. All ranks take the tokens that the main one draws.
     """
 
     def __init__(
@@ -76,9 +74,7 @@ class Samples(Callback):
         run_dir: Path | None,
         ranks: Ranks,
     ) -> None:
-        """run_dir: None on a rank that writes nothing. Raises ValueError for a prompt that is too
-        long.
-        """
+        """run_dir: None on a rank that writes nothing. Raises ValueError for too long a prompt."""
         section = config.eval
         self.interval, self.prompts = section.sample_interval, section.sample_prompts
         self.path = run_dir / SAMPLES if run_dir is not None else None

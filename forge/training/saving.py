@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -11,6 +10,7 @@ from forge.rundir.progress import row_files
 from forge.training.callback import Callback, load_states, states
 from forge.training.checkpoint import Checkpointer, Tensors, prefixed
 from forge.training.loop import Loop
+from forge.training.metrics import nulls
 from forge.training.step import StepOutput
 
 
@@ -18,9 +18,8 @@ class Saving(Callback):
     """Saves every `interval` steps, every `interval_minutes`, when an evaluation is among the best,
     and after the last step.
 
-    Stands last among the callbacks: what it keeps of them is from the end of the same step, and
-    whether that is the last one is settled. The last save comes before all that is done at the end
-    of a run; the metrics of an evaluation there are added to it.
+    Stands last among the callbacks: what it keeps of them is from the end of the same step. The
+    metrics of an evaluation at the end of the run are added to the last save.
     """
 
     def __init__(self, checkpointer: Checkpointer, data: dict[str, str]) -> None:
@@ -61,7 +60,6 @@ class Saving(Callback):
         self.checkpointer.close()
 
     def save(self, loop: Loop, reason: str) -> None:
-        """Save now."""
         with loop.paused():
             plain, tensors = states(loop.callbacks, loop.state.step)
             meta = {
@@ -115,11 +113,9 @@ class Saving(Callback):
         return self.ranks.any(self.ranks.main and self.checkpointer.is_best(metrics[self.metric]))
 
     def _metrics(self, loop: Loop) -> dict[str, float | None]:
-        """Of the evaluation at this step, as JSON has them; none where there was none."""
+        """Of the evaluation at this step; none where there was none."""
         step, metrics = self.evaluated
-        if step != loop.state.step:
-            return {}
-        return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        return nulls(metrics) if step == loop.state.step else {}
 
     def _announce(self, loop: Loop) -> None:
         for path in self.checkpointer.committed():

@@ -17,19 +17,18 @@ from forge.training.loop import Loop
 
 
 class Signals(Callback):
-    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 end the run after the step under way; a second
-    one, or a stop that takes longer than `timeout` seconds, ends the process at once.
+    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 end the run, on all ranks after the same step; a
+    second one, or a stop that takes longer than `timeout` seconds, ends the process at once.
 
-    What comes within a second counts as one signal: what is sent to a process group reaches a rank
-    directly and again through its launcher. All ranks stop after the same step, whichever of them
-    got the signal. A rank that waits for one that is gone runs no Python; so a thread watches the
-    clock, and reads further signals from a socket that Python writes each one to as it arrives.
+    What comes within a second counts as one: a signal to a process group reaches a rank directly
+    and again through its launcher. A rank that waits for one that is gone runs no Python; so a
+    thread watches the clock, and reads signals from a socket that Python writes each one to.
     """
 
     SAME_SECONDS = 1.0
 
     def __init__(self, timeout: float, ranks: Ranks | None = None, *, saves: bool = True) -> None:
-        """saves: whether the run saves when it ends, for what is said."""
+        """saves: whether the run saves when it ends, for the message."""
         self.timeout, self.ranks, self.saves = timeout, ranks or Ranks(), saves
         self.received: int | None = None
         self.previous: dict[int, Any] = {}

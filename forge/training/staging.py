@@ -17,25 +17,21 @@ ALIGNED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """What this rank holds of each tensor, by name, on the host. copied: when a GPU has written all
-    of it, where one does so by itself.
+    """done: what this rank holds of each tensor, by name, on the host. copied: when a GPU has
+    written all of it, where one does so by itself.
     """
 
     done: Future[dict[str, Tensor]]
     copied: torch.cuda.Event | None = None
 
     def wait_to_write(self) -> None:
-        """Returns when what was copied may be changed: on a GPU by what it is given from then on.
-        Raises what failed.
+        """Until what was copied may be changed: on a GPU by what it is given from then on. Raises
+        what failed.
         """
         if self.copied is not None:
             self.copied.wait()
         else:
             self.done.result()
-
-    def result(self) -> dict[str, Tensor]:
-        """The copies, once they are made. Raises what failed."""
-        return self.done.result()
 
 
 class Staging:
@@ -75,7 +71,6 @@ class Staging:
         self._release()
 
     def _room(self, owned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A place in the buffer for each tensor."""
         places, end = {}, 0
         for name, tensor in owned.items():
             places[name] = slice(end, end + tensor.nbytes)

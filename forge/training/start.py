@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,12 @@ class Start:
     checkpoint: Saved | None = None
     own: bool = False
     weights: Path | None = None
-    meta: dict[str, Any] = field(default_factory=dict)
     undo_after: int | None = None
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the checkpoint says of itself."""
+        return self.checkpoint.meta if self.checkpoint else {}
 
 
 def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
@@ -49,7 +53,7 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     newest, skipped = checkpoints.newest_usable(folder, checkpointer.run_id, to_go_on=True)
     restore.warn_of(skipped)
     if newest is not None:
-        return Start(checkpoint=newest, own=True, meta=newest.meta)
+        return Start(checkpoint=newest, own=True)
     anew = "put one back, or give another run.dir to begin anew"
     if skipped:
         what = "; ".join(f"{one.path.name}: {fault}" for one, fault in skipped)
@@ -74,7 +78,7 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
 
 
 def begin(start: Start, checkpointer: Checkpointer, loop: Loop, data: dict[str, str]) -> None:
-    """Load what the start names, put the data and the rows where it left them, and say so. data:
+    """Load what the start names, put data and rows where it left them, and say so. data:
     fingerprints of what is read now.
     """
     config, run_dir, ranks = loop.config, loop.run_dir, checkpointer.ranks
@@ -87,20 +91,18 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop, data: dict[str, 
         say(f"beginning with the weights of {source}")
     elif start.checkpoint is not None:
         path = start.checkpoint.path
-        with _or_another(start, checkpointer):
-            before = restore.config_of(path, trust=config.run.trust)
-        found = changes(before, config)
-        changed = start.own and any(change.key.startswith("model") for change in found)
-        old, new = before.optimizer, config.optimizer
-        same_optimizer = (type(old), old._target_) == (type(new), new._target_)
         same_text = _check_data(start, path, run_dir, config, data)
         with _or_another(start, checkpointer):
+            before = restore.config_of(path, trust=config.run.trust)
+            changed = any(change.key.startswith("model") for change in changes(before, config))
+            old, new = before.optimizer, config.optimizer
+            same_optimizer = (type(old), old._target_) == (type(new), new._target_)
             tensors = restore.load(
                 path,
                 model=model,
                 optimizer=optimizer,
                 exclude=() if start.own else exclude,
-                changed=changed,
+                changed=start.own and changed,
                 with_optimizer_state=same_optimizer,
                 group=ranks.saver,
             )
@@ -109,13 +111,13 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop, data: dict[str, 
             loop.state.samples = 0
         loop.loader.load_state_dict({"samples": loop.state.samples})
         source = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
-        where = "at the beginning of this corpus, which is another one"
-        if same_text:
-            where = "where it stopped in the data"
+        where = "where it stopped in the data"
+        if not same_text:
+            where = "at the beginning of this corpus, which is another one"
         left = loop.end_step - loop.state.step
-        rest = f"{left} steps to go"
-        if left <= 0:
-            rest = "nothing is left to train; raise train.max_steps"
+        rest = (
+            f"{left} steps to go" if left > 0 else "nothing is left to train; raise train.max_steps"
+        )
         say(f"going on from {source} at step {loop.state.step}, {where}: {rest}")
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
@@ -145,7 +147,7 @@ def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
         found, skipped = checkpoints.find(Path(wanted), name=name, to_go_on=True)
         restore.warn_of(skipped)
         own = found.meta.get("run_id") == checkpointer.run_id and found.path.parent == folder
-    return Start(checkpoint=found, own=own, meta=found.meta, undo_after=found.step if own else -1)
+    return Start(checkpoint=found, own=own, undo_after=found.step if own else -1)
 
 
 @contextmanager
@@ -168,10 +170,8 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
 def _check_data(
     start: Start, path: Path, run_dir: Path, config: Config, data: dict[str, str]
 ) -> bool:
-    """Whether the text is the same, so that its place in the data means something.
-
-    Raises CheckpointError when tokenizer or text is another one and run.allow_change does not
-    permit it.
+    """Whether the text is the same. Raises CheckpointError when it or the tokenizer is another one
+    and run.allow_change does not permit it.
     """
     before, allowed = start.meta["data"], config.run.allow_change
     same_text = before["train"] == data["train"]

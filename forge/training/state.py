@@ -1,30 +1,23 @@
-"""What a run has done so far: its counters."""
+"""The counters of a run."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
 from forge.training.step import StepOutput
 
 
-class BadStep(NamedTuple):
-    """A step whose update was skipped, and what was not finite: "loss" or "gradient norm"."""
-
-    step: int
-    what: str
-
-
 @dataclass(kw_only=True)
 class TrainState:
-    """Counters of trained-on data, in updates, sequences and target tokens, over all ranks.
+    """Updates, sequences and target tokens that were trained on, over all ranks.
 
     skipped: updates that were skipped, which `step` counts too; bad_in_a_row: how many of them end
-    at `step`. Both are up to date after `count_skipped`. bad: the skipped ones not reported yet.
+    at `step`. Both are up to date after `count_skipped`. bad: those not reported yet: the step, and
+    what was not finite.
     """
 
     step: int = 0
@@ -32,11 +25,11 @@ class TrainState:
     tokens: int = 0
     skipped: int = 0
     bad_in_a_row: int = 0
-    bad: list[BadStep] = field(default_factory=list, init=False)
+    bad: list[tuple[int, str]] = field(default_factory=list, init=False)
     unread: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
 
     def record(self, output: StepOutput) -> None:
-        """Keep an update, which `step` counts already; does not wait for the device."""
+        """Keep the update that `step` counts already; does not wait for the device."""
         self.unread.append((self.step, output))
 
     def count_skipped(self) -> None:
@@ -50,15 +43,13 @@ class TrainState:
             if skipped:
                 self.skipped += 1
                 what = "gradient norm" if math.isfinite(output.loss.item()) else "loss"
-                self.bad.append(BadStep(step, what))
+                self.bad.append((step, what))
 
     def state_dict(self) -> dict[str, Any]:
         self.count_skipped()
-        return {name: getattr(self, name) for name in self._counters()}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self._counters():
-            setattr(self, name, state[name])
-
-    def _counters(self) -> list[str]:
-        return [field.name for field in dataclasses.fields(self) if field.init]
+        for one in fields(self):
+            if one.init:
+                setattr(self, one.name, state[one.name])

@@ -37,8 +37,7 @@ class Agreement(Callback):
     """After each step: whether any rank has a request, and only then, which.
 
     The first question takes no message: it is summed along with the gradient's norm. On a GPU its
-    answer is read a step later, when it is there, so that nothing waits for the device. A request
-    is acted on after the step under way or one of the next.
+    answer is read a step later, so that nothing waits for the device.
     """
 
     def __init__(self, requests: Sequence[Request], ranks: Ranks) -> None:
@@ -71,10 +70,8 @@ class Agreement(Callback):
 
 
 class StopVote(Callback):
-    """With several ranks and callbacks of the user's: one rank that has called `loop.stop` ends the
-    run on all, at the step boundary at which it would end alone. Takes a message each step.
-
-    Stands behind the user's callbacks.
+    """One rank whose user's callback has called `loop.stop` ends the run on all, after the same
+    step. Takes a message each step. Stands behind the user's callbacks.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -93,10 +90,9 @@ class StopVote(Callback):
 
 class HealthCheck(Callback):
     """After every `interval`-th update each rank says that it is there: a rank that hangs is named,
-    where a collective only times out.
+    where a collective only times out. Waits for the device.
 
-    Stands behind the user's callbacks, in which a rank may hang too. Waits for the device, so use
-    an interval of hundreds of steps.
+    Stands behind the user's callbacks, in which a rank may hang too.
     """
 
     def __init__(self, interval: int, ranks: Ranks) -> None:
@@ -108,9 +104,7 @@ class HealthCheck(Callback):
 
 
 class TimeLimit:
-    """A request to stop after `minutes` of training, those before the run went on included;
-    evaluation and checkpoints do not count.
-    """
+    """A request to stop after `minutes` of training, over all starts of the run."""
 
     def __init__(self, minutes: float) -> None:
         self.limit = minutes * 60
@@ -126,10 +120,7 @@ class TimeLimit:
 
 class EarlyStopping(Callback):
     """Stops once the metric reaches its target, or has not improved by min_delta for `patience`
-    evaluations.
-
-    The evaluations of every interval count, that of the end does not: a run that goes on from there
-    never had it.
+    evaluations. That of the end does not count: a run that goes on from there never had it.
     """
 
     def __init__(self, section: Eval) -> None:
@@ -164,13 +155,11 @@ class BadSteps(Callback):
     stops the run once `train.max_bad_steps` of them are in a row; 0 = never.
 
     Stands before the callbacks that log and save. On a GPU it looks every `interval` steps and at
-    the end alone, since that waits for the device. fault: what stopped the run, in one message.
+    the end alone, since that waits for the device. fault: what stopped the run.
     """
 
     def __init__(self, section: Train, *, interval: int, checkpoints: Path | None) -> None:
-        """checkpoints: the folder where the last step is saved, for the message; None where it is
-        not.
-        """
+        """checkpoints: the folder where the last step is saved, if it is."""
         self.limit, self.interval, self.checkpoints = section.max_bad_steps, interval, checkpoints
         self.warned = False
         self.fault: str | None = None
@@ -208,7 +197,7 @@ class BadSteps(Callback):
             path = self.checkpoints / f"step_{state.step}"
             kept = f": {path} holds the weights as they were before them"
         return (
-            f"the {state.bad[-1].what} was not finite in {steps}, "
+            f"the {state.bad[-1][1]} was not finite in {steps}, "
             f"which is train.max_bad_steps={self.limit} or more in a row. "
             f"Their updates were skipped{kept}. Lower optimizer.lr or train.grad_clip_norm; "
             f"debug=anomaly names the operation; the data were samples {first} to {last}"

@@ -1,5 +1,5 @@
 """Tensors in a folder: torch.distributed.checkpoint with a storage of our own, raw bytes and an
-index in JSON.
+index in JSON, tensors.json.
 
 DCP's own file system storage pickles its index, and loading a foreign checkpoint may then run any
 code. Its Hugging Face storage (safetensors) has no checksums, and no index that shows that the file
@@ -8,13 +8,15 @@ of a rank is missing; see docs/run_directory.md.
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import os
+import re
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from io import BufferedWriter
 from itertools import chain
 from math import prod
@@ -45,13 +47,30 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from forge.training import tensor_index
-from forge.training.tensor_index import DTYPES, Chunk, Entries, Entry
+FORMAT = 2
+INDEX = "tensors.json"
+THREADS = 4  # of a rank, that write or read files
+FILE_BYTES = 1 << 26  # are worth a file and a thread of their own
+BLOCK = 1 << 24  # bytes share a checksum: a part of a chunk is read and checked without the rest
+# By name; a quantized tensor is more than its bytes, and cannot be saved.
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
+}
 
-THREADS = 4
-"""Threads of a rank that write or read files."""
-FILE_BYTES = 1 << 26
-"""Bytes that are worth a file and a thread of their own."""
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box of a tensor, [offsets, offsets + sizes): row-major, little-endian, from byte `start` of
+    `file`. crc32: of each BLOCK of its bytes, the last of which may be shorter.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+    crc32: tuple[int, ...]
 
 
 def save(
@@ -76,24 +95,23 @@ def save(
 def load(
     tensors: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Load into tensors, in place, whatever ranks and layout saved them; a rank reads no more than
-    it holds.
+    """Load into tensors, in place, whatever layout saved them; a rank reads no more than it holds.
 
     Raises OSError, and ValueError in one line, also where a checksum does not match.
     """
     with _cause():
-        state_dict_loader.load(tensors, storage_reader=TensorReader(folder), process_group=group)
+        state_dict_loader.load(tensors, storage_reader=_TensorReader(folder), process_group=group)
 
 
 def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Sizes and dtypes by name, without reading tensors. Raises OSError and ValueError."""
-    return _metadata(tensor_index.read(folder))
+    """Sizes and dtypes by name, without reading tensors. Raises OSError, and ValueError in one line
+    when the index is damaged or of another format.
+    """
+    return _read_index(folder).state_dict_metadata  # type: ignore[return-value]
 
 
 class TensorWriter(StorageWriter):
-    """Each rank writes some files at once and syncs them to the disk; then the coordinator writes
-    the index.
-    """
+    """Each rank writes and syncs some files at once; then the coordinator writes the index."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -116,7 +134,7 @@ class TensorWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
+        return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         def write(numbered: tuple[int, list[WriteItem]]) -> list[WriteResult]:
@@ -134,18 +152,20 @@ class TensorWriter(StorageWriter):
         return _done(list(chain.from_iterable(results)))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        chunks = {
-            (result.index.fqn, result.storage_data.offsets): result.storage_data
-            for of_rank in results
-            for result in of_rank
-        }
-        entries: Entries = {}
+        """Write the index, a tensor a line."""
+        chunks = {result.index: result.storage_data for result in chain.from_iterable(results)}
+        lines = []
         for name, what in metadata.state_dict_metadata.items():
             assert isinstance(what, TensorStorageMetadata)
-            own = tuple(chunks[name, tuple(chunk.offsets)] for chunk in what.chunks)
-            entries[name] = Entry(what.properties.dtype, tuple(what.size), own)
-        with _naming(self.folder / tensor_index.INDEX):
-            tensor_index.write(self.folder, entries)
+            entry = {
+                "dtype": str(what.properties.dtype).removeprefix("torch."),
+                "size": what.size,
+                "chunks": [asdict(chunks[MetadataIndex(name, c.offsets)]) for c in what.chunks],
+            }
+            lines.append(f"{json.dumps(name)}: {json.dumps(entry)}")
+        text = f'{{"format": {FORMAT}, "tensors": {{\n' + ",\n".join(lines) + "\n}}\n"
+        with _naming(self.folder / INDEX):
+            (self.folder / INDEX).write_text(text, encoding="ascii")
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -163,7 +183,7 @@ class _CopyPlanner(DefaultSavePlanner):
         return self.copies[index.fqn]
 
 
-class TensorReader(StorageReader):
+class _TensorReader(StorageReader):
     """Reads what TensorWriter wrote, each block checked against its checksum.
 
     An index that cannot be read is reported by set_up_storage_reader: what read_metadata raises,
@@ -172,7 +192,7 @@ class TensorReader(StorageReader):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._entries: Entries = {}
+        self._index = Metadata({})
         self._fault: Exception | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -180,10 +200,10 @@ class TensorReader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         try:
-            self._entries = tensor_index.read(self.folder)
+            self._index = _read_index(self.folder)
         except (OSError, ValueError) as error:
             self._fault = error
-        return Metadata({**_metadata(self._entries)})
+        return self._index
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -198,18 +218,13 @@ class TensorReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        chunks = {
-            (name, chunk.offsets): chunk
-            for name, entry in self._entries.items()
-            for chunk in entry.chunks
-        }
-
         def read(item: ReadItem) -> None:
-            name = item.storage_index.fqn
-            chunk = chunks[name, tuple(item.storage_index.offset or ())]
+            name, chunk = item.storage_index.fqn, self._index.storage_data[item.storage_index]
+            what = self._index.state_dict_metadata[name]
+            assert isinstance(what, TensorStorageMetadata)
             path = self.folder / chunk.file
             with _naming(path):
-                content = _read(path, name, self._entries[name], chunk, item)
+                content = _read(path, name, what.properties.dtype, chunk, item)
             target = planner.resolve_tensor(item).detach()
             assert target.shape == content.shape, item
             target.copy_(content)
@@ -224,19 +239,32 @@ class TensorReader(StorageReader):
         return True
 
 
-def _metadata(entries: Entries) -> dict[str, TensorStorageMetadata]:
-    """An index in the terms of DCP."""
-    return {
-        name: TensorStorageMetadata(
-            properties=TensorProperties(dtype=entry.dtype),
-            size=torch.Size(entry.size),
-            chunks=[
-                ChunkStorageMetadata(offsets=torch.Size(c.offsets), sizes=torch.Size(c.sizes))
-                for c in entry.chunks
-            ],
-        )
-        for name, entry in entries.items()
-    }
+def _read_index(folder: Path) -> Metadata:
+    """The index in the terms of DCP; its storage_data: each Chunk by tensor and offsets."""
+    path = folder / INDEX
+    try:
+        content = json.loads(path.read_bytes())
+        if (found := content["format"]) != FORMAT:
+            raise ValueError(f"it has format {found}, and this version reads format {FORMAT}")
+        tensors: dict[str, Any] = {}
+        places: dict[MetadataIndex, Chunk] = {}
+        for name, entry in content["tensors"].items():
+            size, boxes = torch.Size(entry["size"]), []
+            for raw in entry["chunks"]:
+                chunk = Chunk(**raw | {k: tuple(raw[k]) for k in ("offsets", "sizes", "crc32")})
+                if not re.fullmatch(r"rank_[0-9]+(\.[0-9]+)?\.bin", chunk.file):
+                    raise ValueError(f"{name!r} has the file name {chunk.file!r}")
+                offsets = torch.Size(chunk.offsets)
+                boxes.append(ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(chunk.sizes)))
+                places[MetadataIndex(name, offsets)] = chunk
+            if sum(prod(box.sizes) for box in boxes) != prod(size):
+                raise ValueError(f"the chunks of {name!r} do not fill it")
+            properties = TensorProperties(dtype=DTYPES[entry["dtype"]])
+            tensors[name] = TensorStorageMetadata(properties=properties, size=size, chunks=boxes)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{path} cannot be used: {reason}") from error
+    return Metadata(tensors, storage_data=places)
 
 
 def _in_files(items: list[WriteItem]) -> list[list[WriteItem]]:
@@ -269,26 +297,26 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
     # view as bytes.
     flat = dense.as_strided((dense.numel(),), (1,))
     content, start, sums = flat.view(torch.uint8).numpy().data, file.tell(), []
-    for block in tensor_index.blocks(content.nbytes):
+    for block in _blocks(content.nbytes):
         sums.append(zlib.crc32(content[block]))
         file.write(content[block])
     box, name = item.tensor_data.chunk, Path(file.name).name
     chunk = Chunk(tuple(box.offsets), tuple(box.sizes), name, start, tuple(sums))
-    return WriteResult(index=item.index, size_in_bytes=content.nbytes, storage_data=chunk)
+    index = MetadataIndex(item.index.fqn, box.offsets)
+    return WriteResult(index=index, size_in_bytes=content.nbytes, storage_data=chunk)
 
 
-def _read(path: Path, name: str, entry: Entry, chunk: Chunk, item: ReadItem) -> Tensor:
+def _read(path: Path, name: str, dtype: torch.dtype, chunk: Chunk, item: ReadItem) -> Tensor:
     """The box of a chunk that an item asks for, [*item.lengths], on the CPU; of the chunk only the
     blocks with its rows are read.
     """
-    nbytes = entry.nbytes(chunk)
+    nbytes = prod(chunk.sizes) * dtype.itemsize
     if not chunk.sizes:
-        content = _bytes(path, name, chunk, nbytes, slice(0, nbytes))
-        return content.view(entry.dtype).reshape(())
+        return _bytes(path, name, chunk, nbytes, slice(0, nbytes)).view(dtype).reshape(())
     row = nbytes // max(chunk.sizes[0], 1)
     first, count = item.storage_offsets[0], item.lengths[0]
     content = _bytes(path, name, chunk, nbytes, slice(first * row, (first + count) * row))
-    rows = content.view(entry.dtype).reshape(count, *chunk.sizes[1:])
+    rows = content.view(dtype).reshape(count, *chunk.sizes[1:])
     inside = zip(item.storage_offsets[1:], item.lengths[1:], strict=True)
     return rows[(slice(None), *(slice(offset, offset + length) for offset, length in inside))]
 
@@ -297,7 +325,7 @@ def _bytes(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Ten
     """Some of a chunk's bytes; the blocks that they lie in are read and checked."""
     blocks = [
         (block, crc32)
-        for block, crc32 in zip(tensor_index.blocks(nbytes), chunk.crc32, strict=True)
+        for block, crc32 in zip(_blocks(nbytes), chunk.crc32, strict=True)
         if block.start < span.stop and span.start < block.stop
     ]
     if not blocks:
@@ -315,6 +343,11 @@ def _bytes(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Ten
                 what = f"the bytes of {name!r} are not those that were saved"
                 raise ValueError(f"{path} is damaged: {what}")
     return content[span.start - begin : span.stop - begin]
+
+
+def _blocks(nbytes: int) -> list[slice]:
+    """The parts of a chunk of so many bytes that share a checksum."""
+    return [slice(start, min(start + BLOCK, nbytes)) for start in range(0, nbytes, BLOCK)]
 
 
 @contextmanager

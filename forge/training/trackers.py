@@ -44,33 +44,25 @@ class Tracker(Protocol):
 
 class Trackers:
     """Several trackers as one; one that raises is closed and left out from then on, with one
-    warning. An error of an essential one ends the run.
+    warning. An error of JsonLines ends the run.
     """
 
     def __init__(self) -> None:
         self._active: dict[str, Tracker] = {}
-        self._essential: set[str] = set()
 
-    def add(
-        self, name: str, open_tracker: Callable[[], Tracker], *, essential: bool = False
-    ) -> None:
+    def add(self, name: str, open_tracker: Callable[[], Tracker]) -> None:
         """Open one more tracker, if it can be opened; `name` is what a warning calls it."""
-        if essential:
-            self._essential.add(name)
         try:
             self._active[name] = open_tracker()
         except Exception as error:
-            if essential:
-                raise
             _warn(name, error)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Pass the metrics of one step to every tracker, in the order they were added."""
         for name, tracker in list(self._active.items()):
             try:
                 tracker.log(step, values)
             except Exception as error:
-                if name in self._essential:
+                if isinstance(tracker, JsonLines):
                     raise
                 _warn(name, error)
                 del self._active[name]
@@ -104,11 +96,10 @@ def build_trackers(
     """Open the JSON lines and whatever else is enabled; what is not enabled is not imported.
 
     total_steps: of the run, for the progress bar. config_dict: the whole config, for W&B.
-    resumed_at: the step that the run goes on from. more: what opens further trackers, by the name
-    that a warning calls each. Raises OSError when the JSON lines cannot be written.
+    resumed_at: the step that the run goes on from. more: what opens further trackers, by name.
     """
     trackers = Trackers()
-    trackers.add("JSON lines", lambda: JsonLines(run_dir), essential=True)
+    trackers.add("JSON lines", lambda: JsonLines(run_dir))
     if section.enable_tensorboard:
         folder = run_dir / section.tensorboard_dir
         trackers.add("TensorBoard", lambda: TensorBoard(folder, resumed_at=resumed_at))
@@ -124,14 +115,12 @@ def build_trackers(
 
 
 def user_trackers(config: Config, run_dir: Path) -> dict[str, Callable[[], Tracker]]:
-    """What opens each entry of `trackers`, by its path. Raises ConfigError for one that cannot be
-    built.
-    """
-    paths = {f"trackers.{name}": entry for name, entry in config.trackers.items()}
-    trust = config.run.trust
-    return {
-        path: bind(entry, path=path, trust=trust, run_dir=run_dir) for path, entry in paths.items()
-    }
+    """What opens each entry of `trackers`, by its path. Raises ConfigError."""
+    found = {}
+    for name, entry in config.trackers.items():
+        path = f"trackers.{name}"
+        found[path] = bind(entry, path=path, trust=config.run.trust, run_dir=run_dir)
+    return found
 
 
 class JsonLines:

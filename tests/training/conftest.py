@@ -1,9 +1,8 @@
-"""Small runs in this process: a text, a tiny model, and the global settings of torch put back
-afterwards.
-"""
+"""Small runs in this process: a text, a tiny model, and the global settings of torch put back."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,11 +27,8 @@ def mesh_of_one() -> Iterator[Mesh]:
     dist.destroy_process_group()
 
 
-SMALL = [*TWO_LAYERS, "run.inline=true"]
-
-
 @pytest.fixture(autouse=True)
-def torch_settings() -> Iterator[None]:
+def torch_settings():
     """What a run sets for its process is put back."""
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(1)
@@ -45,44 +41,39 @@ def torch_settings() -> Iterator[None]:
 
 @pytest.fixture
 def new_run(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
-    """The run directory of SMALL with overrides, as forge.train makes it; nothing runs yet."""
+    """The run directory of a small model with overrides, several in a text, as forge.train makes
+    it; nothing runs yet.
+    """
 
     def make(*overrides: str) -> Path:
-        composition, resolution = cli.resolved(
-            [
-                "data=text",
-                f"data.path={text_file}",
-                f"run.root={tmp_path / 'runs'}",
-                *SMALL,
-                *overrides,
-            ]
-        )
-        path, _ = directory.create(resolution, overrides=composition.overrides)
-        return path
+        data = ["data=text", f"data.path={text_file}", f"run.root={tmp_path / 'runs'}"]
+        more = [one for text in overrides for one in shlex.split(text)]
+        composition, resolution = cli.resolved([*data, *TWO_LAYERS, "run.inline=true", *more])
+        return directory.create(resolution, overrides=composition.overrides)[0]
 
     return make
 
 
 @pytest.fixture
 def saved_run(tiny_run: Path) -> Path:
-    """A run of SMALL with checkpoints of steps 2, 4 and 6, as if it had been killed then."""
+    """A run with checkpoints of steps 2, 4 and 6, as if it had been killed then."""
     (tiny_run / "result.json").unlink()
     return tiny_run
 
 
 @pytest.fixture
-def assembled(new_run: Callable[..., Path]) -> Callable[..., Parts]:
+def assembled(new_run) -> Callable[..., Parts]:
     """The parts of a run, ready to run."""
     return lambda *overrides: assemble(new_run(*overrides))
 
 
 @pytest.fixture
-def trained(new_run: Callable[..., Path]) -> Callable[..., Path]:
+def trained(new_run) -> Callable[..., Path]:
     """The directory of a run that the worker has finished in this process, without an error."""
 
-    def run(*overrides: str, code: int = 0) -> Path:
+    def run(*overrides: str) -> Path:
         path = new_run(*overrides)
-        assert worker.main([str(path), *stored_trust(newest(path))]) == code
+        assert worker.main([str(path), *stored_trust(newest(path))]) == 0
         return path
 
     return run

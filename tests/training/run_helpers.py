@@ -6,18 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from tensor_folders import load
 from torch import Tensor
 
 from forge.rundir.checkpoints import WEIGHTS
 from forge.rundir.files import read_rows
+from forge.training import tensor_storage
 
 
 def logged(run_dir: Path, key: str, *, file: str = "metrics.jsonl") -> dict[int, float]:
     """step -> value, of a key in the metrics of a run, or in another of its files of rows."""
-    lines = read_rows(run_dir / file)
-    return {line["step"]: line[key] for line in lines if key in line}
+    return {row["step"]: row[key] for row in read_rows(run_dir / file) if key in row}
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
 def weights(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -25,30 +29,66 @@ def weights(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def assert_bit_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+def assert_bit_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]):
     """The same names with the same bits."""
     assert ours.keys() == theirs.keys()
-    different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
-    assert not different
+    assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
-def stored(checkpoint: Path) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint by its stored name."""
-    return load(checkpoint / WEIGHTS)
+def load(folder: Path, **targets: Tensor) -> dict[str, Tensor]:
+    """All tensors of a folder, or those asked for into the given ones."""
+    tensors = targets or {
+        name: torch.empty(what.size, dtype=what.properties.dtype)
+        for name, what in tensor_storage.stored(folder).items()
+    }
+    tensor_storage.load(tensors, folder)
+    return tensors
+
+
+def stored(checkpoint: Path, below: str = "") -> dict[str, Tensor]:
+    """The tensors of a checkpoint whose stored names begin with `below`, by the rest of it."""
+    found = load(checkpoint / WEIGHTS)
+    return {k.removeprefix(below): found[k] for k in found if k.startswith(below)}
+
+
+def step_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step_{step}"
 
 
 def meta(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, but for what depends on the clock and on the run's own
-    name.
-    """
-    content = json.loads((checkpoint / "meta.json").read_text())
-    return {
-        key: value
-        for key, value in content.items()
-        if key not in {"time", "run_id", "seconds", "versions", "files", "rows"}
-    }
+    """What a checkpoint says of itself, but for the clock and the run's own name."""
+    own = {"time", "run_id", "seconds", "versions", "files", "rows"}
+    return {k: value for k, value in read(checkpoint / "meta.json").items() if k not in own}
 
 
 def folders(run: Path) -> list[str]:
     """The names of all that is in a run's folder of checkpoints."""
     return sorted(p.name for p in (run / "checkpoints").iterdir())
+
+
+def at_step(parts: Any, step: int | None, act: Any):
+    """Let act(loop) happen first of all after update number `step`, or after each."""
+    from forge.training.callback import Callback
+
+    class At(Callback):
+        def on_step_end(self, loop, output):
+            if step in (None, loop.state.step):
+                act(loop)
+
+    parts.loop.callbacks.insert(0, At())
+
+
+def without_pickle(monkeypatch: pytest.MonkeyPatch):
+    """From now on nothing may as much as try to open a pickle."""
+    import pickle
+
+    def refuse(*_, **__):
+        raise AssertionError("a pickle is opened")
+
+    for module, name in (
+        (pickle, "load"),
+        (pickle, "loads"),
+        (pickle, "Unpickler"),
+        (torch, "load"),
+    ):
+        monkeypatch.setattr(module, name, refuse)

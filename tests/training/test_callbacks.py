@@ -1,5 +1,5 @@
-"""The contract of callbacks: which moments there are, in which order, what a callback is given, and
-how a broken one is named.
+"""The contract of callbacks: which moments there are, in which order, what a callback is given, how
+its state is kept, and how a broken one is named.
 """
 
 from __future__ import annotations
@@ -9,240 +9,214 @@ import logging
 import math
 import sys
 import types
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from run_helpers import assert_bit_equal, weights
+from run_helpers import assert_bit_equal, read, weights
 
 from forge import worker
-from forge.training.assemble import Parts, assemble
+from forge.rundir.files import read_rows
+from forge.training.assemble import assemble
 from forge.training.callback import Callback as Base
-from forge.training.callback import CallbackError
+from forge.training.callback import CallbackError, load_states, split, states
 
-MOMENTS = (
-    "on_start",
-    "on_step_start",
-    "on_gradients",
-    "on_step_end",
-    "on_evaluation",
-    "on_checkpoint",
-    "on_end",
-    "close",
-)
-TRUST = "run.trust=[mypkg.]"
+MOMENTS = "on_start on_step_start on_gradients on_step_end on_evaluation on_checkpoint on_end close"
+EVALUATED = "train.max_steps=2 eval.enabled=true eval.interval=2 eval.steps=1 checkpoint.interval=2"
 
 
 class Everything(Base):
     """Writes down every moment with the step."""
 
-    seen: list[tuple[str, int]]
-
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen, self.step = [], 0
 
 
-def _noting(moment: str) -> Callable[..., None]:
-    def note(self: Everything, *arguments: Any) -> None:
+def _noting(moment: str):
+    def note(self, *arguments):
         self.step = arguments[0].state.step if arguments else self.step
         self.seen.append((moment, self.step))
 
     return note
 
 
-for _moment in MOMENTS:
+for _moment in MOMENTS.split():
     setattr(Everything, _moment, _noting(_moment))
 
 
 class Broken(Base):
     """Fails at one moment, at its second step where it has steps."""
 
-    def __init__(self, moment: str) -> None:
+    def __init__(self, moment: str):
         self.moment = moment
         if moment == "__init__":
             raise ValueError("no good")
         if moment != "load_state_dict":
             setattr(self, moment, self._fail)
 
-    def _fail(self, *arguments: Any) -> None:
-        loop = arguments[0] if arguments else None
-        if (
-            loop is None
-            or self.moment not in ("on_step_start", "on_gradients", "on_step_end")
-            or loop.state.step == 1
-        ):
+    def _fail(self, *arguments):
+        each_step = self.moment in ("on_step_start", "on_gradients", "on_step_end")
+        if not each_step or arguments[0].state.step == 1:
             raise ValueError("no good")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"a": 1}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         raise KeyError("lost")
 
 
-class GradientNoter(Base):
-    """Doubles the gradient, so that SGD-like changes show, and logs."""
+class Norms(Base):
+    """Logs the norm of the gradient."""
 
-    def on_gradients(self, loop: Any) -> None:
-        assert loop.model is loop.update.model
-        assert loop.optimizer is loop.update.optimizer
-        norm = torch.nn.utils.get_total_norm(
-            [p.grad for p in loop.model.parameters() if p.grad is not None]
-        )
+    def on_gradients(self, loop):
+        assert (loop.model, loop.optimizer) == (loop.update.model, loop.update.optimizer)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in loop.model.parameters()])
         loop.log({"mine/norm": norm, "mine/steps": loop.config.train.max_steps})
 
 
 class Zeroing(Base):
-    def on_gradients(self, loop: Any) -> None:
+    def on_gradients(self, loop):
         for parameter in loop.model.parameters():
             parameter.grad.zero_()
 
 
 @pytest.fixture(autouse=True)
-def mine(monkeypatch: pytest.MonkeyPatch) -> None:
+def mine(monkeypatch):
     """The package mypkg, with the classes of this file."""
     package = types.ModuleType("mypkg")
-    for one in (Everything, Broken, GradientNoter, Zeroing):
+    for one in (Everything, Broken, Norms, Zeroing):
         setattr(package, one.__name__, one)
     monkeypatch.setitem(sys.modules, "mypkg", package)
 
 
-def callback(name: str, target: str, **keywords: Any) -> list[str]:
+def callback(target: str, moment: str = "") -> str:
     """The overrides that add one."""
-    return [
-        TRUST,
-        f"+callbacks.{name}._target_=mypkg.{target}",
-        *(f"+callbacks.{name}.{key}={value}" for key, value in keywords.items()),
-    ]
+    more = f" +callbacks.{target}.moment={moment}" if moment else ""
+    return f"run.trust=[mypkg.] +callbacks.{target}._target_=mypkg.{target}{more}"
 
 
-def test_the_order_of_all_moments(assembled: Callable[..., Parts]) -> None:
-    evaluated = [
-        "eval.enabled=true",
-        "eval.interval=2",
-        "eval.steps=1",
-        "checkpoint.interval=2",
-        "train.max_steps=2",
-    ]
-    parts = assembled(*callback("all", "Everything"), *evaluated)
+def test_the_order_of_all_moments(assembled):
+    parts = assembled(callback("Everything"), EVALUATED)
     parts.loop.run()
     (one,) = (c for c in parts.loop.callbacks if isinstance(c, Everything))
-    steps = [
-        ("on_step_start", 0),
-        ("on_gradients", 0),
-        ("on_step_end", 1),
-        ("on_step_start", 1),
-        ("on_gradients", 1),
-    ]
-    end = [
-        ("on_evaluation", 2),
-        ("on_step_end", 2),
-        ("on_checkpoint", 2),
-        ("on_end", 2),
-        ("close", 2),
-    ]
-    assert one.seen == [("on_start", 0), *steps, *end]
+    expected = "on_start 0, on_step_start 0, on_gradients 0, on_step_end 1, on_step_start 1, "
+    expected += "on_gradients 1, on_evaluation 2, on_step_end 2, on_checkpoint 2, on_end 2, close 2"
+    assert ", ".join(f"{moment} {step}" for moment, step in one.seen) == expected
 
 
-def test_the_gradient_is_clipped_when_it_is_shown_and_metrics_go_to_the_trackers(
-    trained: Callable[..., Path],
-) -> None:
-    path = trained(
-        *callback("noter", "GradientNoter"), "train.grad_clip_norm=0.01", "train.max_steps=3"
-    )
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    mine = [row for row in rows if "mine/norm" in row]
+def test_the_gradient_is_clipped_when_it_is_shown_and_metrics_go_to_the_trackers(trained):
+    path = trained(callback("Norms"), "train.grad_clip_norm=0.01 train.max_steps=3")
+    mine = [row for row in read_rows(path / "metrics.jsonl") if "mine/norm" in row]
     assert [row["step"] for row in mine] == [0, 1, 2]
-    assert all(
-        math.isclose(row["mine/norm"], 0.01, rel_tol=1e-3) and row["mine/steps"] == 3.0
-        for row in mine
-    )
+    assert all(math.isclose(row["mine/norm"], 0.01, rel_tol=1e-3) for row in mine)
+    assert {row["mine/steps"] for row in mine} == {3.0}
 
 
-def test_what_is_changed_in_the_gradient_is_what_the_optimizer_uses(
-    assembled: Callable[..., Parts],
-) -> None:
-    parts = assembled(*callback("zero", "Zeroing"), "optimizer.weight_decay=0")
-    before = {name: value.clone() for name, value in weights(parts.model).items()}
+def test_what_is_changed_in_the_gradient_is_what_the_optimizer_uses(assembled):
+    parts = assembled(callback("Zeroing"), "optimizer.weight_decay=0")
+    before = weights(parts.model)
     parts.loop.run()
     assert_bit_equal(weights(parts.model), before)
 
 
-@pytest.mark.parametrize(
-    ("moment", "step"),
-    [
-        *(
-            ("on_start", 0),
-            ("on_step_start", 1),
-            ("on_gradients", 1),
-            ("on_step_end", 1),
-            ("on_evaluation", 2),
-        ),
-        *(("on_checkpoint", 2), ("on_end", 2), ("close", 2), ("state_dict", 2)),
-    ],
-)
-def test_a_broken_callback_names_itself(
-    moment: str, step: int, new_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = [
-        "train.max_steps=2",
-        "eval.enabled=true",
-        "eval.interval=2",
-        "eval.steps=1",
-        "checkpoint.interval=2",
-    ]
-    path = new_run(*callback("bad", "Broken", moment=moment), *options)
+STEPS = dict(zip([*MOMENTS.split(), "state_dict"], [0, 1, 1, 1, 2, 2, 2, 2, 2], strict=True))
+
+
+@pytest.mark.parametrize(("moment", "step"), STEPS.items())
+def test_a_broken_callback_names_itself(moment, step, new_run, capsys):
+    path = new_run(callback("Broken", moment), EVALUATED)
     assert worker.main([str(path), "mypkg."]) == 1
     shown = capsys.readouterr().err
-    said = (
-        f"callbacks.bad ({Broken.__module__}.Broken) failed in {moment} at "
-        f"step {step}: ValueError: no good"
-    )
+    said = f"callbacks.Broken ({Broken.__module__}.Broken) failed in {moment} at step {step}"
+    said += ": ValueError: no good"
     assert shown.strip().splitlines()[0] == said
     assert "Traceback" not in shown
-    error = json.loads((path / "error.json").read_text())
+    error = read(path / "error.json")
     assert (error["type"], error["message"]) == ("CallbackError", said)
-    assert "ValueError: no good" in error["traceback"]
     assert "in _fail" in error["traceback"]
 
 
-def test_one_that_cannot_be_made_names_itself(new_run: Callable[..., Path]) -> None:
-    path = new_run(*callback("bad", "Broken", moment="__init__"))
-    with pytest.raises(
-        CallbackError,
-        match=r"^callbacks\.bad \(mypkg\.Broken\) failed in __init__: ValueError: no good$",
-    ) as raised:
-        assemble(path)
-    assert isinstance(raised.value.__cause__, ValueError)
-
-
-def test_one_that_cannot_take_its_state_back_names_itself(
-    trained: Callable[..., Path], new_run: Callable[..., Path]
-) -> None:
-    first = trained(*callback("bad", "Broken", moment="load_state_dict"), "train.max_steps=2")
-    again = new_run(
-        *callback("bad", "Broken", moment="load_state_dict"), f"checkpoint.resume_from={first}"
-    )
-    with pytest.raises(
-        CallbackError,
-        match=r"callbacks\.bad \(.*Broken\) failed in load_state_dict at step 2: KeyError: 'lost'",
-    ):
+def test_one_that_cannot_be_made_or_take_its_state_back_names_itself(new_run, trained):
+    said = r"^callbacks\.Broken \(mypkg\.Broken\) failed in __init__: ValueError: no good$"
+    with pytest.raises(CallbackError, match=said):
+        assemble(new_run(callback("Broken", "__init__")))
+    mute = callback("Broken", "load_state_dict")
+    again = new_run(mute, f"checkpoint.resume_from={trained(mute, 'train.max_steps=2')}")
+    said = r"callbacks\.Broken \(.*Broken\) failed in load_state_dict at step 2: KeyError: 'lost'"
+    with pytest.raises(CallbackError, match=said):
         assemble(again)
 
 
-def test_a_close_that_fails_hides_no_error_and_stops_no_other(
-    assembled: Callable[..., Parts], caplog: pytest.LogCaptureFixture
-) -> None:
-    parts = assembled(
-        *callback("bad", "Broken", moment="close"),
-        *callback("all", "Everything"),
-        "train.max_steps=2",
-    )
-    parts.loop.callbacks[0].on_step_end = lambda *_: [].pop()  # type: ignore[method-assign]
+def test_a_close_that_fails_hides_no_error_and_stops_no_other(assembled, caplog):
+    parts = assembled(callback("Broken", "close"), callback("Everything"), "train.max_steps=2")
+    parts.loop.callbacks[0].on_step_end = lambda *_: [].pop()
     with caplog.at_level(logging.WARNING), pytest.raises(IndexError, match="pop from empty list"):
         parts.loop.run()
     (one,) = (c for c in parts.loop.callbacks if isinstance(c, Everything))
     assert one.seen[-1][0] == "close"
-    assert "callbacks.bad could not be closed either: CallbackError: callbacks.bad" in caplog.text
+    assert "callbacks.Broken could not be closed either: CallbackError: callb" in caplog.text
+
+
+# State
+
+STATE = {
+    "mean": {
+        "blocks.0/w~x": torch.arange(6.0).reshape(2, 3),
+        "b": torch.tensor(1.5, dtype=torch.bfloat16),
+    },
+    "mean/blocks.0": torch.tensor([True]),
+    "counts": [1, torch.zeros(0), {"deep": (2, "x", (None, torch.ones(1, dtype=torch.int64)))}],
+    "plain": {"inf": float("inf"), "text": "ü", "no": False, "empty": {}, "list": []},
+}
+
+
+def same(a, b) -> bool:
+    """Equal in types, structure and bits."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+REFUSED = [
+    ({"a": [1, {"b": {1}}]}, "its state at 'a/1/b' is a builtins.set; a checkpoint keeps tensors"),
+    ({"a": {1: 2}}, "its state at 'a' has the key 1; keys are texts other than _tensor_ and _tupl"),
+    ({"_tensor_": 3}, "its state has the key '_tensor_'; keys are texts"),
+    ([1], "state_dict gives a dict, not list"),
+]
+
+
+@pytest.mark.parametrize(("state", "said"), REFUSED)
+def test_what_cannot_be_kept_is_named(state, said):
+    with pytest.raises(TypeError) as raised:
+        split(state)
+    assert said in str(raised.value)
+
+
+class Holding(Base):
+    def __init__(self, state, config_path=""):
+        self.state, self.config_path = state, config_path
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_each_callback_gets_its_own_back_through_json_as_it_was():
+    places = ["", "callbacks.a", "callbacks.a/b", "callbacks.c"]
+    values = [{"n": 1}, STATE, {"w": torch.ones(2)}, {}]
+    held = [Holding(*pair) for pair in zip(values, places, strict=True)]
+    plain, tensors = states(held, 7)
+    assert set(plain) == {"Holding", "callbacks.a", "callbacks.a/b"}
+    assert {"callbacks.a/mean/blocks.0~1w~0x", "callbacks.a/mean~1blocks.0"} < set(tensors)
+    fresh = [Holding("kept", place) for place in places]
+    load_states(fresh, json.loads(json.dumps(plain)), tensors, 7)
+    assert all(same(new.state, old.state) for new, old in zip(fresh[:3], held[:3], strict=True))
+    assert fresh[3].state == "kept"

@@ -32,14 +32,14 @@ step 100/100 | loss 0.0001 | ETA 0:00:00
 class Clock:
     """A clock that is set by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 1000.0
 
     def __call__(self) -> float:
         return self.now
 
 
-def script(console: Console, clock: Clock) -> None:
+def script(console: Console, clock: Clock):
     """The logs of a short run: 10 steps in 15 seconds at first, then in 25."""
     tracker = console_tracker(100, console=console, clock=clock)
     tracker.log(10, TRAINING)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from run_helpers import assert_bit_equal, logged, stored, weights
+from run_helpers import assert_bit_equal, logged, step_of, stored, weights
 from test_guard import Poisoned, state_of
 
 from forge.data.loader import Batch
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import Parts, assemble
+from forge.training.assemble import assemble
 from forge.training.stopping import Agreement
 
 pytestmark = [
@@ -24,15 +22,10 @@ pytestmark = [
 # torch looks at this once, at the first matrix product of the process; a run of its own sets it in
 # time.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-GPU = (
-    "run.device=cuda",
-    "precision=fp32",
-    "precision.matmul_precision=highest",
-    "run.deterministic=true",
-)
+GPU = "run.device=cuda precision=fp32 precision.matmul_precision=highest run.deterministic=true"
 
 
-def test_bf16_products_of_fp32_weights(assembled: Callable[..., Parts]) -> None:
+def test_bf16_products_of_fp32_weights(assembled):
     parts = assembled("run.device=cuda", "precision=auto")
     seen: set[torch.dtype] = set()
     parts.model.blocks["0"].feed_forward.w_down.register_forward_hook(
@@ -40,44 +33,37 @@ def test_bf16_products_of_fp32_weights(assembled: Callable[..., Parts]) -> None:
     )
     parts.loop.run()
     assert seen == {torch.bfloat16}
-    assert {p.dtype for p in parts.loop.update.optimizer.param_groups[0]["params"]} == {
-        torch.float32
-    }
+    assert {p.dtype for p in parts.loop.optimizer.param_groups[0]["params"]} == {torch.float32}
     assert all(p.is_cuda for p in parts.model.parameters())
 
 
-def test_fp32_trains_as_on_the_cpu(new_run: Callable[..., Path]) -> None:
-    paths = [new_run("train.max_steps=3"), new_run("train.max_steps=3", *GPU)]
+def test_fp32_trains_as_on_the_cpu(new_run):
+    paths = [new_run("train.max_steps=3"), new_run("train.max_steps=3", GPU)]
     for path in paths:
         assemble(path).loop.run()
-    assert logged(paths[1], "train/loss") == pytest.approx(logged(paths[0], "train/loss"), rel=1e-5)
-    assert logged(paths[1], "train/grad_norm") == pytest.approx(
-        logged(paths[0], "train/grad_norm"), rel=1e-4
-    )
+    for name, bound in (("train/loss", 1e-5), ("train/grad_norm", 1e-4)):
+        cpu, gpu = (logged(path, name) for path in paths)
+        assert gpu == pytest.approx(cpu, rel=bound)
 
 
 @pytest.mark.parametrize("fused", ["true", "false"])
-def test_adamw_is_fused_where_asked(assembled: Callable[..., Parts], fused: str) -> None:
-    parts = assembled(*GPU, f"optimizer.fused={fused}")
-    assert bool(parts.loop.update.optimizer.param_groups[0]["fused"]) is (fused == "true")
+def test_adamw_is_fused_where_asked(assembled, fused):
+    parts = assembled(GPU, f"optimizer.fused={fused}")
+    assert bool(parts.loop.optimizer.param_groups[0]["fused"]) is (fused == "true")
     parts.loop.run()
 
 
-def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(
-    assembled: Callable[..., Parts],
-) -> None:
+def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(assembled):
     """As on the host bit for bit, the first update and a later one."""
     results = []
     for on_device in (True, False):
-        parts = assembled(*GPU, "optimizer.fused=true")
+        parts = assembled(GPU, "optimizer.fused=true")
         update, steps = parts.loop.update, [next(parts.loop.loader) for _ in range(4)]
         assert update.skips_on_device
         update.skips_on_device = on_device
         update.objective = Poisoned(loss=(0,), gradient=(2,))
         for step in steps:
-            step.batches[:] = [
-                Batch(*(tensor.to("cuda") for tensor in batch)) for batch in step.batches
-            ]
+            step.batches[:] = [Batch(*(one.to("cuda") for one in batch)) for batch in step.batches]
         torch.cuda.set_sync_debug_mode("error" if on_device else "default")
         try:
             outputs = [update(step, number) for number, step in enumerate(steps)]
@@ -88,57 +74,46 @@ def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(
     assert_bit_equal(*results)
 
 
-def test_pinned_staging_saves_what_a_plain_save_does(trained: Callable[..., Path]) -> None:
-    options = (*GPU, "train.max_steps=5", "checkpoint.interval=2", "checkpoint.keep_last_n=0")
-    plain, pinned = (
-        trained(*options),
-        trained(*options, "checkpoint.async_mode=async_with_pinned_mem"),
-    )
+def test_pinned_staging_saves_what_a_plain_save_does(trained):
+    options = f"{GPU} train.max_steps=5 checkpoint.interval=2 checkpoint.keep_last_n=0"
+    runs = [trained(options), trained(options, "checkpoint.async_mode=async_with_pinned_mem")]
     for step in (2, 4, 5):
-        assert_bit_equal(
-            *(stored(path / "checkpoints" / f"step_{step}") for path in (pinned, plain))
-        )
+        assert_bit_equal(*(stored(step_of(run, step)) for run in runs))
 
 
-def test_resume_is_bit_equal_with_deterministic_kernels(trained: Callable[..., Path]) -> None:
-    options = (*GPU, "train.max_steps=6", "checkpoint.interval=3", "checkpoint.keep_last_n=0")
-    whole = trained(*options)
-    resumed = trained(*options, f"checkpoint.resume_from={whole}/checkpoints/step_3")
-    assert_bit_equal(*(stored(path / "checkpoints" / "step_6") for path in (resumed, whole)))
+def test_resume_is_bit_equal_with_deterministic_kernels(trained):
+    options = f"{GPU} train.max_steps=6 checkpoint.interval=3 checkpoint.keep_last_n=0"
+    whole = trained(options)
+    resumed = trained(options, f"checkpoint.resume_from={step_of(whole, 3)}")
+    assert_bit_equal(*(stored(step_of(run, 6)) for run in (resumed, whole)))
 
 
-def test_memory_snapshot(trained: Callable[..., Path]) -> None:
-    window = (
-        "profiling=on",
-        "profiling.start_step=2",
-        "profiling.end_step=3",
-        "profiling.memory_snapshot=true",
-    )
-    path = trained("run.device=cuda", *window)
+def test_memory_snapshot(trained):
+    window = "profiling=on profiling.start_step=2 profiling.end_step=3"
+    path = trained("run.device=cuda profiling.memory_snapshot=true", window)
     folder = path / "profiler_traces" / "rank_0"
     snapshot = pickle.loads((folder / "steps_2_to_3_memory.pickle").read_bytes())
     assert any(trace for trace in snapshot["device_traces"])
     assert (folder / "steps_2_to_3.json.gz").exists()
 
 
-def test_memory_that_runs_out_is_in_a_snapshot(new_run: Callable[..., Path]) -> None:
-    path = new_run("run.device=cuda", "profiling=on", "profiling.memory_snapshot=true")
+def test_memory_that_runs_out_is_in_a_snapshot(new_run):
+    path = new_run("run.device=cuda profiling=on profiling.memory_snapshot=true")
     parts = assemble(path)
 
-    def too_much(*_: object) -> None:
+    def too_much(*_):
         if parts.loop.state.step == 2:
             torch.empty(1 << 50, device="cuda")
 
     parts.model.norm.register_forward_pre_hook(too_much)
     with pytest.raises(torch.OutOfMemoryError):
         parts.loop.run()
-    snapshot = pickle.loads(
-        (path / "profiler_traces" / "rank_0" / "out_of_memory_at_step_3.pickle").read_bytes()
-    )
+    file = path / "profiler_traces" / "rank_0" / "out_of_memory_at_step_3.pickle"
+    snapshot = pickle.loads(file.read_bytes())
     assert any(event["action"] == "oom" for trace in snapshot["device_traces"] for event in trace)
 
 
-def test_what_ranks_request_is_read_a_step_later_without_waiting_for_the_device() -> None:
+def test_what_ranks_request_is_read_a_step_later_without_waiting_for_the_device():
     agreement, seen = Agreement([], Ranks(size=2)), []
     torch.cuda.set_sync_debug_mode("error")
     try:

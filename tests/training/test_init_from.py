@@ -2,102 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from going_on_helpers import alter
-from run_helpers import assert_bit_equal, logged, stored, weights
+from run_helpers import assert_bit_equal, logged, step_of, stored, weights
 from safetensors.torch import load_file, save_file
 
 from forge import export, worker
 from forge.config.problems import ConfigError
 from forge.rundir import outcome
-from forge.training.assemble import Parts, assemble
+from forge.training.assemble import assemble
 
 
 @pytest.fixture
-def exported(saved_run: Path, tmp_path: Path) -> Path:
+def exported(saved_run, tmp_path) -> Path:
     file = tmp_path / "weights.safetensors"
     assert export.main([str(saved_run), str(file), "--dtype", "float32"]) == 0
     return file
 
 
-def of_step(run: Path, step: int) -> dict[str, torch.Tensor]:
-    tensors = stored(run / "checkpoints" / f"step_{step}")
-    return {
-        key.removeprefix("model/"): value
-        for key, value in tensors.items()
-        if key.startswith("model/")
-    }
-
-
-def assert_fresh(parts: Parts) -> None:
+def assert_fresh(parts):
     """Nothing but weights: no update was made, no text was read, the optimizer knows nothing."""
-    state = parts.loop.state
-    assert (
-        state.step,
-        state.samples,
-        state.tokens,
-        parts.loop.loader.samples,
-        parts.loop.seconds_before,
-    ) == (0, 0, 0, 0, 0.0)
-    assert not parts.loop.optimizer.state
+    loop, state = parts.loop, parts.loop.state
+    counted = (state.step, state.samples, state.tokens, loop.loader.samples, loop.seconds_before)
+    assert counted == (0, 0, 0, 0, 0.0)
+    assert not loop.optimizer.state
 
 
-@pytest.mark.parametrize(
-    ("place", "step"), [("", 6), ("checkpoints", 6), ("checkpoints/step_2", 2)]
-)
-def test_the_weights_of_another_run(
-    saved_run: Path,
-    new_run: Callable[..., Path],
-    place: str,
-    step: int,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = new_run("seed=9", f"checkpoint.init_from={saved_run / place}")
-    capsys.readouterr()
-    parts = assemble(path)
-    source = f"{saved_run}/checkpoints/step_{step}"
+PLACES = [("", 6), ("checkpoints", 6), ("checkpoints/step_2", 2)]
+
+
+@pytest.mark.parametrize(("place", "step"), PLACES)
+def test_the_weights_of_another_run(saved_run, new_run, place, step, capsys):
+    path = new_run(f"seed=9 checkpoint.init_from={saved_run / place}")
+    parts, source = assemble(path), step_of(saved_run, step)
     assert f"beginning with the weights of {source}\n" in capsys.readouterr().out
-    assert_bit_equal(weights(parts.model), of_step(saved_run, step))
+    assert_bit_equal(weights(parts.model), stored(source, "model/"))
     assert_fresh(parts)
-    assert outcome.attempts(path)[0]["from"] == source
+    assert outcome.attempts(path)[0]["from"] == str(source)
 
 
-def test_the_weights_of_a_safetensors_file(
-    saved_run: Path, exported: Path, assembled: Callable[..., Parts]
-) -> None:
-    parts = assembled("seed=9", f"checkpoint.init_from={exported}")
-    assert_bit_equal(weights(parts.model), of_step(saved_run, 6))
+def test_the_weights_of_a_safetensors_file(saved_run, exported, assembled):
+    parts = assembled(f"seed=9 checkpoint.init_from={exported}")
+    assert_bit_equal(weights(parts.model), stored(step_of(saved_run, 6), "model/"))
     assert_fresh(parts)
 
 
 @pytest.mark.parametrize("from_file", [False, True], ids=["checkpoint", "safetensors"])
-def test_excluded_prefixes_keep_their_initial_values(
-    saved_run: Path, exported: Path, assembled: Callable[..., Parts], from_file: bool
-) -> None:
+def test_excluded_prefixes_keep_their_initial_values(saved_run, exported, assembled, from_file):
     """Also where the file has another shape, or none, for them."""
     tensors = load_file(exported)
     tensors["blocks.1.attention.wq.weight"] = torch.zeros(3, 3)
     del tensors["blocks.1.attention.wk.weight"]
     save_file(tensors, exported)
-    source = exported if from_file else saved_run
-    ours = weights(
-        assembled(
-            "seed=9",
-            f"checkpoint.init_from={source}",
-            "checkpoint.exclude_from_loading=[blocks.1.]",
-        ).model
-    )
-    fresh, theirs = weights(assembled("seed=9").model), of_step(saved_run, 6)
-    assert_bit_equal(
-        ours, {name: (fresh if name.startswith("blocks.1.") else theirs)[name] for name in ours}
-    )
+    source = f"checkpoint.init_from={exported if from_file else saved_run}"
+    ours = assembled(f"seed=9 {source} checkpoint.exclude_from_loading=[blocks.1.]").model
+    fresh = weights(assembled("seed=9").model)
+    kept = {name: value for name, value in fresh.items() if name.startswith("blocks.1.")}
+    assert_bit_equal(weights(ours), stored(step_of(saved_run, 6), "model/") | kept)
 
 
-def test_it_is_done_once(saved_run: Path, new_run: Callable[..., Path]) -> None:
+def test_it_is_done_once(saved_run, new_run):
     """A run that has a checkpoint of its own goes on from that; one that was killed before begins
     with the weights again.
     """
@@ -111,9 +78,7 @@ def test_it_is_done_once(saved_run: Path, new_run: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors at all", b"\xff" * 64])
-def test_a_file_that_is_no_safetensors(
-    tmp_path: Path, new_run: Callable[..., Path], content: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_safetensors(tmp_path, new_run, content, capsys):
     file = tmp_path / "weights.safetensors"
     file.write_bytes(content)
     assert worker.main([str(new_run(f"checkpoint.init_from={file}"))]) == 2
@@ -123,13 +88,11 @@ def test_a_file_that_is_no_safetensors(
 
 
 @pytest.mark.parametrize("option", ["init_from", "resume_from"])
-def test_a_source_that_is_gone_does_not_keep_a_run_from_going_on(
-    saved_run: Path, new_run: Callable[..., Path], option: str
-) -> None:
+def test_a_source_that_is_gone_does_not_keep_a_run_from_going_on(saved_run, new_run, option):
     """Once it has a checkpoint of its own; before, and with another source, it is refused before
     anything is written.
     """
-    path = new_run(f"checkpoint.{option}={saved_run}", "train.max_steps=9")
+    path = new_run(f"checkpoint.{option}={saved_run} train.max_steps=9")
     gone = saved_run.with_name("gone")
     saved_run.rename(gone)
     with pytest.raises(ConfigError, match=f"checkpoint.{option}"):
@@ -139,12 +102,9 @@ def test_a_source_that_is_gone_does_not_keep_a_run_from_going_on(
     loop.end_step = loop.state.step + 1
     loop.run()
     saved_run.rename(gone)
-    assert [change.key for change in alter(path, metrics__log_interval=2)] == [
-        "metrics.log_interval"
-    ]
+    (change,) = alter(path, metrics__log_interval=2)
+    assert change.key == "metrics.log_interval"
     assert assemble(path).loop.state.step == loop.end_step
-    with pytest.raises(ConfigError, match=f"there is no.*{gone}/nothing"):
-        alter(
-            path,
-            **{f"checkpoint__{option}": f"{gone}/nothing", "run__allow_change": ["checkpoint"]},
-        )
+    other = {f"checkpoint__{option}": "/gone/nothing", "run__allow_change": ["checkpoint"]}
+    with pytest.raises(ConfigError, match=r"there is no.*/gone/nothing"):
+        alter(path, **other)

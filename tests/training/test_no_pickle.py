@@ -7,77 +7,58 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from run_helpers import assert_bit_equal, stored, weights
+from run_helpers import assert_bit_equal, read, step_of, stored, weights, without_pickle
 
 from forge import export, generate, worker
-from forge.training.assemble import Parts
 from forge.training.restore import load_run
 
 
 class Hostile:
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark: Path):
         self.mark = mark
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         return os.mkdir, (str(self.mark),)
 
 
-def reached(*_: object, **__: object) -> None:
-    raise AssertionError("a pickle is opened")
-
-
 @pytest.fixture
-def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mark(tmp_path: Path, monkeypatch) -> Path:
     """A folder that is made when the pickle is opened, as is seen here; from now on nobody may as
     much as try.
     """
     path = tmp_path / "opened"
     pickle.loads(pickle.dumps(Hostile(path)))
     path.rmdir()
-    for module, name in (
-        (pickle, "load"),
-        (pickle, "loads"),
-        (pickle, "Unpickler"),
-        (torch, "load"),
-    ):
-        monkeypatch.setattr(module, name, reached)
+    without_pickle(monkeypatch)
     return path
 
 
-def plant(step: Path, mark: Path) -> None:
+def plant(step: Path, mark: Path):
     """The pickle under every name that torch.distributed.checkpoint or torch.load would open."""
-    content = pickle.dumps(Hostile(mark))
     for folder in (step, step / "weights"):
-        for name in (
-            ".metadata",
-            "__0_0.distcp",
-            "data.pkl",
-            "model.pt",
-            "weights.bin",
-            "rank_1.bin",
-        ):
-            (folder / name).write_bytes(content)
+        for name in (".metadata", "__0_0.distcp", "data.pkl", "model.pt", "rank_1.bin"):
+            (folder / name).write_bytes(pickle.dumps(Hostile(mark)))
 
 
-def test_planted_pickles_are_not_opened(
-    saved_run: Path,
-    assembled: Callable[..., Parts],
-    mark: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def rewrite(step: Path, name: str, content: bytes):
+    """Also in meta.json, which names the size of each file."""
+    (step / name).write_bytes(content)
+    if name != "meta.json":
+        meta = read(step / "meta.json")
+        meta["files"][name] = len(content)
+        (step / "meta.json").write_text(json.dumps(meta))
+
+
+def test_planted_pickles_are_not_opened(saved_run, assembled, mark, tmp_path, capsys):
     """By none of the ways to load: resume, another run's resume_from and init_from, generate,
     export.
     """
-    step = saved_run / "checkpoints" / "step_6"
+    step = step_of(saved_run, 6)
     plant(step, mark)
-    tensors = stored(step)
-    theirs = {key[6:]: value for key, value in tensors.items() if key.startswith("model/")}
+    theirs = stored(step, "model/")
     assert worker.main([str(saved_run)]) == 0
     for option in ("resume_from", "init_from"):
         assert_bit_equal(weights(assembled(f"checkpoint.{option}={step}").model), theirs)
@@ -87,48 +68,26 @@ def test_planted_pickles_are_not_opened(
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "meta.json",
-        "config.yaml",
-        "weights/tensors.json",
-        "weights/rank_0.bin",
-        "tokenizer/tokenizer.json",
-    ],
-)
-def test_a_pickle_in_the_place_of_a_file_is_damage(
-    saved_run: Path, mark: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also where meta.json, which is theirs too, names its size."""
-    step = saved_run / "checkpoints" / "step_6"
-    file = step / name
-    content = pickle.dumps(Hostile(mark))
-    file.write_bytes(content)
-    if name != "meta.json":
-        meta = json.loads((step / "meta.json").read_text())
-        meta["files"][name] = len(content)
-        (step / "meta.json").write_text(json.dumps(meta))
+FILES = "meta.json config.yaml weights/tensors.json weights/rank_0.bin tokenizer/tokenizer.json"
+
+
+@pytest.mark.parametrize("name", FILES.split())
+def test_a_pickle_in_the_place_of_a_file_is_damage(saved_run, mark, name, capsys):
+    step = step_of(saved_run, 6)
+    rewrite(step, name, pickle.dumps(Hostile(mark)))
     assert generate.main([str(step)]) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert not mark.exists()
 
 
-def test_a_config_that_names_code_is_refused_without_trust(
-    saved_run: Path, mark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_config_that_names_code_is_refused_without_trust(saved_run, mark, tmp_path, capsys):
     """Nothing is imported, whatever trust the file itself claims."""
-    step = saved_run / "checkpoints" / "step_6"
-    for option, text in (
-        ("_type_: forge.config.model.Decoder", "_type_: evil.Model"),
-        ("trust: []", "trust: [evil.]"),
-    ):
-        before = (step / "config.yaml").read_text()
-        assert option in before
-        (step / "config.yaml").write_text(before.replace(option, text))
-    meta = json.loads((step / "meta.json").read_text())
-    meta["files"]["config.yaml"] = (step / "config.yaml").stat().st_size
-    (step / "meta.json").write_text(json.dumps(meta))
+    step = step_of(saved_run, 6)
+    text = (step / "config.yaml").read_text()
+    evil = text.replace("_type_: forge.config.model.Decoder", "_type_: evil.Model")
+    trusting = evil.replace("trust: []", "trust: [evil.]")
+    assert text != evil != trusting
+    rewrite(step, "config.yaml", trusting.encode())
     (tmp_path / "evil.py").write_text(f"import os; os.mkdir({str(mark)!r})")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)

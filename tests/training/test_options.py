@@ -1,156 +1,112 @@
-"""Options of training that no other test of this folder turns."""
+"""Options of training that no other test of this folder turns, and what a run shows of its text."""
 
 from __future__ import annotations
 
-import json
+import logging
+import multiprocessing
+import os
 import re
 import shlex
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from run_helpers import assert_bit_equal, weights
+import torch
+from run_helpers import assert_bit_equal, read, weights
 
 from forge.generate import main as generate
-from forge.training.assemble import Parts, assemble
+from forge.rundir.files import read_rows
+from forge.training.assemble import assemble
+from forge.training.restore import load_run
 from forge.training.samples import opening
+from forge.training.summary import summary
 
-SAMPLES = (
-    "eval.enabled=true",
-    "eval.interval=100",
-    "eval.steps=1",
-    "eval.sample_prompts=[the sea,ship]",
-)
-
-
-def read_samples(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+EVALUATED = "eval.enabled=true eval.steps=1 eval.interval=100"
+SAMPLES = f"{EVALUATED} 'eval.sample_prompts=[the sea,ship]'"
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
-def test_activation_checkpointing_changes_no_bit(
-    assembled: Callable[..., Parts], mode: str
-) -> None:
+def test_activation_checkpointing_changes_no_bit(assembled, mode):
     runs = [assembled(f"train.activation_checkpointing={chosen}") for chosen in ("none", mode)]
     for parts in runs:
         parts.loop.run()
     assert_bit_equal(weights(runs[1].model), weights(runs[0].model))
 
 
-def test_a_loader_process_ends_for_its_rank_only(assembled: Callable[..., Parts]) -> None:
-    import multiprocessing
-    import os
-    import signal
-    import subprocess
-    import sys
-
-    parts = assembled("data.num_workers=1")
-    next(parts.loop.loader)
+def test_a_loader_process_ends_for_its_rank_only(assembled):
+    loader = assembled("data.num_workers=1").loop.loader
+    next(loader)
     (process,) = multiprocessing.active_children()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        subprocess.run(
-            [sys.executable, "-c", f"import os; os.kill({process.pid}, {int(number)})"], check=True
-        )
-    next(parts.loop.loader)
+        code = f"import os; os.kill({process.pid}, {int(number)})"
+        subprocess.run([sys.executable, "-c", code], check=True)
+    next(loader)
     assert process.is_alive()
-    os.kill(process.pid or 0, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGTERM)
     process.join(5)
     assert process.exitcode == 0
-    parts.loop.loader.close()
+    loader.close()
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
-def test_sample_interval_and_prompts(
-    trained: Callable[..., Path], interval: int, steps: list[int]
-) -> None:
+def test_samples_of_each_prompt_are_those_of_the_model(trained, interval, steps):
     path = trained(
-        *SAMPLES, "train.max_steps=5", f"eval.sample_interval={interval}", "eval.sample_tokens=3"
+        f"train.max_steps=5 eval.sample_interval={interval} eval.sample_tokens=4 {SAMPLES}",
+        "eval.sample_temperature=0",
     )
-    found = [(sample["step"], sample["prompt"]) for sample in read_samples(path)]
+    samples = read_rows(path / "samples.jsonl")
+    found = [(sample["step"], sample["prompt"]) for sample in samples]
     assert found == [(step, prompt) for step in steps for prompt in ("the sea", "ship")]
-
-
-def test_greedy_samples_are_those_of_the_model(trained: Callable[..., Path]) -> None:
-    import torch
-
-    from forge.training.restore import load_run
-
-    path = trained(*SAMPLES, "eval.sample_temperature=0", "eval.sample_tokens=4")
     run = load_run(path)
     tokens = run.tokenizer.encode("ship")
     for _ in range(4):
         with torch.no_grad():
             tokens.append(int(run.model(torch.tensor([tokens]))[0, -1].argmax()))
-    assert "ship" + read_samples(path)[1]["text"] == run.tokenizer.decode(tokens)
+    assert "ship" + samples[-1]["text"] == run.tokenizer.decode(tokens)
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_training(
-    assembled: Callable[..., Parts],
-) -> None:
-    with pytest.raises(
-        ValueError,
-        match=(
-            r"eval\.sample_prompts: a prompt has \d+ tokens, more than "
-            r"model\.max_seq_len=\d+; shorten it"
-        ),
-    ):
-        assembled("eval.enabled=true", f"eval.sample_prompts=[{'x' * 400}]")
+def test_a_prompt_that_cannot_fit_is_refused_before_training(assembled):
+    said = r"eval\.sample_prompts: a prompt has \d+ tokens, more than model\.max_seq_len=\d+; short"
+    with pytest.raises(ValueError, match=said):
+        assembled(f"eval.enabled=true eval.sample_prompts=[{'x' * 400}]")
 
 
-def test_without_a_prompt_the_text_gives_one(
-    trained: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_prompt_the_text_gives_one(trained, capsys):
     """The same in each run; the command that the summary advises continues it."""
-    said = []
+    said = set()
     for _ in range(2):
-        path = trained(
-            "eval.enabled=true",
-            "eval.steps=1",
-            "eval.sample_tokens=3",
-            "metrics.enable_console=true",
-        )
-        (sample,) = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
-        said.append(sample["prompt"])
+        path = trained(EVALUATED, "eval.sample_tokens=3 metrics.enable_console=true")
+        (sample,) = read_rows(path / "samples.jsonl")
+        prompt = sample["prompt"]
+        said.add(prompt)
         prepared = assemble(path).prepared
-        document = prepared.tokenizer.decode(prepared.val.read(0, 50).tolist())
-        assert re.fullmatch(r"\d+( [a-z]+){4}", sample["prompt"])
-        assert document.startswith(sample["prompt"])
-        derived = {
-            one["key"]: one["value"] for one in json.loads((path / "derived.json").read_text())
-        }
-        assert derived["eval.sample_prompts"] == [sample["prompt"]]
-        advised = next(
-            line for line in capsys.readouterr().out.splitlines() if line.startswith("  next ")
-        )
-        assert shlex.split(advised)[1:] == [
-            "python",
-            "-m",
-            "forge.generate",
-            str(path),
-            "--prompt",
-            sample["prompt"],
-        ]
-        assert generate(shlex.split(advised)[4:]) == 0
-        assert capsys.readouterr().out.startswith(sample["prompt"])
-    assert said[0] == said[1]
+        assert re.fullmatch(r"\d+( [a-z]+){4}", prompt)
+        assert prepared.tokenizer.decode(prepared.val.read(0, 50).tolist()).startswith(prompt)
+        derived = {one["key"]: one["value"] for one in read(path / "derived.json")}
+        assert derived["eval.sample_prompts"] == [prompt]
+        lines = capsys.readouterr().out.splitlines()
+        (advised,) = [shlex.split(line)[1:] for line in lines if line.startswith("  next ")]
+        assert advised == ["python", "-m", "forge.generate", str(path), "--prompt", prompt]
+        assert generate(advised[3:]) == 0
+        assert capsys.readouterr().out.startswith(prompt)
+    assert len(said) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "longest", "prompt"),
-    [
-        ("\n\n  \tTo be, or not  to be, that is\nthe question", 50, "To be, or not  to"),
-        ("Αρχή\n", 50, "Αρχή"),
-        ("Αρχή\n", 3, "Α"),
-        ("word " + "x" * 99, 50, "word " + "x" * 35),
-        ("中" * 60, 200, "中" * 40),
-        ("cut 中\ufffd", 50, "cut 中"),
-        (" \n\n", 50, ""),
-        ("To be", 0, ""),
-    ],
-)
-def test_the_opening_of_a_split(text: str, longest: int, prompt: str) -> None:
+OPENINGS = [
+    ("\n\n  \tTo be, or not  to be, that is\nthe question", 50, "To be, or not  to"),
+    ("Αρχή\n", 3, "Α"),
+    ("word " + "x" * 99, 50, "word " + "x" * 35),
+    ("中" * 60, 200, "中" * 40),
+    ("cut 中\ufffd", 50, "cut 中"),
+    (" \n\n", 50, ""),
+    ("To be", 0, ""),
+]
+
+
+@pytest.mark.parametrize(("text", "longest", "prompt"), OPENINGS)
+def test_the_opening_of_a_split(text, longest, prompt):
     """At most five words and 40 characters of one line, and no more tokens than may be: here its
     bytes are the tokens.
     """
@@ -158,15 +114,42 @@ def test_the_opening_of_a_split(text: str, longest: int, prompt: str) -> None:
     class Bytes:
         eos_id = 256
 
-        def encode(self, text: str) -> list[int]:
+        def encode(self, text):
             return list(text.encode())
 
-        def decode(self, ids: list[int]) -> str:
+        def decode(self, ids):
             return bytes(ids).decode(errors="replace")
 
-    class Store(list[int]):
-        def read(self, start: int, stop: int) -> np.ndarray:
+    class Store(list):
+        def read(self, start, stop):
             return np.array(self[start:stop])
 
-    store = Store([*text.encode(), 256])
-    assert opening(store, Bytes(), longest) == prompt  # type: ignore[arg-type]
+    assert opening(Store([*text.encode(), 256]), Bytes(), longest) == prompt
+
+
+def test_the_summary_says_how_to_train_longer(assembled):
+    parts = assembled()
+    parts.loop.run()
+    last = summary(parts, "end", parts.loop.run_dir).splitlines()[-1]
+    again = f"python -m forge.resume {parts.loop.run_dir} train.max_steps=12"
+    assert last == f"  goes on with     {again}"
+
+
+def test_weights_that_are_not_finite(trained, caplog, capsys):
+    with caplog.at_level(logging.WARNING):
+        path = trained("optimizer.lr=1e18 train.grad_clip_norm=0", SAMPLES)
+    assert caplog.text.count("is not finite") == 1
+    assert "no sample at step 6: the model's logits are not finite" in capsys.readouterr().out
+    assert generate([str(path), "--prompt", "sea"]) == 2
+    said = "the model's logits are not finite; its weights were trained to NaN or infinity\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_reader_that_leaves_early_does_not_fail_the_run(trained, monkeypatch):
+    """Such as `head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        path = trained("metrics.enable_console=true", SAMPLES)
+    assert read(path / "result.json")["status"] == "finished"

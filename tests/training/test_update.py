@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from forge.objectives.pretrain import Pretrain
 from forge.optim.adamw import adamw
 from forge.optim.schedules import cosine
 from forge.parallel.fsdp import shard
-from forge.parallel.mesh import Mesh
 from forge.parallel.modules import HALF
 from forge.parallel.owned import local
 from forge.training.process import loss_scaler
@@ -47,12 +45,12 @@ def decoder(dtype: torch.dtype = torch.float64) -> Decoder:
     return model.to(dtype)
 
 
-def scaler_of(mixed_precision: str, **options: Any) -> torch.amp.GradScaler:
+def scaler_of(mixed_precision: str, **options) -> torch.amp.GradScaler:
     return loss_scaler(Precision(mixed_precision=mixed_precision, **options), torch.device("cpu"))
 
 
 def make_update(
-    model: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float = 0.0, **options: Any
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float = 0.0, **options
 ) -> Update:
     parts = {
         "objective": Pretrain(PretrainConfig()),
@@ -113,7 +111,7 @@ def plain_sgd(
 )
 @pytest.mark.parametrize("masked", [False, True], ids=["all_targets", "masked_unevenly"])
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_several_updates_equal_a_plain_loop(accumulation: int, masked: bool, clip: float) -> None:
+def test_several_updates_equal_a_plain_loop(accumulation, masked, clip):
     data, lrs = global_batches(masked=masked), {"head": 0.02, "rest": 0.1}
     reference, model = decoder(), decoder()
     losses, norms = plain_sgd(reference, data, lrs, clip)
@@ -133,7 +131,7 @@ def test_several_updates_equal_a_plain_loop(accumulation: int, masked: bool, cli
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12, msg=name)
 
 
-def test_lr_of_every_update_is_the_schedules_and_groups_keep_their_ratio() -> None:
+def test_lr_of_every_update_is_the_schedules_and_groups_keep_their_ratio():
     model = decoder()
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(
@@ -155,8 +153,8 @@ def test_lr_of_every_update_is_the_schedules_and_groups_keep_their_ratio() -> No
 
 @pytest.mark.parametrize(("format", "epsilon"), [("bf16", 2**-8), ("fp16", 2**-11)])
 def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(
-    format: str, epsilon: float, mesh_of_one: Mesh
-) -> None:
+    format, epsilon, mesh_of_one
+):
     data = global_batches(masked=True)
     results: dict[str, tuple[Tensor, list[float]]] = {}
     for chosen in ("fp32", format):
@@ -187,7 +185,7 @@ def test_16_bit_updates_stay_near_fp32_with_fp32_weights_and_norms_unscaled(
     assert torch.linalg.norm(exact - rounded) < 4 * epsilon * torch.linalg.norm(exact)
 
 
-def test_offloaded_weights_are_skipped_on_the_host() -> None:
+def test_offloaded_weights_are_skipped_on_the_host():
     """A kernel of the CPU reads the flag of a GPU before it has come."""
     model = decoder(torch.float32)
     on_gpu = {"device": torch.device("cuda"), "scaler": torch.amp.GradScaler("cuda", enabled=False)}

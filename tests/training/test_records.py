@@ -179,17 +179,25 @@ def test_a_run_that_diverges_fails_and_goes_on_under_other_options(new_run, monk
         patch.setattr(assembling, "build", poisoned)
         assert worker.main([str(path)]) == 1
     said = capsys.readouterr().err
-    what = "the loss was not finite in steps 4 to 5, which is train.max_bad_steps=2 or more in a ro"
-    assert what in said
-    assert f"{path}/checkpoints/step_5 holds the weights as they were before them." in said
+    fault = (
+        "the loss was not finite in steps 4 to 5, which is train.max_bad_steps=2 or more in a row. "
+        f"Their updates were skipped: {path}/checkpoints/step_5 holds the weights as they were "
+        "before them. Lower optimizer.lr or train.grad_clip_norm; debug=anomaly names the "
+        "operation; the data were samples 12 to 19"
+    )
+    assert said.count(f"\n{fault}\n") == 1
     assert "Traceback" not in said
+    advice = "a lower optimizer.lr may help, and debug=anomaly names the operation"
+    log = (path / "logs" / "rank_0.log").read_text()
+    assert log.count("is skipped, since") == 1
+    assert f"step 4 is skipped, since its loss is not finite; {advice}\n" in log
     result, error = strict(path / "result.json"), strict(path / "error.json")
     assert (result["status"], result["reason"], result["step"]) == ("failed", "bad_steps", 5)
-    assert (error["type"], error["rank"], error["message"] in said) == ("RuntimeError", 0, True)
+    assert (error["type"], error["rank"], error["message"]) == ("RuntimeError", 0, fault)
     assert "NoneType" not in error["traceback"]
     end = outcome.attempts(path)[-1]
     assert (end["status"], end["step"]) == ("failed", 5)
-    assert end["reason"].startswith("RuntimeError: the loss was not finite")
+    assert end["reason"] == f"RuntimeError: {fault}"
     assert outcome.finished(path) is None
     kept, good = stored(step_of(path, 5)), new_run("train.max_steps=3 scheduler.decay_steps=4")
     assert worker.main([str(good)]) == 0

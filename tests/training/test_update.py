@@ -13,13 +13,11 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.objective import Pretrain as PretrainConfig
 from forge.config.optimizer import AdamW as AdamWConfig
 from forge.config.precision import Precision
-from forge.config.scheduler import Cosine
 from forge.data.loader import Batch, Step
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.objectives.pretrain import Pretrain
 from forge.optim.adamw import adamw
-from forge.optim.schedules import cosine
 from forge.parallel.fsdp import shard
 from forge.parallel.modules import HALF
 from forge.parallel.owned import local
@@ -129,26 +127,6 @@ def test_several_updates_equal_a_plain_loop(accumulation, masked, clip):
         assert output.grad_norm.item() == pytest.approx(norms[number], rel=1e-11)
     for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12, msg=name)
-
-
-def test_lr_of_every_update_is_the_schedules_and_groups_keep_their_ratio():
-    model = decoder()
-    parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(
-        [{"params": parameters[:3], "lr": 0.4}, {"params": parameters[3:], "lr": 0.1}]
-    )
-    used: list[list[float]] = []
-    optimizer.register_step_pre_hook(
-        lambda *_: used.append([group["lr"] for group in optimizer.param_groups])
-    )
-    update = make_update(
-        model, optimizer, schedule=cosine(Cosine(warmup_steps=2, decay_steps=4, min_lr_ratio=0.1))
-    )
-    factors = [0.5, 1.0, *(0.1 + 0.9 * (1 + math.cos(math.pi * k / 4)) / 2 for k in (1, 2, 3, 4))]
-    tokens, targets = global_batches(masked=False)[0]
-    reported = [update(as_step(tokens, targets, 1), number).lr for number in range(6)]
-    assert used == [pytest.approx([0.4 * f, 0.1 * f], rel=1e-12) for f in factors]
-    assert reported == pytest.approx([0.4 * f for f in factors], rel=1e-12)
 
 
 @pytest.mark.parametrize(("format", "epsilon"), [("bf16", 2**-8), ("fp16", 2**-11)])

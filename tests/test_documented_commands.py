@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from forge import cli
-from forge.compose.composition import chosen
-from forge.launch.optuna.search import first_that_runs
-from forge.launch.optuna.space import read_space
-from forge.launch.sweep.expand import without_intervals
+from forge.launch.optuna.search import checked
 from forge.launch.sweep.preflight import Preflight
 
 ROOT = Path(__file__).parents[1]
@@ -57,8 +54,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_documented_command_is_legal(desk: Path, page: str, command: str) -> None:
     words = [word for word in shlex.split(command) if "=" in word]
     if "sweeper=optuna" in words:
-        space = read_space(words, {}, lambda: chosen(words)[0].library)
-        assert first_that_runs(Preflight(without_intervals(words)), space)
+        assert len(words) == 1 or checked(Preflight(words))
         return
     if shlex.split(command)[:1] == ["-m"]:
         assert len(Preflight(words).points()) > 1

@@ -52,15 +52,15 @@ SHOWN = 10  # problems of a space
 NOT_OF_A_RUN = ("sweep.", "sweeper.", "launch.jobs.")
 
 
-def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command], int]) -> int:
+def run(flight: Preflight, execute: Callable[[Command], int]) -> int:
     """Trials until there are sweeper.n_trials, with those of earlier commands; the exit code.
 
-    flight: of the overrides that are no intervals. execute: runs a command until its points have
-    ended. Raises ConfigError before anything is started or written.
+    execute: runs a command until its points have ended. Raises ConfigError before anything is
+    started or written.
     """
     section, launch = flight.sweeper, flight.launch
     assert isinstance(section, Optuna)
-    space, first = checked(overrides, flight)
+    space, first = checked(flight)
     config, world = first.resolution.config, first.resolution.world
     messages.warn([first.resolution])
     jobs = launch.jobs if isinstance(launch, Local) else section.n_jobs
@@ -87,11 +87,11 @@ def run(overrides: Sequence[str], flight: Preflight, execute: Callable[[Command]
         return Search(flight, trials, execute, total=total, jobs=jobs).run()
 
 
-def checked(overrides: Sequence[str], flight: Preflight) -> tuple[Space, Planned]:
+def checked(flight: Preflight) -> tuple[Space, Planned]:
     """The space of a search, and a trial of it that can run. Raises ConfigError."""
-    flight.overrides = tuple(overrides)
-    params = flight.sweeper.params
-    space = read_space(overrides, params, lambda: flight.library, flight.written_at)
+    space = read_space(
+        flight.overrides, flight.sweeper.params, lambda: flight.library, flight.written_at
+    )
     if problems := list(_problems(flight, space)):
         raise ConfigError(problems)
     return space, first_that_runs(flight, space)

@@ -45,12 +45,15 @@ class Preflight:
         config_dirs: Sequence[str] = (),
         devices: Devices | None = None,
     ) -> None:
-        """overrides: as typed. Raises ConfigError when nothing composes at all."""
+        """overrides: as typed; intervals are left to `points`, or to a search by Optuna. Raises
+        ConfigError when nothing composes at all.
+        """
+        plain = expand.without_intervals(overrides)
         self.overrides, self.config_dirs = tuple(overrides), tuple(config_dirs)
         self._composer = Composer(config_dirs)
         self._here = devices or find_devices()
         self._typed = expand.grid(
-            overrides, {}, lambda: chosen(overrides, config_dirs=config_dirs)[0].library
+            plain, {}, lambda: chosen(plain, config_dirs=config_dirs)[0].library
         )
         if self._typed.problems:
             raise ConfigError(self._typed.problems)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 
 from forge.config.launch import Submitit
 from forge.config.problems import refusal
@@ -14,7 +16,6 @@ from forge.config.sweeper import Optuna
 from forge.launch import jobs
 from forge.launch.sweep import local, messages
 from forge.launch.sweep.command import Command
-from forge.launch.sweep.expand import without_intervals
 from forge.launch.sweep.preflight import Preflight
 from forge.plan.world import Devices, find_devices
 
@@ -27,11 +28,9 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     is started or written.
     """
     here = find_devices()
-    flight = preflight(overrides, config_dirs, here)
-    if isinstance(flight.sweeper, Optuna):
-        from forge.launch.optuna import search
-
-        return search.run(overrides, flight, lambda sweep: execute(sweep, here))
+    flight = Preflight(overrides, config_dirs, here)
+    if search := _search(flight):
+        return search.run(flight, lambda sweep: execute(sweep, here))
     planned = flight.points()
     if len(planned) == 1 and not planned[0].combination.varied:
         said = "nothing varies, so this is a sweep of one point; without -m it is a run"
@@ -46,29 +45,20 @@ def configs(
     """The points of a sweep, each as its label and its overrides; of a search by Optuna, what all
     trials have in common. Raises ConfigError.
     """
-    flight = preflight(overrides, config_dirs)
-    if isinstance(flight.sweeper, Optuna):
-        from forge.launch.optuna import search
-
-        space, _ = search.checked(overrides, flight)
+    flight = Preflight(overrides, config_dirs)
+    if search := _search(flight):
+        space, _ = search.checked(flight)
         yield f"every trial of the search, but for {space}", space.fixed
         return
     for number, point in enumerate(flight.points()):
         yield f"#{number:03d} {point.combination.label}", point.combination.overrides
 
 
-def preflight(
-    overrides: Sequence[str], config_dirs: Sequence[str] = (), here: Devices | None = None
-) -> Preflight:
-    """The preflight of a command; of a search by Optuna, without the intervals. Raises ConfigError,
-    also when Optuna is needed and not installed.
-    """
-    plain = without_intervals(overrides)
-    flight = Preflight(plain, config_dirs, here)
+def _search(flight: Preflight) -> ModuleType | None:
+    """What runs a search by Optuna, if this is one. Raises ConfigError when it is not installed."""
     section = flight.sweeper
     if not isinstance(section, Optuna):
-        # With intervals it is refused.
-        return flight if len(plain) == len(overrides) else Preflight(overrides, config_dirs, here)
+        return None
     if find_spec("optuna") is None:
         fix = "pip install 'forge-lm[sweep]'"
         raise refusal("sweeper=optuna", "the package optuna is not installed.", fix)
@@ -77,7 +67,7 @@ def preflight(
             what = f"it needs the package {name}, which is not installed."
             fix = f"pip install {name}, or sweeper.sampler=tpe"
             raise refusal(f"sweeper.sampler={section.sampler}", what, fix)
-    return flight
+    return import_module("forge.launch.optuna.search")
 
 
 def execute(sweep: Command, here: Devices) -> int:

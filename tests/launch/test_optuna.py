@@ -21,11 +21,12 @@ from optuna.storages.journal import JournalFileBackend
 from forge.compose.engine import Library
 from forge.config.problems import ConfigError
 from forge.launch.optuna import search as optuna_search
-from forge.launch.optuna.search import first_that_runs
+from forge.launch.optuna.search import checked
 from forge.launch.optuna.space import read_space
 from forge.launch.optuna.trials import sampler
 from forge.launch.sweep import sweep
 from forge.launch.sweep.directory import SweepDirectory
+from forge.launch.sweep.preflight import Preflight
 from forge.plan.world import Devices
 
 CPU = ["run.device=cpu", "eval.enabled=true"]
@@ -44,7 +45,7 @@ def search(*overrides: str, run: Here | None = None, name: str = "x", folder: st
     named = [] if folder else ["sweeper=optuna", f"sweep.name={name}"]
     typed, folders = [*named, *CPU, *overrides], [folder] if folder else []
     here = Devices(gpus=0, source="a test")
-    return optuna_search.run(typed, sweep.preflight(typed, folders, here), run or Here())
+    return optuna_search.run(Preflight(typed, folders, here), run or Here())
 
 
 def study(name: str = "x", root: str = "sweeps") -> optuna.Study:
@@ -122,7 +123,8 @@ def test_what_is_refused_before_anything_is_written(overrides: list[str], said: 
 @pytest.mark.parametrize("package", ["optuna", "cmaes"])
 def test_a_package_that_is_not_installed(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    assert f"the package {package}" in refused(RATE, "sweeper.sampler=cmaes")
+    with pytest.raises(ConfigError, match=f"the package {package}"):
+        sweep.run(["sweeper=optuna", *CPU, RATE, "sweeper.sampler=cmaes"])
 
 
 def test_trials_are_points_and_their_objectives_what_optuna_learns_from(
@@ -381,10 +383,7 @@ def test_the_commands_and_the_experiment_of_the_page(
     shell = re.findall(r"python -m forge\.train -m ([^#\n]*)", page.replace("\\\n", " "))
     assert len(shell) == 4
     for words in map(shlex.split, shell):
-        ahead = sweep.preflight(words, ["conf"], Devices(gpus=0, source="a test"))
-        found = read_space(words, ahead.sweeper.params, lambda: Library([]))
-        assert found.params
-        assert first_that_runs(ahead, found)
+        assert checked(Preflight(words, ["conf"], Devices(gpus=0, source="a test")))[0].params
     for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE):
         for span in re.findall(r"`'?([\w.]+=[^`]*?)'?`", cell):
             assert read_space([span], {}, lambda: Library([])).params

@@ -199,7 +199,7 @@ EVERY_POINT = """\
      -> did you mean optimizer.lr=1?
      in every point"""
 CANNOT_VARY = """\
-9 problems; nothing was started or written.
+8 problems; nothing was started or written.
   1. launch.jobs=1,2   [command line]
      it is the same for all points of a sweep.
      -> one value; a list is written [...]
@@ -215,16 +215,13 @@ CANNOT_VARY = """\
   5. run.dir=a,b   [command line]
      each point has a directory of its own in that of the sweep.
      -> leave it out
-  6. optimizer.eps=interval(1,2)   [command line]
-     an interval has no first value; only sweeper=optuna takes one.
-     -> sweeper=optuna, or values with commas between
-  7. scheduler=glob(nothing*)   [command line]
+  6. scheduler=glob(nothing*)   [command line]
      it stands for no value at all.
      -> options: {schedulers}
-  8. train.max_steps=glob(*)   [command line]
+  7. train.max_steps=glob(*)   [command line]
      it stands for no value at all.
      -> at least one
-  9. train.seq_len=range(5,3)   [command line]
+  8. train.seq_len=range(5,3)   [command line]
      it stands for no value at all.
      -> at least one"""
 
@@ -262,6 +259,10 @@ FORGE = Path(__file__).parents[2]
         (["model=llama70b", "parallel=tp8", "run.device=cpu", "seed=1,2"], "of a CPU's memory"),
         (["optimizer.lrr=range(1,8)"], "1. optimizer.lrr=1,2,3,4,5,...   [command line]"),
         (["launch.job=1,2"], "Local has no option 'job'."),
+        (
+            ["optimizer.eps=interval(1,2)"],
+            "an interval has no first value; only sweeper=optuna takes one.\n     -> sweeper=optuna,",
+        ),
         (["seed=range(1,5,0)"], "line]\n     it cannot be read: range() arg 3 must not be zero.\n"),
         (["optimizer.lr=range(0.1,1,0)"], "it cannot be read: Invalid range values (start:0.1"),
     ],

@@ -94,6 +94,7 @@ def test_the_exit_code_is_the_workers(code: int, start: Start) -> None:
 def test_each_rank_has_its_variables_and_a_log(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """And where the log cannot be opened, the run goes on."""
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE")
     code = f"print(*(os.environ.get(name, '-') for name in {names}), *sys.argv[1:-1])\n"
@@ -105,6 +106,9 @@ def test_each_rank_has_its_variables_and_a_log(
     wanted = [f"{rank} {rank} 3 127.0.0.1 - -m forge.worker" for rank in range(3)]
     assert [words for words, _ in lines] == wanted
     assert len({port for _, port in lines}) == 1
+    (tmp_path / "logs").rename(tmp_path / "others")
+    (tmp_path / "logs").write_text("in the way")
+    assert start("print(rank)", 2) == 0
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -226,11 +230,6 @@ def test_the_worker_imports_from_where_its_parent_does(
     assert start("import only_here") == 1
     for folder in filter(None, processes.search_path().split(os.pathsep)):
         assert not (Path(folder) / "encodings").exists(), "Python itself is not on the path"
-
-
-def test_a_log_that_cannot_be_opened_stops_nothing(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("in the way")
-    assert start("print(rank)", 2) == 0
 
 
 def test_no_connection_is_given_the_port_of_the_ranks() -> None:

@@ -74,24 +74,16 @@ def test_what_all_points_would_be(capsys: Capture) -> None:
 
 
 def test_ranks_that_are_there_already_run_no_sweep() -> None:
-    environ = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     command = [sys.executable, "-m", "forge.train", "-m", "seed=1,2"]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**environ, "RANK": rank, "LOCAL_RANK": rank},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    assert [rank.communicate(timeout=120)[1] for rank in ranks] == [
-        "1 problem; nothing was started or written.\n  1. -m   [command line]\n"
-        "     another launcher has started the ranks, and a sweep starts those of each point "
-        "itself.\n     -> type it without torchrun or srun; launch=slurm submits the points as "
-        "jobs\n",
-        "",
-    ]
+    environ = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    own = [{**environ, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    errors: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen(command, env=one, **errors) for one in own]
+    said, nothing = (rank.communicate(timeout=120)[1] for rank in ranks)
+    what = "another launcher has started the ranks, and a sweep starts those of each point itself."
+    fix = "type it without torchrun or srun; launch=slurm submits the points as jobs"
+    assert said.endswith(f"  1. -m   [command line]\n     {what}\n     -> {fix}\n")
+    assert nothing == ""
     assert [rank.returncode for rank in ranks] == [2, 2]
     assert list(Path().iterdir()) == []
 

@@ -23,9 +23,7 @@ FOLDER = "jobs"
 
 
 def check_run(resolution: Resolution) -> str | None:
-    """Ask Slurm whether it would take the job of a run; with launch.dry_run, the script instead.
-    Nothing is written. Raises ConfigError.
-    """
+    """Ask Slurm whether it takes the job of a run, else ConfigError; its script for a dry run."""
     run, section = resolution.config.run, resolution.config.launch
     if not isinstance(section, Slurm):
         return None

@@ -26,9 +26,7 @@ PARENT = "FORGE_PARENT"  # tells a worker the process that started it
 
 
 def search_path() -> str:
-    """PYTHONPATH of a worker: where this process imports from, beyond Python's own folders, so that
-    a user's package is found there too.
-    """
+    """PYTHONPATH of a worker: where this process imports from, beyond Python's own folders."""
     library = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
     own = tuple(os.path.join(path, "") for path in library)
     added = [os.path.abspath(path) for path in sys.path if path and not path.endswith(".zip")]
@@ -154,9 +152,7 @@ class Ranks:
 def start(
     run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust: Sequence[str] = ()
 ) -> int:
-    """Run the ranks of a run directory, which signals are passed on to, and return the exit code of
-    the one that failed first, or 0. The terminal is the main rank's.
-    """
+    """Run the ranks of a run directory, and pass signals on; the exit code as of `Ranks.poll`."""
     running = Ranks(run_dir, ranks, module=module, trust=trust)
     try:
         with signals_taken(lambda number, _: running.pass_on(number)):

@@ -102,9 +102,7 @@ def direction_of(objective: str) -> str:
 
 
 def first_that_runs(flight: Preflight, space: Space) -> Planned:
-    """A trial of the space that can run: nearly always the first that is tried. Raises ConfigError
-    when none is found.
-    """
+    """A trial of the space that can run: nearly always the first. Raises ConfigError."""
     refused: list[dict[tuple[str, str], Problem]] = []
     for values in space.samples(TRIED):
         try:
@@ -227,9 +225,7 @@ class Search:
         return code or int(bool(self.trials.known("FAIL")))
 
     def _ask(self) -> Asked | None:
-        """The next trial; None when it has ended at once: it cannot run, or is a point that has run
-        already.
-        """
+        """The next trial; None when it cannot run, or is a point that has run already."""
         trial = self.trials.ask()
         one = self.trials.space.point(trial.params)
         trial.set_user_attr(OVERRIDES, list(one.overrides[len(self.trials.space.fixed) :]))

@@ -67,8 +67,8 @@ class Trials:
             raise ConfigError(problems)
 
     def begin(self, *, retry: bool) -> None:
-        """Open the journal, which only the holder of the directory may do; what was running is
-        enqueued again, with `retry` what failed too.
+        """Open the journal, as the holder of the directory; what was running is enqueued again,
+        with `retry` what failed too.
         """
         # A kill leaves Optuna's lock, and an unfinished line that it would go on writing.
         Path(f"{self.file}.lock").unlink(missing_ok=True)

@@ -47,11 +47,9 @@ class NotSubmitted(ConfigError):
 def scripts(
     points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()
 ) -> list[str]:
-    """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Raises
-    ConfigError.
-
-    labels: of the points, listed below the script of their array. Where there is sbatch, what
-    `sbatch --test-only` says goes to stderr; when it refuses a script, all are printed first.
+    """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Where there is
+    sbatch, what `sbatch --test-only` says goes to stderr; when it refuses a script, all are printed
+    before ConfigError is raised. labels: of the points, listed below their script.
     """
     made, problems = [], []
     for group in _groups(points, section):
@@ -98,10 +96,8 @@ def submit(
     points: Points, section: Slurm, *, name: str, folder: Path, trust: Sequence[str] = ()
 ) -> list[str]:
     """Give the runs to Slurm and return the job of each: 123, or 123_4 for an element of an array.
-    Each run directory keeps its own in job.json.
-
-    name: of the jobs. folder: for scripts and output, on a file system that all machines have.
-    Raises ConfigError, also for a run that is in the queue already, and NotSubmitted.
+    Each run directory keeps its own in job.json. folder: for scripts and output. Raises
+    NotSubmitted, and ConfigError, also for a run that is in the queue already.
     """
     groups = _groups(points, section)
     _refuse_queued(points)

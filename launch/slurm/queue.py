@@ -30,11 +30,8 @@ class NoAnswer(ConfigError):
 
 
 def states(jobs: Iterable[str]) -> dict[str, str]:
-    """The state of each job or element of an array, as Slurm calls it: PENDING, RUNNING, COMPLETED,
-    FAILED, ...
-
-    Left out is what Slurm no longer knows: without accounting, what ended some minutes ago. Raises
-    NoAnswer.
+    """The state of each job or element of an array, as Slurm calls it: PENDING, RUNNING, ...
+    Without accounting it soon forgets what has ended: that is left out. Raises NoAnswer.
     """
     wanted = set(jobs)
     if not wanted:
@@ -51,9 +48,7 @@ def states(jobs: Iterable[str]) -> dict[str, str]:
 
 
 def reasons(jobs: Iterable[str]) -> dict[str, str]:
-    """Why jobs of the queue wait, in Slurm's words: Resources, Priority, ... Nothing where it does
-    not answer.
-    """
+    """Why jobs wait, in Slurm's words: Resources, ... Nothing where it does not answer."""
     wanted = set(jobs)
     try:
         out = _squeue(wanted, "--states=PENDING", "%i|%r")[1] if wanted else ""

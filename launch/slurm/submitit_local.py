@@ -24,7 +24,6 @@ class Rank:
         self.run_dir, self.port, self.trust = str(run_dir), port, tuple(trust)
 
     def __call__(self) -> None:
-        """Train; a process that fails ends with the exit code that says so."""
         rank, ranks = os.environ["SUBMITIT_LOCAL_GLOBALID"], os.environ["SUBMITIT_LOCAL_NTASKS"]
         os.environ.update(
             threads.shared(int(ranks)),

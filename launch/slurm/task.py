@@ -32,9 +32,6 @@ class Rank:
         self.run_dir, self.trust = str(run_dir), tuple(trust)
 
     def __call__(self) -> None:
-        """Train; a process that fails, or was stopped, ends with the exit code that says so, and
-        with it the state of the job.
-        """
         listen()
         os.environ.update({**threads.of_task(os.environ), **rank_environment()})
         worker = import_module("forge.worker")  # training stands above launch
@@ -77,10 +74,8 @@ def listen() -> None:
 
 def requeue(code: int, most: int) -> None:
     """Queue the job of this rank again when a signal of Slurm has ended the run, with this exit
-    code, and wait for Slurm to end the rank.
-
-    It returns when the run has ended, was cancelled, or has been queued again `most` times. The
-    main rank acts; others wait for Slurm too.
+    code, and wait for Slurm to end the rank; return when it is not queued again. The main rank
+    acts; others wait for Slurm too.
     """
     if code not in (128 + LIMIT, 128 + PREEMPTION):
         return

@@ -163,9 +163,7 @@ class SweepDirectory:
 
 
 def slug_of(varied: Mapping[str, str], arm: str | None = None) -> str:
-    """A readable part of a directory's name: the arm and what varies, with the last words of keys,
-    without signs that a shell or Hydra reads.
-    """
+    """The arm and what varies, without signs that a shell or Hydra reads."""
     names = short_keys(list(varied))
     words = [*([arm] if arm else []), *(f"{names[key]}-{value}" for key, value in varied.items())]
     clean = re.sub(r"[^\w.+-]+", "-", "_".join(words), flags=re.ASCII).strip("-_.")
@@ -182,9 +180,7 @@ def find_sweep(path: Path) -> SweepDirectory:
 
 
 def examples(path: Path | None = None, most: int = 3) -> str:
-    """Sweeps that may have been meant, newest first: those in `path`, else in the default root,
-    else a pattern.
-    """
+    """Sweeps that may have been meant, newest first: in `path`, else in the default root."""
     root = Path(Sweep().root)
     for folder in (path, root) if path is not None else (root,):
         found = sorted(folder.glob(f"*/{SWEEP}"), key=lambda file: -file.stat().st_mtime)

@@ -51,9 +51,7 @@ def is_higher_better(metric: str, sweepers: Iterable[Mapping[str, Any]] = ()) ->
 
 
 def best(sweep: Path, done: Sequence[Point]) -> tuple[Point, str, float] | None:
-    """The best of the points that are done, with its objective and the value; None where they do
-    not have the same objective.
-    """
+    """The best of the points that are done, with its objective and value, if all have the same."""
     found = [(point, *known) for point in done if (known := _objective(point.path))]
     finite = [one for one in found if math.isfinite(one[2])]
     names = {name for _, name, _ in found}

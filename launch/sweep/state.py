@@ -102,9 +102,7 @@ def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
 
 
 def job_of(point: Point) -> str | None:
-    """The last job of a point in Slurm, even one that the ledger does not have because what
-    submitted it was killed.
-    """
+    """The last job of a point in Slurm, also where a kill kept it out of the ledger."""
     if point.cluster not in (None, "slurm") or point.event in ("started", "ended"):
         return None  # its last start was on this machine
     return slurm.job_of(point.path) or point.job

@@ -24,9 +24,7 @@ NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
 
 
 def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
-    """Run what is not done of a sweep, and return the exit code. Raises ConfigError before anything
-    is started or written.
-    """
+    """Run what is not done of a sweep; the exit code. Raises ConfigError before it writes."""
     here = find_devices()
     flight = Preflight(overrides, config_dirs, here)
     if search := _search(flight):

@@ -261,7 +261,7 @@ FORGE = Path(__file__).parents[2]
         (["launch.job=1,2"], "Local has no option 'job'."),
         (
             ["optimizer.eps=interval(1,2)"],
-            "an interval has no first value; only sweeper=optuna takes one.\n     -> sweeper=optuna,",
+            "an interval has no first value; only sweeper=optuna takes one.\n     -> sweeper=optu",
         ),
         (["seed=range(1,5,0)"], "line]\n     it cannot be read: range() arg 3 must not be zero.\n"),
         (["optimizer.lr=range(0.1,1,0)"], "it cannot be read: Invalid range values (start:0.1"),

@@ -63,11 +63,6 @@ def spread(x: Tensor, found: Order) -> Tensor:
     return _Spread.apply(x, found.by_expert, found.place)
 
 
-def gather(y: Tensor, found: Order) -> Tensor:
-    """y: [n, dim], sorted by expert -> [n, dim], in the order of the assignments."""
-    return rearrange(y, found.place, found.by_expert)
-
-
 def rearrange(x: Tensor, index: Tensor, back: Tensor) -> Tensor:
     """x: [n, dim], its rows in the order of the permutation index: [n]; back: its inverse."""
     return _Move.apply(x, index, None, back, None)

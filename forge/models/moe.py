@@ -14,8 +14,8 @@ from forge.models.dispatch import (
     capacity,
     empty,
     fill,
-    gather,
     order,
+    rearrange,
     room,
     scale_gradient,
     spread,
@@ -117,7 +117,7 @@ class MoE(nn.Module):
         weights = routed.weights
         if rows is not None:
             weights = weights * rows.kept[found.place].view_as(weights)
-        each = gather(y, found).unflatten(0, weights.shape)
+        each = rearrange(y, found.place, found.by_expert).unflatten(0, weights.shape)
         return (each * weights.unsqueeze(-1)).sum(1).to(y.dtype)
 
     def _room(self, found: Order, tokens: int) -> Room:

@@ -59,20 +59,50 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         chunk_size: int,
         grad_enabled: bool,
     ) -> tuple[Tensor, ...]:
-        sums, grad_hidden, grad_weight = _sums_and_gradients(
-            hidden,
-            weight,
-            head,
-            targets,
-            z_loss_weight=z_loss_weight,
-            chunk_size=chunk_size,
-            want_hidden=grad_enabled and ctx.needs_input_grad[0],
-            want_weight=grad_enabled and ctx.needs_input_grad[1],
-        )
+        want_hidden, want_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
+        sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
+        # In fp16 gradients would underflow before the loss scale reaches them.
+        grad_dtype = sum_dtype if hidden.dtype == torch.float16 else hidden.dtype
+        matrix = weight.to(hidden.dtype)
+        grad_matrix = matrix.to(grad_dtype) if want_hidden else None
+        grad_hidden = torch.empty_like(hidden, dtype=grad_dtype) if want_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if want_weight else None
+        ce, z_loss = hidden.new_zeros((), dtype=sum_dtype), hidden.new_zeros((), dtype=sum_dtype)
+
+        for start in range(0, len(targets), chunk_size):
+            rows = slice(start, start + chunk_size)
+            logits = (hidden[rows] @ matrix.T).to(sum_dtype)
+            unmasked = targets[rows] != IGNORE_INDEX
+            labels = targets[rows] - head.first
+            here = unmasked & (labels >= 0) & (labels < len(weight))
+            labels = labels.where(here, 0).unsqueeze(1)
+            target_logits = head.total(logits.gather(1, labels).squeeze(1).where(here, 0))
+
+            peaks = head.largest(logits.amax(1, keepdim=True))
+            partition = head.total(logits.sub_(peaks).exp_().sum(1))
+            log_partition = partition.log() + peaks.squeeze(1)
+            ce += (log_partition - target_logits).where(unmasked, 0).sum()
+            if z_loss_weight:
+                z_loss += log_partition.where(unmasked, 0).square().sum()
+
+            if grad_matrix is None and grad_weight is None:
+                continue
+            scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
+            grad_logits = logits.mul_(scale.unsqueeze(1))
+            grad_logits.scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
+            grad_logits = grad_logits.to(grad_dtype)
+            if grad_hidden is not None and grad_matrix is not None:
+                grad_hidden[rows] = grad_logits @ grad_matrix
+            if grad_weight is not None:
+                _add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
+            del logits, grad_logits  # else the next chunk's product is held beside this one
+
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.mark_non_differentiable(sums.ce, sums.z_loss)
-        return tuple(sums)
+        ctx.mark_non_differentiable(ce, z_loss)
+        return ce + z_loss_weight * z_loss, ce, z_loss
 
     @staticmethod
     @once_differentiable
@@ -83,61 +113,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for grad, dtype in saved
         )
         return *grads, None, None, None, None, None
-
-
-def _sums_and_gradients(
-    hidden: Tensor,
-    weight: Tensor,
-    head: Head,
-    targets: Tensor,
-    *,
-    z_loss_weight: float,
-    chunk_size: int,
-    want_hidden: bool,
-    want_weight: bool,
-) -> tuple[CrossEntropySums, Tensor | None, Tensor | None]:
-    """Sums over all tokens, and the gradients of `total` with respect to hidden and weight."""
-    sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
-    # In fp16 gradients would underflow before the loss scale reaches them.
-    grad_dtype = sum_dtype if hidden.dtype == torch.float16 else hidden.dtype
-    matrix = weight.to(hidden.dtype)
-    grad_matrix = matrix.to(grad_dtype) if want_hidden else None
-    grad_hidden = torch.empty_like(hidden, dtype=grad_dtype) if want_hidden else None
-    grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if want_weight else None
-    ce, z_loss = hidden.new_zeros((), dtype=sum_dtype), hidden.new_zeros((), dtype=sum_dtype)
-
-    for start in range(0, len(targets), chunk_size):
-        rows = slice(start, start + chunk_size)
-        logits = (hidden[rows] @ matrix.T).to(sum_dtype)
-        unmasked = targets[rows] != IGNORE_INDEX
-        labels = targets[rows] - head.first
-        here = unmasked & (labels >= 0) & (labels < len(weight))
-        labels = labels.where(here, 0).unsqueeze(1)
-        target_logits = head.total(logits.gather(1, labels).squeeze(1).where(here, 0))
-
-        peaks = head.largest(logits.amax(1, keepdim=True))
-        partition = head.total(logits.sub_(peaks).exp_().sum(1))
-        log_partition = partition.log() + peaks.squeeze(1)
-        ce += (log_partition - target_logits).where(unmasked, 0).sum()
-        if z_loss_weight:
-            z_loss += log_partition.where(unmasked, 0).square().sum()
-
-        if grad_matrix is None and grad_weight is None:
-            continue
-        scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
-        grad_logits = logits.mul_(scale.unsqueeze(1))
-        grad_logits.scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
-        grad_logits = grad_logits.to(grad_dtype)
-        if grad_hidden is not None and grad_matrix is not None:
-            grad_hidden[rows] = grad_logits @ grad_matrix
-        if grad_weight is not None:
-            _add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
-        del logits, grad_logits  # else the next chunk's product is held beside this one
-
-    sums = CrossEntropySums(ce + z_loss_weight * z_loss, ce, z_loss)
-    if grad_weight is not None:
-        grad_weight = grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
-    return sums, grad_hidden, grad_weight
 
 
 def _add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -16,24 +16,17 @@ from hypothesis import strategies as st
 from forge.data import IGNORE_INDEX
 from forge.data.loader import Step, TrainLoader, eval_batches
 from forge.data.order import permute
-from forge.data.shards import TokenStore
+from forge.data.shards import ShardWriter, TokenStore
 
 N_TOKENS, SEQ = 1000, 16
 WINDOWS = (N_TOKENS - 1) // SEQ
 
 
-@pytest.fixture
-def counting(store: Callable[..., TokenStore]) -> TokenStore:
-    """Token i is i, so a window shows where it comes from."""
-    return store(np.arange(N_TOKENS), shard_tokens=333)
-
-
 @pytest.fixture(scope="module")
-def module_store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    from forge.data.shards import ShardWriter
-
-    directory = tmp_path_factory.mktemp("module") / "store"
-    writer = ShardWriter(directory, vocab_size=N_TOKENS)
+def counting(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    """Token i is i, so a window shows where it comes from."""
+    directory = tmp_path_factory.mktemp("counting") / "store"
+    writer = ShardWriter(directory, vocab_size=N_TOKENS, shard_tokens=333)
     writer.append(np.arange(N_TOKENS))
     writer.close(n_bytes=1, n_documents=1)
     return TokenStore(directory)
@@ -79,14 +72,14 @@ def test_an_epoch_has_every_target_once_and_the_next_another_order(counting) -> 
     start=st.integers(0, 500),
 )
 def test_any_number_of_ranks_draws_the_same_global_batch(
-    module_store, seed, batch_size, accum, start
+    counting, seed, batch_size, accum, start
 ) -> None:
     drawn = []
     options = {"seq_len": SEQ, "seed": seed, "batch_size": batch_size}
     for num_ranks in (1, 2, 4):
         # The global batch is 4 * batch_size * accum on each layout, cut differently.
         options |= {"num_ranks": num_ranks, "grad_accum_steps": accum * 4 // num_ranks}
-        loaders = [TrainLoader(module_store, **options, rank=rank) for rank in range(num_ranks)]
+        loaders = [TrainLoader(counting, **options, rank=rank) for rank in range(num_ranks)]
         for loader in loaders:
             loader.load_state_dict({"samples": start})
         steps = [[next(loader) for loader in loaders] for _ in range(3)]

@@ -95,9 +95,6 @@ def test_a_copy_runs_its_own_weights(small_decoder, tokens) -> None:
     assert not torch.allclose(twin(tokens), before)
 
 
-def test_mistakes_are_refused(small_decoder) -> None:
-    what = r"^train\.activation_checkpointing='half': must be none, full or selective$"
-    with pytest.raises(ValueError, match=what):
-        recompute(small_decoder(), "half")
+def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear keeps no transformer blocks"):
         recompute(torch.nn.Linear(2, 2), "full")

@@ -11,15 +11,12 @@ from parity_cases import layout_of
 from parity_run import config_of, this_rank
 from ranks import on_ranks
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 
-from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.materialize import materialize
-from forge.parallel.mesh import make_mesh
-from forge.parallel.owned import owned
 from forge.parallel.ranks import Ranks
 from forge.training.assemble import build_model
 
@@ -71,24 +68,6 @@ def meta(config: Config) -> Decoder:
 def peak() -> int:
     """The most memory that this process has had at once since it was asked to forget, in bytes."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
-
-
-def test_what_a_rank_owns_is_what_torch_gives_it() -> None:
-    """Of uneven sizes too, where some ranks own less or nothing."""
-
-    def work(rank: int) -> None:
-        mesh = make_mesh(Parallel(dp_shard=2, dp_replicate=2), "cpu").dense
-        for shape in ((7, 3), (1, 5), (4, 9)):
-            values = torch.arange(shape[0] * shape[1]).view(shape)
-            for placements in (
-                [Replicate()] * 2 + [Shard(0), Replicate()],
-                [Replicate(), Shard(1), Shard(0), Replicate()],
-            ):
-                cut = distribute_tensor(values, mesh, placements)
-                rows, columns = owned(cut)
-                assert torch.equal(cut.to_local(), values[rows][:, columns]), (rank, shape)
-
-    on_ranks(4, work)
 
 
 def test_one_device_builds_where_nothing_has_memory_too(monkeypatch) -> None:

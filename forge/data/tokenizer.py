@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +16,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from forge.config.tokenizer import BPE, FILE_NAME, TokenizerFile
 from forge.data.split import TrainingText
-from forge.data.token_bytes import token_bytes
 from forge.rundir.files import read_json
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = FILE_NAME
 CONFIG_FILE = "tokenizer_config.json"
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+SENTENCEPIECE_SPACE = "▁"
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +53,34 @@ class Tokenizer:
         return self._raw.decode(ids, skip_special_tokens=False)
 
     def token_bytes(self) -> np.ndarray:
-        return token_bytes(self._raw, self.vocab_size)
+        """UTF-8 bytes of each token: int64 [vocab_size]; 0 for special tokens and unused ids.
+
+        Exact for byte-level tokenizers without a normaliser or prefix space (GPT-2, Llama 3, ours).
+        Else an estimate: SentencePiece's ▁ counts as one space and <0x0A> as one byte, ## of
+        WordPiece as nothing.
+        """
+        is_byte_level = self._uses("ByteLevel")
+        is_word_piece = self._uses("WordPiece")
+        added = self._raw.get_added_tokens_decoder()
+        result = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, index in self._raw.get_vocab().items():
+            if index in added:
+                result[index] = 0 if added[index].special else len(token.encode())
+            elif is_byte_level:
+                # A byte-level token is spelled with one character a byte.
+                result[index] = len(token)
+            elif BYTE_TOKEN.fullmatch(token):
+                result[index] = 1
+            else:
+                plain = token.replace(SENTENCEPIECE_SPACE, " ")
+                result[index] = len((token.removeprefix("##") if is_word_piece else plain).encode())
+        return result
+
+    def _uses(self, component: str) -> bool:
+        """Whether the pre-tokeniser, the decoder or the model is, or contains, such a component."""
+        description = json.loads(self._raw.to_str())
+        parts = [description[part] for part in ("pre_tokenizer", "decoder", "model")]
+        return f'"type": "{component}"' in json.dumps(parts)
 
     @cached_property
     def fingerprint(self) -> str:

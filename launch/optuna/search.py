@@ -239,7 +239,7 @@ class Search:
             return None
         point, state = self._point(asked)
         again = self.flight.sweep.retry and state in (FAILED, CANCELLED)
-        if point is None or again or (known := self._end(asked)) is None:
+        if point is None or again or (known := self._end(asked, point, state)) is None:
             return asked
         say(messages.line(point, "known", known))
         return None
@@ -248,15 +248,13 @@ class Search:
         point, state = self._point(asked)
         assert point is not None
         asked.rounds += state in (WAITING, PARTIAL)
-        ended = self._end(asked, reasons.get(point.number, ""))
+        ended = self._end(asked, point, state, reasons.get(point.number, ""))
         if ended is not None and state == DONE and asked.trial.user_attrs.get(REASON):
             say(messages.line(point, "FAILED", ended))
         return ended is not None
 
-    def _end(self, asked: Asked, reason: str = "") -> str | None:
+    def _end(self, asked: Asked, point: Point, state: str, reason: str = "") -> str | None:
         """Tell Optuna how a trial has ended, and return it in a few words; None: it has not."""
-        point, state = self._point(asked)
-        assert point is not None
         if state not in (DONE, FAILED, CANCELLED) and asked.rounds < ROUNDS:
             return None
         asked.trial.set_user_attr(POINT, point.number)

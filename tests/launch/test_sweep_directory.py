@@ -211,17 +211,9 @@ def test_with_what_slurm_says(
     assert asked == ([] if make is done else ["7_0"])
 
 
-def test_slurm_that_does_not_answer_and_a_submitter_that_was_killed(
-    point: Point, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def silent(_):
-        raise queue.NoAnswer("squeue fails: no route.")
-
-    monkeypatch.setattr(queue, "states", silent)
+def test_the_job_of_a_point_whose_submitter_was_killed(point: Point) -> None:
     assert job_of(point) is None
     (begun(point).path / "job.json").write_text('{"job": "9"}')
     assert job_of(point) == "9"
     assert job_of(replace(point, event="started")) is None, "since then it was started here"
     assert job_of(replace(point, cluster="local", job="3")) is None
-    found = survey([point])
-    assert (found.states, found.silent) == ({0: "partial"}, "squeue fails: no route.")

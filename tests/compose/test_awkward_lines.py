@@ -12,40 +12,14 @@ from refusing import only, problems, resolved
 
 import forge.train
 from forge import check, checkpoints, explain, resume
-from forge.config import schemas
 from forge.rundir import directory
 
-KEYS = sorted({key for key, *_ in schemas.walk_options()})
-AWKWARD = [
-    "-1",
-    "1e308",
-    "nan",
-    "null",
-    "",
-    "???",
-    "[[]]",
-    "{a: 1}",
-    "${model}",
-    "1,2",
-    "glob(*)",
-    "é",
-]
 NO_KEYS = ["", " ", ".", "a.", "a..b", "a@b@c", "a/b", "a[0]", "-a", "~+", "ü", "${seed}", "'a'"]
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("value", AWKWARD)
-def test_every_option_and_group_with_an_awkward_value(value: str) -> None:
-    found = problems([f"{key}={value}" for key in KEYS])
-    assert all(p.what and p.key for p in found)
-    groups = [*schemas.sections(), "experiment", "debug", "local", "schema", "hydra", "nothing"]
-    typed = [f"{sign}{group}={value}" for group in groups for sign in ("", "+", "++", "~")]
-    assert all(p.what and p.key for p in problems(typed))
 
 
 @pytest.mark.parametrize("sign", ["", "+", "++", "~"])

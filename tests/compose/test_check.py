@@ -137,14 +137,6 @@ def test_warnings_are_shown_and_do_not_refuse(plan: Plan):
     ]
 
 
-def test_the_directory_that_a_run_would_get(plan: Plan):
-    assert (
-        rows(plan("run.name=mine", "run.root=/tmp/elsewhere"))["directory"]
-        == "/tmp/elsewhere/<date>_mine_<id>"
-    )
-    assert rows(plan("run.dir=/tmp/a_new_one"))["directory"] == "/tmp/a_new_one"
-
-
 def test_an_option_in_a_folder_of_its_group_gives_one_directory(
     plan: Plan, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -157,23 +149,6 @@ def test_an_option_in_a_folder_of_its_group_gives_one_directory(
     made = directory.create(cli.resolved(chosen[:1], chosen[2:])[1], overrides=[])[0]
     assert fnmatch(
         str(made.relative_to(tmp_path)), shown.replace("<date>", "*").replace("<id>", "*")
-    )
-
-
-def test_a_layout_that_leaves_ranks_of_a_launcher_over_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert check.main(["parallel=single"]) == 2
-    error = capsys.readouterr().err
-    assert "tp=1 * pp=1 * cp=1 * ep=1 = 1, and there are 4 ranks (from WORLD_SIZE)." in error
-    assert "-> parallel.dp_shard=4" in error
-
-
-def test_help(capsys: pytest.CaptureFixture[str]):
-    assert check.main(["-h"]) == 0
-    assert capsys.readouterr().out.startswith(
-        "python -m forge.check [group=option] [key=value] ...\n\nWhat would run:"
     )
 
 

@@ -86,15 +86,6 @@ def test_a_users_file_and_the_command_line(say: Say, tmp_path: Path) -> None:
     assert second.startswith(start)
 
 
-def test_choices_and_rules_are_named(say: Say) -> None:
-    text = say("model.position")
-    assert "  admits        rope, learned\n" in text
-    sentence = (
-        "Rotary positions rotate pairs: the head width, model.dim / model.n_heads, must be even."
-    )
-    assert f"  rule          model.rope_head_dim: {sentence}\n" in text
-
-
 def test_sections_and_groups(say: Say) -> None:
     parts = say(*sections(), "run.device=cpu", "model=llama3_8b", "debug", "debug=fast").split(
         "\n\n"

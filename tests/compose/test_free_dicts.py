@@ -4,9 +4,7 @@ read-only at the end.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +13,8 @@ from refusing import only, resolved
 
 from forge import check, explain
 from forge.compose import composition
-from forge.config.field import FrozenDict, freeze_value, thaw_value
+from forge.config.field import thaw_value
 from forge.resolve.resolve import resolve
-from forge.resolve.rules.run import unstorable
 from forge.rundir import saved_config
 
 TRUST = "run.trust=[mypkg.]"
@@ -75,16 +72,6 @@ def test_from_a_group_of_the_users_own(write: Write):
     assert twice == {"one": whole, "two": whole | {"decay": 0.1}}
 
 
-def test_from_an_experiment(write: Write):
-    folder = write("callback/ema.yaml", WRITTEN)
-    write(
-        "experiment/mine.yaml",
-        "# @package _global_\ndefaults:\n  - /callback: ema\ncallbacks:\n  ema: {decay: 0.5}\n",
-    )
-    assert entries(["experiment=mine"], config_dirs=[folder])["ema"]["decay"] == 0.5
-    assert entries(["experiment=mine", "~callbacks.ema"], config_dirs=[folder]) == {}
-
-
 def test_a_fault_in_a_file_says_where(write: Write):
     folder = write("callback/ema.yaml", WRITTEN.replace("mypkg.EMA", "os.system"))
     found = only(["+callback=ema"], config_dirs=[folder])
@@ -112,22 +99,6 @@ def test_resolved_entries_are_read_only_all_the_way_down():
         with pytest.raises(dataclasses.FrozenInstanceError, match="a resolved config is read-only"):
             change()
     assert entry == {"_target_": "mypkg.EMA", "decay": 0.9, "deep": {"a": ({"b": 1},)}}
-
-
-def test_frozen_values_copy_pickle_and_thaw():
-    value = {"a": [1, {"b": [None, "x"]}], "c": {}}
-    held = freeze_value(value)
-    assert isinstance(held["a"][1], FrozenDict)
-    for again in (copy.deepcopy(held), pickle.loads(pickle.dumps(held)), copy.copy(held)):
-        assert again == held
-        assert type(again) is FrozenDict
-    assert thaw_value(held) == value
-    assert type(thaw_value(held)["a"][1]) is dict
-
-
-def test_what_no_file_can_keep_is_named():
-    assert unstorable({"a": [1, {"b": {1, 2}}]}, "callbacks.x") == "callbacks.x.a[1].b is a set"
-    assert unstorable({"a": [1, 2.5, None, True, {"b": ("x",)}], 3: "y"}, "callbacks.x") == ""
 
 
 def test_an_entry_set_in_python_is_checked():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from refusing import resolved
 
-from forge.config.hydra_names import translate, translate_file, translate_key
+from forge.config.hydra_names import translate
 from forge.config.launch import Slurm, SubmititLocal
 from forge.config.sweeper import Optuna
 
@@ -33,28 +33,6 @@ from forge.config.sweeper import Optuna
 )
 def test_an_override(hydras: str, ours_: str) -> None:
     assert translate(hydras) == ours_
-
-
-def test_a_file() -> None:
-    content = {
-        "hydra": {
-            "launcher": {"timeout_min": 3, "mem_gb": 2},
-            "sweeper": {"params": {"a.b": "1,2"}},
-        },
-        "launch": {"partition": "x"},
-    }
-    assert translate_file(content) == {
-        "launch": {"partition": "x", "time": 3, "mem": "2G"},
-        "sweeper": {"params": {"a.b": "1,2"}},
-    }
-    assert translate_file({"hydra": {"verbose": True}, "seed": 1}) == {
-        "hydra": {"verbose": True},
-        "seed": 1,
-    }
-    assert (translate_key("hydra.launcher.timeout_min"), translate_key("seed")) == (
-        "launch.time",
-        "seed",
-    )
 
 
 def test_an_experiment_that_hydra_would_take(write: Callable[[str, str], str]) -> None:

@@ -16,7 +16,7 @@ from refusing import SMALL
 
 import forge
 from forge import resume
-from forge.config.problems import ConfigError, Problem, closest, did_you_mean
+from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
 from forge.launch.local import processes
 from forge.rundir import files
@@ -56,18 +56,6 @@ def test_a_config_changed_in_python_is_checked():
         config.validate()
     assert isinstance(refused.value, ConfigError)
     assert [p.option for p in refused.value.problems] == ["optimizer.lr", "train.seq_len"]
-
-
-def test_compose_refuses_with_every_problem():
-    with pytest.raises(ValueError, match="2 problems") as refused:
-        forge.compose(["optimizer.lrr=1", "model=lama7b"])
-    assert isinstance(refused.value, forge.ConfigError)
-    assert {p.key for p in refused.value.problems} == {"optimizer.lrr=1", "model=lama7b"}
-
-
-def test_compose_takes_the_users_folders(write):
-    folder = write("experiment/mine.yaml", "# @package _global_\nseed: 9\n")
-    assert forge.compose(["experiment=mine"], config_dirs=[folder]).seed == 9
 
 
 def test_validate_says_what_was_worked_out_and_where_it_would_run():
@@ -183,24 +171,6 @@ def test_the_package_says_what_it_has():
     assert set(forge.__all__) == {"ConfigError", "compose", "train"}
     with pytest.raises(AttributeError, match="module 'forge' has no attribute 'trian'"):
         forge.trian  # noqa: B018  # type: ignore[attr-defined]
-
-
-def test_what_was_meant():
-    assert closest("lrr", ["lr", "eps", "lr"]) == ["lr"]
-    assert closest("zzz", ["lr"]) == []
-    assert [did_you_mean(m) for m in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
-        "",
-        "did you mean a?",
-        "did you mean a or b?",
-        "did you mean a, b or c?",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("key", "option"), [("+a.b=1", "a.b"), ("~a", "a"), ("a.b[1]=2", "a.b"), ("a=b=c", "a")]
-)
-def test_the_option_of_a_problem(key: str, option: str):
-    assert Problem(key=key, what="").option == option
 
 
 def test_a_refusal_survives_another_process():

@@ -72,16 +72,6 @@ def wide(package: Package) -> None:
     package({"mine/conf/__init__.py": SCHEMA, "mine/conf/model/wide.yaml": OPTION})
 
 
-def test_its_option_composes_typed(wide: None) -> None:
-    model = resolved([*SEARCH, "model=wide", "model.width=48"]).config.model
-    assert (type(model).__name__, model.width, model.vocab_size, model._target_) == (
-        "Wide",
-        48,
-        4096,
-        "mine.model.Wide",
-    )  # type: ignore[attr-defined]
-
-
 def test_its_mistakes_are_found_like_ours(wide: None, tmp_path: Path) -> None:
     chosen = [*SEARCH, "model=wide"]
     assert only([*chosen, "model.widht=3"]).fix == "did you mean model.width=3?"
@@ -112,14 +102,6 @@ def test_it_survives_the_run_directory_of_who_trusts_it(wide: None, tmp_path: Pa
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"Wide cannot be used: the package mine has no 'gone'\."):
         saved_config.load(tmp_path / "config.yaml", trust=["mine."])
-
-
-def test_a_config_group_of_its_own(package: Package) -> None:
-    text = "defaults:\n  - override /scheduler: wsd\ntrain:\n  max_steps: 7\n"
-    package({"mine/conf/recipe/fast.yaml": f"# @package _global_\n{text}"})
-    found = resolved([*SEARCH, "+recipe=fast", "scheduler.warmup_steps=1"]).config
-    assert (found.train.max_steps, type(found.scheduler).__name__) == (7, "WSD")
-    assert only([*SEARCH, "+recipe=fats"]).fix == "did you mean recipe=fast?"
 
 
 INIT = "mine/conf/__init__.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,21 +32,6 @@ def model_of(**options: int) -> Any:
     init_weights(model, 0)
     check_model(model, "forge_example.gated_conv.GatedConv")
     return model
-
-
-def test_the_schemas_need_no_torch() -> None:
-    import subprocess
-
-    path = f"{Path(__file__).parents[2]}:{Path(__file__).parents[2] / 'docs' / 'example_package'}"
-    code = "import forge_example.conf, sys; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "False"
 
 
 def test_a_token_sees_itself_and_the_reach_before_it() -> None:

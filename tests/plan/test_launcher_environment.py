@@ -71,12 +71,6 @@ def test_torchrun_within_srun_is_torchrun() -> None:
     assert launcher_environment({**SRUN, **TORCHRUN}) == launcher_environment(TORCHRUN)
 
 
-def test_an_address_that_the_user_gives_is_taken() -> None:
-    found = launcher_environment(srun(MASTER_ADDR="10.0.0.1", MASTER_PORT="7"))
-    assert found is not None
-    assert (found.address, found.port) == ("10.0.0.1", 7)
-
-
 def test_an_older_slurm_without_the_tasks_of_a_step() -> None:
     found = launcher_environment(srun(SLURM_STEP_NUM_TASKS=None, SLURM_STEP_NODELIST=None))
     assert found is not None

@@ -45,13 +45,6 @@ def parts(*overrides: str) -> dict[str, int]:
     return memory_by_part(chosen(*overrides))
 
 
-def test_as_many_ranks_share_the_weights_however_they_are_cut():
-    """fsdp * 1 and efsdp * ep are the same number."""
-    both = ("parallel.ep=2", "parallel.dp_shard=2")
-    cuts = (("parallel.dp_shard=4",), ("parallel.ep=4",), both, (*both, "parallel.dp_replicate=2"))
-    assert len({parts(*cut)[WEIGHTS] for cut in cuts}) == 1
-
-
 @pytest.mark.parametrize(("ep", "shards"), [(1, 4), (2, 2), (4, 1)])
 def test_what_is_gathered_of_two_blocks_are_the_experts_of_an_ep_rank(ep: int, shards: int):
     degrees = (f"parallel.ep={ep}", f"parallel.dp_shard={shards}")
@@ -69,21 +62,6 @@ def test_two_blocks_are_the_costliest_two_that_meet():
     for option, two in (("frequency=2", sparse + dense), ("first_num_dense_layers=1", 2 * sparse)):
         found = parts("parallel.dp_shard=2", f"model.moe.{option}")
         assert found[GATHERED] == 4 * (TABLE + 64 + two)
-
-
-def test_stages_and_tp_ranks_have_the_experts_of_their_part():
-    """The first stage has the two dense layers; tp cuts experts and no router."""
-    last = parts("parallel.pp=2", "model.moe.first_num_dense_layers=2")[WEIGHTS]
-    assert last == 4 * (TABLE + 64 + 2 * (SPARSE + 8 * EXPERT))
-    cut = ATTENTION // 2 + NORMS + ROUTER + (8 + 2) * EXPERT // 2
-    assert parts("parallel.tp=2", SHARED)[WEIGHTS] == 4 * (TABLE + 64 + 4 * cut)
-
-
-def test_fewer_experts_than_ranks_are_cut_across_and_else_some_ranks_have_more():
-    few = parts("parallel.dp_shard=16", "train.batch_size=1")[WEIGHTS]
-    assert few == 4 * (2 * TABLE + 64 + 4 * (SPARSE + 8 * EXPERT)) // 16
-    uneven = parts("parallel.dp_shard=3")[WEIGHTS]
-    assert uneven == 4 * (-(-(2 * TABLE + 64 + 4 * SPARSE) // 3) + 4 * 3 * EXPERT)
 
 
 @pytest.mark.parametrize(

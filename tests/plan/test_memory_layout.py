@@ -26,12 +26,6 @@ def parts(*overrides: str) -> dict[str, int]:
     return memory_by_part(resolved([*BASE, *overrides]).config)
 
 
-def test_one_device_has_all():
-    one = parts()
-    assert one[WEIGHTS] == parts("parallel.dp_replicate=4")[WEIGHTS] == 4 * ALL
-    assert set(one) == {*STATE, "activations", "logits"}
-
-
 def test_fsdp_shards_what_belongs_to_weights_and_gathers_a_block_and_the_next():
     one, two = parts(), parts("parallel.dp_shard=4")
     for part in STATE:
@@ -72,15 +66,6 @@ def test_tp_and_cp_cut_activations():
     full = "train.activation_checkpointing=full"
     saved = parts(full)["activations"] - parts(full, "parallel.tp=2")["activations"]
     assert saved == 4 * 64 * 4 * (4 * 64 // 2)
-
-
-def test_recompute_in_every_nth_block():
-    """One, two and four of four blocks."""
-    one, two, four = (
-        parts("train.activation_checkpointing=full", f"train.recompute_every={n}")["activations"]
-        for n in (4, 2, 1)
-    )
-    assert two - four == 2 * (one - two) > 0
 
 
 def test_a_pipeline_rank_has_its_blocks_and_one_table():

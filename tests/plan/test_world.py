@@ -82,11 +82,6 @@ def test_the_order_of_sources_of_a_slurm_job(
     assert world.elsewhere
 
 
-def test_ranks_that_a_launcher_has_started_count_first():
-    world = found(Slurm(nodes=2, gpus_per_node=4), {"dp_shard": -1}, WORLD_SIZE="3")
-    assert (world.size, world.source, world.remote) == (3, "WORLD_SIZE", False)
-
-
 @pytest.mark.parametrize(
     ("launch", "asked", "here", "device", "gpus"),
     [

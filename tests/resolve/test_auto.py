@@ -9,7 +9,7 @@ from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
-from refusing import SMALL, problems, resolved
+from refusing import resolved
 
 from forge.plan.memory import memory_by_part
 from forge.plan.world import Devices, World
@@ -174,29 +174,6 @@ def test_what_is_chosen_for_experts(
     micro-batches, are of all that are gathered.
     """
     assert degrees(auto([*MIXTRAL, *overrides], ranks, gib * GIB, gpus=8)) == chosen
-
-
-def test_what_the_model_cannot_have_is_passed_over():
-    """Four heads: tp=8 is never chosen, whatever the memory."""
-    found = resolved(
-        [*SMALL, "parallel=auto", "run.device=cuda"], gpus=8, memory=1 << 20, world_size=8
-    )
-    assert found.config.parallel.tp in (1, 2, 4)
-    assert found.config.parallel.pp in (1, 2)
-
-
-def test_what_was_chosen_is_a_layout_like_any_other():
-    found = auto([], 8, 80 * GIB)
-    written = [f"parallel.{axis}={size}" for axis, size in found.config.parallel.degrees().items()]
-    again = resolved(
-        [*LLAMA[:-1], "parallel=single", *written], gpus=8, memory=80 * GIB, world_size=8
-    )
-    assert again.config.parallel == found.config.parallel
-
-
-def test_given_degrees_leave_nothing_to_choose():
-    (warned,) = problems([*SMALL, "parallel.layout=auto", "parallel.dp_shard=2"])
-    assert (warned.rule, warned.warning) == ("no_effect", True)
 
 
 def test_memory_on_a_cpu_is_shared():

@@ -135,43 +135,6 @@ def test_time_is_saved_where_there_is_memory(layout: str, gib: int, reshard: str
     assert re.fullmatch(said, why)
 
 
-def test_what_is_given_is_not_worked_out():
-    given = """
-        model.n_kv_heads=2 model.gated_mlp=false model.ffn_hidden_dim=96 scheduler.decay_steps=90
-        run.num_processes=1 precision=fp32 train.global_batch_size=2 train.global_batch_tokens=64
-        run.objective=eval/loss precision.residual_dtype=fp32 parallel.reduce_gradients=step
-        parallel.reshard_after_forward=never parallel.pp_stages_per_rank=1
-        parallel.pp_microbatches=1
-    """
-    assert derived(given.split()) == {}
-
-
-@pytest.mark.parametrize("dim", [64, 104, 256, 768, 1000, 4096])
-@pytest.mark.parametrize("multiplier", [0.5, 1.0, 1.3])
-def test_the_feed_forward_width_is_kempnerforges(dim: int, multiplier: float):
-    wanted = 256 * math.ceil(int(4 * dim * 2 / 3 * multiplier) / 256)
-    overrides = [f"model.dim={dim}", f"model.ffn_dim_multiplier={multiplier}"]
-    assert derived(overrides)["model.ffn_hidden_dim"][0] == wanted
-
-
-def test_published_widths():
-    found = [resolved([f"model={name}"]).config.model for name in ("llama7b", "llama13b")]
-    assert [model.ffn_hidden_dim for model in found] == [11008, 13824]  # type: ignore[attr-defined]
-
-
-def test_fsdp_takes_what_the_other_degrees_leave():
-    found = derived(["parallel.dp_shard=-1", "parallel.tp=2"], world_size=8)
-    assert found["parallel.dp_shard"] == (4, "8 ranks / 2 of the other degrees")
-
-
-def test_the_arithmetic_of_a_layout_that_does_not_fit():
-    layout = ["parallel.dp_shard=-1", "parallel.tp=2", "parallel.cp=3", "train.seq_len=36"]
-    with pytest.raises(ConfigError) as refused:
-        composition.config([*SMALL, *layout]).validate(world_size=8)
-    arithmetic = "dp_replicate=1 * dp_shard=1 * tp=2 * pp=1 * cp=3 * ep=1 = 6"
-    assert f"{arithmetic}, and there are 8 ranks (from the caller)." in str(refused.value)
-
-
 def test_every_rank_that_draws_its_own_data_counts():
     degrees = ["dp_shard=2", "dp_replicate=3", "ep=5", "tp=2"]
     overrides = [*SMALL, *(f"parallel.{text}" for text in degrees), "train.global_batch_size=59"]
@@ -235,12 +198,6 @@ def test_rows_of_a_tokenizer_that_says_nothing_of_itself():
     assert only(["tokenizer=file", "tokenizer.path=nowhere", "model=tiny"]).rule == "tokenizer.path"
 
 
-@pytest.mark.parametrize("value", ["true", "abc", "300.5", "null", "[1]", "{a: 1}"])
-def test_rows_are_an_integer_or_auto(value: str):
-    found = only([f"model.vocab_size={value}"])
-    assert found.what == "model.vocab_size must be an integer or auto."
-
-
 def epochs(overrides: list[str], samples: int):
     resolution = resolved([*SMALL, "train.max_steps=1000", "scheduler.warmup_steps=10", *overrides])
     config = resolution.config
@@ -255,11 +212,6 @@ def test_epochs_cut_the_run_once_the_number_of_samples_is_known():
     why = "1.5 epochs * 101 sequences / 4 a step"
     assert found[0] == Derived("train.max_steps", steps, why)
     assert config.scheduler.decay_steps == steps - 10
-
-
-def test_a_decay_that_was_given_is_kept():
-    config, _ = epochs(["train.max_epochs=1", "scheduler.decay_steps=500"], samples=200)
-    assert (config.train.max_steps, config.scheduler.decay_steps) == (100, 500)
 
 
 def test_the_parts_of_a_schedule_that_were_worked_out_fit_the_epochs():

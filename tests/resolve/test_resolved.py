@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from refusing import SMALL, problems, resolved
+from refusing import resolved
 
 from forge.compose import composition
 from forge.compose.engine import Library
@@ -96,13 +96,6 @@ def test_resolving_again_changes_nothing(overrides: list[str]):
     assert [w.what for w in again.warnings] == [w.what for w in once.warnings]
 
 
-def test_a_resolved_config_can_be_checked_for_another_world():
-    once = resolve(composition.config([*SMALL, "parallel.dp_shard=-1"]))
-    with pytest.raises(ValueError, match="there are 8 ranks"):
-        once.config.validate(world_size=8)
-    assert once.config.frozen
-
-
 @pytest.mark.parametrize("overrides", VARIED, ids=str)
 def test_the_config_that_is_resolved_is_not_touched(overrides: list[str]):
     config = composition.config(overrides)
@@ -114,26 +107,9 @@ def test_the_config_that_is_resolved_is_not_touched(overrides: list[str]):
     assert config.validate().config.train.max_steps == 7
 
 
-def test_a_copy_can_be_thawed():
-    config = copy.deepcopy(resolved().config)
-    config.thaw()
-    config.train.max_steps = 3
-    assert config.train.max_steps == 3
-
-
 def test_one_composition_does_not_leak_into_the_next():
     library = Library()
     first, _ = library.merge(library.defaults([]).defaults)
     first.optimizer.lr = 9.0
     second, _ = library.merge(library.defaults([]).defaults)
     assert second.optimizer.lr != 9.0
-
-
-def test_a_problem_carries_everything_a_program_needs():
-    (problem,) = problems(["train.seq_len=100000"])
-    assert (problem.option, problem.rule, problem.where, problem.warning) == (
-        "train.seq_len",
-        "train.seq_len",
-        "command line",
-        False,
-    )

@@ -109,20 +109,10 @@ def test_a_default_that_differs_is_explained(row):
         )
 
 
-def test_defaults_are_compared_for_nearly_all_of_kempnerforge():
-    options = [row for row in TAKEN if row.seed == "kempnerforge" and "." in row.key]
-    assert sum(bool(row.default) and row.ours in FIELDS for row in options) >= 70
-
-
 def test_the_page_is_current():
     assert (REPOSITORY / "docs" / "seeds.md").read_text(
         encoding="utf-8"
     ) == seeds.render_markdown(), "run make docs"
-
-
-def test_the_page_has_one_line_an_option():
-    lines = seeds.render_markdown().splitlines()
-    assert sum(line.startswith("| `") for line in lines) == len(seeds.rows())
 
 
 def exists(ours: str) -> bool:

@@ -36,7 +36,6 @@ SEVEN_SAID = """\
      -> train.seq_len={longest} or model.max_seq_len=4096
   4. scheduler.min_lr_ratio=2.0   [command line]
      scheduler.min_lr_ratio must be at least 0 and at most 1.
-     -> for example scheduler.min_lr_ratio=1
   5. train.max_steps=abc   [command line]
      train.max_steps is an integer; 'abc' is not.
      -> for example train.max_steps=1600

@@ -79,9 +79,8 @@ def _as_values(group: str, name: str) -> list[str]:
 
 
 def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Problem]]:
-    """Compose the choices; one that does not compose is left out and reported.
-
-    Raises ConfigError when nothing composes at all.
+    """Compose the choices; one that does not compose is left out and reported. Raises ConfigError
+    when nothing composes at all.
     """
     chosen = _effective(chosen, library)
     problems: list[Problem] = []
@@ -105,9 +104,7 @@ def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Pr
 
 
 def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
-    """The choices as Hydra takes them: the last of each group; null removes it; `+group=x` says
-    `group=x` where the group has a place.
-    """
+    """The choices as Hydra takes them: the last of each group, null as a removal."""
     result: dict[tuple[str, str | None], Override] = {}
     for override in chosen:
         group = override.key_or_group
@@ -122,9 +119,7 @@ def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
 
 
 def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
-    """What the choices compose to; a problem is blamed on the last of them, or on conf/local when
-    there is none.
-    """
+    """What the choices compose to; a problem is blamed on the last, or on conf/local."""
     last = chosen[-1] if chosen else parse("local=default")
     text = last.input_line or ""
     name = last.value() if not last.is_delete() else None

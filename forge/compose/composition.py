@@ -51,9 +51,7 @@ class Composition:
         return lines_of(self.library, self.files)
 
     def written_at(self, key: str) -> str:
-        """'command line', or the file and line that set a key, or the first below it, or nothing
-        when its default stands.
-        """
+        """'command line', or the file and line that set a key or the first below it; else ''."""
         if any(
             f"{key}.".startswith(f"{done}.") or done.startswith(f"{key}.") for done in self.applied
         ):
@@ -62,9 +60,7 @@ class Composition:
         return self.lines.get(key) or next(below, "")
 
     def origin(self, key: str) -> str:
-        """Where a value comes from: `written_at`, or the line of its default; empty for a key that
-        does not exist.
-        """
+        """Where a value comes from: `written_at`, or the line of its default."""
         return self.written_at(key) or default_origin(self.tree, key)
 
     def typed(self) -> Composed:
@@ -86,8 +82,8 @@ def config(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) ->
 
 
 def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Composition:
-    """Compose the groups in one pass, without wrong choices, then apply the values one by one, in
-    the order given, as Hydra has it, so that every wrong one is found.
+    """Compose the groups without wrong choices, then apply the values one by one, in their order,
+    so that every wrong one is found.
     """
     composition, assigned = chosen(overrides, config_dirs=config_dirs)
     apply(composition, assigned)
@@ -154,8 +150,8 @@ def chosen(
 def _search_path(
     config_dirs: Sequence[str], overrides: Sequence[Override], problems: list[Problem]
 ) -> tuple[str, ...]:
-    """The search path of --config-dir and hydra.searchpath; what is wrong with it, or with other
-    settings of Hydra, is added to the problems.
+    """The search path; what is wrong with it, or with other settings of Hydra, is added to the
+    problems.
     """
     entries = [(folder, f"--config-dir {folder}") for folder in config_dirs]
     for override in filter(Override.is_hydra_override, overrides):

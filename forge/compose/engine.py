@@ -43,10 +43,7 @@ class Composed(Config):
     """A config that was composed from groups and values: what `forge.compose` returns."""
 
     def validate(self, *, world_size: int | None = None) -> Resolution:
-        """Resolve a copy: what would run, with warnings and derived values.
-
-        Raises ConfigError with every problem.
-        """
+        """Resolve a copy: what would run. Raises ConfigError with every problem."""
         from forge.resolve.resolve import resolve
 
         return resolve(self, world_size=world_size)
@@ -54,7 +51,7 @@ class Composed(Config):
 
 @dataclass(frozen=True)
 class Misfit:
-    """A value of a file that has no place in the config: its keys from the root, and the error."""
+    """A value of a file without a place in the config: its keys from the root, and the error."""
 
     config_path: str
     package: str
@@ -67,8 +64,8 @@ class Misfit:
 
 
 class Repository(ConfigRepository):
-    """Reads files as Hydra does, with Hydra's own names translated to forge's, and without choices
-    of options that do not exist; `absent` keeps those as (group, option) by file.
+    """Reads files as Hydra does, with Hydra's names translated to forge's. `absent` has, by file,
+    the (group, option) that it chooses and that do not exist, without which it is read.
     """
 
     def __init__(self, config_search_path: ConfigSearchPathImpl):
@@ -162,10 +159,8 @@ class Library:
         )
 
     def merge(self, defaults: list[ResultDefault]) -> tuple[DictConfig, list[Misfit]]:
-        """The config that these files and schemas compose to, in struct mode, and the values that
-        had no place in it and were left out.
-
-        Raises ConfigCompositionException for a file that does not say which schema it is of.
+        """The config that these compose to, and the values that had no place in it. Raises
+        ConfigCompositionException for a file that does not say which schema it is of.
         """
         tree, misfits = OmegaConf.create(), []
         with flag_override(tree, "no_deepcopy_set_nodes", True):

@@ -26,10 +26,8 @@ CORRECT = "correct the file"
 
 
 def file_fault(choice: str, config_path: str, error: Exception, library: Library) -> Problem:
-    """What is wrong with the files behind a group choice, from what Hydra raised while it composed
-    them.
-
-    choice: as it was typed. config_path: the file it names, unless the error names another.
+    """What is wrong with the files behind a group choice, from what Hydra raised. choice: as typed.
+    config_path: the file, unless the error names another.
     """
     named = re.search(r"In '([^']+)'", str(error))
     file = library.file_of(named[1] if named and named[1] != "config" else config_path)
@@ -70,9 +68,7 @@ def absent_fault(config_path: str, group: str, name: str, library: Library) -> P
 
 
 def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
-    """What is wrong with one value of a file, and on which line. tree: what was composed without
-    it.
-    """
+    """What is wrong with one value of a file. tree: what was composed without it."""
     file = library.file_of(misfit.config_path)
     key, cause = ".".join(map(str, misfit.keys)), misfit.cause
     above, _, last = key.rpartition(".")
@@ -107,9 +103,7 @@ def _choice(config_path: str) -> str:
 
 
 def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
-    """The nodes of the name and the value that a file has there; none where it is the file as a
-    whole.
-    """
+    """The nodes of the name and the value that a file has there, if it is not the whole file."""
     *above, last = misfit.keys
     for written, name, node in nodes_of(file):
         ours = hydra_names.SECTIONS.get(written) or hydra_names.translate_key(written)

@@ -43,9 +43,7 @@ class Composer:
         self._dicts = tuple(f"{key}." for key in schemas.dicts())
 
     def __call__(self, overrides: Sequence[str]) -> tuple[Composition, Config]:
-        """The composition, with its problems, and its config. Raises ConfigError when nothing
-        composes at all.
-        """
+        """The composition and its config. Raises ConfigError when nothing composes at all."""
         others = tuple(text for text in overrides if not self._is_plain(text))
         base = self._base(others)
         if base is None:
@@ -66,9 +64,7 @@ class Composer:
         return is_option and has_one and not re.search(r"\$\{|\?\?\?", str(override.value()))
 
     def _base(self, overrides: tuple[str, ...]) -> Base | None:
-        """What the others compose to; None where one value may depend on another, so that each
-        point has to be composed anew.
-        """
+        """What the others compose to; None where one value may depend on another."""
         if overrides not in self._bases:
             composition, assigned = chosen(
                 overrides, config_dirs=self.config_dirs, read_from=self._library
@@ -87,8 +83,8 @@ class Composer:
     def _with(
         self, base: Base, typed: Sequence[str], assigned: Sequence[Any]
     ) -> tuple[Composition, Config]:
-        """Set the values in the tree, which finds what is wrong with them, copy them to the config,
-        and take them back.
+        """Set the values in the tree, which checks them, copy them to the config, and take them
+        back.
         """
         composition = replace(
             base.composition,

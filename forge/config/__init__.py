@@ -14,11 +14,10 @@ def register(group: str, name: str, schema: type[Section]) -> None:
     """Add the schema of an option of a group, so that `defaults: [/schema/GROUP@_here_: NAME,
     _self_]` finds it.
 
-    group: model, tokenizer, data, objective, optimizer or scheduler. schema: a
-    dataclass(kw_only=True) that subclasses the group's base class, such as
-    forge.config.model.Model, with a default for `_target_`; its options are made by
-    forge.config.field.opt. Call it where `hydra.searchpath=[pkg://mine.conf]` imports it: in
-    mine/conf/__init__.py. Raises ValueError for what does not fit.
+    schema: a dataclass(kw_only=True) that subclasses the group's base class, such as
+    forge.config.model.Model, with a default for `_target_` and options by forge.config.field.opt.
+    Call it in mine/conf/__init__.py, which `hydra.searchpath=[pkg://mine.conf]` imports. Raises
+    ValueError for what does not fit.
     """
     from forge.config import schemas
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import operator
 import types
@@ -31,9 +30,11 @@ LARGEST = 1e18  # a product of sizes stays within what a float can hold
 
 
 def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
-    """Every value of the section, and of the sections below it, that its option does not admit."""
-    for name, hint, metadata in _options(type(section)):
-        key, value = f"{prefix}{name}", getattr(section, name)
+    """Every value in the section that its option does not admit."""
+    hints = types_of(type(section))
+    for field in dataclasses.fields(section):
+        hint, metadata = hints[field.name], field.metadata
+        key, value = f"{prefix}{field.name}", getattr(section, field.name)
         if not fits(value, hint):
             choices = ", ".join(metadata.get("choices") or ())
             described = f"an integer or {choices}" if hint == int | str else kind(hint)
@@ -51,15 +52,8 @@ def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
             yield from element_faults(key, value, metadata)
 
 
-@functools.cache
-def _options(schema: type[Section]) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
-    hints = types_of(schema)
-    fields = dataclasses.fields(schema)
-    return tuple((field.name, hints[field.name], field.metadata) for field in fields)
-
-
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type that its option declares, of a tuple apart from its length."""
+    """Whether a value has a declared type, of a tuple apart from its length."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in inner)
@@ -91,12 +85,15 @@ def describe_bounds(metadata: Mapping[str, Any]) -> str:
     """What an option admits, in words: 'greater than 0 and at most 1', or its choices."""
     choices = ", ".join(metadata.get("choices") or ())
     limits = metadata.get("bounds", {}).items()
-    bounds = " and ".join(f"{COMPARE[name][1]} {_number(limit)}" for name, limit in limits)
+    bounds = " and ".join(
+        f"{COMPARE[name][1]} {limit if isinstance(limit, int) else format(limit, 'g')}"
+        for name, limit in limits
+    )
     return f"{bounds}, or {choices}" if bounds and choices else bounds or choices
 
 
 def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is wrong with one value, or one of a list, of the right type."""
+    """What is wrong with one value of the right type."""
     choices, bounds = metadata.get("choices"), metadata.get("bounds", {})
     if isinstance(value, str) and choices and value not in choices:
         meant = did_you_mean([f"{key}={c}" for c in closest(value, choices)])
@@ -105,27 +102,12 @@ def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterato
         yield Problem(f"{key}={value}", f"{key} {what}.", meant, rule="choices")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    what = fix = ""
+    what = ""
     if not math.isfinite(value):
         what = "finite"
     elif not all(COMPARE[name][0](value, limit) for name, limit in bounds.items()):
-        what, legal = describe_bounds(metadata), _legal(value, bounds)
-        fix = f"for example {key}={_number(legal)}" if legal is not None and "[" not in key else ""
+        what = describe_bounds(metadata)
     elif abs(value) > LARGEST:
         what = f"at most {LARGEST:g}"
     if what:
-        yield Problem(f"{key}={value}", f"{key} must be {what}.", fix, rule="bounds")
-
-
-def _legal(value: float, bounds: Mapping[str, float]) -> float | None:
-    """The legal value nearest to one that breaks bounds; None where there is no nearest."""
-    for name in ("ge", "le"):
-        if name in bounds and not COMPARE[name][0](value, bounds[name]):
-            return bounds[name]
-    after = bounds.get("gt", math.inf) + 1
-    is_legal = isinstance(value, int) and value < after < bounds.get("lt", math.inf)
-    return after if is_legal else None
-
-
-def _number(limit: float) -> str:
-    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+        yield Problem(f"{key}={value}", f"{key} must be {what}.", rule="bounds")

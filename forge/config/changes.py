@@ -33,11 +33,9 @@ class Change:
 
 
 def changes(before: Config, after: Config) -> list[Change]:
-    """Every difference between two resolved configs; a section that becomes another variant is one
-    change.
+    """Every difference between two resolved configs; another variant of a section is one change.
 
-    Free are options marked so, a larger train.max_steps, and a schedule that was worked out from
-    train.max_steps and follows it.
+    Free are options marked so, a larger train.max_steps, and a schedule that follows it.
     """
     found = [change for change in _walk(before, after) if not permitted(change.key, PLACES)]
     return [
@@ -52,9 +50,7 @@ def permitted(key: str, allowed: Sequence[str]) -> bool:
 
 
 def assignments(before: Section, after: Section) -> list[str]:
-    """`key=value` for every option of `after` that differs; a section of another class has no such
-    text.
-    """
+    """`key=value` for every option of `after` that differs."""
     keys = [change.key for change in _walk(before, after)]
     found = [(key, functools.reduce(getattr, key.split("."), after)) for key in keys]
     return [f"{key}={literal(value)}" for key, value in found if not isinstance(value, Section)]

@@ -45,9 +45,9 @@ def opt(
     acts_when: Condition | None = None,
     idle: Any = None,
 ) -> Any:
-    """A dataclass field that knows its help text and the values it admits.
+    """A dataclass field with all that is known of an option.
 
-    gt, ge, lt, le: bounds of a number, or of each element of a list; null has none.
+    gt, ge, lt, le: bounds of a number, or of each element of a list.
     choices: the legal strings (OmegaConf 2.3 has no Literal).
     free: another value may be given when a run goes on.
     path: a file or directory; it becomes absolute.
@@ -76,7 +76,7 @@ def opt(
 
 
 class FrozenDict(dict):
-    """A dict that is read and not changed; it compares, copies and pickles as one."""
+    """A dict that is not changed; it compares, copies and pickles as one."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise dataclasses.FrozenInstanceError("a resolved config is read-only")
@@ -104,13 +104,13 @@ def thaw_value(value: Any) -> Any:
 
 @dataclass(kw_only=True)
 class Section:
-    """Base of every schema class: ordinary while it is being composed, read-only once resolved."""
+    """Base of every schema class; read-only once resolved."""
 
     all_free = False  # whether every option of the section may change when a run goes on
     acts_when: ClassVar[Condition | None] = None  # as of `opt`, for all options of the section
 
     def freeze(self) -> None:
-        """Make this section and all sections below it read-only; lists become tuples."""
+        """Make this section and those below it read-only; lists become tuples."""
         if self.frozen:
             return
         for field in dataclasses.fields(self):
@@ -159,7 +159,7 @@ def _cloned(value: Any) -> Any:
 
 @functools.cache
 def types_of(schema: type[Section]) -> dict[str, Any]:
-    """The declared type of each option of a section; to work them out takes a millisecond."""
+    """The declared type of each option of a section."""
     hints = typing.get_type_hints(schema, include_extras=True)
     return {
         name: typing.get_args(hint)[1] if typing.get_origin(hint) is Annotated else hint

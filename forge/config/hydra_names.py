@@ -33,7 +33,7 @@ OVERRIDE = re.compile(r"([+~]*)(hydra[/.](?:launcher|sweeper)[^=]*)(=?)(.*)", re
 
 
 def translate(text: str) -> str:
-    """An override in forge's names; one that has no such name of Hydra's is returned as it is."""
+    """An override in forge's names."""
     match = OVERRIDE.fullmatch(text)
     if match is None:
         return text
@@ -65,12 +65,11 @@ def translate_key(key: str) -> str:
 def translate_file(content: Mapping[str, Any]) -> dict[str, Any]:
     """What a YAML file sets, with `hydra: {sweeper: ..., launcher: ...}` under forge's names."""
     hydra = content.get("hydra")
-    result: dict[str, Any] = dict(content)
     if not isinstance(hydra, Mapping):
-        return result
-    result["hydra"] = {key: value for key, value in hydra.items() if f"hydra.{key}" not in SECTIONS}
-    if not result["hydra"]:
-        del result["hydra"]
+        return dict(content)
+    rest = {key: value for key, value in hydra.items() if f"hydra.{key}" not in SECTIONS}
+    result: dict[str, Any] = {key: value for key, value in content.items() if key != "hydra"}
+    result |= {"hydra": rest} if rest else {}
     for section, ours in SECTIONS.items():
         given = hydra.get(section.partition(".")[2]) or {}
         if not isinstance(given, Mapping):

@@ -82,7 +82,6 @@ class Decoder(Model):
 
     @property
     def is_moe(self) -> bool:
-        """Whether any block routes its tokens to experts."""
         return self.n_moe_layers > 0
 
     @property
@@ -152,7 +151,7 @@ class Decoder(Model):
 
     @property
     def num_active_params(self) -> int:
-        """Parameters that one token meets: all but those of the experts it is not routed to."""
+        """Parameters that one token meets: without the experts it is not routed to."""
         idle = self.n_moe_layers * max(self.moe.num_experts - self.moe.top_k, 0)
         expert = self._feed_forward_matrices(self.expert_hidden_dim)
         return self.num_params_estimate - idle * expert
@@ -160,9 +159,8 @@ class Decoder(Model):
     def flops_per_token(self, seq_len: int) -> int:
         """Training FLOPs a token, forward and backward (PaLM, arXiv:2204.02311, appendix B).
 
-        6 for each weight of the matrices that a token is multiplied with: also of the output head,
-        and of experts those it is routed to. 12 * n_layers * dim * seq_len for attention, of which
-        causality takes nothing off.
+        6 for each weight of the matrices that a token meets, and 12 * n_layers * dim * seq_len for
+        attention, of which causality takes nothing off.
         """
         blocks = (self.block_flops_per_token(layer, seq_len) for layer in range(self.n_layers))
         return sum(blocks) + self.head_flops_per_token()
@@ -178,9 +176,7 @@ class Decoder(Model):
         return 6 * self.vocab_size * self.dim
 
     def active_feed_forward(self, *, moe: bool) -> int:
-        """Weights of the matrices that a token meets in a feed-forward layer, or in router and
-        experts.
-        """
+        """Matrix weights that a token meets in a feed-forward layer, or in router and experts."""
         if not moe:
             return self._feed_forward_matrices(self.computed_ffn_hidden_dim)
         chosen = self.moe.top_k + self.moe.shared_experts

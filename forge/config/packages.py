@@ -15,11 +15,8 @@ def import_fault(module: str) -> tuple[str, str] | None:
         package = importlib.import_module(module)
     except Exception as error:
         return explain(module, error)
-    if not hasattr(package, "__path__"):
-        what = f"{module} is a module, and no package that can hold groups."
-        return what, "name the package whose folders are the groups"
-    if package.__file__ is None:
-        return f"the folder of {module} has no __init__.py.", "add one; it may be empty"
+    if not hasattr(package, "__path__") or package.__file__ is None:
+        return f"{module} is no package.", "a folder with an __init__.py, in which the groups are"
     return None
 
 

@@ -122,11 +122,6 @@ class Parallel(Section):
         return self.dp_shard * self.cp
 
     @property
-    def sequence_cut(self) -> int:
-        """Parts that a sequence is cut into between layers: cp, and tp with sequence_parallel."""
-        return self.cp * (self.tp if self.sequence_parallel else 1)
-
-    @property
     def product_without_dp_shard(self) -> int:
         """How many ranks one FSDP shard index spans."""
         return prod(size for axis, size in self.degrees().items() if axis != "dp_shard")

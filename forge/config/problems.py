@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from forge.config.numbers import counted
+
 REFUSED = 2  # the exit code of a refusal
 COMMAND_LINE, ENVIRONMENT = "command line", "environment"  # where a value was given
 SYNONYMS = {
@@ -22,9 +24,7 @@ SYNONYMS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """An error or a warning: the key with its value, what is wrong, what to do, and where it was
-    given.
-    """
+    """An error or a warning: key and value, what is wrong, what to do, where it was given."""
 
     key: str
     what: str
@@ -40,7 +40,7 @@ class Problem:
         return self.key.lstrip("+~").partition("=")[0].partition("[")[0]
 
     def render(self, number: int | None = None) -> str:
-        """Up to three lines: the key and its origin, what is wrong, what to do."""
+        """The key and its origin, what is wrong, what to do: up to three lines."""
         head = f"{number:3d}. " if number is not None else "  "
         pad = " " * len(head)
         origin = f"   [{self.where}]" if self.where else ""
@@ -51,7 +51,7 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot run, with its problem, or all of them."""
+    """A configuration that cannot run, with its problems."""
 
     def __init__(self, problems: Problem | Sequence[Problem]):
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
@@ -68,7 +68,7 @@ def refusal(key: str, what: str, fix: str = "", where: str = "") -> ConfigError:
 
 def render(problems: Sequence[Problem]) -> str:
     """All problems, numbered."""
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    count = counted(len(problems), "problem")
     numbered = [problem.render(i) for i, problem in enumerate(problems, 1)]
     return "\n".join([f"{count}; nothing was started or written.", *numbered])
 
@@ -78,9 +78,7 @@ def closest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
     known = list(dict.fromkeys(candidates))
     if (same := SYNONYMS.get(name.lower())) in known:
         return [same]
-    return difflib.get_close_matches(name, known, n=limit, cutoff=0.6) or difflib.get_close_matches(
-        name.lower(), known, n=limit, cutoff=0.6
-    )
+    return difflib.get_close_matches(name.lower(), known, n=limit)
 
 
 def did_you_mean(meant: Sequence[str]) -> str:
@@ -112,9 +110,7 @@ def literal(value: Any) -> str:
 
 
 def quoted(value: str) -> str:
-    """A text in Hydra's grammar: in quotes unless it is a plain path, with backslashes doubled in
-    front of a quote only.
-    """
+    """A text in Hydra's grammar: in quotes unless it is a plain path."""
     if re.fullmatch(r"[A-Za-z/.][\w.:@%-]*[/:][\w./:@%-]*", value, re.ASCII):
         return value
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)

@@ -70,19 +70,17 @@ class Config(Section):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The overrides that make this config: those it was composed from, and what was set in
-        Python since; none for one made by hand.
-        """
+        """The overrides that make this config: as composed, and what was set in Python since."""
         source = self._source
         changed = assignments(source.config, self) if source.config else ()
         return (*source.overrides, *changed)
 
     @property
     def preset(self) -> str:
-        """The option of the model group it was composed from; 'run' for one made by hand."""
+        """The option of the model group; 'run' for a config made by hand."""
         return self._source.preset
 
     def set_source(self, overrides: tuple[str, ...], preset: str, *, track: bool = True) -> None:
-        """Remember what it was composed from. track: values set from now on are overrides too."""
+        """Remember the overrides. track: values set from now on are overrides too."""
         copied = self.clone() if track else None
         self.__dict__["_source"] = Source(overrides, preset, copied)

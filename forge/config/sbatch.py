@@ -66,11 +66,10 @@ def key_faults(section: Slurm) -> Iterator[Problem]:
         elif name == "exclusive" and (section.exclusive or value.lower() in ("", "true")):
             source = "launch.exclusive=true"
         if source:
-            fix = f"leave it out: it is {source}"
-            yield Problem(typed, "forge sets this key of sbatch itself.", fix)
+            what = "forge sets this key of sbatch itself."
+            yield Problem(typed, what, f"leave it out: it is {source}")
         elif name in INSTEAD:
-            what = "with this key forge could not submit the job, or follow it."
-            yield Problem(typed, what, INSTEAD[name])
+            yield Problem(typed, "forge cannot work with this key of sbatch.", INSTEAD[name])
 
 
 def _name(key: str) -> str:

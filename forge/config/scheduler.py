@@ -11,8 +11,6 @@ from forge.config.field import Section, opt
 
 WARMUP_SHARE, WARMUP_MOST = 10, 40
 SCHEDULE = ("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps")
-DECAY_SHARE = 0.2
-"""arXiv:2405.18392 finds a cool-down over a fifth of the run as good as a full cosine."""
 WARMUP = f"a tenth, at most {WARMUP_MOST},"
 
 
@@ -93,11 +91,9 @@ def open_steps(schedule: Scheduler, horizon: int) -> Iterator[tuple[str, int, st
         yield "scheduler.warmup_steps", warmup, f"{WARMUP} of {of}"
     if isinstance(schedule, WSD):
         if schedule.decay_steps is None:
-            value = horizon - warmup - (schedule.stable_steps or 0)
-            why, fifth = (
-                f"what warm-up and stable steps leave of {of}",
-                round(DECAY_SHARE * horizon),
-            )
+            value, fifth = horizon - warmup - (schedule.stable_steps or 0), round(0.2 * horizon)
+            why = f"what warm-up and stable steps leave of {of}"
+            # arXiv:2405.18392 finds a cool-down over a fifth as good as a full cosine
             if schedule.stable_steps is None and fifth <= value:
                 value, why = fifth, f"a fifth of {of}"
             yield "scheduler.decay_steps", max(value, 1), why

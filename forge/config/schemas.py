@@ -40,10 +40,7 @@ SCHEMAS: dict[str, dict[str, type[Section]]] = {
 
 
 def register(root: type[Config] = Config) -> None:
-    """Store every schema under `schema/<group>`, apart from the options a user chooses from.
-
-    root: the class of the whole config.
-    """
+    """Store every schema under `schema/<group>`. root: the class of the whole config."""
     _register(_store(), root)
 
 
@@ -56,9 +53,7 @@ def _register(store: ConfigStore, root: type[Config]) -> None:
 
 
 def add(group: str, name: str, schema: type[Section]) -> None:
-    """Add a schema of the user's own. Raises ValueError for a group without variants, a class that
-    does not fit, a taken name.
-    """
+    """What `forge.config.register` does."""
     place = f"forge.config.register({group!r}, {name!r}, {getattr(schema, '__qualname__', schema)})"
     if group not in SCHEMAS:
         raise ValueError(f"{place}: only these groups take further schemas: {', '.join(SCHEMAS)}")
@@ -66,10 +61,8 @@ def add(group: str, name: str, schema: type[Section]) -> None:
     is_class = isinstance(schema, type) and issubclass(schema, base)
     # a subclass that is not decorated itself has no options of its own
     if not is_class or set(inspect.get_annotations(schema)) - set(schema.__dataclass_fields__):
-        wanted = f"{base.__module__}.{base.__name__}"
-        raise ValueError(
-            f"{place}: the schema must be a dataclass(kw_only=True) that subclasses {wanted}"
-        )
+        must = "the schema must be a dataclass(kw_only=True) that subclasses"
+        raise ValueError(f"{place}: {must} {base.__module__}.{base.__name__}")
     before = SCHEMAS[group].setdefault(name, schema)
     # a module that is imported again defines the class again
     if (before.__module__, before.__qualname__) != (schema.__module__, schema.__qualname__):
@@ -92,7 +85,7 @@ def sections() -> dict[str, type[Section]]:
 
 @functools.cache
 def bases() -> tuple[type[Section], ...]:
-    """The base classes of the groups with variants, of which no section is."""
+    """The base classes of the groups with variants."""
     return tuple(sections()[group] for group in SCHEMAS)
 
 
@@ -109,16 +102,12 @@ def free_dicts() -> list[str]:
 
 
 def variants(group: str) -> dict[str, type[Section]]:
-    """The schemas of one group by option name; a group without variants has one, under its own
-    name.
-    """
+    """The schemas of a group by option name; under its own where it has no variants."""
     return SCHEMAS.get(group) or {group: sections()[group]}
 
 
 def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], dataclasses.Field]]:
-    """(name below the section, class it is declared in, field) of every option of a section and of
-    the sections inside it.
-    """
+    """(name below the section, class that declares it, field) of every option in a section."""
     for field in dataclasses.fields(schema):
         inner = types_of(schema)[field.name]
         if _is_section(inner):
@@ -129,7 +118,7 @@ def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], data
 
 
 def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]]:
-    """Every option: (key, variant name, schema, field); one shared by variants comes once each."""
+    """(key, variant, schema, field) of every option; one that variants share comes once each."""
     for field in root_options():
         yield field.name, "", Config, field
     for group in sections():
@@ -144,9 +133,7 @@ def is_section(key: str) -> bool:
 
 
 def declared(key: str) -> Any:
-    """The declared type of an option, or of an entry of one that is a dict; None where there is no
-    such option.
-    """
+    """The declared type of an option, or of an entry of a dict; None where there is none."""
     for name, _, schema, field in walk_options():
         hint = types_of(schema)[field.name]
         if key == name:
@@ -157,9 +144,7 @@ def declared(key: str) -> Any:
 
 
 def fact(key: str, name: str) -> Any:
-    """A fact that `opt` states of an option, such as `time` or `verbatim`; None where there is
-    no such option.
-    """
+    """A fact that `opt` states of an option, such as `time`; None where there is no option."""
     found = (field.metadata.get(name) for option, _, _, field in walk_options() if option == key)
     return next(found, None)
 
@@ -171,7 +156,7 @@ def dicts() -> dict[str, str]:
 
 
 def keys_with(name: str) -> list[str]:
-    """The keys of all options of which `opt` states the fact, such as `path`."""
+    """The keys of all options with a fact of `opt`, such as `path`."""
     return [key for key, _, _, field in walk_options() if field.metadata.get(name)]
 
 

@@ -37,8 +37,8 @@ def of_torch(path: str, place: str) -> bool:
 def target_fault(
     path: Any, place: str, trust: Sequence[str] = (), *, key: str = ""
 ) -> tuple[str, str] | None:
-    """(what is wrong, what to do) with a `_target_` in a place of the config, such as `optimizer`;
-    or None. key: its key, so that what to do can be typed.
+    """(what is wrong, what to do) with a `_target_` in a place of the config; or None. key: of the
+    target, for what to type.
     """
     given = f"{key}=" if key else ""
     targets = (getattr(schema, "_target_", "") for schema in SCHEMAS.get(place, {}).values())
@@ -58,8 +58,8 @@ def target_fault(
 
 
 def inner_faults(value: Any, path: str, trust: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """(key, what is wrong, what to do) of each `_target_` inside the value at `path` that is under
-    no trusted prefix: the class that is given the value may build it.
+    """(key, what is wrong, what to do) of each `_target_` inside a value that is under no trusted
+    prefix: the class that is given the value may build it.
     """
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))

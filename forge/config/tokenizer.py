@@ -12,7 +12,6 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt
-from forge.config.problems import quoted
 
 FILE_NAME = "tokenizer.json"
 LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
@@ -35,7 +34,7 @@ class Tokenizer(Section):
 
     @property
     def n_ids(self) -> int | None:
-        """Token ids that it has, or may have; None where that is not known before it is built."""
+        """How many token ids it has; None where that is not known before it is built."""
         return None
 
 
@@ -83,24 +82,16 @@ class TokenizerFile(Tokenizer):
         return next((token for token in tokens if token in known), None)
 
     def no_end_token(self, added: Sequence[str]) -> tuple[str, str]:
-        """(what is wrong, what to do) where `end_token` finds none. added: the special tokens of
-        the file.
-        """
-        what = f"there is no token {self.eos_token} in {self.path}."
-        if self.eos_token is None:
-            usual = ", ".join(USUAL_EOS[:5])
-            what = f"{self.path} has none of the usual tokens that end a document ({usual}, ...)."
-        if not added:
-            return what, "tokenizer.eos_token=... with one of its tokens"
-        others = f"; its added tokens: {', '.join(added[:12])}" if len(added) > 1 else ""
-        return what, f'"tokenizer.eos_token={quoted(added[0])}", if that ends a document{others}'
+        """(what is wrong, what to do) where `end_token` finds none. added: the file's own."""
+        wanted = self.eos_token or f"like {USUAL_EOS[0]} that ends a document"
+        fix = "tokenizer.eos_token=... with one of its tokens"
+        listed = f"; its added tokens: {', '.join(added[:12])}" if added else ""
+        return f"there is no token {wanted} in {self.path}.", fix + listed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a tokenizer.json says: the number of ids, up to the last one, all tokens, and those that
-    were added to the model's.
-    """
+    """What a tokenizer.json says: ids up to the last one, all tokens, and the added ones."""
 
     n_ids: int
     tokens: frozenset[str]

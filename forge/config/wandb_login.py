@@ -26,9 +26,7 @@ class Login(NamedTuple):
 
 
 def sends(section: Metrics, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a run is sent to a server: WANDB_MODE and `wandb offline` go before
-    metrics.wandb_mode=online.
-    """
+    """Whether a run is sent to a server; WANDB_MODE and `wandb offline` go before the section."""
     return section.wandb_mode == "online" and _setting("mode", environ) not in NOT_SENT
 
 
@@ -48,9 +46,7 @@ def login(environ: Mapping[str, str] = os.environ) -> Login:
 
 
 def _setting(name: str, environ: Mapping[str, str]) -> str | None:
-    """A setting of W&B: of a variable, else of the file that `wandb offline` writes here, else of
-    the user's own.
-    """
+    """A setting of W&B: a variable, the file that `wandb offline` writes here, or the user's."""
     if value := environ.get(f"WANDB_{name.upper()}"):
         return value
     own = Path(environ.get("WANDB_CONFIG_DIR") or _home(environ) / ".config" / "wandb").expanduser()

@@ -42,10 +42,7 @@ def faults(section: Slurm) -> Iterator[Problem]:
     """What is wrong with the section, however many ranks there are."""
     minutes, before = section.time, section.signal_before
     if before >= 60 * minutes:
-        what = (
-            f"a job of launch.time={minutes} minutes has {60 * minutes} s, "
-            "so the signal would come before it begins."
-        )
+        what = f"a job of launch.time={minutes} minutes has {60 * minutes} s only."
         fix = f"launch.signal_before={30 * minutes} or launch.time={before // 60 + 1}"
         yield Problem(f"launch.signal_before={before}", what, fix)
     yield from key_faults(section)

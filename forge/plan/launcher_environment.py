@@ -20,9 +20,7 @@ FIRST_PORT, PORTS = 15000, 15000  # below those that Linux hands out by itself
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherEnvironment:
-    """One rank, the number of ranks and the variable that gave it (`source`), and the host and port
-    of rank 0.
-    """
+    """One rank, the number of ranks and the variable that has it, the host and port of rank 0."""
 
     rank: int
     size: int

@@ -18,10 +18,8 @@ def sequences_of_rank(config: Config) -> int:
 
 
 def legal_microbatches(sequences: int, pp: int, schedule: str) -> list[int]:
-    """In how many equal parts that many sequences may go through a pipeline, the fewest first.
-
-    torch's 1F1B needs a micro-batch for each stage; its looping schedules go in rounds of about pp,
-    which must come out even.
+    """In how many equal parts sequences may go through a pipeline, the fewest first. torch's 1F1B
+    needs a part for each stage; its looping schedules go in even rounds of about pp.
     """
 
     def legal(parts: int) -> bool:
@@ -32,16 +30,12 @@ def legal_microbatches(sequences: int, pp: int, schedule: str) -> list[int]:
         return schedule not in LOOPED_SCHEDULES or parts % max(1, parts // pp) == 0
 
     small = [part for part in range(1, int(sequences**0.5) + 1) if sequences % part == 0]
-    return [
-        part for part in sorted({*small, *(sequences // part for part in small)}) if legal(part)
-    ]
+    return sorted(filter(legal, {*small, *(sequences // part for part in small)}))
 
 
 def best_microbatches(sequences: int, grad_accum_steps: int, pp: int, schedule: str) -> int:
-    """The fewest legal parts that keep a pipeline two thirds busy, 2 * pp, else the most there are;
-    no larger than a micro-batch.
-
-    With m parts 1F1B idles (pp - 1) / (m + pp - 1) of the time (arXiv:2104.04473, section 2.2).
+    """The fewest legal parts that keep a pipeline two thirds busy, 2 * pp, else the most; no larger
+    than a micro-batch. With m parts 1F1B idles (pp - 1) / (m + pp - 1) (arXiv:2104.04473, 2.2).
     """
     legal = legal_microbatches(sequences, pp, schedule)
     legal = [parts for parts in legal if parts % grad_accum_steps == 0] or legal or [sequences]

@@ -24,13 +24,11 @@ def memory_by_part(config: Config) -> dict[str, int]:
 
     On one device weights, gradients and optimizer state are exact. Activations are what autograd
     holds after the forward pass of uncompiled blocks with fused attention (as arXiv:2205.05198,
-    section 4, but counted by operation); logits are the most that the loss holds at once. The sum
-    is an upper bound, since gradients grow as activations go.
+    section 4); logits are the most that the loss holds at once. The sum is an upper bound.
 
-    On several, tp, pp and, of experts, ep cut the weights and what belongs to them. FSDP shards
-    the rest and gathers it block by block, or all of it under a pipeline. cp, and between layers
-    sequence parallelism, cut the tokens. Experts are taken to have equal numbers of tokens, and
-    stages of blocks.
+    On several, tp, pp and ep cut the weights; FSDP shards the rest and gathers it block by block,
+    or all of it under a pipeline; cp and sequence parallelism cut the tokens. Experts are taken to
+    have equal numbers of tokens, and stages of blocks.
     """
     model, parallel = config.model, config.parallel
     if not isinstance(model, Decoder):
@@ -86,9 +84,7 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
 
 
 def _in_flight(parallel: Parallel, microbatches: int) -> float:
-    """Micro-batches whose activations the first rank holds at once: all with gpipe, one a rank with
-    1f1b, some more when stages loop.
-    """
+    """Micro-batches whose activations the first rank holds at once."""
     pp, stages = parallel.pp, parallel.pp_stages_per_rank or 1
     if parallel.pp_schedule == "gpipe":
         return microbatches
@@ -100,10 +96,9 @@ def _in_flight(parallel: Parallel, microbatches: int) -> float:
 def _logits(config: Config, tokens: int, width: int) -> int:
     """Bytes of the loss at its peak.
 
-    Whole logits: the log-softmax, its gradient and the gradient that it is made from; two more with
-    z-loss. Chunked: the logits of one chunk, in 16 bits their gradient too, and the gradients of
-    hidden states and output head, which are made in forward. With loss parallel a rank has its part
-    of the vocabulary.
+    Whole logits: the log-softmax and two gradients; two more with z-loss. Chunked: the logits of
+    one chunk, in 16 bits their gradient too, and the gradients of hidden states and output head.
+    With loss parallel a rank has its part of the vocabulary.
     """
     objective, parallel, dim = config.objective, config.parallel, getattr(config.model, "dim", 0)
     vocab = -(-config.model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
@@ -119,8 +114,8 @@ def _logits(config: Config, tokens: int, width: int) -> int:
 class _Block:
     """What one block keeps of one token until its backward pass, in bytes.
 
-    width, residual: bytes of a number in matrix products, and in hidden states between layers.
-    moe_share: share of the blocks that have experts. rows: that these compute for a token.
+    width, residual: bytes of a number in matrix products, and between layers. moe_share: of the
+    blocks that have experts. rows: that these compute for a token.
     """
 
     config: Config
@@ -131,9 +126,8 @@ class _Block:
     rows: float
 
     def kept(self, recompute: str) -> float:
-        """The mean of blocks with and without experts, under train.activation_checkpointing.
-
-        tp cuts heads and feed-forward width; what enters the two layers is gathered and kept whole.
+        """The mean of blocks with and without experts, under train.activation_checkpointing. tp
+        cuts heads and feed-forward width; what enters the two layers is kept whole.
         """
         model, parallel, width = self.model, self.config.parallel, self.width
         tp, cut = parallel.tp, parallel.tp if parallel.sequence_parallel else 1
@@ -158,9 +152,8 @@ class _Block:
         return kept + self._mean(self._feed_forward(ffn), self._experts(expert))
 
     def norm(self, dim: int, width: int, *, rms: bool = False) -> int:
-        """What a norm keeps of an input of that width: LayerNorm the input, the mean and the
-        deviation; RMSNorm the input and the root, or, where no kernel fuses it (CPU), an fp32 copy
-        and the ratio.
+        """LayerNorm keeps the input, mean and deviation; RMSNorm the input and the root, or, on a
+        CPU, where no kernel fuses it, an fp32 copy and the ratio.
         """
         if self.model.norm_type == "layernorm" and not rms:
             return width * dim + 2 * FP32
@@ -175,13 +168,13 @@ class _Block:
 
     @property
     def _copies(self) -> int:
-        """Tensors as wide as the feed-forward layer: what the activation reads and writes (ReLU
-        only what it writes), and gate and product.
+        """Tensors as wide as the layer: what the activation reads (not ReLU) and writes, gate and
+        product.
         """
         return (1 if self.model.activation == "relu" else 2) + (2 if self.model.is_gated else 0)
 
     def _products(self, ffn: int) -> int:
-        """What the matrices of a layer of that width make; nothing where there is no layer."""
+        """What the matrices of a layer of that width make."""
         matrices = ffn * (2 if self.model.is_gated else 1) + self.model.dim
         return self.width * matrices if ffn else 0
 
@@ -195,9 +188,7 @@ class _Block:
         return kept + self._feed_forward(shared) - same
 
     def _kept_around_experts(self, ffn: int) -> int:
-        """The same where selective recompute keeps what is around experts and shared experts, and
-        the products inside of them.
-        """
+        """The same where selective recompute keeps what is around experts, and their products."""
         moe = self.model.moe
         shared = moe.shared_experts * ffn
         routed = 0 if moe.capacity_factor else self.rows * self._products(ffn)
@@ -206,7 +197,7 @@ class _Block:
         return self._routing + round(self._products(shared) + routed) + shared_input
 
     def _expert_products(self, ffn: int) -> int:
-        """What routers and experts make that selective recompute keeps: no batched products."""
+        """What routers and experts make that selective recompute keeps."""
         moe = self.model.moe
         routed = 0 if moe.capacity_factor else moe.top_k * self._products(ffn)
         shared = self._products(moe.shared_experts * ffn)
@@ -214,9 +205,7 @@ class _Block:
 
     @property
     def _routing(self) -> int:
-        """Inputs of router and experts, what experts give, weights and indices. As many rows come
-        from other ranks as go to them.
-        """
+        """Inputs of router and experts, what experts give, weights and indices."""
         moe, dim = self.model.moe, self.model.dim
         # of one index an assignment: by the sort, and by a capacity or the exchange over ep
         indices = 6 if moe.capacity_factor or self.config.parallel.ep > 1 else 4
@@ -230,7 +219,7 @@ class _Block:
 
 
 def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
-    """Rows that the experts of a layer compute for a token: its copies, or the room for them."""
+    """Rows that the experts of a layer compute for a token."""
     if not (model.is_moe and model.moe.capacity_factor):
         return model.moe.top_k
     tokens = sequences * config.train.seq_len // config.parallel.cp
@@ -238,10 +227,8 @@ def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
 
 
 def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
-    """Rows that a capacity gives all experts together on one rank: as `forge.models.moe` has it.
-
-    The tokens of a scope that are on one rank lie in runs, of which any may take all the room, but
-    no more than it has tokens. So the more runs a scope is cut into, the more rows stay empty.
+    """Rows that a capacity gives all experts on one rank, as `forge.models.moe` has it: each run of
+    tokens of a scope may take all the room, but no more than it has tokens.
     """
     moe, parallel = model.moe, config.parallel
     of_sequence = moe.balance_scope == "sequence"
@@ -259,23 +246,18 @@ def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
 
 
 def runs_of_sequence(parallel: Parallel) -> int:
-    """Runs of adjacent tokens that a rank has of a sequence: an early and a late one where cp
-    balances its work.
-    """
+    """Runs of adjacent tokens that a rank has of a sequence: two where cp balances its work."""
     balanced = parallel.cp_method == "all_gather" and parallel.cp_load_balance
     return 2 if parallel.cp > 1 and balanced else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
-    """What one rank has of a model, before FSDP shards it: blocks, the first and the last stage or
-    not, and parameters.
+    """What one rank has of a model before FSDP shards it: blocks, its stage, and parameters.
 
-    experts: parameters of experts, which FSDP shards over efsdp. in_blocks: the others in blocks,
-    and outside: the rest; both are sharded over fsdp. two_blocks: all of two adjacent blocks, or of
-    the only one. outside_at_once: what is gathered at a time of the rest: the embedding is freed
-    before the output head is needed. packed: the shape of the experts of one layer, [experts,
-    width, dim].
+    experts: sharded over efsdp. in_blocks, outside: the others, sharded over fsdp. two_blocks: of
+    two adjacent blocks. outside_at_once: what is gathered at a time: the embedding is freed before
+    the output head is needed. packed: shape of a layer's experts, [experts, width, dim].
     """
 
     layers: int
@@ -294,9 +276,7 @@ class _Share:
         return self.experts + self.in_blocks + self.outside
 
     def sharded(self, parallel: Parallel) -> int:
-        """What the FSDP rank with most has of them: whole experts, or a part of each where they are
-        fewer than ranks and it divides.
-        """
+        """What the FSDP rank with most has: whole experts, or a part of each where they are few."""
         fsdp, efsdp, (count, *others) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
         if count < efsdp and any(length % efsdp == 0 for length in others):
             experts = -(-self.experts // efsdp)
@@ -306,9 +286,7 @@ class _Share:
 
 
 def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> _Share:
-    """Norms, learned positions, routers and, where ranks share them, keys and values are whole on
-    every tp rank; all else is cut.
-    """
+    """Norms, positions, routers and shared keys and values are whole on a tp rank."""
     parts, tp, n_layers = model.params_by_part(), parallel.tp, model.n_layers
     layers = -(-n_layers // parallel.pp)
     before = 0 if first else n_layers - layers

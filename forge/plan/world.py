@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
 
 from forge.config.launch import Slurm
+from forge.config.numbers import counted
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.run import Run
@@ -22,9 +24,7 @@ DEGREES = "the parallel degrees"
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """The GPUs that torch can use on a machine, where their count comes from, bytes of the smallest
-    (None = not known), and the version of torch, where it is installed.
-    """
+    """The GPUs of a machine, where the count comes from, bytes of the smallest; torch's version."""
 
     gpus: int
     source: str
@@ -34,8 +34,8 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Number of ranks, what they run on, and where both come from. remote: on other machines;
-    devices are then those of one of them, as far as that is known.
+    """Number of ranks and where it comes from, and what they run on. remote: on other machines;
+    devices are then those of one of them.
     """
 
     size: int
@@ -51,9 +51,7 @@ class World:
 
 
 def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
-    """GPUs by CUDA_VISIBLE_DEVICES, else by NVML, else none; none as well under a CPU build of
-    torch.
-    """
+    """GPUs by CUDA_VISIBLE_DEVICES, else by NVML; none under a CPU build of torch."""
     installed = _installed_torch()
     numbers = (installed or "").split(".")[:2]
     known = len(numbers) == 2 and all(map(str.isdecimal, numbers))
@@ -134,8 +132,8 @@ def _of_job(config: Config, section: Slurm, here: Devices) -> World:
 
 
 def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int:
-    """How many of the ranks a machine has: as the launcher says, else as many as it has GPUs; all
-    where that does not divide them.
+    """Ranks on a machine: as the launcher says, else as many as it has GPUs; all where that does
+    not divide them.
     """
     names = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")
     numbers = (int(environ[name]) for name in names if environ.get(name, "").isdecimal())
@@ -145,7 +143,7 @@ def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int
 
 def ranks_of(size: int) -> str:
     """'1 rank' or '8 ranks'."""
-    return "1 rank" if size == 1 else f"{size} ranks"
+    return counted(size, "rank")
 
 
 def _installed_torch() -> str | None:
@@ -175,7 +173,6 @@ def _nvml_memories() -> list[int] | None:
 def _nvml_memory(handle: object) -> int:
     import pynvml
 
-    try:
+    with suppress(Exception):
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except Exception:
-        return 0
+    return 0

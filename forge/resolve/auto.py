@@ -110,13 +110,11 @@ def _fits(config: Config, world: World, **option: str) -> tuple[bool, str]:
 
 def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
     """The degrees of the first candidate that the model can have and a device has memory for, and
-    why.
-
-    Where none fits, that which needs least; where memory is not known, the first that shards. No
-    degrees where the model can have none.
+    why; else that which needs least; where memory is not known, the first that shards.
     """
-    memory, found = device_memory(world), []
-    for degrees in candidates(config.parallel, world, _experts(config)):
+    memory, found, model = device_memory(world), [], config.model
+    experts = model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
+    for degrees in candidates(config.parallel, world, experts):
         tried = laid_out(config, degrees, world)
         if any(problem for rule in DEGREE_RULES for problem in rule.check(tried, world)):
             continue
@@ -139,11 +137,9 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
 
 
 def candidates(given: Parallel, world: World, experts: int = 0) -> Iterator[dict[str, int]]:
-    """Degrees that use all ranks, first those that communicate least. Degrees above 1 that are
-    given stay.
+    """Degrees that use all ranks, first those that communicate least; given ones above 1 stay.
 
-    experts: those of a layer; 0 = a dense model. tp and ep stay inside a node; ep is as large as tp
-    lets it be.
+    experts: of a layer. tp and ep stay inside a node; ep is as large as tp lets it be.
     """
     node, kept = ranks_per_node(world), given.dp_replicate
 
@@ -185,9 +181,7 @@ def memory_needed(config: Config) -> int:
 
 
 def device_memory(world: World) -> int | None:
-    """Bytes that a rank has: those of a GPU, or its share of this machine's on a CPU; None where
-    that is not known.
-    """
+    """Bytes that a rank has: of a GPU, or a share of this machine's; None where not known."""
     if world.device == "cuda":
         return world.devices.memory
     if world.remote:
@@ -203,9 +197,3 @@ def name_of(degrees: dict[str, int]) -> str:
     if replicate or shard:
         named.append("hsdp" if replicate and shard else "fsdp" if shard else "ddp")
     return "_".join(named) or "single"
-
-
-def _experts(config: Config) -> int:
-    """Experts of a layer."""
-    model = config.model
-    return model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0

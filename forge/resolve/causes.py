@@ -15,8 +15,7 @@ CUTS = ("tp", "pp", "ep", "cp")
 OF_DEGREES = {rule.id for rule in DEGREE_RULES}
 OF_LAYOUT = OF_DEGREES | {"parallel.world_size", "run.gpus"}
 DIVISIBLE = " must be divisible by "
-LARGEST = 64
-"""The largest degree that is tried."""
+LARGEST = 64  # that is tried
 
 Check = Callable[[Mapping[str, int]], Sequence[Problem]]
 
@@ -53,9 +52,7 @@ def _kind(problem: Problem) -> tuple[str, str]:
 
 
 def _smaller(parallel: Parallel, axis: str) -> Iterator[dict[str, int]]:
-    """Smaller degrees, the largest first; where the number of shards was given, also with as many
-    as the ranks leave.
-    """
+    """Smaller degrees, the largest first; also with as many shards as they leave, if given."""
     for size in range(min(getattr(parallel, axis) - 1, LARGEST), 0, -1):
         yield {f"parallel.{axis}": size}
         if parallel.dp_shard != -1:

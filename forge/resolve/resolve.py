@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from forge.config.bounds import check_bounds
 from forge.config.problems import ConfigError, Problem
@@ -15,14 +14,10 @@ from forge.resolve.derivations import DERIVATIONS
 from forge.resolve.rule import Derived, put
 from forge.resolve.rules.all import RULES
 
-GIVEN: Mapping[str, int] = MappingProxyType({})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """A config that can run: frozen, with what was worked out, the warnings and the world it runs
-    in.
-    """
+    """A config that can run: frozen, with what was worked out, warnings and its world."""
 
     config: Config
     derived: tuple[Derived, ...]
@@ -40,21 +35,20 @@ def resolve(
 ) -> Resolution:
     """Work out what is open, check everything, freeze.
 
-    `world_size` replaces the count found on this machine. `known` are problems of the composition;
-    they are reported together with those found here. `origin` tells where a key's value comes from.
-    `devices` replace those of this machine.
-
-    Raises ConfigError with every problem.
+    world_size, devices: in place of those found here. known: problems of the composition, which are
+    reported too. origin: where a key's value comes from. Raises ConfigError with every problem.
     """
     broken = frozenset(problem.option for problem in known)
 
-    def check(degrees: Mapping[str, int] = GIVEN) -> Checked:
-        return _checked(config, degrees, broken, world_size, devices or find_devices())
+    here = devices or find_devices()
+
+    def check(degrees: Mapping[str, int]) -> Checked:
+        return _checked(config, degrees, broken, world_size, here)
 
     def errors_with(degrees: Mapping[str, int]) -> list[Problem]:
         return [problem for problem in check(degrees).problems if not problem.warning]
 
-    found = check()
+    found = check({})
     problems = causes.merge(found.problems, config.parallel, errors_with)
     reasons = {step.key: f"worked out: {step.why}" for step in found.derived}
     for index, problem in enumerate(problems):
@@ -76,9 +70,7 @@ def resolve(
 
 @dataclass(kw_only=True)
 class Checked:
-    """A config with what is open in it worked out, and its problems; no world where a value has
-    another type than its option.
-    """
+    """A config, worked out, and its problems; no world where a value has a wrong type."""
 
     config: Config
     derived: list[Derived]
@@ -93,9 +85,7 @@ def _checked(
     world_size: int | None,
     devices: Devices,
 ) -> Checked:
-    """A copy of the config with these degrees, worked out and checked. broken: keys whose values
-    are known to be wrong.
-    """
+    """A copy of the config with these degrees. broken: keys whose values are known to be wrong."""
     overrides, preset = config.overrides, config.preset
     config = config.clone()
     config.set_source(overrides, preset, track=False)  # what is worked out is not set by a user

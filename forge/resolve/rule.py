@@ -38,7 +38,7 @@ class Derived:
 
 @dataclass(frozen=True, kw_only=True)
 class _Declared:
-    """A function with the keys it reads; its docstring says what it demands or works out."""
+    """A function with the keys it reads; the docstring says what it does."""
 
     body: Callable[..., Iterator[Any]]
     reads: tuple[str, ...]

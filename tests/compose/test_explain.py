@@ -129,7 +129,6 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
      -> give it a value: seed=...
   8. train.seq_len=0   [command line]
      train.seq_len must be greater than 0.
-     -> for example train.seq_len=1
 """
     )
 

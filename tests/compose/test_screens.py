@@ -61,7 +61,7 @@ LINES = {
     "bounds": [
         "optimizer.lr=1e400", "seed=-1", "run.device=gpu", "eval.sample_prompts=[[a]]",
         "train.batch_size=0", "train.seq_len=99999", "optimizer.betas=[0.9]",
-        "train.max_steps=10000000000000000000", "optimizer.betas=[0.9,1]",
+        "train.max_steps=10000000000000000000",
     ],
     "hydra": [
         "hydra.run.dir=x", "hydra.job.name=x", "hydra.sweep.dir=x", "hydra.verbose=true",

@@ -111,18 +111,6 @@ def test_the_numbers_of_llama3_70b(plan: Plan):
     assert "1 rank (from a CPU) needs a GPU, or 1,051.3 GiB of a CPU's memory" in text
 
 
-def test_every_end_of_a_run_is_named(plan: Plan):
-    text = plan(
-        "train.max_epochs=2",
-        "train.max_time=1.5",
-        "train.max_steps=100000",
-        "scheduler.warmup_steps=10",
-    )
-    assert (
-        rows(text)["ends after"] == "100,000 steps or 2 epochs or 1.5 minutes, whichever is first"
-    )
-
-
 def test_warnings_are_shown_and_do_not_refuse(plan: Plan):
     text = plan("scheduler.warmup_steps=20", "train.max_steps=20", "parallel.pp_schedule=gpipe")
     assert text.splitlines()[-7:] == [

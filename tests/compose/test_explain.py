@@ -59,10 +59,7 @@ PLACES = [
         "conf/experiment/wsd.yaml",
         "wsd_decay_ty",
     ),
-    ("optimizer.betas", "", "conf/optimizer/adamw.yaml", "betas: [0.9, 0.99]"),
     ("model.rope_theta", "model=tiny", "forge/config/model.py", "rope_theta: float = opt(10000.0,"),
-    ("scheduler.min_lr_ratio", "scheduler=wsd", "conf/scheduler/wsd.yaml", "min_lr_ratio: 0.1"),
-    ("data.cache_dir", "", "forge/config/data.py", "cache_dir: str | None"),
     ("model._target_", "", "forge/config/model.py", '_target_: str = "forge.models.decoder.Dec'),
 ]
 

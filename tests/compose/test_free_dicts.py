@@ -79,12 +79,6 @@ def test_a_fault_in_a_file_says_where(write: Write):
     assert found.where == f"{folder}/callback/ema.yaml:2"
 
 
-def test_an_entry_of_a_file_that_has_no_target_says_where(write: Write):
-    folder = write("callback/ema.yaml", WRITTEN.replace("_target_: mypkg.EMA\n", ""))
-    found = only(["+callback=ema"], config_dirs=[folder])
-    assert (found.rule, found.where) == ("entries", f"{folder}/callback/ema.yaml:2")
-
-
 def test_resolved_entries_are_read_only_all_the_way_down():
     entry = resolved([*EMA, "+callbacks.ema.deep={a:[{b:1}]}"]).config.callbacks["ema"]
     for change in (

@@ -17,17 +17,14 @@ from forge.config.sweeper import Optuna
     [
         ("hydra/launcher=submitit_slurm", "launch=slurm"),
         ("+hydra/launcher=basic", "launch=local"),
-        ("hydra/launcher=submitit_local", "launch=submitit_local"),
         ("hydra/sweeper=optuna", "sweeper=optuna"),
         ("hydra.launcher.timeout_min=60", "launch.time=60"),
         ("+hydra.launcher.partition=gpu", "+launch.partition=gpu"),
         ("hydra.launcher.mem_gb=32", "launch.mem=32G"),
         ("hydra.launcher.additional_parameters.nice=5", "launch.sbatch.nice=5"),
-        ("hydra.launcher.gres=gpu:2", "launch.sbatch.gres=gpu:2"),
         ("hydra.sweeper.n_trials=3", "sweeper.n_trials=3"),
         ("hydra.sweeper.params.optimizer.lr=1,2", "sweeper.params.optimizer.lr=1,2"),
         ("hydra.searchpath=[x]", "hydra.searchpath=[x]"),
-        ("hydra.run.dir=x", "hydra.run.dir=x"),
         ("optimizer.lr=1", "optimizer.lr=1"),
     ],
 )

@@ -118,14 +118,6 @@ def test_what_is_set_in_python_is_an_override_of_the_run(started: list[Path], wr
     assert resume.overrides_of(started[-1])[:-1] == again[:-1]
 
 
-def test_train_refuses_before_anything_is_made(started: list[Path], tmp_path: Path):
-    config = forge.compose()
-    config.train.seq_len = 10**6
-    with pytest.raises(ConfigError):
-        forge.train(config)
-    assert (started, list(tmp_path.iterdir())) == ([], [])
-
-
 def test_a_run_that_fails(started: list[Path], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processes, "start", lambda run_dir, ranks, **_: 1)
     with pytest.raises(

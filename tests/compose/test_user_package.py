@@ -86,11 +86,6 @@ def test_its_mistakes_are_found_like_ours(wide: None, tmp_path: Path) -> None:
     assert found.where.endswith("mine/conf/model/wide.yaml:7")
 
 
-def test_it_needs_trust(wide: None) -> None:
-    found = only([SEARCH[0], "model=wide"])
-    assert (found.rule, found.fix) == ("target", "if you trust it: run.trust=[mine.]")
-
-
 def test_it_survives_the_run_directory_of_who_trusts_it(wide: None, tmp_path: Path) -> None:
     config = resolved([*SEARCH, "model=wide"]).config
     saved_config.save(config, tmp_path / "config.yaml")

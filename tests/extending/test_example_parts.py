@@ -65,16 +65,6 @@ def test_a_block_is_the_sum_over_its_taps() -> None:
     np.testing.assert_allclose(block(x)[0].detach().numpy(), wanted, rtol=1e-12, atol=1e-14)
 
 
-def test_logits_and_flops() -> None:
-    from forge_example.conf import GatedConv as Section
-
-    model, section = model_of(), Section(vocab_size=11, dim=6, n_layers=3, kernel_size=3)
-    tokens = torch.arange(8)[None]
-    torch.testing.assert_close(model(tokens), model.hidden(tokens) @ model.embedding.weight.T)
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    assert section.flops_per_token(64) == 6 * matrices
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 def test_label_smoothing_is_torchs(smoothing: float) -> None:
     from forge_example.conf import LabelSmoothing as Section

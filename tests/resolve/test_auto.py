@@ -46,7 +46,6 @@ def degrees(resolution: Resolution) -> dict[str, int]:
         (8, 1000, [], {"dp_replicate": 8}),
         (8, 80, ["train.activation_checkpointing=full"], {"dp_shard": 8}),
         (16, 80, ["train.activation_checkpointing=full"], {"dp_replicate": 2, "dp_shard": 8}),
-        (8, 80, ["train.batch_size=1", "train.seq_len=2048"], {"dp_shard": 8}),
         (8, None, [], {"dp_shard": 8}),
         (8, 1000, ["parallel.tp=2"], {"dp_replicate": 4, "tp": 2}),
         (
@@ -106,17 +105,6 @@ def test_a_pipeline_comes_last_and_what_fits_nowhere_is_said():
     assert "parallel.memory" in [w.rule for w in lean.warnings]
 
 
-def test_every_candidate_uses_all_ranks_and_tp_stays_inside_a_node():
-    world = World(
-        size=32, source="the test", device="cuda", devices=Devices(gpus=4, source="the test")
-    )
-    found = list(candidates(resolved(["parallel=single"]).config.parallel, world))
-    assert {math.prod(c.values()) for c in found} == {32}
-    assert {c["tp"] for c in found} == {1, 2, 4}
-    assert [name_of(c) for c in found[:3]] == ["ddp", "hsdp", "fsdp"]
-    assert found[1] == {"dp_replicate": 8, "dp_shard": 4, "tp": 1, "pp": 1, "ep": 1}
-
-
 def test_experts_are_spread_before_tp_and_as_far_as_a_node_and_their_number_allow():
     world = World(
         size=32, source="the test", device="cuda", devices=Devices(gpus=8, source="the test")
@@ -150,7 +138,6 @@ MIXTRAL = [
     ("ranks", "gib", "overrides", "chosen"),
     [
         (8, 141, [], {"dp_shard": 8}),
-        (8, 141, ["train.grad_accum_steps=4"], {"dp_shard": 8}),
         (8, 141, ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"], {"ep": 8}),
         (
             32,
@@ -164,7 +151,6 @@ MIXTRAL = [
             ["train.grad_accum_steps=4", "parallel.reduce_gradients=step"],
             {"dp_shard": 2, "tp": 2, "ep": 4},
         ),
-        (32, 80, ["parallel.ep=4"], {"dp_shard": 8, "ep": 4}),
     ],
 )
 def test_what_is_chosen_for_experts(

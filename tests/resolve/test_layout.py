@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from refusing import SMALL, resolved
+from refusing import SMALL
 from torch import nn
 from torch.distributed.pipelining import schedules
 
@@ -71,10 +71,3 @@ def test_only_a_decoder_is_cut_and_any_model_is_sharded(axis: str):
         config.validate()
     (found,) = [p for p in refused.value.problems if p.rule == "parallel.needs_decoder"]
     assert found.key == f"parallel.{axis}=2"
-
-
-def test_on_a_cpu_a_layout_has_as_many_ranks_as_it_asks_for():
-    assert resolved(["parallel=tp4", "parallel.pp=2"]).world.size == 8
-    assert resolved(["parallel=hsdp", "parallel.tp=2"]).config.parallel.dp_shard == 1
-    with_eight = ["parallel=hsdp", "parallel.tp=2", "run.num_processes=8"]
-    assert resolved(with_eight).config.parallel.dp_shard == 2

@@ -146,3 +146,19 @@ def test_a_wrong_number_is_named(environ: dict[str, str], key: str, limits: str,
 def test_the_world_is_the_launchers(environ: dict[str, str], size: int, elsewhere: bool) -> None:
     found = find_world(Run(num_processes=3), Parallel(), Devices(gpus=1, source="NVML"), environ)
     assert (found.size, found.elsewhere) == (size, elsewhere)
+
+
+def test_an_address_that_the_user_gives_is_taken() -> None:
+    found = launcher_environment(srun(MASTER_ADDR="10.0.0.1", MASTER_PORT="7"))
+    assert found is not None
+    assert (found.address, found.port) == ("10.0.0.1", 7)
+
+
+def test_a_missing_address_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        launcher_environment({**TORCHRUN, "MASTER_ADDR": ""})
+    assert str(caught.value).splitlines()[1:] == [
+        "  1. MASTER_ADDR=   [environment]",
+        "     the host of rank 0 is not set.",
+        "     -> MASTER_ADDR=<host>, or unset RANK WORLD_SIZE",
+    ]

@@ -86,3 +86,12 @@ def test_schedules_hold_different_numbers_of_micro_batches():
     }
     assert held["gpipe"] == 4 * held["1f1b"]
     assert held["interleaved_1f1b"] == held["1f1b"] * 5 / 4
+
+
+def test_recompute_in_every_nth_block():
+    """One, two and four of four blocks."""
+    one, two, four = (
+        parts("train.activation_checkpointing=full", f"train.recompute_every={n}")["activations"]
+        for n in (4, 2, 1)
+    )
+    assert two - four == 2 * (one - two) > 0

@@ -200,3 +200,8 @@ def test_a_large_model_needs_no_memory_of_the_machine_that_submits_it():
     assert device_memory(here)
     assert list(host_memory.check(config, here))
     assert list(host_memory.check(config, replace(here, remote=True))) == []
+
+
+def test_ranks_that_a_launcher_has_started_count_first():
+    world = found(Slurm(nodes=2, gpus_per_node=4), {"dp_shard": -1}, WORLD_SIZE="3")
+    assert (world.size, world.source, world.remote) == (3, "WORLD_SIZE", False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt
+from forge.config.problems import quoted
 
 FILE_NAME = "tokenizer.json"
 LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
@@ -85,8 +86,10 @@ class TokenizerFile(Tokenizer):
         """(what is wrong, what to do) where `end_token` finds none. added: the file's own."""
         wanted = self.eos_token or f"like {USUAL_EOS[0]} that ends a document"
         fix = "tokenizer.eos_token=... with one of its tokens"
-        listed = f"; its added tokens: {', '.join(added[:12])}" if added else ""
-        return f"there is no token {wanted} in {self.path}.", fix + listed
+        if added:
+            others = ", ".join(added[:12])
+            fix = f'"tokenizer.eos_token={quoted(added[0])}", or another of {others}'
+        return f"there is no token {wanted} in {self.path}.", fix
 
 
 @dataclass(frozen=True, kw_only=True)

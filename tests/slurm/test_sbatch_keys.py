@@ -13,7 +13,7 @@ from forge.launch.slurm import jobs as slurm
 from forge.plan.allocation import faults
 
 ITSELF = "forge sets this key of sbatch itself."
-SPOILS = "with this key forge could not submit the job, or follow it."
+SPOILS = "forge cannot work with this key of sbatch."
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,42 +75,33 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     assert not left, f"{len(left)} processes were left behind"
 
 
-def marked(tmp_path: Path, seconds: float = 8.0) -> list[int]:
-    """Processes of this test that still live after so long."""
-    deadline = time.monotonic() + seconds
-    while (
-        found := [pid for pid in _all() if _has_mark(pid, tmp_path)]
-    ) and time.monotonic() < deadline:
-        time.sleep(0.05)
+def processes() -> list[tuple[int, list[bytes], list[bytes]]]:
+    """Process, arguments and environment of all that may be read, the oldest first."""
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        with suppress(OSError):
+            files = (Path(f"/proc/{pid}/{name}") for name in ("cmdline", "environ"))
+            found.append((pid, *(file.read_bytes().split(b"\0") for file in files)))
     return found
 
 
-def _all() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-
-
-def _has_mark(pid: int, tmp_path: Path) -> bool:
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return f"FORGE_TEST_MARK={tmp_path}".encode() in environ and pid != os.getpid()
-    except OSError:
-        return False
+def marked(tmp_path: Path, seconds: float = 8.0) -> list[int]:
+    """Processes of this test that still live after so long."""
+    deadline, mark = time.monotonic() + seconds, f"FORGE_TEST_MARK={tmp_path}".encode()
+    while True:
+        found = [pid for pid, _, env in processes() if mark in env and pid != os.getpid()]
+        if not found or time.monotonic() >= deadline:
+            return found
+        time.sleep(0.05)
 
 
 def ranks_of(run_dir: Path) -> dict[int, int]:
-    """Process by rank."""
-    found = {}
-    for pid in _all():
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            environ = Path(f"/proc/{pid}/environ").read_text()
-        except OSError:
-            continue
-        rank = re.search(r"(?:^|\0)RANK=(\d+)\0", environ)
-        if arguments[1:4] == [b"-m", b"forge.worker", str(run_dir).encode()] and rank:
-            found[int(rank[1])] = min(
-                pid, found.get(int(rank[1]), pid)
-            )  # not its loader processes, which came later
+    """Process by rank, without loader processes, which came later."""
+    found: dict[int, int] = {}
+    for pid, arguments, env in processes():
+        if arguments[1:4] == [b"-m", b"forge.worker", str(run_dir).encode()]:
+            for rank in (int(one[5:]) for one in env if one.startswith(b"RANK=")):
+                found.setdefault(rank, pid)
     return found
 
 

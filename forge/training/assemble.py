@@ -290,13 +290,13 @@ def _logger(
         more=user_trackers(config, run_dir),
     )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    peak = metrics.peak_tflops * 1e12 or peak_flops(name)
+    flops = config.model.flops_per_token(config.train.seq_len)
     return Logger(
         trackers if ranks.main else Trackers,
-        size=ranks.size,
         interval=metrics.log_interval,
         device=device,
-        flops_per_token=config.model.flops_per_token(config.train.seq_len),
-        peak=metrics.peak_tflops * 1e12 or peak_flops(name),
+        peak_rate=ranks.size * peak / flops if peak and flops else None,
     )
 
 

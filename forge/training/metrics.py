@@ -71,14 +71,13 @@ class Logger(Callback):
         *,
         interval: int,
         device: torch.device,
-        flops_per_token: int | None,
-        peak: float | None,
-        size: int = 1,
+        peak_rate: float | None,
     ) -> None:
-        """open_trackers: called when the run starts, since a live console takes the terminal."""
+        """open_trackers: called when the run starts, since a live console takes the terminal.
+        peak_rate: tokens a second that the peak FLOP/s of all devices would do.
+        """
         self.open_trackers, self.trackers = open_trackers, Trackers()
-        self.interval, self.device, self.size = interval, device, size
-        self.flops_per_token, self.peak = flops_per_token, peak
+        self.interval, self.device, self.peak_rate = interval, device, peak_rate
         self.gathered = Gathered()
         self.unread: list[StepOutput] = []
         self.last: dict[str, float] = {}
@@ -154,8 +153,8 @@ class Logger(Callback):
             "step_seconds": seconds / steps,
             "memory_gib": peak_memory(self.device) / 2**30,
         }
-        if self.flops_per_token and self.peak:
-            values["mfu"] = rate * self.flops_per_token / (self.size * self.peak)
+        if self.peak_rate:
+            values["mfu"] = rate / self.peak_rate
         return values
 
 

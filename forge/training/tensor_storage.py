@@ -110,14 +110,22 @@ def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
     return _read_index(folder).state_dict_metadata  # type: ignore[return-value]
 
 
-class TensorWriter(StorageWriter):
-    """Each rank writes and syncs some files at once; then the coordinator writes the index."""
+class _Folder:
+    """A storage of DCP in one folder that is given."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """The folder is fixed."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+
+class TensorWriter(_Folder, StorageWriter):
+    """Each rank writes and syncs some files at once; then the coordinator writes the index."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -167,10 +175,6 @@ class TensorWriter(StorageWriter):
         with _naming(self.folder / INDEX):
             (self.folder / INDEX).write_text(text, encoding="ascii")
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return True
-
 
 class _CopyPlanner(DefaultSavePlanner):
     """Plans by the tensors of a run, and has copies of them written, which no update changes."""
@@ -183,7 +187,7 @@ class _CopyPlanner(DefaultSavePlanner):
         return self.copies[index.fqn]
 
 
-class _TensorReader(StorageReader):
+class _TensorReader(_Folder, StorageReader):
     """Reads what TensorWriter wrote, each block checked against its checksum.
 
     An index that cannot be read is reported by set_up_storage_reader: what read_metadata raises,
@@ -191,12 +195,9 @@ class _TensorReader(StorageReader):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self._index = Metadata({})
         self._fault: Exception | None = None
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """The folder is fixed."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         try:
@@ -233,10 +234,6 @@ class _TensorReader(StorageReader):
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(read, plan.items))
         return _done(None)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return True
 
 
 def _read_index(folder: Path) -> Metadata:

@@ -185,7 +185,7 @@ def test_speed_and_mfu_leave_out_pauses(assembled):
 
 
 def test_values_that_are_not_finite_survive_a_stop():
-    options = {"interval": 4, "device": torch.device("cpu"), "flops_per_token": None, "peak": None}
+    options = {"interval": 4, "device": torch.device("cpu"), "peak_rate": None}
     logger, other = Logger(Trackers, **options), Logger(Trackers, **options)
     logger.gathered.sums, logger.gathered.grad_norm = {"ce": math.nan}, math.inf
     logger.last = {"train/loss": math.nan, "lr": 0.1}

@@ -179,7 +179,6 @@ def _train(
 
 
 def _result(parts: Parts, reason: str, run_dir: Path) -> dict[str, Any]:
-    """The content of result.json."""
     from forge.training.metrics import nulls
 
     metrics = {**parts.logger.last, "tokens_per_second": parts.logger.mean_rate()}

@@ -22,7 +22,8 @@ import pytest
 from tiny import TINY
 
 from forge.launch.local.processes import free_port
-from forge.rundir.outcome import NO_REASON
+from forge.rundir.files import read_json, read_rows
+from forge.rundir.outcome import NO_REASON, attempts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 SMALL = [*TINY, "model.n_layers=1", "parallel=fsdp"]
@@ -112,9 +113,7 @@ def end(process: subprocess.Popen[str], seconds: float = 90.0) -> tuple[int, str
 
 
 def steps(run_dir: Path) -> list[int]:
-    file = run_dir / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+    return [row["step"] for row in read_rows(run_dir / "metrics.jsonl")]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60.0):
@@ -124,18 +123,10 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60.0):
         time.sleep(0.02)
 
 
-def read(path: Path):
-    return json.loads(path.read_text())
-
-
 def only_run(root: Path) -> Path:
     """The one run directory under a root."""
     (path,) = root.iterdir()
     return path
-
-
-def attempts(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
 
 
 def trouble(what: str, **options) -> Command:
@@ -147,10 +138,8 @@ def trouble(what: str, **options) -> Command:
 def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(train, spawn, run):
     code, out, err = end(spawn(*train, "train.nccl_health_check_interval=2"))
     assert (code, err) == (0, "")  # no rank speaks twice, torch has nothing to complain of
-    assert [line for line in out.splitlines() if not line.startswith("data: ")] == [
-        f"run directory: {run}",
-        f"goes on with: python -m forge.resume {run}",
-    ]
+    said = [line for line in out.splitlines() if not line.startswith("data: ")]
+    assert said == [f"run directory: {run}", f"goes on with: python -m forge.resume {run}"]
     assert steps(run) == [1, 2, 3, 4, 5, 6]
     assert sorted(path.name for path in (run / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
     code, out, err = end(spawn(*train, "train.nccl_health_check_interval=2"))
@@ -180,7 +169,7 @@ def test_a_rank_that_raises_is_reported_with_its_own_traceback(train, spawn, run
     again = f"the run goes on with: python -m forge.resume {run} 'run.trust=[trouble.]'"
     place = f"(the traceback is in {run}/error.json; {again})"
     assert err == f"\nrank 1 of 2: {shown}\n{place}\n"
-    error = read(run / "error.json")
+    error = read_json(run / "error.json")
     assert (error["rank"], error["type"], error["message"]) == (1, "CallbackError", shown)
     assert "in on_step_end" in error["traceback"]
     assert [line["status"] for line in attempts(run) if line["event"] == "end"] == ["failed"]
@@ -202,14 +191,14 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(train, spawn, run, t
     )
     code, _, err = end(process, 15)
     assert (code, "Traceback" in err) == (137, False)
-    error = read(run / "error.json")
+    error = read_json(run / "error.json")
     assert (error["rank"], error["type"]) == (3, "SIGKILL")
     assert not marked(tmp_path)
     code, out, err = end(spawn(*command))
     assert code == 0, err
     said = r"going on from checkpoints/step_\d+ at step \d+, where it stopped in the data"
     assert re.search(said, out)
-    assert read(run / "result.json")["step"] == max(steps(run)) == 16
+    assert read_json(run / "result.json")["step"] == max(steps(run)) == 16
     assert not (run / "error.json").exists()
 
 
@@ -218,7 +207,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(train, spawn, run):
     code, _, err = end(spawn(*train, *trouble("SIGUSR1")))
     assert code == 128 + signal.SIGUSR1
     assert "SIGUSR1" in err
-    result = read(run / "result.json")
+    result = read_json(run / "result.json")
     assert (result["status"], result["reason"], result["step"]) == ("stopped", "SIGUSR1", 4)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_4"]
     assert [line["step"] for line in attempts(run) if line["event"] == "end"] == [4]
@@ -249,7 +238,7 @@ def test_a_rank_that_hangs_is_named(train, spawn, run):
     said += "; see logs/rank_1.log"
     assert said in err
     assert "Traceback" not in err
-    error = read(run / "error.json")
+    error = read_json(run / "error.json")
     assert (error["rank"], error["message"]) == (0, said)
 
 
@@ -260,7 +249,7 @@ def test_a_collective_takes_no_longer_than_its_timeout(train, spawn, run):
     wait_for(lambda: len(steps(run)) >= 3)
     code, _, err = end(process, 20)
     assert code == 1
-    assert read(run / "error.json")["rank"] == 0
+    assert read_json(run / "error.json")["rank"] == 0
     assert re.search(rf"^{re.escape(NO_REASON)}.*\n.*Timed out waiting 2000ms", err, re.MULTILINE)
     assert "Traceback" not in err
 
@@ -298,14 +287,9 @@ def test_two_nodes(launched, spawn, tmp_path):
 
 def started_by_srun(spawn, command: Command) -> list[tuple[int, str, str]]:
     """Both tasks of a step, with the variables that Slurm 22.05 sets."""
-    job = {
-        "SLURM_JOB_ID": str(random.randrange(10**6)),
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_NTASKS": "2",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_JOB_NODELIST": "localhost",
-    }
+    job = {"SLURM_JOB_ID": str(random.randrange(10**6)), "SLURM_STEP_ID": "0"}
+    job |= dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "2")
+    job |= dict.fromkeys(("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "localhost")
     tasks = [spawn(*command, **job, SLURM_PROCID=task, SLURM_LOCALID=task) for task in "01"]
     return [end(task) for task in tasks]
 

@@ -205,7 +205,6 @@ def build_model(
 
 
 def _start(run_dir: Path, config: Config, checkpointer: Checkpointer, ranks: Ranks) -> Start:
-    """What the run starts from, as the main rank sees the directory."""
     found: Start | Exception | None = None
     if ranks.main:
         try:

@@ -73,7 +73,6 @@ class Callback:
 
 
 def name_of(callback: Callback) -> str:
-    """The place of a user's callback in the config, or the class of one of forge's own."""
     return callback.config_path or type(callback).__name__
 
 
@@ -93,7 +92,7 @@ def user_callbacks(config: Config) -> list[Callback]:
 
 
 @contextmanager
-def naming(callback: Callback, moment: str, step: int | None = None) -> Iterator[None]:
+def naming(callback: Callback, moment: str, step: int) -> Iterator[None]:
     """What a user's callback raises in here becomes a CallbackError that names it."""
     try:
         yield
@@ -172,7 +171,6 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def join(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The state that `split` took apart."""
     if isinstance(value, list):
         return [join(item, tensors) for item in value]
     if not isinstance(value, dict):

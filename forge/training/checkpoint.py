@@ -161,7 +161,6 @@ class Checkpointer:
         return moved
 
     def has(self, step: int) -> bool:
-        """Whether the run has saved this step."""
         return Saved(self.folder / f"step_{step}").fault(self.run_id) is None
 
     def is_best(self, value: float) -> bool:
@@ -262,7 +261,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ten
 
 
 def prefixed(prefix: str, tensors: Tensors) -> Tensors:
-    """The tensors under names that begin with prefix/."""
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 

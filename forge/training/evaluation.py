@@ -124,7 +124,6 @@ class Evaluation(Callback):
             self.evaluate(loop)
 
     def evaluate(self, loop: Loop) -> None:
-        """Evaluate now and tell the callbacks."""
         self.due = True
         try:
             with loop.paused():
@@ -133,7 +132,7 @@ class Evaluation(Callback):
             return
         self.due = False
         self.at, self.metrics = loop.state.step, metrics
-        loop.evaluated(metrics)
+        loop.call("on_evaluation", metrics)
 
     def state_dict(self) -> dict[str, Any]:
         return {"due": self.due, "at": self.at, "metrics": self.metrics}

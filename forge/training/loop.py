@@ -59,12 +59,10 @@ class Loop:
 
     @property
     def model(self) -> nn.Module:
-        """The module that is trained."""
         return self.update.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """What updates it."""
         return self.update.optimizer
 
     def log(self, values: Mapping[str, Any]) -> None:
@@ -91,21 +89,21 @@ class Loop:
     def _run(self) -> None:
         self.started = time.perf_counter()
         self._acting.clear()
-        self._call("on_start")
+        self.call("on_start")
         if self.has("on_gradients"):
-            self.update.on_gradients = lambda: self._call("on_gradients")
+            self.update.on_gradients = lambda: self.call("on_gradients")
         state = self.state
         steps = iter(self.loader)
         while not self.ending:
             step = next(steps)
-            self._call("on_step_start")
+            self.call("on_step_start")
             output = self.update(step, state.step)
             state.step += 1
             state.samples = self.loader.samples
             state.tokens += step.n_targets
-            self._call("on_step_end", output)
+            self.call("on_step_end", output)
         self.stop_reason = self.stop_reason or "end"
-        self._call("on_end")
+        self.call("on_end")
 
     def _close(self, first: BaseException | None) -> BaseException | None:
         """Close all, the last callback first; returns the first error of the run."""
@@ -136,10 +134,10 @@ class Loop:
         return self._acting[moment]
 
     def has(self, *moments: str) -> bool:
-        """Whether any callback acts at one of these moments."""
         return any(self._acting_at(moment) for moment in moments)
 
-    def _call(self, moment: str, *arguments: Any) -> None:
+    def call(self, moment: str, *arguments: Any) -> None:
+        """Every callback acts at this moment; on the thread of the loop."""
         for callback in self._acting_at(moment):
             with naming(callback, moment, self.state.step):
                 getattr(callback, moment)(self, *arguments)
@@ -163,14 +161,6 @@ class Loop:
         """Stop on a signal, without what a run that goes on does not need."""
         self.interrupted = True
         self.stop_reason = reason
-
-    def evaluated(self, metrics: dict[str, float]) -> None:
-        """Tell every callback the result of an evaluation."""
-        self._call("on_evaluation", metrics)
-
-    def checkpointed(self, path: Path) -> None:
-        """Tell every callback that a checkpoint is complete; call it on the thread of the loop."""
-        self._call("on_checkpoint", path)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -33,7 +33,6 @@ class Gathered:
     lr: float = math.nan
 
     def add(self, output: StepOutput) -> None:
-        """Add a step; waits for the device."""
         skipped = output.skipped.item()
         self.steps += 1
         self.kept += not skipped

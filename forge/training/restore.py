@@ -158,7 +158,7 @@ def load_weights(
 
 
 def _like(parameter: Tensor | None, what: Any) -> Tensor:
-    """Room for a stored tensor; laid out as its parameter is, where it has that one's shape."""
+    """Room for a stored tensor, laid out as its parameter is where the shapes are equal."""
     dtype = what.properties.dtype
     if isinstance(parameter, DTensor) and tuple(what.size) == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -192,7 +192,6 @@ def _shapes(own: Tensors, group: dist.ProcessGroup | None) -> Shapes:
 def _kept(
     path: Path, own: Shapes, stored: Shapes, exclude: tuple[str, ...], changed: bool
 ) -> set[str]:
-    """The names to load."""
     for prefix in exclude:
         if not any(name.startswith(prefix) for name in own):
             what = f"no parameter of this model begins with {prefix!r}"

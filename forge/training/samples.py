@@ -109,7 +109,6 @@ class Samples(Callback):
         return self.interval > 0 and loop.state.step % self.interval == 0
 
     def sample(self, loop: Loop) -> None:
-        """Sample now."""
         step = loop.state.step
         with loop.paused():
             for prompt in self.prompts:

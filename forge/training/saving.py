@@ -93,7 +93,6 @@ class Saving(Callback):
         return int(minutes > 0 and time.monotonic() - self.saved_at >= minutes * 60)
 
     def act(self, loop: Loop, number: int) -> None:
-        """They are over on some rank."""
         self.time_is_over = True
 
     def _reason(self, loop: Loop) -> str | None:
@@ -119,11 +118,10 @@ class Saving(Callback):
 
     def _announce(self, loop: Loop) -> None:
         for path in self.checkpointer.committed():
-            loop.checkpointed(path)
+            loop.call("on_checkpoint", path)
 
 
 def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop) -> None:
-    """Give loop, loss scaler and callbacks the state that a checkpoint kept."""
     loop.state.load_state_dict(meta["train"])
     loop.seconds_before = meta["seconds"]
     if meta["scaler"]:

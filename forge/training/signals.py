@@ -50,7 +50,6 @@ class Signals(Callback):
                 signal.raise_signal(number)
 
     def requested(self, loop: Loop) -> int:
-        """The signal that has come to this rank."""
         return 0 if loop.interrupted else self.received or 0
 
     def interrupted(self, loop: Loop) -> bool:
@@ -60,7 +59,6 @@ class Signals(Callback):
         return loop.interrupted
 
     def act(self, loop: Loop, number: int) -> None:
-        """A signal has come to some rank: the run ends after this step."""
         if not loop.interrupted:
             name = signal.Signals(number).name
             if self.ranks.main and self.received is None:

@@ -66,7 +66,6 @@ class Staging:
         return Copies(done=self._thread.submit(lambda: copied.synchronize() or room), copied=copied)
 
     def close(self) -> None:
-        """Release the buffer."""
         self._thread.shutdown()
         self._release()
 

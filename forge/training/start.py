@@ -34,7 +34,6 @@ class Start:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the checkpoint says of itself."""
         return self.checkpoint.meta if self.checkpoint else {}
 
 

@@ -151,7 +151,6 @@ class Update:
     def _one_after_another(
         self, batches: Sequence[Batch], weight: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Forward and backward of each micro-batch."""
         sums: dict[str, Tensor] = {}
         total, scaler = torch.zeros((), device=self.device), self.scaler
         for batch in batches:
@@ -165,7 +164,6 @@ class Update:
         return total, sums
 
     def _mine(self, batch: Batch) -> Batch:
-        """What this rank reads of a batch, on its device."""
         wait = self.device.type == "cpu"
         moved = (tensor.to(self.device, non_blocking=not wait) for tensor in batch)
         return Batch(*(self.ranks.own_part(tensor) for tensor in moved))

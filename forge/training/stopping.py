@@ -110,11 +110,9 @@ class TimeLimit:
         self.limit = minutes * 60
 
     def requested(self, loop: Loop) -> int:
-        """Whether the time is over."""
         return int(loop.seconds_before + loop.training_seconds() >= self.limit)
 
     def act(self, loop: Loop, number: int) -> None:
-        """It is over on some rank."""
         loop.end("max_time")
 
 

@@ -343,7 +343,6 @@ def _bytes(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Ten
 
 
 def _blocks(nbytes: int) -> list[slice]:
-    """The parts of a chunk of so many bytes that share a checksum."""
     return [slice(start, min(start + BLOCK, nbytes)) for start in range(0, nbytes, BLOCK)]
 
 

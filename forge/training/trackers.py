@@ -70,7 +70,6 @@ class Trackers:
                     tracker.close()
 
     def close(self) -> None:
-        """Close every tracker, the last one added first; an error here is a warning."""
         while self._active:
             name, tracker = self._active.popitem()
             try:

@@ -49,18 +49,13 @@ def faults(section: Slurm) -> Iterator[Problem]:
 
 
 def _misfit(section: Slurm, world: int, nodes: int, per_node: int) -> Problem:
-    unit = "rank" if section.gpus_per_node == 0 else "GPU"
     if section.nodes is None:
         key = "launch.tasks_per_node" if section.tasks_per_node else "launch.gpus_per_node"
-        sum_of = f"{world} = {nodes} x {per_node} + {world - nodes * per_node}"
-        what = f"{world} ranks do not fill machines of {per_node} {unit}s: {sum_of}."
+        what = f"{world} ranks do not fill machines of {per_node}."
         dividing = max(n for n in range(1, per_node + 1) if world % n == 0)
-        fix = (
-            f"{key}={dividing}, which takes {world // dividing} machines; "
-            f"or parallel degrees whose product is a multiple of {per_node}"
-        )
+        fix = f"{key}={dividing}, or parallel degrees whose product is a multiple of {per_node}"
         return Problem(f"{key}={per_node}", what, fix)
-    there = f"{nodes} machines x {per_node} {unit}{'s' * (per_node > 1)} = {nodes * per_node}"
+    there = f"{nodes} machines x {per_node} = {nodes * per_node}"
     fix = f"parallel degrees whose product is {nodes * per_node}"
     if world % per_node == 0:
         fix = f"launch.nodes={world // per_node}, or leave it out; or {fix}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from math import prod
 
 from forge.config.model import Decoder, Model
@@ -13,7 +11,7 @@ from forge.config.root import Config
 from forge.config.run import Run
 from forge.plan.memory import STATE, memory_by_part
 from forge.plan.world import World, ranks_of, ranks_per_node
-from forge.resolve.auto import choose, device_memory, laid_out, memory_needed
+from forge.resolve.auto import device_memory, memory_needed
 from forge.resolve.layout import DEGREES
 from forge.resolve.rule import Findings, rule
 
@@ -94,25 +92,9 @@ def memory(config: Config, world: World) -> Findings:
     there = world.devices.memory if world.device == "cuda" else None
     needed = memory_needed(config)
     if there is not None and needed > there:
-        what = f"a device is estimated to need {byte_size(needed)}"
-        smaller = [*_smaller(config, world, there), "a smaller model, or more GPUs"]
-        there_is = f"the smallest GPU here has {byte_size(there)}"
-        yield "parallel", f"{what}; {there_is}.", " or ".join(smaller)
-
-
-def _smaller(config: Config, world: World, there: int) -> Iterator[str]:
-    """Overrides with which a device needs no more memory than there is."""
-    chosen = {}
-    if world.size > 1:
-        chosen, _ = choose(replace(config, parallel=Parallel(layout="auto")), world)
-    if chosen and memory_needed(laid_out(config, chosen, world)) <= there:
-        yield "without other degrees parallel=auto"
-    recompute, one = {"activation_checkpointing": "full"}, {"batch_size": 1}
-    for changes in (recompute, one, recompute | one):
-        tried = replace(config, train=replace(config.train, **changes))
-        if tried.train != config.train and memory_needed(tried) <= there:
-            yield " ".join(f"train.{name}={value}" for name, value in changes.items())
-            return
+        what = f"a device is estimated to need {byte_size(needed)}; the smallest GPU here has"
+        fix = "another layout, full activation checkpointing, a smaller batch or model, more GPUs"
+        yield "parallel", f"{what} {byte_size(there)}.", fix
 
 
 @rule(HOST_MEMORY, "run.device", *RANKS, warning=True)
@@ -126,8 +108,7 @@ def host_memory(config: Config, world: World) -> Findings:
         return
     demand = f"needs a GPU, or {byte_size(needed)}"
     if here > 1:
-        all_ranks = f"{here} * {byte_size(needed)} = {byte_size(here * needed)}"
-        demand = f"need {here} GPUs, or {all_ranks}"
+        demand = f"need {here} GPUs, or {here} * {byte_size(needed)} = {byte_size(here * needed)}"
     what = f"{ranks_of(here)} (from {world.source}) {demand} of a CPU's memory for weights,"
     what += f" gradients and optimizer state; this machine has {world.devices.gpus or 'no'} GPUs"
     what += f" ({world.devices.source}) and {byte_size(here * there)}."

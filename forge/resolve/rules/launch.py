@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from forge.config.launch import Slurm, Submitit
-from forge.config.problems import Problem, closest, shown
+from forge.config.problems import Problem, closest, did_you_mean, shown
 from forge.config.run import Run
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Optuna
@@ -18,7 +18,6 @@ LARGEST_NODE = 8
 """Ranks on GPUs that are put on one node where nobody says how many GPUs a node has."""
 NAME = re.compile(r"[\w+-][\w.+-]*")
 LONGEST, LONGEST_ARM = 200, 50
-NAMED_ARMS = 3
 BASELINE, SEEDS = "sweep.ablation.baseline", "sweep.ablation.seeds"
 
 
@@ -87,9 +86,8 @@ def ablation(sweep: Sweep) -> Findings:
     if arms and baseline is None:
         yield BASELINE, "which arm is the baseline?", f"{BASELINE}={next(iter(arms))}"
     elif baseline is not None and baseline not in arms:
-        meant = closest(baseline, arms) or list(arms)[:NAMED_ARMS]
-        fix = " or ".join(f"{BASELINE}={arm}" for arm in meant)
-        fix = fix or f"sweep.ablation.arms.{baseline}=[], and others"
+        meant = did_you_mean([f"{BASELINE}={arm}" for arm in closest(baseline, arms)])
+        fix = meant or f"one of {', '.join(arms)}" if arms else f"sweep.ablation.arms.{baseline}=[]"
         yield BASELINE, f"there is no arm '{baseline}'.", fix
     elif seeds and not arms:
         fix = f"{SEEDS}=[] -m seed={','.join(map(str, seeds))}"

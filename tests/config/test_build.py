@@ -87,50 +87,43 @@ def test_a_target_annotated_with_a_section_gets_it_and_a_function_keywords():
     assert build(section, path="optimizer", trust=["mypkg"], scale=2) == (0.1, 0.9, 2)
 
 
-def outside(target: str) -> str:
-    fix = f"if you trust it: run.trust=[{target.partition('.')[0]}.]"
-    return f"{target} may not be built for optimizer: it is under no trusted prefix. | {fix}"
-
-
-def not_of_kind(target: str) -> str:
-    base = "torch.optim.Optimizer"
-    return f"{target} is no subclass of {base}. | name one, or make it a subclass of {base}"
-
-
-def unfit(target: str) -> str:
-    takes = "forge.optim.adamw.adamw, a torch.optim.Optimizer, your own, with run.trust=[mypkg.]"
-    return f"{target} may not be built for optimizer. | optimizer takes {takes}"
-
-
-def no_path(target: str) -> str:
-    return f"'{target}' is not the path of a class or function. | such as forge.optim.adamw.adamw"
-
-
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "what", "fix"),
     [
-        ("antigravity.fly", outside("antigravity.fly")),
-        ("torch.nn.Linear", unfit("torch.nn.Linear")),
-        ("forge.../../x", no_path("forge.../../x")),
+        (
+            "antigravity.fly",
+            " may not be built for optimizer: it is under no trusted prefix.",
+            "if you trust it: run.trust=[antigravity.]",
+        ),
+        (
+            "torch.nn.Linear",
+            " may not be built for optimizer.",
+            "optimizer takes forge.optim.adamw.adamw, a torch.optim.Optimizer, your own, with "
+            "run.trust=[mypkg.]",
+        ),
         (
             "forge.optim.adamw.adamv",
-            "forge.optim.adamw.adamv may not be built for optimizer. "
-            "| did you mean forge.optim.adamw.adamw?",
+            " may not be built for optimizer.",
+            "did you mean forge.optim.adamw.adamw?",
         ),
         (
             "torch.optim.SGDD",
-            "torch.optim.SGDD cannot be imported: module 'torch.optim' has no attribute 'SGDD'. "
-            "| check the path",
+            " cannot be imported: module 'torch.optim' has no attribute 'SGDD'.",
+            "check the path",
         ),
-        ("torch.optim.swa_utils.deepcopy", not_of_kind("torch.optim.swa_utils.deepcopy")),
+        (
+            "torch.optim.swa_utils.deepcopy",
+            " is no subclass of torch.optim.Optimizer.",
+            "name one, or make it a subclass of torch.optim.Optimizer",
+        ),
     ],
 )
 def test_targets_that_are_not_built(
-    target: str, said: str, monkeypatch: pytest.MonkeyPatch
+    target: str, what: str, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "antigravity", raising=False)
-    section = SGDSection(_target_=target)
-    assert refusals(section, params=[]) == [f"optimizer._target_={target} | {said}"]
+    found = refusals(SGDSection(_target_=target), params=[])
+    assert found == [f"optimizer._target_={target} | {target}{what} | {fix}"]
     assert "antigravity" not in sys.modules, "nothing is imported that is not allowed"
 
 

@@ -123,7 +123,7 @@ def test_whichever_rank_dies_the_others_are_ended(
     die = f"os.kill(os.getpid(), signal.SIGKILL) if rank == {first} else time.sleep(60)"
     assert start(PID + die, 3) == 137
     hint = " (out of memory? lower train.batch_size)"
-    again = f"the run goes on with: python -m forge.resume {tmp_path}\n"
+    again = "the run goes on with: python -m forge.resume .\n"
     assert capfd.readouterr().err == f"rank {first} of 3 was ended by SIGKILL{hint}; {again}"
     assert not [file for file in tmp_path.glob("pid*") if alive(int(file.read_text()))]
     assert start("os.kill(os.getpid(), signal.SIGSEGV)") == 139
@@ -221,7 +221,6 @@ def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
 def test_the_worker_imports_from_where_its_parent_does(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "only_here.py").write_text("")
     monkeypatch.syspath_prepend("mine")

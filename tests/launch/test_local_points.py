@@ -32,8 +32,6 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
     (tmp_path / "bin").mkdir()
     monkeypatch.setattr(processes.sys, "executable", fake_worker.interpreter(tmp_path / "bin"))
 

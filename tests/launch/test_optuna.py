@@ -35,11 +35,6 @@ DECAY = "optimizer.weight_decay=interval(0, 0.5)"
 LR = "optimizer.lr"
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def search(*overrides: str, run: Here | None = None, name: str = "x", folder: str = "") -> int:
     """Search in this process, and return the exit code."""
     named = [] if folder else ["sweeper=optuna", f"sweep.name={name}"]

@@ -22,12 +22,6 @@ NONE = Devices(gpus=0, source="the test")
 Write = Callable[[str, str], str]
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
 def points(*overrides: str, devices: Devices = NONE, folder: str = "") -> list[Planned]:
     return Preflight(overrides, (folder,) if folder else (), devices).points()
 

@@ -85,10 +85,7 @@ def test_a_readable_name(varied: dict[str, str], arm: str | None, slug: str) -> 
     assert slug_of(varied, arm) == slug
 
 
-def test_what_is_no_sweep_is_refused_with_those_that_may_have_been_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_no_sweep_is_refused_with_those_that_may_have_been_meant() -> None:
     assert examples() == "sweeps/<name>"
     for age, name in enumerate(["sweeps/new", "sweeps/old", "elsewhere/other"]):
         Path(name).mkdir(parents=True)

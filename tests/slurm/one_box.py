@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 NODES = ("127.0.0.1", "127.0.0.2")  # names that resolve without a line in /etc/hosts
 SEARCHED = "/usr/sbin:/sbin:"  # no user has the daemons on PATH
@@ -103,8 +102,9 @@ class OneBox:
         environ = {**os.environ, "PATH": SEARCHED + os.environ["PATH"]}
         environ["SLURM_CONF"] = str(self.conf)
         with (self.folder / f"{command[0]}.{len(self.daemons)}.out").open("wb") as log:
-            files: dict[str, Any] = {"stdout": log, "stderr": log}
-            started = subprocess.Popen(command, env=environ, preexec_fn=_end_with_tests, **files)
+            started = subprocess.Popen(
+                command, env=environ, stdout=log, stderr=log, preexec_fn=_end_with_tests
+            )
         self.daemons.append(started)
 
     def ask(self, *command: str) -> str:

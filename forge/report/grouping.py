@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from forge.config import schemas
 from forge.config.problems import short_keys
 from forge.launch.sweep.state import DONE
 from forge.report.runs import SEED, Run, text_of
+from forge.rundir.identity import is_free
 
 APART = ("run", "launch", "sweep", "sweeper", "metrics", "profiling")
 """Sections that say where and how a run was started and watched: no difference between arms."""
@@ -86,17 +85,6 @@ def differing(configs: Sequence[Texts], *, seeds: bool = False) -> list[str]:
         return 2 if of_variant and None in values[key] else 1
 
     return [key for key in values if len(values[key]) > allowed(key)]
-
-
-@functools.cache
-def is_free(key: str) -> bool:
-    """Whether an option, or every option of a group, may change when a run goes on."""
-    own = [
-        schema.all_free or field.metadata.get("free", False)
-        for name, _, schema, field in schemas.walk_options()
-        if f"{name}.".startswith(f"{key}.")
-    ]
-    return key.partition(".")[0] in (*APART, *schemas.free_dicts()) or (bool(own) and all(own))
 
 
 def _identity(run: Run) -> tuple[tuple[str, str], ...]:

@@ -11,16 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, shown
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, examples, find_sweep
 from forge.launch.sweep.state import DONE, FAILED, survey
 from forge.report.logs import Log
 from forge.rundir import outcome
-from forge.rundir.files import read_yaml
-from forge.rundir.saved_config import is_run, newest
+from forge.rundir.saved_config import is_run, read_plain
 
 SEED = "seed"
 
@@ -162,7 +159,7 @@ def _run(point: Point, state: str) -> Run:
     if not is_run(point.path):
         return Run(point=point, state=state, why=why)
     try:
-        config = _config(point.path)
+        config = read_plain(point.path)
         result = outcome.read_result(point.path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Run(point=point, state=FAILED, why=str(error))
@@ -178,17 +175,6 @@ def _run(point: Point, state: str) -> Run:
         if isinstance(value, int | float) and math.isfinite(value)
     }
     return replace(run, final=final, ended=(result.step, result.reason))
-
-
-def _config(run_dir: Path) -> dict[str, Any]:
-    file = newest(run_dir)
-    try:
-        config = read_yaml(file)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} cannot be read: it is empty or damaged")
-    return config
 
 
 def _no_source(path: Path) -> Problem:

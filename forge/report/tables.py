@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forge.config.numbers import NOTHING, Decimals, compact, counted, duration, p_value
 from forge.launch.sweep.messages import NO_ANSWER
@@ -66,8 +66,10 @@ class Table:
 
 def tables(report: Report, most: int | None = None) -> list[Table]:
     """All tables that have a line. most: arms, or runs, in each of them."""
-    makers = (results, differences, times_to_target, configs, unfinished)
-    return [table for make in makers if (table := make(report, most)).lines]
+    by_arm = [make(report, most) for make in (results, differences, times_to_target, configs)]
+    left_out = _arms_left_out(report, most)
+    found = [replace(table, notes=[*left_out, *table.notes]) for table in by_arm]
+    return [table for table in (*found, unfinished(report, most)) if table.lines]
 
 
 def headline(report: Report) -> list[str]:
@@ -102,13 +104,13 @@ def results(report: Report, most: int | None = None) -> Table:
         title=f"{report.metric} at the end",
         heads=("arm", "done", *(("mean", "deviation", "95 % interval") if seeds else ("value",))),
         lines=lines,
-        notes=[*_arms_left_out(report, most), *_notes_of_results(report, seeds)],
+        notes=_notes_of_results(report, seeds),
         align="<>>>>",
     )
 
 
 def differences(report: Report, most: int | None = None) -> Table:
-    write, lines, notes = decimals(report), [], _arms_left_out(report, most)
+    write, lines, notes = decimals(report), [], []
     compared = [row for row in report.shown(most) if row.difference.method]
     tests = [_test(row.difference) for row in compared]
     several = len(set(tests)) > 1
@@ -155,7 +157,7 @@ def times_to_target(report: Report, most: int | None = None) -> Table:
         title=f"how soon {report.metric} reached {target}",
         heads=("arm", "reached", "steps", "tokens", "time"),
         lines=lines,
-        notes=[*_arms_left_out(report, most), note],
+        notes=[note],
         align="<>>>>",
     )
 
@@ -174,7 +176,6 @@ def configs(report: Report, most: int | None = None) -> Table:
         title="config",
         heads=("arm", f"differs from {report.baseline.name}{best} in"),
         lines=lines,
-        notes=_arms_left_out(report, most),
         align="<<",
     )
 

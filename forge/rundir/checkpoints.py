@@ -8,11 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from forge.config.eval import HIGHER_IS_BETTER
-from forge.rundir.files import read_object, read_yaml
-from forge.rundir.saved_config import is_run, newest
+from forge.rundir.files import read_object
+from forge.rundir.saved_config import is_run, read_plain
 
 FORMAT = 2
 META, TOKENIZER, WEIGHTS = "meta.json", "tokenizer", "weights"
@@ -86,10 +84,9 @@ Skipped = list[tuple[Saved, str]]
 def saved_folder(run_dir: Path) -> Path:
     """The folder of a run's checkpoints. Raises CheckpointError when its config cannot be read."""
     try:
-        return run_dir / read_yaml(newest(run_dir))["checkpoint"]["dir"]
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
-        reason = next(iter(str(error).splitlines()), "no details")
-        raise CheckpointError(f"{newest(run_dir)} cannot be read: {reason}") from error
+        return run_dir / read_plain(run_dir)["checkpoint"]["dir"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(str(error)) from None
 
 
 def listed(folder: Path) -> list[Saved]:

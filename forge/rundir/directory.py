@@ -13,16 +13,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from yaml import YAMLError
-
 from forge.config.changes import Change, changes
 from forge.config.problems import refusal
 from forge.config.root import Config
 from forge.rundir import provenance, saved_config
-from forge.rundir.files import read_json, read_object, read_yaml, write_json
+from forge.rundir.files import read_json, read_object, write_json
 from forge.rundir.lock import InUse, Lock
 from forge.rundir.provenance import Provenance
-from forge.rundir.saved_config import CONFIG, OVERRIDES, is_run, last_started, newest, numbered
+from forge.rundir.saved_config import (
+    CONFIG,
+    OVERRIDES,
+    is_run,
+    last_started,
+    newest,
+    numbered,
+    read_plain,
+)
 from forge.rundir.untrusted import (
     code_overrides,
     other_overrides,
@@ -157,13 +163,13 @@ def resume_command(run_dir: Path) -> str:
     """What to type for the run to go on; the overrides that need trust are typed again."""
     try:
         own = [str(text) for text in read_json(newest_overrides(run_dir))]
-        options = reaching_out(read_yaml(newest(run_dir)))
+        options = reaching_out(read_plain(run_dir))
         asked = [
             *code_overrides(own),
             *overrides_behind(options, other_overrides(own)),
             *filter(reads_environment, own),
         ]
-    except (OSError, ValueError, TypeError, AttributeError, YAMLError):
+    except (OSError, ValueError, TypeError):
         asked = []  # the command itself will say what is wrong with the files
     return shlex.join(["python", "-m", "forge.resume", short(run_dir), *dict.fromkeys(asked)])
 
@@ -172,7 +178,7 @@ def prolonging_override(run_dir: Path, reason: str, step: int) -> str:
     """What to add to the command of a finished run for it to go on twice as long."""
     if reason != "end":
         return "..."
-    train = read_yaml(newest(run_dir))["train"]
+    train = read_plain(run_dir)["train"]
     epochs = train["max_epochs"]
     if epochs and step < train["max_steps"]:
         return f"train.max_epochs={2 * epochs:g}"

@@ -22,6 +22,10 @@ TOO_DEEP = f"it is nested more than {DEEPEST} deep"
 TAIL = 16_384  # bytes that are read from the end of a long file
 
 
+class Damaged(ValueError):
+    """A YAML file that is not as forge writes it."""
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path that becomes `path` when the block succeeds: a reader sees all of the new
@@ -84,20 +88,23 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> Any:
-    """Raises OSError, ValueError and YAMLError.
+    """Raises OSError and ValueError.
 
     Its depth is found first: the loader in C ends the process at one that is too great. An alias,
     which forge does not write, may make it endless.
     """
     text, depth = path.read_text(encoding="utf-8"), 0
-    for event in yaml.parse(text, Loader=LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise yaml.YAMLError(TOO_DEEP)
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"it has an alias, *{event.anchor}")
-    return yaml.load(text, Loader=LOADER)
+    try:
+        for event in yaml.parse(text, Loader=LOADER):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise Damaged(TOO_DEEP)
+            if isinstance(event, yaml.AliasEvent):
+                raise Damaged(f"it has an alias, *{event.anchor}")
+        return yaml.load(text, Loader=LOADER)
+    except yaml.YAMLError as error:
+        raise Damaged(str(error).partition("\n")[0]) from None
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from forge.config import schemas
 from forge.config.field import Section, thaw_value, types_of
 from forge.config.root import Config
 
@@ -27,19 +29,16 @@ def hash_of(config: Config, more: Mapping[str, str] | None = None) -> str:
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
-def is_free(config: Config, key: str) -> bool:
-    """Whether an option, or a group, has no part in the identity."""
-    section: Any = config
-    for part in key.lstrip("+~").replace("/", ".").split("."):
-        if not isinstance(section, Section):
-            return True  # an entry of a free dict
-        field = type(section).__dataclass_fields__.get(part)
-        if field is None or field.metadata.get("free", False):
-            return field is not None
-        section = getattr(section, part)
-        if isinstance(section, Section) and section.all_free:
-            return True
-    return False
+@functools.cache
+def is_free(key: str) -> bool:
+    """Whether an option, or every option of a group, has no part in the identity."""
+    key = key.lstrip("+~").replace("/", ".")
+    own = [
+        schema.all_free or field.metadata.get("free", False)
+        for name, _, schema, field in schemas.walk_options()
+        if f"{name}.".startswith(f"{key}.") or key.startswith(f"{name}.")
+    ]
+    return key.partition(".")[0] in schemas.free_dicts() or (bool(own) and all(own))
 
 
 def _walk(section: Section, prefix: str) -> Iterator[tuple[str, Any]]:

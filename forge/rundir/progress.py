@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from forge.rundir.files import last_rows, read_json, read_yaml
+from forge.rundir.files import last_rows, read_json
 from forge.rundir.outcome import last_saved_step, read_result
-from forge.rundir.saved_config import newest
+from forge.rundir.saved_config import read_plain
 
 METRICS, PERFORMANCE, DERIVED = "metrics.jsonl", "performance.jsonl", "derived.json"
 SAMPLES = "samples.jsonl"
@@ -80,8 +78,8 @@ def last_step(run_dir: Path) -> int | None:
         for derived in read_json(run_dir / DERIVED):
             if derived["key"] == "train.max_steps":
                 return int(derived["value"])
-    with suppress(OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return int(read_yaml(newest(run_dir))["train"]["max_steps"])
+    with suppress(ValueError, KeyError, TypeError):
+        return int(read_plain(run_dir)["train"]["max_steps"])
     return None
 
 

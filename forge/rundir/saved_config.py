@@ -58,6 +58,18 @@ def newest(run_dir: Path) -> Path:
     return run_dir / numbered(CONFIG, max(versions, default=1))
 
 
+def read_plain(run_dir: Path) -> dict[str, Any]:
+    """The config in force as plain data. Raises ValueError that names the file."""
+    file = newest(run_dir)
+    try:
+        plain = read_yaml(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+    if not isinstance(plain, dict):
+        raise ValueError(f"{file} cannot be read: it is empty or damaged")
+    return plain
+
+
 def last_started(run_dir: Path) -> int:
     """The version of the config that the run last started with, against which a change is judged: 0
     when every start failed, the newest where none is on record.

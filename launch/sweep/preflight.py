@@ -146,7 +146,7 @@ class Preflight:
         if too_large:
             raise ConfigError([replace(warning, warning=False) for warning in too_large])
         changes, config = combination.changes.items(), resolution.config
-        free = {key: value for key, value in changes if is_free(config, key)}
+        free = {key: value for key, value in changes if is_free(key)}
         return Planned(combination=combination, resolution=resolution, hash=hash_of(config, free))
 
     def _differences(self, config: Config) -> Iterable[Problem]:

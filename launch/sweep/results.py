@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.types import Override
 
 from forge.compose.grammar import read
@@ -19,12 +18,12 @@ from forge.config.problems import shown
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.expand import SHARED
 from forge.rundir import outcome
-from forge.rundir.files import read_json, read_yaml
-from forge.rundir.saved_config import newest
+from forge.rundir.files import read_json
+from forge.rundir.saved_config import read_plain
 
 BEST_HIGH = {*HIGHER_IS_BETTER, "tokens_per_second", "mfu"}
 JOURNAL = "optuna.journal"
-DAMAGED = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError)
+DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 def columns(points: Sequence[Point]) -> dict[str, list[str]]:
@@ -71,7 +70,7 @@ def _objective(run_dir: Path) -> tuple[str, float] | None:
 
 def _sweeper(run_dir: Path) -> Mapping[str, Any]:
     with suppress(*DAMAGED):
-        return dict(read_yaml(newest(run_dir))["sweeper"])
+        return dict(read_plain(run_dir)["sweeper"])
     return {}
 
 

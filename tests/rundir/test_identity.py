@@ -55,8 +55,7 @@ def test_what_it_is_made_of() -> None:
 
 
 def test_which_keys_are_free() -> None:
-    config = resolved(SMALL).config
-    free = "train.batch_size parallel parallel.tp +callbacks.mine.x launch.jobs"
-    assert all(is_free(config, key) for key in free.split())
+    free = "train.batch_size parallel parallel.tp +callbacks.mine.x launch.jobs launch.sbatch.x"
+    assert all(is_free(key) for key in free.split())
     identity = "seed optimizer optimizer.lr model.moe.top_k nothing"
-    assert not any(is_free(config, key) for key in identity.split())
+    assert not any(is_free(key) for key in identity.split())

@@ -120,31 +120,28 @@ def test_a_user_without_a_home(no_probe: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("WANDB_CONFIG_DIR")
     monkeypatch.delenv("NETRC")
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
-    assert "home" in {
-        finding.check for finding in doctor.examine(doctor.plan(composition.config()))
-    }
+    checks = {finding.check for finding in doctor.examine(doctor.plan(composition.config()))}
+    assert "home" in checks
 
 
-BROKEN = "raise ImportError('not here')\n"
+def broken(name: str, folder: Path, *arguments: str) -> str:
+    """What is printed where a package cannot be imported."""
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("raise ImportError('not here')\n")
+    done = shell(*arguments, folder=folder, PYTHONPATH=str(folder))
+    assert (done.returncode, done.stderr) == (1, "")
+    return done.stdout
 
 
 def test_a_broken_torch_is_said_and_the_rest_is_still_examined(tmp_path: Path):
-    (tmp_path / "path" / "torch").mkdir(parents=True)
-    (tmp_path / "path" / "torch" / "__init__.py").write_text(BROKEN)
-    done = shell(folder=tmp_path, PYTHONPATH=str(tmp_path / "path"))
-    assert (done.returncode, done.stderr) == (1, "")
-    said = "torch          missing  it cannot be imported: ImportError: not here\n"
-    assert said in done.stdout
-    assert done.stdout.splitlines()[-1] == "missing, and every run needs it: torch"
-    assert "\nthreads        ok       " in done.stdout
+    said = broken("torch", tmp_path)
+    assert "torch          missing  it cannot be imported: ImportError: not here\n" in said
+    assert said.endswith("\nmissing, and every run needs it: torch\n")
+    assert "\nthreads        ok       " in said
 
 
 def test_without_hydra(tmp_path: Path):
-    (tmp_path / "path" / "hydra").mkdir(parents=True)
-    (tmp_path / "path" / "hydra" / "__init__.py").write_text(BROKEN)
-    done = shell("--json", folder=tmp_path, PYTHONPATH=str(tmp_path / "path"))
-    assert (done.returncode, done.stderr) == (1, "")
-    content = json.loads(done.stdout)
+    content = json.loads(broken("hydra", tmp_path, "--json"))
     assert content["ok"] is False
     *others, config = content["findings"]
     assert config["found"] == "no config can be composed: ImportError: not here"

@@ -16,7 +16,6 @@ def test_runs_and_arms(sweep: Path) -> None:
     assert list(runs.columns[:9]) == columns
     count = {"lr=0.001": 3, "lr=0.002": 3, "lr=0.03": 4}
     assert runs.groupby("arm")["seed"].count().to_dict() == count
-    assert runs["optimizer.lr"].tolist()[:2] == [0.001, 0.002]
     done = runs[runs["state"] == "done"]
     assert runs["eval/loss"].notna().tolist() == (runs["state"] == "done").tolist()
     arms = forge.report.arms(sweep, baseline="lr=0.002", reach=5.2).set_index("arm")

@@ -38,7 +38,7 @@ from moe_layers import (
 )
 from torch import Tensor, nn
 
-from forge.models.dispatch import Order, Room, capacity, empty, fill, gather, order, room, spread
+from forge.models.dispatch import Order, Room, capacity, empty, fill, order, rearrange, room, spread
 from forge.models.moe import MoE
 from forge.models.routing_losses import balance_loss, entropy
 
@@ -223,11 +223,8 @@ def back(products: Tensor, weights: Tensor, found: Order, rows: Room | None) -> 
     """products: [n, dim], of the experts -> [tokens, dim]."""
     if rows is not None:
         products, weights = empty(products, rows), weights * rows.kept[found.place].view_as(weights)
-    return (
-        (gather(products, found).unflatten(0, weights.shape) * weights.unsqueeze(-1))
-        .sum(1)
-        .to(products.dtype)
-    )
+    each = rearrange(products, found.place, found.by_expert).unflatten(0, weights.shape)
+    return (each * weights.unsqueeze(-1)).sum(1).to(products.dtype)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +85,13 @@ def assemble(
     users = user_callbacks(config)
     ranks = join(config, device, rendezvous)
     with ranks.main_first():
-        builder = partial(build, **own_code)
-        prepared = prepare(config.data, config.tokenizer, build=builder, progress=_announce())
+        announce = cache(lambda stage: say(f"data: {stage}"))  # each stage once
+        prepared = prepare(
+            config.data,
+            config.tokenizer,
+            build=partial(build, **own_code),
+            progress=lambda stage, share: announce(stage),
+        )
     check_vocabulary(config, prepared)
     config, derived = _fit(config, run_dir, prepared)
     train = config.train
@@ -217,18 +222,6 @@ def _start(run_dir: Path, config: Config, checkpointer: Checkpointer, ranks: Ran
         raise found
     assert found is not None
     return found
-
-
-def _announce() -> Callable[[str, float], None]:
-    """Prints each stage of preparing data once, as it begins."""
-    seen: set[str] = set()
-
-    def progress(stage: str, share: float) -> None:
-        if stage not in seen:
-            seen.add(stage)
-            say(f"data: {stage}")
-
-    return progress
 
 
 def data_identity(prepared: Prepared) -> dict[str, str]:

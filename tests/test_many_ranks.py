@@ -322,7 +322,7 @@ def test_ranks_of_srun_leave_nothing_of_a_run_that_is_refused(launched, spawn, t
     outcomes = started_by_srun(spawn, [*launched, f"data.path={tmp_path / 'bad.txt'}"])
     assert [code for code, *_ in outcomes] == [2, 2]
     _, what, removed = outcomes[0][2].splitlines()
-    assert what.startswith(f"data.path: {tmp_path}/bad.txt is not UTF-8 text (invalid start byte ")
+    assert what.startswith(f"data.path: {tmp_path}/bad.txt is not UTF-8 text (invalid start byte")
     assert removed == "(nothing was trained, and the run directory is removed again)"
     assert outcomes[1][1:] == ("", "")
     assert not (tmp_path / "runs").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
@@ -33,12 +32,11 @@ class Merged:
 
 def illegal(override: Override, library: Library) -> Problem | None:
     """Why a group choice cannot be composed, or None."""
-    value = None if override.is_delete() or override.is_sweep_override() else override.value()
-    fault = _fault(override, value, library)
+    fault = _fault(override, library)
     return Problem(override.input_line or "", *fault, where=COMMAND_LINE) if fault else None
 
 
-def _fault(override: Override, value: Any, library: Library) -> tuple[str, str] | None:
+def _fault(override: Override, library: Library) -> tuple[str, str] | None:
     group = override.key_or_group
     options = library.options(group)
     listed = ", ".join(options)
@@ -47,6 +45,7 @@ def _fault(override: Override, value: Any, library: Library) -> tuple[str, str] 
     if override.is_sweep_override():
         what = f"{group} has several values, and this is not a sweep."
         return what, "choose one, or -m for a sweep"
+    value = override.value()
     if override.package is not None and group in library.places:
         what = f"{group} has one place in the config."
         return what, f"write {group}={override.get_value_string()}"

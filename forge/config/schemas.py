@@ -145,8 +145,7 @@ def declared(key: str) -> Any:
 
 def fact(key: str, name: str) -> Any:
     """A fact that `opt` states of an option, such as `time`; None where there is no option."""
-    found = (field.metadata.get(name) for option, _, _, field in walk_options() if option == key)
-    return next(found, None)
+    return next((f.metadata.get(name) for option, _, _, f in walk_options() if option == key), None)
 
 
 def dicts() -> dict[str, str]:

@@ -39,8 +39,8 @@ class LauncherEnvironment:
 def launcher_environment(
     environ: Mapping[str, str] = os.environ,
 ) -> LauncherEnvironment | None:
-    """What a launcher says of this process; None where it is not one of several ranks. torchrun
-    within srun counts as torchrun. Raises ConfigError.
+    """What a launcher says of this process, torchrun before srun; None where it is not one of
+    several ranks. Raises ConfigError.
     """
     if not (environ.get("RANK") and environ.get("WORLD_SIZE")):
         return _of_srun(environ)
@@ -57,8 +57,8 @@ def launcher_environment(
 
 
 def launcher_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
-    """The number of ranks that a launcher has set, and the variable it is in; WORLD_SIZE alone
-    counts too. Raises ConfigError.
+    """The number of ranks that a launcher has set, and in which variable; WORLD_SIZE alone counts.
+    Raises ConfigError.
     """
     found = launcher_environment(environ)
     if found is not None:

@@ -89,13 +89,8 @@ def find_world(
     Ranks on a CPU are as many as asked for: there dp_shard=-1 is 1.
     """
     device = run.device if run.device != "auto" else ("cuda" if devices.gpus else "cpu")
-    set_already = launcher_ranks(environ)
-    if set_already is not None:
-        size, source = set_already
-    elif run.num_processes is not None:
-        size, source = run.num_processes, "run.num_processes"
-    elif parallel.dp_shard > 0:
-        size, source = prod(parallel.degrees().values()), DEGREES
+    if known := launcher_ranks(environ) or _given_ranks(run, parallel):
+        size, source = known
     elif device == "cuda":
         size, source = max(devices.gpus, 1), devices.source
     elif parallel.product_without_dp_shard > 1:
@@ -115,10 +110,8 @@ def _of_job(config: Config, section: Slurm, here: Devices) -> World:
     device = run.device if run.device != "auto" else "cpu" if on_cpu else "cuda"
     name = "tasks_per_node" if section.tasks_per_node else "gpus_per_node"
     per_node = section.tasks_per_node or section.gpus_per_node
-    if run.num_processes is not None:
-        size, source = run.num_processes, "run.num_processes"
-    elif parallel.dp_shard > 0:
-        size, source = prod(parallel.degrees().values()), DEGREES
+    if known := _given_ranks(run, parallel):
+        size, source = known
     elif nodes and per_node:
         size, source = nodes * per_node, f"launch.nodes={nodes} * launch.{name}={per_node}"
     elif per_node:
@@ -129,6 +122,12 @@ def _of_job(config: Config, section: Slurm, here: Devices) -> World:
     if device == "cuda" and not on_cpu:
         found = replace(found, gpus=min(per_node or -(-size // (nodes or 1)), size))
     return World(size=size, source=source, device=device, devices=found, remote=True)
+
+
+def _given_ranks(run: Run, parallel: Parallel) -> tuple[int, str] | None:
+    if run.num_processes is not None:
+        return run.num_processes, "run.num_processes"
+    return (prod(parallel.degrees().values()), DEGREES) if parallel.dp_shard > 0 else None
 
 
 def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int:

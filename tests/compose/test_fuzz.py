@@ -34,7 +34,7 @@ RIGHT = [
     "run.root=empty", 'run.root="~/elsewhere"', "hydra.searchpath=[conf]", "-cd=conf",
     "checkpoint.interval=${train.max_steps}", "data.cache_dir=empty/cache", "run.dir='ü/ö x'",
 ]  # fmt: skip
-USAGE = ["--foo", "-x", "--cfgg"]
+USAGE = ["-x"]
 COMPOSE = [
     *(f"{key}[0]=1" for key in OPTIONS), *(f"~{key}" for key in PLAIN),
     *(f"+{key}=1" for key in PLAIN), *(f"{key}.deeper=1" for key in PLAIN),
@@ -44,6 +44,7 @@ COMPOSE = [
     "train.max_steps=abc", "seed=1.5", "seed=true", "optimizer.lr=[1]", "run.inline=3",
     "eval.interval=1e400", f"model.dim={'9' * 400}", "run.trust=os.", "train.seq_len=1,2",
     "optimizer.eps=[1", "run.name=${", 'run.name="x', "eval.steps=@", "ü=1", ".a=1", "a b=1", "-9",
+    "--foo",
 ]  # fmt: skip
 VALUE = [
     "seed=-1", "optimizer.lr=0", "optimizer.lr=nan", "train.grad_clip_norm=-inf",

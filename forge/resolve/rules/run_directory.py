@@ -36,7 +36,7 @@ def run_dir(run: Run) -> Findings:
     if run.dir and os.path.isdir(run.dir):
         place = Path(run.dir)
         if not saved_config.is_run(place) and not saved_config.is_new(place):
-            fix = "run.dir=null for a fresh one, or give a run directory, or a new one"
+            fix = "run.dir=null, a run directory, or a new one"
             yield "run.dir", f"{place} holds other files and is no run directory.", fix
 
 
@@ -86,8 +86,10 @@ def init_from(config: Config, checkpoint: Checkpoint) -> Findings:
     if path is None or os.path.exists(path) or _has_saved_since(config, "init_from"):
         return
     if os.path.basename(path) != checkpoints.BEST or not os.path.isdir(os.path.dirname(path)):
-        fix = "give a step_N directory, a run directory that has checkpoints, RUN/best, or a"
-        yield "checkpoint.init_from", f"there is nothing at {path}.", f"{fix} .safetensors file"
+        fix = (
+            "a step_N directory, a run directory with checkpoints, RUN/best or a .safetensors file"
+        )
+        yield "checkpoint.init_from", f"there is nothing at {path}.", fix
 
 
 @rule("checkpoint.resume_from", "checkpoint.resume_from", "checkpoint.dir", "run.dir")
@@ -98,7 +100,7 @@ def resume_from(config: Config, checkpoint: Checkpoint, run: Run) -> Findings:
         return
     if not wanted.isdecimal():
         if not os.path.isdir(wanted):
-            fix = "a step of this run, a step_N directory, or a run directory that has checkpoints"
+            fix = "a step of this run, a step_N directory, or a run directory with checkpoints"
             yield key, f"there is no directory {wanted}.", fix
     elif run.dir is None:
         what = "a step is one of the run in run.dir, which is not given."
@@ -147,8 +149,8 @@ def _stored(config: Config) -> Config | str | None:
 
 
 def _has_saved_since(config: Config, start: str) -> bool:
-    """Whether the run in run.dir began with this option of `checkpoint` and has saved since: then
-    what it names is not read again.
+    """Whether the run in run.dir began with this option and has saved since, so that what it names
+    is not read again.
     """
     before = _stored(config)
     if not isinstance(before, Config):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.cli import printable
-from forge.config.numbers import byte_size
+from forge.config.numbers import aligned, byte_size
 from forge.rundir import directory, saved_config
 from forge.rundir.checkpoints import CheckpointError, Saved, best_of, listed, saved_folder
 
@@ -54,9 +54,7 @@ def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
         return f"{run_dir} has no checkpoints"
     heads = ("step", "saved at", "because of", "size", "evaluation", "")
     cells = [heads, *(_cells(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = (map(str.ljust, line, widths) for line in cells)
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    return "\n".join(aligned(cells))
 
 
 def _row(saved: Saved, run_id: str, *, best: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import cli
-from forge.config.numbers import time_span
+from forge.config.numbers import aligned, time_span
 from forge.config.problems import COMMAND_LINE, refusal, short_keys
 from forge.launch.local.processes import log_file
 from forge.launch.slurm import jobs as slurm
@@ -204,8 +204,7 @@ def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     are left out.
     """
     kept = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
-    widths = {i: max(len(line[i]) for line in cells) for i in kept}
-    lines = ["  ".join(line[i].ljust(widths[i]) for i in kept).rstrip() for line in cells]
+    lines = aligned([[line[i] for i in kept] for line in cells])
     if not sys.stdout.isatty():
         return lines
     width = shutil.get_terminal_size((160, 24)).columns

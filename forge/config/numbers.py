@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes, counts, shares, times, and values of a metric."""
+"""Numbers as people read them: sizes, counts, shares, times, values of a metric; and tables."""
 
 from __future__ import annotations
 
@@ -60,6 +60,12 @@ def time_span(seconds: float) -> str:
     parts = [(days, "d"), (hours, "h"), (minutes, "min"), (left, "s")]
     first = next((index for index, (count, _) in enumerate(parts) if count), 3)
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count) or "0 s"
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row of cells, its columns below one another."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
 def p_value(value: float | None) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from forge.config.model import Decoder
+from forge.config.numbers import aligned
 from forge.config.root import Config
 from forge.parallel.gather import Tensors
 from forge.parity.side import Record
@@ -231,12 +232,8 @@ def table(verdict: Verdict, bounds: Bounds, *, faults: int = 10) -> str:
     differ = any(fault.endswith("step 0") for fault in verdict.faults)
     sizes = f"{verdict.parameters} parameters, {verdict.numbers:,} numbers"
     rows = [COLUMNS, *([str(i), *row.cells()] for i, row in enumerate(verdict.rows, 1))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    lines = [f"weights at step 0: {'different' if differ else 'bit-equal'} ({sizes})", "", *padded]
+    equal = "different" if differ else "bit-equal"
+    lines = [f"weights at step 0: {equal} ({sizes})", "", *aligned(rows)]
     end = f"{verdict.worst} is furthest apart, by {verdict.weights:.1e}"
     lines += ["", f"weights at the end: {end}"]
     if verdict.equal:

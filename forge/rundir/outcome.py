@@ -204,7 +204,7 @@ def report_failure(
             refused=refused,
         )
         if not first:
-            return FAILED, False
+            return int((failure(run_dir) or {}).get("code", FAILED)), False
     print(said, file=sys.stderr, flush=True)
     return code, True
 

@@ -135,7 +135,7 @@ def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault
     key, text = override.key_or_group, (override.input_line or "").partition("=")[2]
     if override.is_delete():
         if name not in entries:
-            return _no_entry(key.removesuffix(f".{name}"), name, entries, "~")
+            return _no_entry(key.removesuffix(f".{name}"), name, entries, sign="~")
         with open_dict(entries):
             del entries[name]
         return None
@@ -153,10 +153,12 @@ def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault
         return f"it does not fit {key}: {_first_line(error)}.", schemas.dicts()[key]
 
 
-def _no_entry(above: str, name: str, entries: DictConfig, sign: str = "") -> Fault:
-    """What is said of an entry that does not exist."""
+def _no_entry(
+    above: str, name: str, entries: DictConfig, *, sign: str = "", rest: str = ""
+) -> Fault:
+    """What is said of an entry that does not exist. sign, rest: around it, as they were typed."""
     names = [str(known) for known in entries]
-    near = [f"{sign}{above}.{known}" for known in closest(name, names)]
+    near = [f"{sign}{above}.{known}{rest}" for known in closest(name, names)]
     there = f"it has {', '.join(names)}" if names else "it is empty"
     return f"{above} has no '{name}'.", did_you_mean(near) or there
 
@@ -175,10 +177,11 @@ def _apply_to_free_dict(tree: DictConfig, override: Override) -> Fault | None:
             return f"{above} is a value and has nothing below it.", f"write {above}=..."
         if part not in node:
             if override.is_delete():
-                return _no_entry(above, part, node, "~")
+                return _no_entry(above, part, node, sign="~")
             if override.type is OverrideType.CHANGE:
-                what, near = _no_entry(above, part, node)
-                return what, f"+{text} adds it; {near}"
+                rest = text.removeprefix(f"{above}.{part}")
+                what, near = _no_entry(above, part, node, rest=rest)
+                return what, f"{near}; +{text} adds it".replace("?;", "?")
             break
         parent, node, above = node, node._get_node(part), f"{above}.{part}"
     else:

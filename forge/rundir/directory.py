@@ -69,8 +69,7 @@ def before(config: Config) -> Before:
     given = config.run.dir
     path = Path(given or config.run.root).absolute()
     names = frozenset(os.listdir(path)) if given and path.is_dir() else None
-    absent = tuple(folder for folder in (path, *path.parents) if not os.path.lexists(folder))
-    return Before(fresh=given is None or not is_run(path), names=names, absent=absent)
+    return Before(fresh=given is None or not is_run(path), names=names, absent=_absent(path))
 
 
 def prepare(
@@ -96,7 +95,7 @@ def create(
     config, made = resolution.config, made or provenance.collect()
     root, label = Path(config.run.root), config.run.name or config.preset
     path = Path(config.run.dir) if config.run.dir else root / fresh_name(label)
-    with _explained(path, "run.dir" if config.run.dir else "run.root"):
+    with _explained(path, "run.dir" if config.run.dir else "run.root", absent=_absent(path)):
         path.mkdir(parents=True, exist_ok=config.run.dir is not None)
         path = path.resolve()
         config = _placed(config, path)
@@ -221,14 +220,24 @@ def _placed(config: Config, path: Path) -> Config:
     return config
 
 
+def _absent(path: Path) -> tuple[Path, ...]:
+    return tuple(folder for folder in (path, *path.parents) if not os.path.lexists(folder))
+
+
 @contextmanager
-def _explained(path: Path, key: str) -> Iterator[None]:
+def _explained(path: Path, key: str, absent: Sequence[Path] = ()) -> Iterator[None]:
+    """Errors as a ConfigError, and what was made of the absent folders is removed again."""
     try:
         yield
     except InUse as error:
         what, _, fix = str(error).partition(". ")
         raise refusal(f"run.dir={path}", f"{what}.", fix) from None
     except OSError as error:
+        for folder in absent[:1]:
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in absent[1:]:
+            with suppress(OSError):
+                folder.rmdir()
         what = f"the run directory {path} cannot be written: {error.strerror or error}."
         fix = "choose another place with run.root or run.dir"
         raise refusal(f"{key}={path}", what, fix) from None

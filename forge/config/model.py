@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from omegaconf import MISSING
 
 from forge.config.field import AutoInt, Section, opt
 from forge.config.moe import MoE, is_moe_layer, n_moe_layers
+from forge.config.tensors import EMBEDDING, HEAD, POSITION, TensorSpec, linear, norm, within
 
+PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
+PARTS_OF_MOE = ("routers", "experts", "shared experts")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
@@ -117,74 +122,108 @@ class Decoder(Model):
             return self.ffn_hidden_dim
         return 256 * -(-int(4 * self.dim * 2 / 3 * self.ffn_dim_multiplier) // 256)
 
+    def tensors(self) -> Iterator[TensorSpec]:
+        """Every parameter, in the order of the built model."""
+        before, after = self.outside()
+        tables = {moe: self.block_tensors(moe=moe) for moe in self._kinds()}
+        yield from before
+        for layer in range(self.n_layers):
+            yield from within(f"blocks.{layer}", tables[is_moe_layer(self.moe, layer)])
+        yield from after
+
+    def outside(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        """The tensors before the first block, and those after the last."""
+        table: dict[str, Any] = {"shape": (self.vocab_size, self.dim), "tp": 0}
+        before = [TensorSpec(name="embedding.weight", role=EMBEDDING, part="embedding", **table)]
+        if self.position == "learned":
+            shape = (self.max_seq_len, self.dim)
+            name = "positions.weight"
+            before.append(TensorSpec(name=name, shape=shape, role=POSITION, part="embedding"))
+        after = list(self._norm("norm"))
+        if not self.tie_embeddings:
+            after.append(TensorSpec(name="output.weight", role=HEAD, part="output head", **table))
+        return before, after
+
+    def block_tensors(self, *, moe: bool) -> list[TensorSpec]:
+        """Those of one block, by their names inside of it. moe: whether it has experts."""
+        width = self.computed_ffn_hidden_dim
+        layer = self.moe.tensors(self) if moe else self.feed_forward_tensors(width, bias=self.bias)
+        return [
+            *self._norm("attention_norm"),
+            *within("attention", self._attention_tensors()),
+            *self._norm("feed_forward_norm"),
+            *within("feed_forward", layer),
+        ]
+
+    def feed_forward_tensors(
+        self, width: int, *, part: str = "feed-forward", bias: bool = False
+    ) -> Iterator[TensorSpec]:
+        """Those of a feed-forward layer of that width."""
+        for name in ("w_gate", "w_up") if self.is_gated else ("w_up",):
+            yield from linear(name, width, self.dim, part=part, bias=bias, tp=0)
+        yield from linear("w_down", self.dim, width, part=part, bias=bias, tp=1, residual=True)
+
+    def _attention_tensors(self) -> Iterator[TensorSpec]:
+        shared: dict[str, Any] = {"part": "attention", "bias": self.bias}
+        for name, heads in (("wq", self.n_heads), ("wk", self.kv_heads), ("wv", self.kv_heads)):
+            yield from linear(name, heads * self.head_dim, self.dim, tp=0, pieces=heads, **shared)
+        width = self.n_heads * self.head_dim
+        yield from linear("wo", self.dim, width, tp=1, residual=True, **shared)
+        for name in ("q_norm", "k_norm") if self.qk_norm else ():
+            yield from norm(name, self.head_dim, part="attention")
+
+    def _norm(self, name: str) -> Iterator[TensorSpec]:
+        return norm(name, self.dim, bias=self.norm_type == "layernorm" and self.bias)
+
+    def _kinds(self) -> dict[bool, int]:
+        """Number of blocks without and with experts, of those that there are."""
+        found = {False: self.n_layers - self.n_moe_layers, True: self.n_moe_layers}
+        return {moe: number for moe, number in found.items() if number}
+
+    def _counted(self) -> Iterator[tuple[int, TensorSpec]]:
+        """Tensors with how often each is there, block by kind of block."""
+        before, after = self.outside()
+        yield from ((1, one) for one in before)
+        for moe, number in self._kinds().items():
+            yield from ((number, one) for one in self.block_tensors(moe=moe))
+        yield from ((1, one) for one in after)
+
     def params_by_part(self) -> dict[str, int]:
-        """Parameters of each part, in closed form."""
-        dim, ffn = self.dim, self.computed_ffn_hidden_dim
-        heads_dim, kv_dim = self.n_heads * self.head_dim, self.kv_heads * self.head_dim
-        norm = dim * (2 if self.norm_type == "layernorm" and self.bias else 1)
-        attention, feed_forward = self._attention_matrices(), self._feed_forward_matrices(ffn)
-        attention += 2 * self.head_dim if self.qk_norm else 0
-        if self.bias:
-            attention += heads_dim + 2 * kv_dim + dim
-            feed_forward += ffn * (2 if self.is_gated else 1) + dim
-        moe_layers, expert = self.n_moe_layers, self._feed_forward_matrices(self.expert_hidden_dim)
-        positions = self.max_seq_len if self.position == "learned" else 0
-        parts = {
-            "embedding": (self.vocab_size + positions) * dim,
-            "attention": self.n_layers * attention,
-            "feed-forward": (self.n_layers - moe_layers) * feed_forward,
-            "norms": (2 * self.n_layers + 1) * norm,
-            "output head": 0 if self.tie_embeddings else self.vocab_size * dim,
-        }
-        if self.is_moe:
-            parts |= {
-                "routers": moe_layers * self.moe.num_experts * dim,
-                "experts": moe_layers * self.moe.num_experts * expert,
-                "shared experts": moe_layers * self.moe.shared_experts * expert,
-            }
+        """Parameters of each part."""
+        parts = dict.fromkeys(PARTS + PARTS_OF_MOE if self.is_moe else PARTS, 0)
+        for number, one in self._counted():
+            parts[one.part] += number * one.size
         return parts
 
     @property
     def num_params_estimate(self) -> int:
         """All parameters; exact for this architecture."""
-        return sum(self.params_by_part().values())
+        return sum(number * one.size for number, one in self._counted())
 
     @property
     def num_active_params(self) -> int:
-        """Parameters that one token meets: without the experts it is not routed to."""
-        idle = self.n_moe_layers * max(self.moe.num_experts - self.moe.top_k, 0)
-        expert = self._feed_forward_matrices(self.expert_hidden_dim)
-        return self.num_params_estimate - idle * expert
+        """Parameters that one token meets: all but those of the experts it is not routed to."""
+        return sum(number * one.active for number, one in self._counted())
 
     def flops_per_token(self, seq_len: int) -> int:
         """Training FLOPs a token, forward and backward (PaLM, arXiv:2204.02311, appendix B).
 
-        6 for each weight of the matrices that a token meets, and 12 * n_layers * dim * seq_len for
-        attention, of which causality takes nothing off.
+        6 for each weight of the matrices that a token is multiplied with: also of the output head,
+        and of experts those it is routed to. 12 * n_layers * dim * seq_len for attention, of which
+        causality takes nothing off.
         """
-        blocks = (self.block_flops_per_token(layer, seq_len) for layer in range(self.n_layers))
-        return sum(blocks) + self.head_flops_per_token()
+        kinds = self._kinds().items()
+        blocks = sum(number * self._block_flops(moe, seq_len) for moe, number in kinds)
+        return blocks + self.head_flops_per_token()
 
     def block_flops_per_token(self, layer: int, seq_len: int) -> int:
         """The same of one block, counted from 0."""
-        feed_forward = self.active_feed_forward(moe=is_moe_layer(self.moe, layer))
-        matrices = self._attention_matrices() + feed_forward
-        return 6 * matrices + 12 * self.n_heads * self.head_dim * seq_len
+        return self._block_flops(is_moe_layer(self.moe, layer), seq_len)
 
     def head_flops_per_token(self) -> int:
         """The same of the output head."""
         return 6 * self.vocab_size * self.dim
 
-    def active_feed_forward(self, *, moe: bool) -> int:
-        """Matrix weights that a token meets in a feed-forward layer, or in router and experts."""
-        if not moe:
-            return self._feed_forward_matrices(self.computed_ffn_hidden_dim)
-        chosen = self.moe.top_k + self.moe.shared_experts
-        expert = self._feed_forward_matrices(self.expert_hidden_dim)
-        return self.moe.num_experts * self.dim + chosen * expert
-
-    def _attention_matrices(self) -> int:
-        return 2 * self.dim * self.head_dim * (self.n_heads + self.kv_heads)
-
-    def _feed_forward_matrices(self, width: int) -> int:
-        return self.dim * width * (3 if self.is_gated else 2)
+    def _block_flops(self, moe: bool, seq_len: int) -> int:
+        weights = sum(one.multiplied for one in self.block_tensors(moe=moe))
+        return 6 * weights + 12 * self.n_heads * self.head_dim * seq_len

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from forge.config.field import Condition, Section, opt
+from forge.config.tensors import EXPERT, ROUTER, TensorSpec, within
+
+if TYPE_CHECKING:
+    from forge.config.model import Decoder
 
 ROUTERS = ("softmax_topk", "sigmoid_topk")
 SCHEDULES = ("constant", "cosine_decay", "linear_warmup")
@@ -59,6 +65,20 @@ class MoE(Section):
         "one kernel for all experts, or a loop; auto = grouped where torch has it",
         choices=KERNELS,
     )
+
+    def tensors(self, model: Decoder) -> Iterator[TensorSpec]:
+        """The tensors of a layer of experts. model: the section that this one is in."""
+        experts, hidden, dim = self.num_experts, model.expert_hidden_dim, model.dim
+        shape = (experts, dim)
+        yield TensorSpec(name="router.weight", shape=shape, role=ROUTER, part="routers")
+        packed: dict[str, Any] = {"role": EXPERT, "part": "experts", "met": (self.top_k, experts)}
+        for name in ("w_gate", "w_up") if model.is_gated else ("w_up",):
+            yield TensorSpec(name=f"experts.{name}", shape=(experts, hidden, dim), tp=1, **packed)
+        down = {"shape": (experts, dim, hidden), "tp": 2, "residual": True}
+        yield TensorSpec(name="experts.w_down", **down, **packed)
+        if shared := self.shared_experts * hidden:
+            layer = model.feed_forward_tensors(shared, part="shared experts")
+            yield from within("shared", layer)
 
 
 def is_moe_layer(moe: MoE, layer: int) -> bool:

@@ -29,6 +29,14 @@ def size(module: nn.Module | None) -> int:
     return sum(p.numel() for p in module.parameters()) if module is not None else 0
 
 
+def shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+
+
+def table(chosen: DecoderConfig) -> list[tuple[str, tuple[int, ...]]]:
+    return [(one.name, one.shape) for one in chosen.tensors()]
+
+
 def part_of(name: str) -> str:
     """blocks.0.attention_norm.weight is a norm, blocks.0.attention.q_norm.weight attention."""
     module = name.split(".")[2] if name.startswith("blocks.") else name.split(".")[0]
@@ -55,7 +63,7 @@ def test_params_by_part_is_exact_for_all_combinations(small_section) -> None:
         for name, parameter in model.named_parameters():
             counts[part_of(name)] += parameter.numel()
         assert counts == chosen.params_by_part(), chosen
-        assert chosen.num_params_estimate == size(model)
+        assert table(chosen) == shapes(model)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +81,7 @@ def test_params_of_experts(gated, shared, width) -> None:
         assert parts[part] == sum(size(getattr(layer, name)) for layer in sparse), part
     dense = [layer for layer in layers if isinstance(layer, FeedForward)]
     assert parts["feed-forward"] == sum(map(size, dense))
+    assert table(chosen) == shapes(model)
     assert chosen.num_params_estimate == sum(parts.values()) == size(model)
     idle = sum(size(layer.experts) * (8 - 2) // 8 for layer in sparse)
     assert chosen.num_active_params == size(model) - idle

@@ -1,0 +1,104 @@
+"""The tensors that a model is made of, as rows of one table.
+
+Counts of parameters, FLOPs, memory, initial values, the cut over tp and ep and the roles that
+optimizers go by are all read from it; a test compares it with the module that is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+EMBEDDING, POSITION, HEAD = "embedding", "position", "head"
+MATRIX, EXPERT, ROUTER = "matrix", "expert", "router"
+NORM, BIAS = "norm", "bias"
+VECTORS = (NORM, BIAS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One parameter.
+
+    name: as in the built module, or in the part of it that the table is of. role: one of the above.
+    part: what counts of parameters list it under. tp: the dimension that tensor parallelism cuts;
+    None = every rank has all of it. pieces: into how many equal pieces that dimension can be cut,
+    as into heads; where tp does not divide them, every rank has all of it. met: of a stack of
+    experts, (number that a token goes to, number of experts). residual: its product is added to the
+    residual stream.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    part: str
+    tp: int | None = None
+    pieces: int = 0
+    met: tuple[int, int] = (1, 1)
+    residual: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def active(self) -> int:
+        """Values that one token meets."""
+        chosen, of = self.met
+        return self.size * min(chosen, of) // of
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that one token is multiplied with: none of a table, a norm or a bias."""
+        return self.active if self.role in (MATRIX, EXPERT, ROUTER, HEAD) else 0
+
+    def on_rank(self, tp: int, ep: int = 1) -> tuple[int, ...]:
+        """The shape of what a rank has that has most, before FSDP shards it."""
+        shape = list(self.shape)
+        if self.role == EXPERT:
+            shape[0] //= ep
+        if self.tp is not None and not (self.pieces and self.pieces % tp):
+            shape[self.tp] = -(-shape[self.tp] // tp)
+        return tuple(shape)
+
+
+def within(prefix: str, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
+    """The same with names below `prefix`."""
+    return (replace(one, name=f"{prefix}.{one.name}") for one in tensors)
+
+
+def linear(
+    name: str,
+    out: int,
+    into: int,
+    *,
+    part: str,
+    bias: bool = False,
+    tp: int | None = None,
+    pieces: int = 0,
+    residual: bool = False,
+) -> Iterator[TensorSpec]:
+    """The weight [out, into] of a linear layer, and its bias; tp: 0 cuts its outputs, 1 its
+    inputs.
+    """
+    yield TensorSpec(
+        name=f"{name}.weight",
+        shape=(out, into),
+        role=MATRIX,
+        part=part,
+        tp=tp,
+        pieces=pieces,
+        residual=residual,
+    )
+    if bias:
+        cut = 0 if tp == 0 else None
+        vector = {"role": BIAS, "part": part, "tp": cut, "pieces": pieces}
+        yield TensorSpec(name=f"{name}.bias", shape=(out,), **vector)
+
+
+def norm(name: str, width: int, *, part: str = "norms", bias: bool = False) -> Iterator[TensorSpec]:
+    """The weight of a norm, and the bias of a LayerNorm that has one."""
+    yield TensorSpec(name=f"{name}.weight", shape=(width,), role=NORM, part=part)
+    if bias:
+        yield TensorSpec(name=f"{name}.bias", shape=(width,), role=BIAS, part=part)

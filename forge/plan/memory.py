@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from forge.config.model import Decoder
@@ -11,6 +12,7 @@ from forge.config.objective import Pretrain
 from forge.config.optimizer import AdamW
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
+from forge.config.tensors import EXPERT, TensorSpec
 from forge.plan.layout import sequences_of_rank
 
 FP32, INT64 = 4, 8
@@ -269,7 +271,7 @@ class _Share:
     outside: int
     outside_at_once: int
     two_blocks: int
-    packed: tuple[int, int, int]
+    packed: tuple[int, ...]
 
     @property
     def parameters(self) -> int:
@@ -286,38 +288,32 @@ class _Share:
 
 
 def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> _Share:
-    """Norms, positions, routers and shared keys and values are whole on a tp rank."""
-    parts, tp, n_layers = model.params_by_part(), parallel.tp, model.n_layers
-    layers = -(-n_layers // parallel.pp)
-    before = 0 if first else n_layers - layers
+    def size(tensors: Iterable[TensorSpec]) -> int:
+        return sum(math.prod(one.on_rank(parallel.tp, parallel.ep)) for one in tensors)
+
+    layers = -(-model.n_layers // parallel.pp)
+    before = 0 if first else model.n_layers - layers
     moe_layers = n_moe_layers(model.moe, before + layers) - n_moe_layers(model.moe, before)
-    whole = 0 if model.kv_heads % tp == 0 else 2 * model.kv_heads * model.head_dim
-    whole *= n_layers * model.dim
-    final_norm = parts["norms"] // (2 * n_layers + 1)
-    attention = -(-(parts["attention"] - whole) // tp) + whole + parts["norms"] - final_norm
-    sparse = max(model.n_moe_layers, 1)
-    dense = -(-parts["feed-forward"] // tp) // max(n_layers - model.n_moe_layers, 1)
-    routing = (parts.get("routers", 0) + -(-parts.get("shared experts", 0) // tp)) // sparse
-    experts = -(-parts.get("experts", 0) // (tp * parallel.ep)) // sparse
-    whole_table = model.vocab_size * model.dim
-    table = -(-whole_table // tp)
-    has_head = last and not (first and model.tie_embeddings)
-    outside = final_norm if last else 0
-    outside += table + parts["embedding"] - whole_table if first else 0
-    outside += table if has_head else 0
-    kinds = [dense] * (moe_layers < layers) + [routing + experts] * (moe_layers > 0)
-    two = sum(kinds) if len(kinds) == 2 and model.moe.frequency > 1 else 2 * max(kinds)
-    two = two if layers > 1 else max(kinds)
-    in_blocks = (layers - moe_layers) * dense + moe_layers * routing
+    numbers = {False: layers - moe_layers, True: moe_layers}
+    blocks = {moe: model.block_tensors(moe=moe) for moe, number in numbers.items() if number}
+    packed = [one for one in blocks.get(True, ()) if one.role == EXPERT]
+    sizes = {moe: size(tensors) for moe, tensors in blocks.items()}
+    two = sum(sizes.values()) if len(sizes) == 2 and model.moe.frequency > 1 else 0
+    two = two or min(2, layers) * max(sizes.values())
+    tables, after = model.outside()
+    embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
+    outside = (size(tables) if first else 0) + (size(after) if last else 0)
+    if has_head and model.tie_embeddings:
+        outside += embedding
     return _Share(
         layers=layers,
         moe_layers=moe_layers,
         first=first,
         last=last,
-        experts=moe_layers * experts,
-        in_blocks=in_blocks + attention * layers // n_layers,
+        experts=moe_layers * size(packed),
+        in_blocks=sum(numbers[moe] * sizes[moe] for moe in sizes) - moe_layers * size(packed),
         outside=outside,
-        outside_at_once=outside - (table if first and has_head else 0),
-        two_blocks=min(2, layers) * attention // n_layers + two,
-        packed=(model.moe.num_experts // parallel.ep, -(-model.expert_hidden_dim // tp), model.dim),
+        outside_at_once=outside - (embedding if first and has_head else 0),
+        two_blocks=two,
+        packed=next((one.on_rank(parallel.tp, parallel.ep) for one in packed), (0, 0, 0)),
     )

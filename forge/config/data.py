@@ -37,6 +37,7 @@ class Data(Section):
 class PythonSource(Data):
     """The source files of the Python standard library on this machine."""
 
+    schema_name = "python"
     prompt = "def"
     _target_: str = "forge.data.corpus.python_source"
 
@@ -45,6 +46,7 @@ class PythonSource(Data):
 class Text(Data):
     """Your own text: plain files, or rows of JSON, CSV or Parquet."""
 
+    schema_name = "text"
     _target_: str = "forge.data.corpus.text_files"
     path: str = opt(
         "",

@@ -18,6 +18,7 @@ class Launch(Section):
 class Local(Launch):
     """Processes on this machine."""
 
+    schema_name = "local"
     jobs: int = opt(1, "points of a sweep at a time", gt=0)
     devices_per_job: int | None = opt(
         None,
@@ -38,6 +39,7 @@ class Submitit(Launch):
 class Slurm(Submitit):
     """Jobs of Slurm: one a run, an array for the points of a sweep that need the same nodes."""
 
+    schema_name = "slurm"
     partition: str | None = opt(None, "queue; null = the cluster's default")
     account: str | None = opt(None, "what the job is charged to")
     qos: str | None = opt(None, "quality of service")
@@ -68,3 +70,5 @@ class Slurm(Submitit):
 @dataclass(kw_only=True)
 class SubmititLocal(Submitit):
     """submitit's processes on this machine in place of a cluster; for tests."""
+
+    schema_name = "submitit_local"

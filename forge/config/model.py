@@ -47,6 +47,7 @@ class Model(Section):
 class Decoder(Model):
     """A decoder-only transformer: the Llama shape by default, the GPT-2 shape by a few options."""
 
+    schema_name = "decoder"
     _target_: str = "forge.models.decoder.Decoder"
     dim: int = opt(4096, "width of the residual stream", gt=0)
     n_layers: int = opt(32, "number of transformer blocks", gt=0)
@@ -190,7 +191,8 @@ class Decoder(Model):
 
     def params_by_part(self) -> dict[str, int]:
         """Parameters of each part."""
-        parts = dict.fromkeys(PARTS + PARTS_OF_MOE if self.is_moe else PARTS, 0)
+        names = PARTS + PARTS_OF_MOE if self.is_moe else PARTS
+        parts: dict[str, int] = dict.fromkeys(names, 0)
         for number, one in self._counted():
             parts[one.part] += number * one.size
         return parts

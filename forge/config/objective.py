@@ -8,6 +8,8 @@ from omegaconf import MISSING
 
 from forge.config.field import Condition, Section, opt
 
+FP32 = 4  # bytes
+MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
 CHUNKED = Condition(
     lambda config, ranks: config.objective.loss_fn == "chunked_cross_entropy",
     "with objective.loss_fn=cross_entropy",
@@ -20,11 +22,19 @@ class Objective(Section):
 
     _target_: str = MISSING
 
+    def logits_bytes(self, *, tokens: int, vocab: int, dim: int, width: int) -> int:
+        """Bytes of the loss of one micro-batch at its peak: the log-softmax and two gradients.
+
+        tokens, vocab: on this rank. width: bytes of a number in matrix products.
+        """
+        return 3 * FP32 * vocab * tokens
+
 
 @dataclass(kw_only=True)
 class Pretrain(Objective):
     """Next-token prediction over every target that is not masked."""
 
+    schema_name = "pretrain"
     _target_: str = "forge.objectives.pretrain.Pretrain"
     loss_fn: str = opt(
         "cross_entropy",
@@ -35,3 +45,19 @@ class Pretrain(Objective):
     ce_chunk_size: int = opt(
         0, "tokens a chunk; 0 = at most 4096, by the vocabulary", ge=0, acts_when=CHUNKED
     )
+
+    def logits_bytes(self, *, tokens: int, vocab: int, dim: int, width: int) -> int:
+        """As above, two more with z-loss. Chunked: the logits of one chunk, in 16 bits their
+        gradient too, and the gradients of hidden states and output head.
+        """
+        if self.loss_fn == "chunked_cross_entropy":
+            rows = min(self.ce_chunk_size or auto_chunk_size(vocab=vocab, dim=dim), tokens)
+            return vocab * rows * (FP32 + (2 if width == 2 else 0)) + FP32 * dim * (tokens + vocab)
+        return (5 if self.z_loss_weight else 3) * FP32 * vocab * tokens
+
+
+def auto_chunk_size(*, vocab: int, dim: int) -> int:
+    """Tokens a chunk: 4096, or fewer if their fp32 logits are above 64 MiB and [vocab, dim] in
+    fp32: a wide model needs large chunks, since each reads and writes the weight's gradient.
+    """
+    return max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (FP32 * vocab))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from omegaconf import MISSING
 
@@ -12,6 +13,9 @@ from forge.config.field import Section, opt
 @dataclass(kw_only=True)
 class Optimizer(Section):
     """What every optimizer has: a peak learning rate and weight decay."""
+
+    state_per_weight: ClassVar[int | None] = None
+    """Values of fp32 that it keeps of each weight; None = not known."""
 
     _target_: str = MISSING
     lr: float = opt(3e-4, "peak learning rate", gt=0)
@@ -25,9 +29,30 @@ class Optimizer(Section):
 class AdamW(Optimizer):
     """AdamW (arXiv:1711.05101)."""
 
+    schema_name = "adamw"
+    state_per_weight = 2
     _target_: str = "forge.optim.adamw.adamw"
     betas: tuple[float, float] = opt(
         (0.9, 0.95), "decay rates of the first and second moment", ge=0, lt=1
     )
     eps: float = opt(1e-8, "added to the root of the second moment", gt=0)
     fused: bool = opt(True, "one fused kernel for all parameters, where the device has it")
+
+
+@dataclass(kw_only=True)
+class Lion(Optimizer):
+    """Lion (arXiv:2302.06675); a learning rate 3 to 10 times below AdamW's, a weight decay as many
+    times above.
+    """
+
+    schema_name = "lion"
+    state_per_weight = 1
+
+    _target_: str = "forge.optim.lion.lion"
+    lr: float = opt(1e-4, "peak learning rate", gt=0)
+    weight_decay: float = opt(
+        1.0, "decoupled weight decay of the matrices, not of norms and biases", ge=0
+    )
+    betas: tuple[float, float] = opt(
+        (0.9, 0.99), "how much of the momentum is in the sign, and its decay rate", ge=0, lt=1
+    )

@@ -25,6 +25,7 @@ class Scheduler(Section):
 class NoSchedule(Scheduler):
     """The peak learning rate at every step, without warm-up."""
 
+    schema_name = "none"
     _target_: str = "forge.optim.schedules.none"
 
 
@@ -32,6 +33,7 @@ class NoSchedule(Scheduler):
 class Constant(Scheduler):
     """Linear warm-up, then the peak."""
 
+    schema_name = "constant"
     _target_: str = "forge.optim.schedules.constant"
     warmup_steps: int | None = opt(
         2000, f"steps of linear warm-up; null = {WARMUP} of train.max_steps", ge=0
@@ -52,6 +54,7 @@ class Decay(Constant):
 class Cosine(Decay):
     """Half a cosine from the peak to the floor (arXiv:1608.03983)."""
 
+    schema_name = "cosine"
     _target_: str = "forge.optim.schedules.cosine"
 
 
@@ -59,6 +62,7 @@ class Cosine(Decay):
 class Linear(Decay):
     """A straight line from the peak to the floor."""
 
+    schema_name = "linear"
     _target_: str = "forge.optim.schedules.linear"
 
 
@@ -66,6 +70,7 @@ class Linear(Decay):
 class WSD(Decay):
     """Warm-up, stable, decay (arXiv:2404.06395)."""
 
+    schema_name = "wsd"
     _target_: str = "forge.optim.schedules.wsd"
     stable_steps: int | None = opt(
         None, "steps at the peak; null = what warm-up and decay leave", ge=0
@@ -77,6 +82,7 @@ class WSD(Decay):
 class Rex(Decay):
     """REX (arXiv:2107.04197): slow at first, steep at the end."""
 
+    schema_name = "rex"
     _target_: str = "forge.optim.schedules.rex"
     rex_alpha: float = opt(1.0, "exponent of the published curve; 1 = as published", gt=0)
 

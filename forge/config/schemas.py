@@ -9,33 +9,35 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from forge.config import data, launch, model, objective, optimizer, scheduler, sweeper, tokenizer
 from forge.config.field import Section, default_of, types_of
 from forge.config.root import Config
 
 if TYPE_CHECKING:
     from hydra.core.config_store import ConfigStore
 
+
+def _is_section(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Section)
+
+
+@functools.cache
+def sections() -> dict[str, type[Section]]:
+    """The class of each root section: the base class where the group has variants."""
+    return {name: hint for name, hint in types_of(Config).items() if _is_section(hint)}
+
+
+def _variants(base: type[Section]) -> Iterator[type[Section]]:
+    """The classes below one that a schema is named for, in the order of their definition."""
+    for schema in base.__subclasses__():
+        if "schema_name" in vars(schema):
+            yield schema
+        yield from _variants(schema)
+
+
 SCHEMAS: dict[str, dict[str, type[Section]]] = {
-    "model": {"decoder": model.Decoder},
-    "tokenizer": {"bpe": tokenizer.BPE, "file": tokenizer.TokenizerFile},
-    "data": {"python": data.PythonSource, "text": data.Text},
-    "objective": {"pretrain": objective.Pretrain},
-    "optimizer": {"adamw": optimizer.AdamW},
-    "scheduler": {
-        "none": scheduler.NoSchedule,
-        "constant": scheduler.Constant,
-        "cosine": scheduler.Cosine,
-        "linear": scheduler.Linear,
-        "wsd": scheduler.WSD,
-        "rex": scheduler.Rex,
-    },
-    "launch": {
-        "local": launch.Local,
-        "slurm": launch.Slurm,
-        "submitit_local": launch.SubmititLocal,
-    },
-    "sweeper": {"basic": sweeper.Basic, "optuna": sweeper.Optuna},
+    group: {schema.schema_name: schema for schema in found}
+    for group, base in sections().items()
+    if (found := list(_variants(base)))
 }
 
 
@@ -75,12 +77,6 @@ def _store() -> ConfigStore:
     from hydra.core.config_store import ConfigStore  # a worker needs no Hydra
 
     return ConfigStore.instance()
-
-
-@functools.cache
-def sections() -> dict[str, type[Section]]:
-    """The class of each root section: the base class where the group has variants."""
-    return {name: hint for name, hint in types_of(Config).items() if _is_section(hint)}
 
 
 @functools.cache
@@ -157,7 +153,3 @@ def dicts() -> dict[str, str]:
 def keys_with(name: str) -> list[str]:
     """The keys of all options with a fact of `opt`, such as `path`."""
     return [key for key, _, _, field in walk_options() if field.metadata.get(name)]
-
-
-def _is_section(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Section)

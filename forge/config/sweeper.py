@@ -23,11 +23,14 @@ class Sweeper(Section):
 class Basic(Sweeper):
     """Every combination of the values."""
 
+    schema_name = "basic"
+
 
 @dataclass(kw_only=True)
 class Optuna(Sweeper):
     """Trial after trial, each chosen from what those before it have reached of run.objective."""
 
+    schema_name = "optuna"
     n_trials: int = opt(20, "trials in all, with those of earlier commands", gt=0)
     n_jobs: int = opt(1, "jobs of a cluster at a time; on this machine launch.jobs", gt=0)
     direction: str | None = opt(

@@ -43,6 +43,7 @@ class Tokenizer(Section):
 class BPE(Tokenizer):
     """A byte-level BPE trained on the training split of the corpus, cached by the content."""
 
+    schema_name = "bpe"
     _target_: str = "forge.data.tokenizer.train_bpe"
     vocab_size: int = opt(
         4096, "entries, with the 256 bytes and the end of text", ge=257, le=1 << 24
@@ -58,6 +59,7 @@ class BPE(Tokenizer):
 class TokenizerFile(Tokenizer):
     """Any tokenizer.json of the Hugging Face `tokenizers` library."""
 
+    schema_name = "file"
     _target_: str = "forge.data.tokenizer.load_file"
     path: str = opt("", "a tokenizer.json, or its directory", path=True)
     eos_token: str | None = opt(

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from forge.config.objective import auto_chunk_size
 from forge.data import IGNORE_INDEX
 from forge.models.head import Head
 from forge.objectives.cross_entropy import CrossEntropySums
-
-MAX_CHUNK_TOKENS = 4096
-CHUNK_BYTES = 1 << 26
 
 
 def chunked_cross_entropy(
@@ -38,13 +36,6 @@ def chunked_cross_entropy(
         torch.is_grad_enabled(),
     )
     return CrossEntropySums(*sums)
-
-
-def auto_chunk_size(*, vocab: int, dim: int) -> int:
-    """Tokens a chunk: 4096, or fewer if their fp32 logits are above 64 MiB and [vocab, dim] in
-    fp32: a wide model needs large chunks, since each reads and writes the weight's gradient.
-    """
-    return max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (4 * vocab))))
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 
 from forge.config.model import Decoder
 from forge.config.moe import n_moe_layers
-from forge.config.objective import Pretrain
-from forge.config.optimizer import AdamW
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
 from forge.config.tensors import EXPERT, TensorSpec
 from forge.plan.layout import sequences_of_rank
 
 FP32, INT64 = 4, 8
-MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
 STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)")
 """What is exact, and there all the time."""
 
@@ -52,8 +49,8 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     gathered = several or width == 2  # FSDP makes what is multiplied, in 16 bits on one device too
     sharded = 0 if parallel.cpu_offload and gathered else share.sharded(parallel)
     parts = {"weights (fp32)": FP32 * sharded, "gradients (fp32)": FP32 * sharded}
-    if isinstance(config.optimizer, AdamW):
-        parts["optimizer state (fp32)"] = 2 * FP32 * sharded
+    if config.optimizer.state_per_weight is not None:
+        parts["optimizer state (fp32)"] = config.optimizer.state_per_weight * FP32 * sharded
     microbatches = parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
     if gathered:
         at_once = share.outside_at_once + share.two_blocks  # a block, and the next one on its way
@@ -81,7 +78,9 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     final = block.norm(model.dim, block.residual) + width * model.dim
     parts["activations"] = tokens * (round(in_flight * kept) + (final if share.last else 0))
     if share.last:
-        parts["logits"] = _logits(config, tokens, width)
+        vocab = -(-model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
+        sizes = {"tokens": tokens, "vocab": vocab, "dim": model.dim, "width": width}
+        parts["logits"] = config.objective.logits_bytes(**sizes)
     return parts
 
 
@@ -93,23 +92,6 @@ def _in_flight(parallel: Parallel, microbatches: int) -> float:
     if parallel.pp_schedule in ("1f1b", V_SCHEDULE):
         return min(pp, microbatches)
     return min(((stages - 1) * pp + 2 * pp - 1) / stages, microbatches)
-
-
-def _logits(config: Config, tokens: int, width: int) -> int:
-    """Bytes of the loss at its peak.
-
-    Whole logits: the log-softmax and two gradients; two more with z-loss. Chunked: the logits of
-    one chunk, in 16 bits their gradient too, and the gradients of hidden states and output head.
-    With loss parallel a rank has its part of the vocabulary.
-    """
-    objective, parallel, dim = config.objective, config.parallel, getattr(config.model, "dim", 0)
-    vocab = -(-config.model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
-    if isinstance(objective, Pretrain) and objective.loss_fn == "chunked_cross_entropy":
-        auto = max(1, min(MAX_CHUNK_TOKENS, max(dim, CHUNK_BYTES // (FP32 * vocab))))
-        rows = min(objective.ce_chunk_size or auto, tokens)
-        return vocab * rows * (FP32 + (2 if width == 2 else 0)) + FP32 * dim * (tokens + vocab)
-    copies = 5 if isinstance(objective, Pretrain) and objective.z_loss_weight else 3
-    return copies * FP32 * vocab * tokens
 
 
 @dataclass(frozen=True, kw_only=True)

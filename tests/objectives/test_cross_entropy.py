@@ -13,13 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from forge.config.objective import CHUNK_BYTES, MAX_CHUNK_TOKENS, auto_chunk_size
 from forge.models.head import Head
-from forge.objectives.chunked_cross_entropy import (
-    CHUNK_BYTES,
-    MAX_CHUNK_TOKENS,
-    auto_chunk_size,
-    chunked_cross_entropy,
-)
+from forge.objectives.chunked_cross_entropy import chunked_cross_entropy
 from forge.objectives.cross_entropy import cross_entropy
 
 TOKENS, DIM, VOCAB = 23, 8, 37

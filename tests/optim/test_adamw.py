@@ -1,4 +1,4 @@
-"""AdamW against numpy, and saved, loaded and continued in another process."""
+"""AdamW against numpy; each optimizer saved, loaded and continued in another process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from forge.config.optimizer import AdamW
+from forge.config.optimizer import AdamW, Lion
 from forge.optim.adamw import adamw
+from forge.optim.lion import lion
 
 
 class Model(nn.Module):
@@ -87,15 +88,21 @@ def test_fused_kernel_is_asked_for_only_where_wanted_and_there():
 CONTINUE = """
 import sys, torch
 from tests.optim.test_adamw import Model, run
-saved, result = sys.argv[1:]
-torch.save(run(steps=range(3, 6), resume_from=torch.load(saved)), result)
+name, saved, result = sys.argv[1:]
+torch.save(run(name, steps=range(3, 6), resume_from=torch.load(saved)), result)
 """
 
 
-def run(*, steps: range, resume_from: dict | None = None) -> dict:
+OPTIMIZERS = {
+    "adamw": lambda model: adamw(AdamW(lr=0.01), model=model),
+    "lion": lambda model: lion(Lion(lr=0.01), model=model),
+}
+
+
+def run(name: str, *, steps: range, resume_from: dict | None = None) -> dict:
     """Take these steps from the given state, or from the start; the state after them."""
     model = Model(torch.float32)
-    optimizer = adamw(AdamW(lr=0.01), model=model)
+    optimizer = OPTIMIZERS[name](model)
     if resume_from is not None:
         model.load_state_dict(resume_from["model"])
         optimizer.load_state_dict(resume_from["optimizer"])
@@ -114,14 +121,16 @@ def tensors(state: object) -> list[torch.Tensor]:
     return [tensor for value in values for tensor in tensors(value)]
 
 
-def test_saved_loaded_and_continued_in_a_fresh_process_is_bit_equal(tmp_path):
-    torch.save(run(steps=range(3)), tmp_path / "saved.pt")
-    paths = [str(tmp_path / name) for name in ("saved.pt", "result.pt")]
-    command = [sys.executable, "-c", CONTINUE, *paths]
+@pytest.mark.parametrize(("name", "values"), [("adamw", 4), ("lion", 2)])
+def test_saved_loaded_and_continued_in_a_fresh_process_is_bit_equal(name, values, tmp_path):
+    """values: of a parameter: its weight, AdamW's two moments and count of steps, Lion's one."""
+    torch.save(run(name, steps=range(3)), tmp_path / "saved.pt")
+    paths = [str(tmp_path / file) for file in ("saved.pt", "result.pt")]
+    command = [sys.executable, "-c", CONTINUE, name, *paths]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
-    continued, straight = torch.load(paths[1]), run(steps=range(6))
+    continued, straight = torch.load(paths[1]), run(name, steps=range(6))
     pairs = list(zip(tensors(continued), tensors(straight), strict=True))
-    assert len(pairs) == 3 * 4  # weight, two moments and a step count for each parameter
+    assert len(pairs) == 3 * values
     assert all(torch.equal(a, b) for a, b in pairs)
     assert continued["optimizer"]["param_groups"] == straight["optimizer"]["param_groups"]
     saved = torch.load(paths[0])["model"]["matrix.weight"]

@@ -41,18 +41,11 @@ class AdamW(Optimizer):
 
 @dataclass(kw_only=True)
 class Lion(Optimizer):
-    """Lion (arXiv:2302.06675); a learning rate 3 to 10 times below AdamW's, a weight decay as many
-    times above.
-    """
+    """Lion, the sign of a momentum (arXiv:2302.06675)."""
 
     schema_name = "lion"
     state_per_weight = 1
-
     _target_: str = "forge.optim.lion.lion"
-    lr: float = opt(1e-4, "peak learning rate", gt=0)
-    weight_decay: float = opt(
-        1.0, "decoupled weight decay of the matrices, not of norms and biases", ge=0
-    )
     betas: tuple[float, float] = opt(
-        (0.9, 0.99), "how much of the momentum is in the sign, and its decay rate", ge=0, lt=1
+        (0.9, 0.95), "how much of the momentum is in the sign, and its decay rate", ge=0, lt=1
     )

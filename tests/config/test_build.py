@@ -98,7 +98,8 @@ def test_a_target_annotated_with_a_section_gets_it_and_a_function_keywords():
         (
             "torch.nn.Linear",
             " may not be built for optimizer.",
-            "optimizer takes forge.optim.adamw.adamw, a torch.optim.Optimizer, your own, with "
+            "optimizer takes forge.optim.adamw.adamw, forge.optim.lion.lion, "
+            "a torch.optim.Optimizer, your own, with "
             "run.trust=[mypkg.]",
         ),
         (
@@ -158,7 +159,7 @@ FORGE = {
     "tokenizer": {"forge.data.tokenizer.train_bpe", "forge.data.tokenizer.load_file"},
     "data": {"forge.data.corpus.python_source", "forge.data.corpus.text_files"},
     "objective": {"forge.objectives.pretrain.Pretrain"},
-    "optimizer": {"forge.optim.adamw.adamw"},
+    "optimizer": {"forge.optim.adamw.adamw", "forge.optim.lion.lion"},
     "scheduler": {
         f"forge.optim.schedules.{name}"
         for name in ("none", "constant", "cosine", "linear", "wsd", "rex")

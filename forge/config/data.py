@@ -43,11 +43,9 @@ class PythonSource(Data):
 
 
 @dataclass(kw_only=True)
-class Text(Data):
-    """Your own text: plain files, or rows of JSON, CSV or Parquet."""
+class Files(Data):
+    """Base of corpora of files of your own."""
 
-    schema_name = "text"
-    _target_: str = "forge.data.corpus.text_files"
     path: str = opt(
         "",
         "file, directory or glob of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ...",
@@ -55,6 +53,14 @@ class Text(Data):
         not_swept="for one run over several files a directory that holds them, "
         "or a glob such as 'data.path=texts/*.txt'",
     )
+
+
+@dataclass(kw_only=True)
+class Text(Files):
+    """Your own text: plain files, or rows of JSON, CSV or Parquet."""
+
+    schema_name = "text"
+    _target_: str = "forge.data.corpus.text_files"
     text_field: str = opt(
         "text", "field or column of the text in .jsonl, .json, .csv, .tsv and .parquet"
     )

@@ -21,13 +21,16 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "li
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Files in a fixed order and the way they are read, which `reader` names."""
+    """Files in a fixed order and the way they are read, which `reader` names. masked: whether some
+    tokens are no targets.
+    """
 
     name: str
     source: str
     files: tuple[Path, ...]
     reader: str
     read: Callable[[Path], Iterator[Document]]
+    masked: bool = False
 
     def documents(self) -> Iterator[Document]:
         """Every document, in the order of the files. ValueError: a file is not as it should be."""
@@ -61,7 +64,7 @@ def text_files(section: Text) -> Corpus:
     JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row; any other file is one
     document. ValueError, naming data.path: it is empty, or nothing is there.
     """
-    files, reader = tuple(_matches(section.path)), f"text:{section.text_field}"
+    files, reader = matching(section.path), f"text:{section.text_field}"
     read = partial(_read_by_kind, text_field=section.text_field)
     return Corpus(name="text", source=section.path, files=files, reader=reader, read=read)
 
@@ -80,13 +83,14 @@ def _read_by_kind(path: Path, *, text_field: str) -> Iterator[Document]:
             return read_text(path)
 
 
-def _matches(pattern: str) -> list[Path]:
+def matching(pattern: str) -> tuple[Path, ...]:
+    """The files that data.path names, in order. ValueError: it is empty, or nothing is there."""
     if not pattern:
         fix = "Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'."
         raise ValueError(f"data.path is empty. {fix}")
     path, seen_from = Path(pattern).expanduser(), f"seen from {Path.cwd()}"
     if path.is_file():
-        return [path]
+        return (path,)
     if path.is_dir():
         files = list(_walk(path, skip={COMPILED}))
         problem = "this directory holds no files. Give one that does, or a file or a glob."
@@ -100,7 +104,7 @@ def _matches(pattern: str) -> list[Path]:
         problem = f"no such file or directory, {seen_from}. Give a file, a directory or a glob."
     if not files:
         raise ValueError(f"data.path = {pattern}: {problem}")
-    return files
+    return tuple(files)
 
 
 def _walk(root: Path, *, skip: set[str]) -> Iterator[Path]:

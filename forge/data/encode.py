@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from forge.data.shards import Index, ShardWriter
-from forge.data.split import Split
+from forge.data.shards import COUNTED, Index, ShardWriter
+from forge.data.split import Piece, Split
 from forge.data.tokenizer import Tokenizer
 
 BATCH_BYTES = 1 << 21
@@ -18,10 +18,15 @@ SPLITS = ("train", "val")
 
 @dataclass
 class _Side:
+    """One split. counted: which of its tokens are targets, where not all are. pending: pieces, and
+    None where a document ends.
+    """
+
     writer: ShardWriter
+    counted: ShardWriter | None
     n_bytes: int = 0
     n_documents: int = 0
-    pending: list[str | None] = field(default_factory=list)
+    pending: list[Piece | None] = field(default_factory=list)
     in_document: bool = False
 
 
@@ -34,11 +39,15 @@ def encode_splits(
     with the bytes read so far.
     """
     size = tokenizer.vocab_size
-    sides = [_Side(ShardWriter(directory / name, vocab_size=size)) for name in SPLITS]
+    sides = []
+    for folder in (directory / name for name in SPLITS):
+        writer = ShardWriter(folder, vocab_size=size)
+        masked = split.corpus.masked
+        sides.append(_Side(writer, ShardWriter(folder / COUNTED, dtype="u1") if masked else None))
     waiting = done = 0
     for piece, is_validation in split.pieces():
         side = sides[is_validation]
-        side.pending.append(piece.text)
+        side.pending.append(piece)
         side.n_bytes += piece.n_bytes
         side.in_document = True
         if piece.last:
@@ -50,6 +59,8 @@ def encode_splits(
             on_bytes(done)
     _flush(sides, tokenizer)
     on_bytes(done + waiting)
+    for counted in filter(None, (side.counted for side in sides)):
+        counted.close(n_bytes=0, n_documents=0)
     return {
         name: side.writer.close(n_bytes=side.n_bytes, n_documents=side.n_documents)
         for name, side in zip(SPLITS, sides, strict=True)
@@ -66,8 +77,11 @@ def _end_document(sides: list[_Side]) -> None:
 
 def _flush(sides: list[_Side], tokenizer: Tokenizer) -> None:
     for side in sides:
-        ids = iter(tokenizer.encode_batch([text for text in side.pending if text is not None]))
-        parts = [[tokenizer.eos_id] if text is None else next(ids) for text in side.pending]
+        ids = iter(tokenizer.encode_batch([piece.text for piece in side.pending if piece]))
+        parts = [next(ids) if piece else [tokenizer.eos_id] for piece in side.pending]
         if parts:
             side.writer.append(np.concatenate([np.array(part, dtype=np.uint32) for part in parts]))
+        if parts and side.counted is not None:
+            counts = [piece is None or piece.counted for piece in side.pending]
+            side.counted.append(np.repeat(counts, [len(part) for part in parts]))
         side.pending.clear()

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,19 +20,20 @@ from forge.data import IGNORE_INDEX
 from forge.data.order import SampleOrder
 from forge.data.shards import TokenStore
 
-
-class Batch(NamedTuple):
-    """One micro-batch: int64 [batch, seq] each; targets[b, t] is the token after tokens[b, t]."""
-
-    tokens: Tensor
-    targets: Tensor
+Batch = dict[str, Tensor]
+"""One micro-batch, [batch, ...] each. Of text: int64 [batch, seq] `tokens` and `targets`;
+targets[b, t] is the token after tokens[b, t], or IGNORE_INDEX.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one rank reads in one update. n_targets: of all ranks."""
+    """What one rank reads in one update. n_tokens, n_targets: tokens read, and targets that are not
+    IGNORE_INDEX, of all ranks.
+    """
 
     batches: list[Batch]
+    n_tokens: int
     n_targets: int
 
 
@@ -66,26 +66,50 @@ class _MicroBatches:
     """The dataset of loader processes: micro-batches by the number of their first sample."""
 
     def __init__(
-        self, store: TokenStore, *, seq_len: int, seed: int, batch_size: int, repeat_samples: int
+        self,
+        store: TokenStore,
+        *,
+        seq_len: int,
+        seed: int,
+        batch_size: int,
+        repeat_samples: int,
+        rank: int,
+        num_ranks: int,
     ) -> None:
         self.store = store
         self.seq_len = seq_len
-        self.batch_size = batch_size
+        self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
         self.repeat_samples = repeat_samples
         self.order = SampleOrder(count_windows(store, seq_len), seed=seed)
 
-    def __getitem__(self, first_sample: int) -> Tensor:
-        """Tokens and targets: int64 [2, batch, seq]."""
+    def __getitem__(self, first_sample: int) -> tuple[Tensor, int]:
+        """Tokens and targets of a rank, int64 [2, batch, seq]; and the number of targets of all
+        ranks, which each finds by itself. first_sample: of all ranks.
+        """
         result = np.empty((2, self.batch_size, self.seq_len), dtype=np.int64)
         for row in range(self.batch_size):
-            sample = first_sample + row
-            if self.repeat_samples:
-                sample %= self.repeat_samples
-            start = self.order.window(sample) * self.seq_len
+            start = self._start(first_sample + self.rank * self.batch_size + row)
             window = self.store.read(start, start + self.seq_len + 1)
             result[0, row] = window[:-1]
             result[1, row] = window[1:]
-        return torch.from_numpy(result)
+            if self.store.counted is not None:
+                result[1, row, self._counted(start) == 0] = IGNORE_INDEX
+        samples = self.num_ranks * self.batch_size
+        n_targets = samples * self.seq_len
+        if self.store.counted is not None:
+            starts = (self._start(first_sample + number) for number in range(samples))
+            n_targets = sum(int(self._counted(start).sum()) for start in starts)
+        return torch.from_numpy(result), n_targets
+
+    def _start(self, sample: int) -> int:
+        """The first token of a sample."""
+        sample = sample % self.repeat_samples if self.repeat_samples else sample
+        return self.order.window(sample) * self.seq_len
+
+    def _counted(self, start: int) -> np.ndarray:
+        """Whether each target of the sample there counts: [seq_len], 0 or 1."""
+        assert self.store.counted is not None
+        return self.store.counted.read(start + 1, start + self.seq_len + 1)
 
 
 class TrainLoader:
@@ -121,21 +145,22 @@ class TrainLoader:
         self.samples = start_sample
         self.samples_per_epoch = count_windows(store, seq_len)
         self.samples_per_step = grad_accum_steps * num_ranks * batch_size
-        self._n_targets = self.samples_per_step * seq_len
+        self._n_tokens = self.samples_per_step * seq_len
         self._grad_accum_steps = grad_accum_steps
         self._stride = num_ranks * batch_size
-        self._offset = rank * batch_size
         self._dataset = _MicroBatches(
             store,
             seq_len=seq_len,
             seed=seed,
             batch_size=batch_size,
             repeat_samples=overfit_batches * self.samples_per_step,
+            rank=rank,
+            num_ranks=num_ranks,
         )
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._prefetch_factor = prefetch_factor
-        self._stream: Iterator[Tensor] | None = None
+        self._stream: Iterator[tuple[Tensor, int]] | None = None
 
     @property
     def epoch(self) -> float:
@@ -148,9 +173,13 @@ class TrainLoader:
     def __next__(self) -> Step:
         if self._stream is None:
             self._stream = self._open_stream()
-        batches = [Batch(*next(self._stream)) for _ in range(self._grad_accum_steps)]
+        read = [next(self._stream) for _ in range(self._grad_accum_steps)]
         self.samples += self.samples_per_step
-        return Step(batches=batches, n_targets=self._n_targets)
+        return Step(
+            batches=[{"tokens": tokens, "targets": targets} for (tokens, targets), _ in read],
+            n_tokens=self._n_tokens,
+            n_targets=sum(count for _, count in read),
+        )
 
     def state_dict(self) -> dict[str, int]:
         return {"samples": self.samples}
@@ -164,11 +193,12 @@ class TrainLoader:
         """End the loader processes; the next step starts new ones."""
         self._stream = None
 
-    def _open_stream(self) -> Iterator[Tensor]:
-        first_samples = count(self.samples + self._offset, self._stride)
+    def _open_stream(self) -> Iterator[tuple[Tensor, int]]:
+        first_samples = count(self.samples, self._stride)
         if self._num_workers == 0:
             stream = map(self._dataset.__getitem__, first_samples)
-            return map(Tensor.pin_memory, stream) if self._pin_memory else stream
+            pins = self._pin_memory
+            return ((both.pin_memory(), number) for both, number in stream) if pins else stream
         loader = DataLoader(
             self._dataset,  # pyright: ignore[reportArgumentType]
             sampler=first_samples,  # pyright: ignore[reportArgumentType]
@@ -233,6 +263,9 @@ def eval_batches(
             window = store.read(start, min(start + seq_len, last) + 1)
             tokens[row, : len(window) - 1] = window[:-1]
             targets[row, : len(window) - 1] = window[1:]
+            if store.counted is not None:
+                is_target = store.counted.read(start + 1, min(start + seq_len, last) + 1)
+                targets[row, : len(is_target)][is_target == 0] = IGNORE_INDEX
         counted = targets[targets != IGNORE_INDEX]
         yield EvalBatch(
             tokens=torch.from_numpy(tokens),

@@ -19,7 +19,7 @@ from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
 from forge.data.fingerprint import hash_file, hash_json
 from forge.data.reading import BadFile
-from forge.data.shards import FORMAT, INDEX_FILE, BrokenStore, TokenStore, damage_of
+from forge.data.shards import COUNTED, FORMAT, INDEX_FILE, BrokenStore, TokenStore, damage_of
 from forge.data.split import TrainingText, split_corpus
 from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
 
@@ -150,7 +150,9 @@ def _make(
     speed = f"{n_tokens:,} tokens in {seconds:.1f} s ({n_tokens / 1e6 / seconds:.2f} M/s)"
     log.info("prepared %s: %s, %s", corpus.source, text, speed)
     files = [f"tokenizer/{name}" for name in (TOKENIZER_FILE, CONFIG_FILE)]
-    files += [f"{name}/{INDEX_FILE}" for name in SPLITS]
+    folders = [Path(name) for name in SPLITS]
+    folders += [folder / COUNTED for folder in folders if corpus.masked]
+    files += [str(folder / INDEX_FILE) for folder in folders]
     manifest = {
         "identity": identity,
         "bytes": split.n_bytes,

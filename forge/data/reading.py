@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 BLOCK_BYTES = 1 << 20
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
@@ -19,8 +20,15 @@ LOOKED_AT = 1 << 13  # bytes of a file in which a NUL shows that it is no text, 
 LEAVE_OUT = "leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder)"
 
 
-Document = Iterator[str]
-"""Blocks of one text, read once, before the next document."""
+class Pair(NamedTuple):
+    """A text to continue, and how: its tokens and the end of text behind them are the targets."""
+
+    prompt: str
+    response: str
+
+
+Document = Iterator[str] | Pair
+"""Blocks of one text, read once, before the next document; or a pair, which is never divided."""
 
 
 class BadFile(ValueError):

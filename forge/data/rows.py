@@ -19,7 +19,6 @@ from forge.data.reading import BadFile, Document, open_bytes, readable
 ROWS_AT_ONCE = 1024
 BETWEEN = re.compile(r"[\s,]*")
 SURROGATES = r'"\ud83d\ude00'  # what may be cut at the end of a block
-FIELD = "Name the one that holds the text with data.text_field"
 ELEMENT = "An element is a text, or an object with a field that holds it"
 QUOTES = "a text with quotes or line ends is in quotes, and its own are doubled"
 
@@ -36,11 +35,10 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 with readable(where := f"{path} line {number}"):
-                    row = _row_of_line(where, line, text_field)
-                    yield _document(path, f"line {number}", row, text_field)
+                    yield iter((text_of(where, row_of_line(where, line, text_field), text_field),))
 
 
-def _row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
+def row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig").rstrip())
     except json.JSONDecodeError as error:
@@ -56,7 +54,7 @@ def read_json(path: Path, text_field: str) -> Iterator[Document]:
     """One document an element of a JSON array, a text or an object; or one for a single object."""
     with readable(path), _open_text(path) as text:
         for number, element in enumerate(_elements(path, text), start=1):
-            yield _document(path, f"element {number}", element, text_field)
+            yield iter((text_of(f"{path} element {number}", element, text_field),))
 
 
 def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
@@ -114,7 +112,7 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
                 if row[text_field] is None:
                     what = f"line {rows.reader.line_num} ends before its field {text_field!r}"
                     raise BadFile(f"{path} {what}", "Mend the file")
-                yield _document(path, f"line {rows.reader.line_num}", row, text_field)
+                yield iter((text_of(f"{path} line {rows.reader.line_num}", row, text_field),))
         except csv.Error as error:
             what = f"{path} line {rows.reader.line_num} is no row of a table ({error})"
             raise BadFile(what, f"Mend the file; {QUOTES}") from error
@@ -136,27 +134,30 @@ def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=[text_field]):
                 for text in batch.column(0).to_pylist():
                     number += 1
-                    yield _document(path, f"row {number}", {text_field: text}, text_field)
+                    row = {text_field: text}
+                    yield iter((text_of(f"{path} row {number}", row, text_field),))
         except pyarrow.ArrowException as error:
             raise BadFile(f"cannot read {path} ({error})", "Check that it is complete") from error
 
 
-def _document(path: Path, place: str, row: Any, text_field: str) -> Document:
-    where, whose = f"{path} {place}", ""
+def text_of(where: str, row: Any, field: str, *, option: str = "data.text_field") -> str:
+    """The text of a row, or in a field of it, which `option` names."""
+    whose = ""
     if isinstance(row, dict):
-        _need(where, row, text_field)
-        row, whose = row[text_field], f": field {text_field!r}"
+        _need(where, row, field, option)
+        row, whose = row[field], f": field {field!r}"
     if not isinstance(row, str):
         kind = "null" if row is None else type(row).__name__
-        fix = "Choose another with data.text_field" if whose else ELEMENT
+        fix = f"Choose another with {option}" if whose else ELEMENT
         raise BadFile(f"{where}{whose} is {kind}, not text", fix)
     row.encode()  # halves of surrogate pairs are no text
-    return iter((row,))
+    return row
 
 
-def _need(where: str, fields: Iterable[Any], text_field: str) -> None:
-    if text_field not in (names := [str(name) for name in fields]):
+def _need(where: str, fields: Iterable[Any], field: str, option: str = "data.text_field") -> None:
+    if field not in (names := [str(name) for name in fields]):
         listed = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:20]]
         listed += ["..."] if len(names) > 20 else []
         known = ", ".join(listed) or "none"
-        raise BadFile(f"{where} has no field {text_field!r} (its fields: {known})", FIELD)
+        fix = f"Name the one that holds the text with {option}"
+        raise BadFile(f"{where} has no field {field!r} (its fields: {known})", fix)

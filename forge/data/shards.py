@@ -16,6 +16,7 @@ import numpy as np
 
 FORMAT = 1
 INDEX_FILE = "index.json"
+COUNTED = "counted"  # folder of a store: 1 for each token that counts as a target, else 0
 SHARD_TOKENS = 1 << 28
 HASHED_WHOLE_BYTES = 64 << 20
 SAMPLE_BLOCKS = 64
@@ -46,7 +47,10 @@ class Index:
 
 
 class TokenStore:
-    """The tokens of one split, in order, memory-mapped; pickles as its path."""
+    """The tokens of one split, in order, memory-mapped; pickles as its path.
+
+    counted: of equal length, 1 where a token counts as a target; None = all count.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -56,6 +60,8 @@ class TokenStore:
             for shard in self.index.shards
         ]
         self._starts = np.cumsum([0, *(shard.n_tokens for shard in self.index.shards)]).tolist()
+        folder = directory / COUNTED
+        self.counted = TokenStore(folder) if folder.is_dir() else None
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
         return TokenStore, (self.directory,)
@@ -66,7 +72,8 @@ class TokenStore:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the tokens, in hex."""
-        hashes = "".join(shard.sha256 for shard in self.index.shards)
+        stores = [self, *filter(None, [self.counted])]
+        hashes = "".join(shard.sha256 for store in stores for shard in store.index.shards)
         return hashlib.sha256(hashes.encode()).hexdigest()
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -87,6 +94,10 @@ class TokenStore:
 
     def verify(self) -> None:
         """Compare shards with their hashes, beyond 64 MiB in samples. BrokenStore: they differ."""
+        if self.counted is not None:
+            if len(self.counted) != len(self):
+                raise BrokenStore(f"{self.directory.name}/{COUNTED} is of another length")
+            self.counted.verify()
         whole = len(self) * np.dtype(self.index.dtype).itemsize <= HASHED_WHOLE_BYTES
         for shard, tokens in zip(self.index.shards, self._shards, strict=True):
             if whole:
@@ -142,10 +153,16 @@ class ShardWriter:
     """Writes the tokens of one split to a directory as they come, and its index at close()."""
 
     def __init__(
-        self, directory: Path, *, vocab_size: int, shard_tokens: int = SHARD_TOKENS
+        self,
+        directory: Path,
+        *,
+        vocab_size: int = 0,
+        shard_tokens: int = SHARD_TOKENS,
+        dtype: str | None = None,
     ) -> None:
+        """dtype: None = the smallest of tokens below vocab_size."""
         directory.mkdir(parents=True)
-        self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+        self.dtype = np.dtype(dtype or ("<u2" if vocab_size <= 1 << 16 else "<u4"))
         self.n_tokens = 0
         self._directory = directory
         self._shard_tokens = shard_tokens

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from forge.data.corpus import Corpus
-from forge.data.reading import BadFile, Document, all_of
+from forge.data.reading import BadFile, Document, Pair, all_of
 
 MAX_UNIT = 1 << 16
 MIN_UNIT = 1 << 8
@@ -24,12 +24,15 @@ HASH_RANGE = 1 << 64
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A document, or consecutive lines of a large one; `last` when the document ends with it."""
+    """A document, consecutive lines of a large one, or half of a pair; `last` when the document
+    ends with it. counted: whether its tokens are targets.
+    """
 
     text: str
     n_bytes: int
     digest: int
     last: bool
+    counted: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +104,19 @@ def unit_of(corpus_bytes: int) -> int:
 
 def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
     for document in documents:
+        if isinstance(document, Pair):
+            digest = _digest("\0".join(document).encode())
+            for text, last in ((document.prompt, False), (document.response, True)):
+                size = len(text.encode())
+                yield Piece(text=text, n_bytes=size, digest=digest, last=last, counted=last)
+            continue
         for text, last in cut(document, unit):
             encoded = text.encode()
-            digest = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")
-            yield Piece(text=text, n_bytes=len(encoded), digest=digest, last=last)
+            yield Piece(text=text, n_bytes=len(encoded), digest=_digest(encoded), last=last)
+
+
+def _digest(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def cut(blocks: Iterator[str], unit: int) -> Iterator[tuple[str, bool]]:

@@ -21,9 +21,9 @@ class Pretrain:
         self.section = section
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
-        targets, options = batch.targets, {"z_loss_weight": self.section.z_loss_weight}
+        targets, options = batch["targets"], {"z_loss_weight": self.section.z_loss_weight}
         chunked = self.section.loss_fn == "chunked_cross_entropy"
-        hidden = model.hidden(batch.tokens)
+        hidden = model.hidden(batch["tokens"])
         head = head_of(model)
         # With loss_parallel each rank has logits of its own rows, and no rank gathers them all.
         if chunked or getattr(model, "loss_parallel", False):

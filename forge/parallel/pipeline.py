@@ -148,19 +148,22 @@ class Pipeline(nn.Module):
         return SharedHead(self.line, self.own_head(), self.section.vocab_size)
 
     def step(
-        self, batches: Sequence[Any], objective: Callable[[Any, Any], Losses], weight: float
+        self,
+        batches: Sequence[dict[str, Tensor]],
+        objective: Callable[[Any, Any], Losses],
+        weight: float,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Forward and backward of one step; gradients are then in `.grad`, summed over data ranks.
 
-        batches: micro-batches, tuples of tensors [batch, ...], tokens [batch, seq] first. Their
+        batches: micro-batches, tensors [batch, ...] by name, with `tokens` [batch, seq]. Their
         sequences go through the stages in `parallel.pp_microbatches` equal parts. weight: 1 /
         target tokens of the step. Returns the sum of the weighted losses and the objective's sums
         on the rank of the last stage; zeros elsewhere.
         """
         from forge.parallel.pipeline_schedule import Ending
 
-        fields = [torch.cat(tensors) for tensors in zip(*batches, strict=True)]
-        tokens, count = fields[0], self.n_microbatches
+        fields = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+        tokens, count = fields["tokens"], self.n_microbatches
         assert len(tokens) % count == 0, (len(tokens), count)
         parts = self._by_stage()
         if self._shape != tokens.shape:
@@ -168,8 +171,8 @@ class Pipeline(nn.Module):
         inputs: tuple[Tensor, ...] = (tokens,) if self.first else ()
         kwargs: dict[str, Any] = {"return_outputs": False}
         if self.last:
-            chunks = zip(*(field.chunk(count) for field in fields), strict=True)
-            micro = [type(batches[0])(*tensors) for tensors in chunks]
+            chunks = zip(*(field.chunk(count) for field in fields.values()), strict=True)
+            micro = [dict(zip(fields, tensors, strict=True)) for tensors in chunks]
             self._ending = Ending(parts[self.line.last], micro, objective, weight)
             kwargs["target"] = torch.arange(count)  # the loss finds a micro-batch by its number
         self._schedule.step(*inputs, **kwargs)

@@ -100,7 +100,7 @@ class Loop:
             output = self.update(step, state.step)
             state.step += 1
             state.samples = self.loader.samples
-            state.tokens += step.n_targets
+            state.tokens += step.n_tokens
             self.call("on_step_end", output)
         self.stop_reason = self.stop_reason or "end"
         self.call("on_end")

@@ -81,7 +81,7 @@ class Logger(Callback):
         self.unread: list[StepOutput] = []
         self.last: dict[str, float] = {}
         self.since = 0.0
-        self.timed_steps, self.timed_targets = 0, 0
+        self.timed_steps, self.timed_tokens = 0, 0
         self.rates: list[tuple[int, float]] = []
 
     def on_start(self, loop: Loop) -> None:
@@ -91,7 +91,7 @@ class Logger(Callback):
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         self.unread.append(output)
         self.timed_steps += 1
-        self.timed_targets += output.n_targets
+        self.timed_tokens += output.n_tokens
         if loop.state.step % self.interval == 0:
             self.log(loop)
 
@@ -125,7 +125,7 @@ class Logger(Callback):
         self.since = loop.training_seconds()
 
     def mean_rate(self) -> float:
-        """Target tokens a second over all logs but the first, in which kernels warm up."""
+        """Tokens a second over all logs but the first, in which kernels warm up."""
         counted = self.rates[1:] or self.rates
         return sum(t for t, _ in counted) / sum(s for _, s in counted) if counted else 0.0
 
@@ -140,13 +140,13 @@ class Logger(Callback):
         mfu: share of the peak that the model's own arithmetic takes, without recomputation (PaLM,
         arXiv:2204.02311, appendix B).
         """
-        steps, targets = self.timed_steps, self.timed_targets
-        self.timed_steps, self.timed_targets = 0, 0
+        steps, tokens = self.timed_steps, self.timed_tokens
+        self.timed_steps, self.timed_tokens = 0, 0
         if not steps:
             return {}
         seconds = loop.training_seconds() - self.since
-        rate = targets / seconds
-        self.rates.append((targets, seconds))
+        rate = tokens / seconds
+        self.rates.append((tokens, seconds))
         values = {
             "tokens_per_second": rate,
             "step_seconds": seconds / steps,

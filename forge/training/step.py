@@ -28,6 +28,7 @@ class StepOutput:
     name. requests: number of ranks with a request (`forge.training.stopping`).
     """
 
+    n_tokens: int
     n_targets: int
     lr: float
     loss: Tensor
@@ -107,13 +108,16 @@ class Update:
         means: dict[str, Tensor] = {}
         if self.balance:
             routing = self.balance.end(number, skipped=bad, total=self.ranks.total)
-            sums, means = sums | routing.sums, routing.means
+            share = step.n_targets / max(step.n_tokens, 1)  # of which sums are means
+            sums |= {name: value * share for name, value in routing.sums.items()}
+            means = routing.means
         if scaler.is_enabled():
             # An overflow is the scaler's business, as long as there is a smaller scale to try.
             bad_gradient = bad_gradient & (scaler.scale(torch.ones_like(loss)) < 1)
             scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return StepOutput(
+            n_tokens=step.n_tokens,
             n_targets=step.n_targets,
             lr=lr,
             loss=loss,
@@ -134,9 +138,9 @@ class Update:
         weight = 1.0 / max(step.n_targets, 1)
         batches = [self._mine(batch) for batch in step.batches]
         if self.balance:
-            scale: float | Tensor = weight
+            scale: float | Tensor = 1.0 / max(step.n_tokens, 1)  # every token is routed
             if self.scaler.is_enabled():
-                scale = self.scaler.scale(torch.full((), weight, device=self.device))
+                scale = self.scaler.scale(torch.full((), scale, device=self.device))
             self.balance.begin(scale)
         if isinstance(self.model, Pipeline):
             loss, sums = self.model.step(batches, self.objective, weight)
@@ -165,8 +169,8 @@ class Update:
 
     def _mine(self, batch: Batch) -> Batch:
         wait = self.device.type == "cpu"
-        moved = (tensor.to(self.device, non_blocking=not wait) for tensor in batch)
-        return Batch(*(self.ranks.own_part(tensor) for tensor in moved))
+        moved = ((key, each.to(self.device, non_blocking=not wait)) for key, each in batch.items())
+        return {name: self.ranks.own_part(tensor) for name, tensor in moved}
 
     def _step_unless(self, bad: Tensor) -> None:
         """The optimizer's step; where `bad` is true, weights and state keep every bit."""

@@ -14,7 +14,7 @@ from traffic import bytes_per_step
 from forge.build import build
 from forge.compose import composition
 from forge.config.root import Config
-from forge.data.loader import Batch, Step
+from forge.data.loader import Step
 from forge.models.router import Router
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
@@ -96,8 +96,8 @@ def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
         reduce_each=cfg.parallel.reduce_gradients == "micro_batch",
     )
     tokens = torch.zeros(cfg.train.batch_size, cfg.train.seq_len, dtype=torch.int64)
-    batches = [Batch(tokens, tokens) for _ in range(cfg.train.grad_accum_steps)]
-    step = Step(batches=batches, n_targets=1000)
+    batches = [{"tokens": tokens, "targets": tokens} for _ in range(cfg.train.grad_accum_steps)]
+    step = Step(batches=batches, n_tokens=1000, n_targets=1000)
     update(step, 0)
     with Counting() as counting:
         update(step, 1)

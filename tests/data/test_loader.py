@@ -35,7 +35,7 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 def first_tokens(steps: Iterator[Step], count: int) -> list[list[int]]:
     """Where the windows of each of the next steps begin."""
     return [
-        [int(row[0]) for batch in step.batches for row in batch.tokens]
+        [int(row[0]) for batch in step.batches for row in batch["tokens"]]
         for step in islice(steps, count)
     ]
 
@@ -47,19 +47,19 @@ def test_a_batch_is_windows_in_permuted_order(counting) -> None:
     assert step.n_targets == 8 * SEQ
     for batch, starts in zip(step.batches, windows * SEQ, strict=True):
         expected = starts[:, None] + np.arange(SEQ + 1)
-        assert batch.tokens.dtype == batch.targets.dtype == torch.int64
-        assert np.array_equal(batch.tokens.numpy(), expected[:, :-1])
-        assert np.array_equal(batch.targets.numpy(), expected[:, 1:])
-        assert batch.tokens.is_contiguous()
-        assert batch.targets.is_contiguous()
+        assert batch["tokens"].dtype == batch["targets"].dtype == torch.int64
+        assert np.array_equal(batch["tokens"].numpy(), expected[:, :-1])
+        assert np.array_equal(batch["targets"].numpy(), expected[:, 1:])
+        assert batch["tokens"].is_contiguous()
+        assert batch["targets"].is_contiguous()
 
 
 def test_an_epoch_has_every_target_once_and_the_next_another_order(counting) -> None:
     loader = TrainLoader(counting, seq_len=SEQ, seed=0, batch_size=1)
-    targets = torch.cat([next(loader).batches[0].targets.flatten() for _ in range(WINDOWS)])
+    targets = torch.cat([next(loader).batches[0]["targets"].flatten() for _ in range(WINDOWS)])
     assert loader.epoch == 1.0
     assert sorted(targets.tolist()) == list(range(1, WINDOWS * SEQ + 1))
-    again = torch.cat([next(loader).batches[0].targets.flatten() for _ in range(WINDOWS)])
+    again = torch.cat([next(loader).batches[0]["targets"].flatten() for _ in range(WINDOWS)])
     assert sorted(again.tolist()) == sorted(targets.tolist())
     assert again.tolist() != targets.tolist()
 
@@ -88,7 +88,7 @@ def test_any_number_of_ranks_draws_the_same_global_batch(
         found: list[int] = []
         for ranks in steps:
             for batches in zip(*(step.batches for step in ranks), strict=True):
-                found += [token for batch in batches for token in batch.tokens[:, 0].tolist()]
+                found += [token for batch in batches for token in batch["tokens"][:, 0].tolist()]
         drawn.append(found)
     assert drawn[0] == drawn[1] == drawn[2]
     samples = np.arange(start, start + 12 * batch_size * accum)
@@ -108,8 +108,8 @@ def test_workers_change_nothing(counting, num_workers) -> None:
     for _ in range(20):
         a, b = next(plain), next(processes)
         for x, y in zip(a.batches, b.batches, strict=True):
-            assert torch.equal(x.tokens, y.tokens)
-            assert torch.equal(x.targets, y.targets)
+            assert torch.equal(x["tokens"], y["tokens"])
+            assert torch.equal(x["targets"], y["targets"])
         assert plain.state_dict() == processes.state_dict()
     processes.close()
 
@@ -145,7 +145,7 @@ def test_overfitting_repeats_the_first_global_batches(counting) -> None:
 def test_pinned_batches(counting, num_workers) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 2, "num_workers": num_workers}
     loader = TrainLoader(counting, **options, pin_memory=True)
-    assert next(loader).batches[0].tokens.is_pinned()
+    assert next(loader).batches[0]["tokens"].is_pinned()
     loader.close()
 
 

@@ -73,7 +73,7 @@ def test_label_smoothing_is_torchs(smoothing: float) -> None:
     logits = torch.randn(2, 5, 11, generator=torch.Generator().manual_seed(0), requires_grad=True)
     targets = torch.tensor([[1, 2, -100, 4, 5], [-100, 0, 10, 3, 3]])
     ours = LabelSmoothing(Section(smoothing=smoothing))(
-        lambda _: logits, SimpleNamespace(tokens=None, targets=targets)
+        lambda _: logits, {"tokens": targets, "targets": targets}
     )
     theirs = F.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), label_smoothing=smoothing, reduction="sum"

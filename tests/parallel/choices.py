@@ -49,7 +49,7 @@ class Calls:
         found: list[Tensor] = []
         loader = train_loader(config, store, ranks, torch.device("cpu"))
         for _, step in zip(range(steps), loader, strict=False):
-            batches = [ranks.own_part(batch.tokens) for batch in step.batches]
+            batches = [ranks.own_part(batch["tokens"]) for batch in step.batches]
             if config.parallel.pp > 1:
                 assert config.parallel.pp_microbatches is not None
                 batches = list(torch.cat(batches).chunk(config.parallel.pp_microbatches))

@@ -84,7 +84,7 @@ def test_choices_are_seen_and_biases_move() -> None:
     loader = train_loader(config, Tokens(), Ranks(), torch.device("cpu"))  # type: ignore[arg-type]
     for _, step in zip(range(steps), loader, strict=False):
         for batch in step.batches:
-            read += torch.bincount(batch.tokens.flatten(), minlength=301)
+            read += torch.bincount(batch["tokens"].flatten(), minlength=301)
     assert all(torch.equal(layer.sum(1), 2 * read) for layer in choices)
     assert not torch.equal(choices[0], choices[1])
 

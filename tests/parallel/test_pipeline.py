@@ -36,7 +36,7 @@ def batch(seq: int = SEQ) -> Batch:
     tokens = torch.randint(0, 301, (ROWS, seq + 1), generator=torch.Generator().manual_seed(0))
     targets = tokens[:, 1:].clone()
     targets[3:5, 2:6] = IGNORE_INDEX
-    return Batch(tokens[:, :-1].clone(), targets)
+    return {"tokens": tokens[:, :-1].clone(), "targets": targets}
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -79,8 +79,9 @@ def test_steps_and_readings_of_any_shape(layout) -> None:
                 assert (states - hidden).norm() <= 1e-12 * hidden.norm()
             assert (model(tokens) - logits).norm() <= 1e-6 * logits.norm()
             calls.clear()
-            halves = zip(*(field.chunk(2) for field in batch(seq)), strict=True)
-            model.step([Batch(*each) for each in halves], objective, 1 / 100)
+            both = {name: values.chunk(2) for name, values in batch(seq).items()}
+            halves = [{name: values[i] for name, values in both.items()} for i in range(2)]
+            model.step(halves, objective, 1 / 100)
             assert len(calls) == len(model.parts) * config.parallel.pp_microbatches
             for name, gradient in gradients(model).items():
                 reference = wanted[seq][name]
@@ -95,7 +96,7 @@ def test_steps_and_readings_of_any_shape(layout) -> None:
 def test_evaluation_counts_each_target_once(layout) -> None:
     """Also with fewer rows than micro-batches."""
     config = config_of("llama, 5 blocks", layout_of(layout))
-    tokens, targets = batch()
+    tokens, targets = batch().values()
     sizes = torch.arange(301) % 4
 
     def metrics(model: nn.Module, parts: list[slice], ranks: Ranks | None) -> dict[str, float]:

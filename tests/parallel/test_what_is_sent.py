@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.build import build
-from forge.data.loader import Batch
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.tensor import spread_width
@@ -53,7 +52,7 @@ def test_tensor_parallelism_exchanges_twice_a_layer_and_direction_and_never_logi
         spread_width(model, config.parallel, mesh)
         objective = build(config.objective, path="objective")
         with Sent() as forward:
-            total = objective(model, Batch(TEXT, TEXT)).total
+            total = objective(model, {"tokens": TEXT, "targets": TEXT}).total
         with Sent() as backward:
             total.backward()
         each = 2 * model.section.n_layers + 1

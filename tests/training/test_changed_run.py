@@ -74,7 +74,7 @@ def test_another_text_is_read_from_its_beginning_where_allowed(
     assert capsys.readouterr().out.splitlines()[-1] == said
     assert (loop.state.step, loop.state.samples, loop.loader.samples) == (3, 0, 0)
     fresh = assemble(new_run(f"data.path={own_text}")).loop
-    ours, theirs = (next(one.loader).batches[0].tokens for one in (loop, fresh))
+    ours, theirs = (next(one.loader).batches[0]["tokens"] for one in (loop, fresh))
     assert torch.equal(ours, theirs)
 
 

@@ -87,9 +87,11 @@ def rank_of(path: Path, rank: int, environ: dict[str, str]):
     def noted(loader: TrainLoader) -> Step:
         number = loader.samples // loader.samples_per_step + 1
         step = read(loader)
-        pairs = [(batch.tokens.numpy(), batch.targets.numpy()[:, -1:]) for batch in step.batches]
+        pairs = [
+            (batch["tokens"].numpy(), batch["targets"].numpy()[:, -1:]) for batch in step.batches
+        ]
         rows = np.stack([np.concatenate(pair, axis=1) for pair in pairs])
-        np.save(path / "batches" / f"{number}_{loader._offset}.npy", rows)
+        np.save(path / "batches" / f"{number}_{loader._dataset.rank}.npy", rows)
         return step
 
     TrainLoader.__next__ = noted

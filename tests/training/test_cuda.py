@@ -10,7 +10,6 @@ import torch
 from run_helpers import assert_bit_equal, logged, step_of, stored, weights
 from test_guard import Poisoned, state_of
 
-from forge.data.loader import Batch
 from forge.parallel.ranks import Ranks
 from forge.training.assemble import assemble
 from forge.training.stopping import Agreement
@@ -63,7 +62,8 @@ def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(assembled)
         update.skips_on_device = on_device
         update.objective = Poisoned(loss=(0,), gradient=(2,))
         for step in steps:
-            step.batches[:] = [Batch(*(one.to("cuda") for one in batch)) for batch in step.batches]
+            for batch in step.batches:
+                batch |= {name: one.to("cuda") for name, one in batch.items()}
         torch.cuda.set_sync_debug_mode("error" if on_device else "default")
         try:
             outputs = [update(step, number) for number, step in enumerate(steps)]

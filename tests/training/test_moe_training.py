@@ -47,7 +47,9 @@ def step(micro_batches: int = 1, *, masked: bool = False) -> Step:
     if masked:
         targets[:, 5:] = -100
     pairs = zip(tokens.chunk(micro_batches), targets.chunk(micro_batches), strict=True)
-    return Step(batches=[Batch(*pair) for pair in pairs], n_targets=int((targets != -100).sum()))
+    n_targets = int((targets != -100).sum())
+    batches = [{"tokens": tokens, "targets": own} for tokens, own in pairs]
+    return Step(batches=batches, n_tokens=n_targets, n_targets=n_targets)
 
 
 def gradients_of(update: Update, one: Step) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.objective import Pretrain as PretrainConfig
 from forge.config.optimizer import AdamW as AdamWConfig
 from forge.config.precision import Precision
-from forge.data.loader import Batch, Step
+from forge.data.loader import Step
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.objectives.pretrain import Pretrain
@@ -75,10 +75,11 @@ def global_batches(*, masked: bool) -> list[tuple[Tensor, Tensor]]:
 
 def as_step(tokens: Tensor, targets: Tensor, accumulation: int) -> Step:
     batches = [
-        Batch(*pair)
+        dict(zip(("tokens", "targets"), pair, strict=True))
         for pair in zip(tokens.chunk(accumulation), targets.chunk(accumulation), strict=True)
     ]
-    return Step(batches=batches, n_targets=int((targets != -100).sum()))
+    n_targets = int((targets != -100).sum())
+    return Step(batches=batches, n_tokens=targets.numel(), n_targets=n_targets)
 
 
 def plain_sgd(

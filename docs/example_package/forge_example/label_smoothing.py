@@ -21,10 +21,10 @@ class LabelSmoothing:
         """Losses of one micro-batch: `total`, and the sum `ce`, which is logged as train/loss and
         knows nothing of the smoothing.
         """
-        log_p = model(batch.tokens).float().log_softmax(-1)
-        kept = batch.targets != IGNORE_INDEX
+        log_p = model(batch["tokens"]).float().log_softmax(-1)
+        kept = batch["targets"] != IGNORE_INDEX
         nats = (
-            -log_p.gather(-1, batch.targets.where(kept, 0).unsqueeze(-1))
+            -log_p.gather(-1, batch["targets"].where(kept, 0).unsqueeze(-1))
             .squeeze(-1)
             .where(kept, 0)
             .sum()

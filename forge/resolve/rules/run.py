@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from forge.config import schemas
-from forge.config.data import Text
+from forge.config.data import Files
 from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
@@ -36,8 +36,8 @@ def inline(run: Run, world: World) -> Findings:
 
 
 @rule("data.path")
-def data_path(data: Text) -> Findings:
-    """data=text needs a path that exists and may be read, or a glob that matches."""
+def data_path(data: Files) -> Findings:
+    """data.path must be a path that exists and may be read, or a glob that matches."""
     path = data.path
     if not path:
         yield "data.path", "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"

@@ -74,7 +74,7 @@ def _as_values(group: str, name: str) -> list[str]:
         return []
     variants = schemas.SCHEMAS.get(group, {}).items()
     taking = [option for option, schema in variants if "path" in schema.__dataclass_fields__]
-    return [f"{group}={option} {group}.path={name}" for option in taking]
+    return [f"{group}={option} {group}.path={name}" for option in taking[:1]]
 
 
 def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Problem]]:

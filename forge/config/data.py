@@ -64,3 +64,13 @@ class Text(Files):
     text_field: str = opt(
         "text", "field or column of the text in .jsonl, .json, .csv, .tsv and .parquet"
     )
+
+
+@dataclass(kw_only=True)
+class Pairs(Files):
+    """Prompts and responses in JSON lines; the tokens of responses are the targets."""
+
+    schema_name = "pairs"
+    _target_: str = "forge.data.pairs.pairs"
+    prompt_field: str = opt("prompt", "field of the text that a response follows")
+    response_field: str = opt("response", "field of the text that is learnt")

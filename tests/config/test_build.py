@@ -157,7 +157,11 @@ def test_what_is_under_a_trusted_prefix(path: str, trust: list[str], legal: bool
 FORGE = {
     "model": {"forge.models.decoder.Decoder"},
     "tokenizer": {"forge.data.tokenizer.train_bpe", "forge.data.tokenizer.load_file"},
-    "data": {"forge.data.corpus.python_source", "forge.data.corpus.text_files"},
+    "data": {
+        "forge.data.corpus.python_source",
+        "forge.data.corpus.text_files",
+        "forge.data.pairs.pairs",
+    },
     "objective": {"forge.objectives.pretrain.Pretrain"},
     "optimizer": {"forge.optim.adamw.adamw", "forge.optim.lion.lion"},
     "scheduler": {

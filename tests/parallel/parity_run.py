@@ -38,6 +38,8 @@ FORMATS = ("float64", "float32")
 class Tokens:
     """A split of token ids that are drawn once and kept in memory."""
 
+    counted: Any = None
+
     def __init__(self, rows: int = 4096, vocab: int = 301) -> None:
         self.ids = np.random.default_rng(0).integers(vocab, size=rows)
 

@@ -1,0 +1,43 @@
+"""data=pairs: prompts and responses, of which the responses are learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from forge.config.data import Pairs
+from forge.data.corpus import Corpus, matching
+from forge.data.reading import BadFile, Pair, kind, open_bytes, readable
+from forge.data.rows import row_of_line, text_of
+
+
+def pairs(section: Pairs) -> Corpus:
+    """A document for each row of files of JSON lines: the prompt, and the response right behind it.
+
+    ValueError, naming data.path: it is empty, or nothing is there.
+    """
+    fields = {"prompt_field": section.prompt_field, "response_field": section.response_field}
+    return Corpus(
+        name="pairs",
+        source=section.path,
+        files=matching(section.path),
+        reader=f"pairs:{section.prompt_field}:{section.response_field}",
+        read=partial(read_pairs, **fields),
+        masked=True,
+    )
+
+
+def read_pairs(path: Path, *, prompt_field: str, response_field: str) -> Iterator[Pair]:
+    """A pair a line, from two fields of a JSON object; empty lines are skipped."""
+    if kind(path) not in ("jsonl", "json"):
+        fix = 'Give files named .jsonl of lines like {"prompt": ..., "response": ...}'
+        raise BadFile(f"{path} is not named as JSON lines", fix)
+    with readable(path), open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                with readable(where := f"{path} line {number}"):
+                    row = row_of_line(where, line, response_field)
+                    prompt = text_of(where, row, prompt_field, option="data.prompt_field")
+                    response = text_of(where, row, response_field, option="data.response_field")
+                    yield Pair(prompt, response)

@@ -42,6 +42,7 @@ def needs(file: str, folder: Path) -> list[str]:
         return ["model=moe_tiny"]
     return {
         "data/text": [f"data.path={folder / 'my.txt'}"],
+        "data/pairs": [f"data.path={folder / 'my.txt'}"],
         "tokenizer/file": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "train/long": ["model.max_seq_len=2048"],
         "parallel/pp4": ["model=llama7b"],

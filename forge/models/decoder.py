@@ -19,13 +19,6 @@ from forge.models.rope import RotaryTable, Rotation
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
 
-RESIDUAL_WRITERS = (
-    "attention.wo.weight",
-    "feed_forward.w_down.weight",
-    "feed_forward.experts.w_down",
-    "feed_forward.shared.w_down.weight",
-)
-
 
 class Block(nn.Module):
     """Attention, then feed-forward or experts, each normalised before and added to its input."""
@@ -66,6 +59,7 @@ class Decoder(nn.Module):
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
         self.section = section
+        self.residual_writers = {one.name for one in section.tensors() if one.residual}
         self.max_seq_len = section.max_seq_len
         self.reads_tokens = True
         self.embedding: nn.Embedding | None = nn.Embedding(section.vocab_size, section.dim)
@@ -154,6 +148,6 @@ class Decoder(nn.Module):
         """Of parameter `name`: 1/sqrt(2 * n_layers) as much if it writes to the residual stream
         (GPT-2; Radford et al. 2019, section 2.3).
         """
-        if self.section.init_scale_residual and name.endswith(RESIDUAL_WRITERS):
+        if self.section.init_scale_residual and name in self.residual_writers:
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)
         return self.section.init_std

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import forge
+from forge.compose.engine import CONF
 from forge.config.model import Decoder as DecoderConfig
 from forge.models.decoder import Decoder
 from forge.models.feed_forward import FeedForward
@@ -95,6 +96,15 @@ def test_published_sizes() -> None:
     assert size(built(llama)) == 6_738_415_616 == llama.num_params_estimate
     assert size(built(mixtral)) == 46_702_792_704 == mixtral.num_params_estimate
     assert mixtral.num_active_params == 12_879_925_248
+
+
+@pytest.mark.parametrize(
+    "file", sorted((CONF / "model").glob("*.yaml")), ids=lambda file: file.stem
+)
+def test_the_table_of_every_preset_is_that_of_the_built_model(name) -> None:
+    chosen = forge.compose([f"model={name}", "model.vocab_size=512"]).model
+    assert isinstance(chosen, DecoderConfig)
+    assert table(chosen) == shapes(built(chosen))
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,15 @@ def to_plain(section: Section) -> dict[str, Any]:
 
 
 def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...] = ()) -> S:
-    """The section that `to_plain` wrote, not yet frozen. Raises ValueError for a class that is not
+    """The section that `to_plain` wrote, not yet frozen; an option that it lacks, since a version of
+    forge before the option wrote it, has its default. Raises ValueError for a class that is not
     allowed there.
     """
     hints = types_of(schema)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(schema):
+        if field.name not in plain:
+            continue
         value, hint = plain[field.name], hints[field.name]
         if isinstance(value, dict) and isinstance(hint, type) and issubclass(hint, Section):
             name = value.get(TYPE)

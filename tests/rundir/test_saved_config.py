@@ -53,6 +53,17 @@ def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path) -> None:
     assert plain["optimizer"]["betas"] == [0.9, 0.99]
 
 
+def test_an_option_that_is_newer_than_the_file_has_its_default(tmp_path: Path) -> None:
+    config, file = resolved(["eval.patience=3"]).config, tmp_path / "config.yaml"
+    saved_config.save(config, file)
+    plain = yaml.safe_load(file.read_text())
+    del plain["eval"]["patience"], plain["optimizer"]["fused"]
+    file.write_text(yaml.safe_dump(plain))
+    again = saved_config.load(file, trust=())
+    assert (again.eval.patience, again.optimizer.fused) == (0, True)  # type: ignore[attr-defined]
+    assert options(again.train) == options(config.train)  # type: ignore[arg-type]
+
+
 NO_TRUST = "is not under a trusted prefix; if you trust it: run.trust=["
 NO_MODEL = "is no forge.config.model.Model"
 REFUSED = {

@@ -97,9 +97,8 @@ def to_plain(section: Section) -> dict[str, Any]:
 
 
 def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...] = ()) -> S:
-    """The section that `to_plain` wrote, not yet frozen; an option that it lacks, since a version of
-    forge before the option wrote it, has its default. Raises ValueError for a class that is not
-    allowed there.
+    """The section that `to_plain` wrote, not yet frozen. An option that is newer than what wrote it
+    has its default. Raises ValueError for a class that is not allowed there.
     """
     hints = types_of(schema)
     values: dict[str, Any] = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -40,19 +38,21 @@ class TinyModel(nn.Module):
         return self.head(self.hidden(tokens))
 
 
-def batch(masked: float = 0.3) -> SimpleNamespace:
+def batch(masked: float = 0.3) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(VOCAB, (2, BATCH, SEQ), generator=generator)
     mask = torch.rand(BATCH, SEQ, generator=generator) < masked
-    return SimpleNamespace(tokens=tokens, targets=targets.masked_fill(mask, -100))
+    return {"tokens": tokens, "targets": targets.masked_fill(mask, -100)}
 
 
-def expected_sums(model: TinyModel, data: SimpleNamespace) -> tuple[float, float]:
+def expected_sums(model: TinyModel, data: dict[str, Tensor]) -> tuple[float, float]:
     """Sums of cross-entropy and squared log-partition in numpy, one token at a time."""
     with torch.no_grad():
-        logits = model(data.tokens).numpy()
+        logits = model(data["tokens"]).numpy()
     ce = z_loss = 0.0
-    for row, target in zip(logits.reshape(-1, VOCAB), data.targets.flatten().tolist(), strict=True):
+    for row, target in zip(
+        logits.reshape(-1, VOCAB), data["targets"].flatten().tolist(), strict=True
+    ):
         if target != -100:
             log_partition = np.log(np.exp(row).sum())
             ce += log_partition - row[target]

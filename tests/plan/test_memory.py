@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,7 +153,7 @@ def test_logits_are_the_peak_of_the_loss(
     section = PretrainConfig(loss_fn=loss, z_loss_weight=z_loss_weight, ce_chunk_size=chunk)
     zeros = torch.zeros(BATCH, SEQ, dtype=torch.int64)
     with Live(head) as live:
-        batch = SimpleNamespace(tokens=zeros, targets=zeros)
+        batch = {"tokens": zeros, "targets": zeros}
         Pretrain(section)(head, batch).total.backward()  # type: ignore[arg-type]
     assert memory_by_part(chosen)["logits"] == pytest.approx(live.peak, rel=0.25)
 

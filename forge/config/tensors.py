@@ -1,7 +1,7 @@
 """The tensors that a model is made of, as rows of one table.
 
-Counts of parameters, FLOPs, memory, initial values, the cut over tp and ep and the roles that
-optimizers go by are all read from it; a test compares it with the module that is built.
+Counts of parameters, FLOPs, the memory of weights and which initial values are scaled are read from
+it; a test compares it with the module that is built.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 EMBEDDING, POSITION, HEAD = "embedding", "position", "head"
 MATRIX, EXPERT, ROUTER = "matrix", "expert", "router"
 NORM, BIAS = "norm", "bias"
-VECTORS = (NORM, BIAS)
 
 
 @dataclass(frozen=True, kw_only=True)

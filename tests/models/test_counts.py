@@ -98,9 +98,7 @@ def test_published_sizes() -> None:
     assert mixtral.num_active_params == 12_879_925_248
 
 
-@pytest.mark.parametrize(
-    "file", sorted((CONF / "model").glob("*.yaml")), ids=lambda file: file.stem
-)
+@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "model").glob("*.yaml")))
 def test_the_table_of_every_preset_is_that_of_the_built_model(name) -> None:
     chosen = forge.compose([f"model={name}", "model.vocab_size=512"]).model
     assert isinstance(chosen, DecoderConfig)

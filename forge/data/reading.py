@@ -21,7 +21,7 @@ LEAVE_OUT = "leave it out of data.path (a glob such as 'texts/*.txt' takes a par
 
 
 class Pair(NamedTuple):
-    """A text to continue, and how: its tokens and the end of text behind them are the targets."""
+    """A prompt and its response; targets are the tokens of the response and the end of text."""
 
     prompt: str
     response: str

@@ -15,6 +15,8 @@ LOCK_FIX = (
     "run.root=DIR on another file system; a Lustre is mounted with -o flock, an NFS needs its lock "
     "service"
 )
+NOT_SHARED = {"nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl"}
+"""Mount options of network file systems whose locks other hosts do not see."""
 
 
 def place(name: str, path: Path, option: str, enough: int, *, needed: bool = True) -> Finding:
@@ -50,12 +52,22 @@ def locks(runs: Path) -> Finding:
             try:
                 fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return ok("locks", f"a lock on {folder} ({file_system(folder)}) keeps others out")
+                return _held(folder)
             why = "a second lock on a locked file is granted"
     except OSError as error:
         why = error.strerror or str(error)
     found = f"on {folder} ({file_system(folder)}): {why}"
     return missing("locks", found, LOCK_FIX, needed=True)
+
+
+def _held(folder: Path) -> Finding:
+    """What to say of a folder where a lock keeps the processes of this host out."""
+    kind, options = mount(folder)
+    if here := sorted(NOT_SHARED.intersection(options)):
+        what = f"{folder} is {kind}, mounted with {here[0]}: other hosts do not see a lock"
+        fix = "do not start one run directory on two hosts, or mount it with locks"
+        return warn("locks", what, fix)
+    return ok("locks", f"a lock on {folder} ({kind}) keeps others out")
 
 
 def shared_memory(need: int, workers: int, gpus: int, free: int | None) -> Finding:
@@ -83,9 +95,14 @@ def free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    best, real = ("", "a file system of unknown type"), folder.resolve()
-    for _, mounted, kind, *_ in map(str.split, read(mounts).splitlines()):
+def file_system(folder: Path) -> str:
+    return mount(folder)[0]
+
+
+def mount(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[str, list[str]]:
+    """Type and mount options of the file system that a folder is on."""
+    best, real = ("", "a file system of unknown type", ""), folder.resolve()
+    for _, mounted, kind, options, *_ in map(str.split, read(mounts).splitlines()):
         if real.is_relative_to(mounted.replace("\\040", " ")) and len(mounted) >= len(best[0]):
-            best = mounted, kind
-    return best[1]
+            best = mounted, kind, options
+    return best[1], best[2].split(",")

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from forge.config.optimizer import Lion as LionConfig
 from forge.optim.groups import parameter_groups
 
-every: Any = torch  # whose functions on lists of tensors pyright takes for private
+foreach: Any = torch  # whose functions on lists of tensors pyright takes for private
 
 
 def lion(section: LionConfig, *, model: nn.Module) -> Lion:
@@ -76,12 +76,12 @@ class Lion(torch.optim.Optimizer):
             both = zip(momenta, gradients, strict=True)
             gradients = [torch.where(bad, momentum, gradient) for momentum, gradient in both]
             rate = rate * (1 - found_inf)
-        step = every._foreach_lerp(momenta, gradients, 1 - beta1)
-        every._foreach_sign_(step)
-        every._foreach_mul_(step, rate)
-        every._foreach_mul_(weights, 1 - rate * group["weight_decay"])
-        every._foreach_sub_(weights, step)
-        every._foreach_lerp_(momenta, gradients, 1 - beta2)
+        step = foreach._foreach_lerp(momenta, gradients, 1 - beta1)
+        foreach._foreach_sign_(step)
+        foreach._foreach_mul_(step, rate)
+        foreach._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        foreach._foreach_sub_(weights, step)
+        foreach._foreach_lerp_(momenta, gradients, 1 - beta2)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -108,9 +108,10 @@ class Update:
         means: dict[str, Tensor] = {}
         if self.balance:
             routing = self.balance.end(number, skipped=bad, total=self.ranks.total)
-            share = step.n_targets / max(step.n_tokens, 1)  # of which sums are means
-            sums |= {name: value * share for name, value in routing.sums.items()}
-            means = routing.means
+            sums, means = sums | routing.sums, routing.means
+            if step.n_targets != step.n_tokens:  # these are of tokens, and divided by targets
+                share = step.n_targets / step.n_tokens
+                sums |= {name: value * share for name, value in routing.sums.items()}
         if scaler.is_enabled():
             # An overflow is the scaler's business, as long as there is a smaller scale to try.
             bad_gradient = bad_gradient & (scaler.scale(torch.ones_like(loss)) < 1)

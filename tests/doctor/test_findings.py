@@ -161,7 +161,7 @@ def test_every_finding(
     screen: Callable[..., list[Finding]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A finding that every run needs is marked by an exclamation mark."""
-    monkeypatch.setattr(places, "file_system", lambda _: "ext4")
+    monkeypatch.setattr(places, "mount", lambda _: ("ext4", ["rw"]))
     monkeypatch.setattr(accelerator.sys, "executable", "PYTHON")
     found = screen(tmp_path, monkeypatch)
     said = "\n".join("!" * finding.needed + finding.render() for finding in found)

@@ -172,10 +172,22 @@ def test_cores_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_file_systems(tmp_path: Path):
     mounts = tmp_path / "mounts"
-    rows = "/dev/vda / ext4 rw 0 0", "srv:/x /data nfs4 rw 0 0", "srv:/y /data/a\\040b lustre rw"
+    rows = (
+        "/dev/vda / ext4 rw 0 0",
+        "srv:/x /data nfs4 rw,local_lock=all 0 0",
+        "srv:/y /data/a\\040b lustre rw",
+    )
     mounts.write_text("\n".join(rows))
     folders = ("/data/runs", "/data/a b/x", "/database")
-    kinds = [places.file_system(Path(folder), mounts) for folder in folders]
-    assert kinds == ["nfs4", "lustre", "ext4"]
-    unknown = "a file system of unknown type"
-    assert places.file_system(Path("/"), tmp_path / "none") == unknown
+    found = [places.mount(Path(folder), mounts) for folder in folders]
+    assert found == [("nfs4", ["rw", "local_lock=all"]), ("lustre", ["rw"]), ("ext4", ["rw"])]
+    assert places.mount(Path("/"), tmp_path / "none")[0] == "a file system of unknown type"
+
+
+def test_a_lock_that_other_hosts_do_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for options, status in (("rw,local_lock=all", "warn"), ("rw,flock", "ok")):
+        monkeypatch.setattr(places, "mount", lambda _, o=options: ("nfs4", o.split(",")))
+        assert places.locks(tmp_path).status == status
+    monkeypatch.setattr(places, "mount", lambda _: ("lustre", ["localflock"]))
+    said = f"{tmp_path} is lustre, mounted with localflock: other hosts do not see a lock"
+    assert places.locks(tmp_path).found == said

@@ -32,10 +32,11 @@ import torch
 
 import forge
 from forge.rundir import directory
-from forge.training import assemble
+from forge.training import build, data
 from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.saving import Saving
+from forge.training.session import join
 from forge.training.step import StepOutput
 
 STATE = "model=small model.dim=768 train.batch_size=1 train.seq_len=64 optimizer=adamw"
@@ -68,7 +69,7 @@ IMPORTS, DATA, MODEL, LOAD = (
 )
 IMPORT = f"""import json, time
 begin = time.perf_counter()
-import forge.training.assemble
+import forge.training.build
 print(json.dumps({{{IMPORTS!r}: time.perf_counter() - begin}}))"""
 
 
@@ -198,9 +199,9 @@ def stalls() -> Measure:
         measure = Measure(Path(folder))
         config = forge.compose([*COMMON.split(), *STATE.split(), f"run.dir={folder}/run"])
         run_dir, _ = directory.create(config.validate(), overrides=())
-        parts = assemble.assemble(Path(run_dir))
-        parts.loop.callbacks = [measure, *parts.loop.callbacks]
-        parts.loop.run()
+        loop = build.build(join(Path(run_dir)))
+        loop.callbacks = [measure, *loop.callbacks]
+        loop.run()
     return measure
 
 
@@ -269,20 +270,20 @@ def _kill_when(process: subprocess.Popen[Any], condition: Callable[[], bool]) ->
 
 
 def print_parts(run_dir: Path) -> None:
-    """Assemble a run as its worker does, in a process of its own, and say how long the parts of
+    """Build a run as its worker does, in a process of its own, and say how long the parts of
     that took.
     """
-    with _counted(assemble, "prepare") as data, _counted(assemble, "begin") as load:
+    with _counted(data, "prepare") as read, _counted(build, "begin") as load:
         begin = time.perf_counter()
-        assemble.assemble(run_dir)
-    rest = time.perf_counter() - begin - sum(data) - sum(load)
-    print(json.dumps({DATA: sum(data), MODEL: rest, LOAD: sum(load)}))
+        build.build(join(run_dir))
+    rest = time.perf_counter() - begin - sum(read) - sum(load)
+    print(json.dumps({DATA: sum(read), MODEL: rest, LOAD: sum(load)}))
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description="What a checkpoint costs.")
     arguments.add_argument(
-        "--parts", type=Path, help="only assemble this run, and say how long it takes"
+        "--parts", type=Path, help="only build this run, and say how long it takes"
     )
     options = arguments.parse_args()
     if options.parts is not None:

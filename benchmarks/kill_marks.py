@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from forge.training import assemble, checkpoint, tensor_storage
+from forge.training import checkpoint, tensor_storage
 from forge.training.callback import Callback
 from forge.training.evaluation import Evaluation
 from forge.training.loop import Loop
@@ -129,13 +127,3 @@ class Marks(Callback):
         scratch.write_text(json.dumps({"place": place, "step": step}))
         scratch.replace(self.folder / REACHED)
         time.sleep(self.order["seconds"])
-
-
-class Double(Callback):
-    """Trains in float64, in which rounding stays far below what is compared; in fp32 AdamW makes it
-    grow with every step.
-    """
-
-    def __init__(self) -> None:
-        torch.set_default_dtype(torch.float64)
-        assemble.check_dtypes = lambda model: None

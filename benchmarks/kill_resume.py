@@ -42,8 +42,8 @@ COMMON = [
     "checkpoint.keep_last_n=2",
     "eval.interval=150",
 ]
-DOUBLE = "+callbacks.double._target_=kill_marks.Double"
-TRUST = "run.trust=[kill_marks.]"
+DOUBLE = "+callbacks.double._target_=kill_double.Double"
+TRUST = "run.trust=[kill_marks.,kill_double.]"
 LAUNCH, IMPORTS, DATA, STEPS = (
     "composing the config",
     "the worker starts",

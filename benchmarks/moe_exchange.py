@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from moe_layers import WARM_UP, Case, Work, experts, forward_backward, inputs, taken
 
+from forge.config.model import Decoder
 from forge.config.parallel import Parallel
 from forge.models.dispatch import capacity, order
 from forge.models.moe import MoE
@@ -60,7 +61,8 @@ def _rank(rank: int, folder: Path, cases: list[Case], rounds: int) -> None:
         for kernel in EXCHANGED:
             layer = experts(case, kernel, CPU)
             alone, sent = exchanges(layer, x, group)
-            spread_experts(layer, mesh)
+            section = Decoder(dim=case.dim, moe=layer.section)
+            spread_experts(layer, mesh, layer.section.tensors(section))
             run = partial(forward_backward, layer, x, y_grad)
             together(run, WARM_UP)
             with torch.profiler.profile(

@@ -28,7 +28,7 @@ def measure() -> None:
 
     import forge
     from forge.parallel.ranks import Ranks
-    from forge.training.assemble import build_model
+    from forge.training.models import build_model
 
     config = forge.compose(MODEL.split()).validate(world_size=1).config
     before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()

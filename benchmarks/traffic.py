@@ -15,18 +15,18 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
 
-from shapes import Shape, block_shapes, other_shapes
+from shapes import added_up, elements, outside_blocks
 
 from forge.config.model import Decoder
 from forge.config.moe import is_moe_layer
 from forge.config.objective import Pretrain
 from forge.config.root import Config
+from forge.config.tensors import EMBEDDING, EXPERT, TensorSpec
 from forge.parallel.stages import cut_by_cost, owner, stages_of
 from forge.plan.layout import sequences_of_rank
 from forge.plan.memory import rows_of_room, runs_of_sequence
 
 FP32, FP64, INT64 = 4, 8, 8
-TABLE = "embedding.weight"
 REPORTED = 8
 """What a layer of experts tells of a step beside the load of each: `forge.models.balance`."""
 
@@ -96,10 +96,10 @@ class _Rank:
         for stage in self.stages:
             blocks, others = self.of_blocks(stage), self.others(stage)
             for ranks, of_experts in ((p.fsdp, False), (p.efsdp, True)):
-                inside = [shape for shape in blocks if shape.of_experts == of_experts]
+                inside = [one for one in blocks if (one.role == EXPERT) == of_experts]
                 block, rest = (
-                    sum(shape.elements(tp=p.tp, ep=p.ep, shards=ranks) for shape in shapes)
-                    for shapes in (inside, [] if of_experts else others)
+                    sum(elements(one, tp=p.tp, ep=p.ep, shards=ranks) for one in tensors)
+                    for tensors in (inside, [] if of_experts else others)
                 )
                 self.ring(
                     "fsdp: all-gather of weights",
@@ -146,21 +146,15 @@ class _Rank:
                 2 * hidden * (4 * self.blocks + out_again + first + last),
                 self.p.tp,
             )
-        summed = ("always", "parts") if self.cut else ("always",)
-        shapes = (
-            shape
-            for stage in self.stages
-            for shape in (*self.of_blocks(stage), *self.others(stage))
-        )
-        shared = sum(
-            shape.elements() for shape in shapes if shape.cut is None and shape.summed in summed
-        )
-        added_up = self.reductions == 1 and (
+        tables = [self.others(stage) for stage in self.stages]
+        tables += [self.of_block(layer) for stage in self.stages for layer in self.layers[stage]]
+        shared = sum(added_up(table, self.p.tp, parts=self.cut) for table in tables)
+        summed_up = self.reductions == 1 and (
             self.config.train.grad_accum_steps > 1 or (self.p.pp_microbatches or 1) > 1
         )  # in fp32
         self.ring(
             "tp: all-reduce of shared gradients",
-            2 * (FP32 if added_up else self.width * self.reductions) * shared,
+            2 * (FP32 if summed_up else self.width * self.reductions) * shared,
             self.p.tp,
         )
         if last:
@@ -181,7 +175,7 @@ class _Rank:
     def of_context(self) -> None:
         """CP gathers keys and values, or exchanges sequence for heads and back."""
         model, p = self.model, self.p
-        token = self.tokens * model.head_dim * self.width
+        token = self.tokens * model.computed_head_dim * self.width
         kv = 2 * token * (model.kv_heads // p.tp if model.kv_heads % p.tp == 0 else 1)
         passes = self.blocks + len(self.recomputed())
         if p.cp_method == "all_gather":
@@ -261,9 +255,9 @@ class _Rank:
                     self.total["pp: hidden states and their gradients"] += hidden
         ends = (0 in self.stages, self.last_stage in self.stages)
         if self.model.tie_embeddings and ends[0] != ends[1]:
-            table = next(shape for shape in other_shapes(self.model) if shape.name == TABLE)
+            table = next(one for one in self.model.outside()[0] if one.role == EMBEDDING)
             self.total["pp: gradient of the tied table"] += (
-                FP32 * table.elements(tp=p.tp, shards=p.fsdp) // p.fsdp
+                FP32 * elements(table, tp=p.tp, shards=p.fsdp) // p.fsdp
             )
 
     def of_numbers(self) -> None:
@@ -292,18 +286,16 @@ class _Rank:
             block for blocks in self.layers.values() for block in blocks[:: train.recompute_every]
         ]
 
-    def others(self, stage: int) -> list[Shape]:
+    def others(self, stage: int) -> list[TensorSpec]:
         """Parameters of a stage outside its blocks."""
-        return list(other_shapes(self.model, first=stage == 0, last=stage == self.last_stage))
+        return outside_blocks(self.model, first=stage == 0, last=stage == self.last_stage)
 
-    def of_blocks(self, stage: int) -> list[Shape]:
+    def of_blocks(self, stage: int) -> list[TensorSpec]:
         """Parameters of a stage inside its blocks."""
-        moe, tp = self.model.moe, self.p.tp
-        return [
-            shape
-            for block in self.layers[stage]
-            for shape in block_shapes(self.model, tp, moe=is_moe_layer(moe, block))
-        ]
+        return [one for layer in self.layers[stage] for one in self.of_block(layer)]
+
+    def of_block(self, layer: int) -> list[TensorSpec]:
+        return self.model.block_tensors(self.model.kind_of(layer))
 
     def mixtures(self, blocks: Iterable[int]) -> int:
         """How many of the blocks have experts."""

@@ -43,23 +43,38 @@ def build(section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any)
 
 
 def bind(
-    section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any
+    section: Any,
+    *,
+    path: str,
+    trust: Sequence[str] = (),
+    offered: Mapping[str, Any] | None = None,
+    **runtime: Any,
 ) -> Callable[[], Any]:
-    """All of `build` but the last call, which is left to the caller; raises what `build` raises."""
+    """All of `build` but the last call, which is left to the caller; raises what `build` raises.
+
+    offered: further arguments, of which a target gets those that it names as parameters.
+    """
     is_entry = isinstance(section, Mapping)
     fields = (
         dict(section)
         if is_entry
         else {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     )
+    for inner, value in fields.items():
+        if isinstance(value, Section) and (name := getattr(value, "_target_", "")):
+            locate(name, path=f"{path}.{inner}", trust=trust)  # which `make` builds
     name = fields.pop("_target_")
     target, key = locate(name, path=path, trust=trust), f"{path}._target_={name}"
+    named = _parameters(target) or {}
+    runtime |= {name: value for name, value in (offered or {}).items() if name in named}
     if is_entry:
         fields = {option: thaw_value(value) for option, value in fields.items()}
         problems = _entry_problems(target, key, path, fields, runtime)
         inner = inner_faults(fields, path, trust)
         problems = [*(Problem(*fault, rule="target") for fault in inner), *problems]
     elif takes_section(target):
+        if problems := _refused(target, key, runtime):
+            raise ConfigError(problems)
         return partial(target, section, **runtime)
     elif fault := signature_fault(target, {*fields, *runtime}):
         fix = "give the section the options that its target takes"
@@ -69,6 +84,13 @@ def bind(
     if problems:
         raise ConfigError(problems)
     return partial(target, **fields, **runtime)
+
+
+def make(part: Section, section: Section) -> Any:
+    """The component of a section inside of another, built with the outer one by what that one
+    builds; `build` has seen to it that it may be.
+    """
+    return _imported(part._target_)[0](section)  # type: ignore[attr-defined]
 
 
 def _entry_problems(
@@ -84,14 +106,19 @@ def _entry_problems(
             meant = did_you_mean([f"{path}.{parameter}" for parameter in closest(name, takes)])
             fix = meant or f"it takes {', '.join(takes) or 'no keywords'}"
             problems.append(Problem(at, f"{label} does not take {name}.", fix, rule="target"))
-    if refused := ", ".join(name for name in runtime if not _takes(target, name)):
-        what = f"{label} does not take {refused}, which forge gives it."
-        problems.append(Problem(key, what, f"add the parameter {refused}", rule="target"))
+    problems += _refused(target, key, runtime)
     if not problems and (missing := _missing(target, {*keywords, *runtime})):
         fix = " ".join(f"+{path}.{parameter}=..." for parameter in missing)
         what = f"{label} also needs {', '.join(missing)}."
         problems.append(Problem(key, what, fix, rule="target"))
     return problems
+
+
+def _refused(target: Target, key: str, runtime: Mapping[str, Any]) -> list[Problem]:
+    """That a target does not take what it is given besides what the config says."""
+    refused = ", ".join(name for name in runtime if not _takes(target, name))
+    what = f"{_label(target)} does not take {refused}, which forge gives it."
+    return [Problem(key, what, f"add the parameter {refused}", rule="target")] if refused else []
 
 
 def locate(name: str, *, path: str, trust: Sequence[str] = ()) -> Target:
@@ -128,13 +155,15 @@ def _kind_fault(found: Any, name: str, place: str, *, ours: bool) -> tuple[str, 
     """Why something is not of the kind that its place takes, and what to do. ours: it needs no
     trust.
     """
-    base = OF_TORCH[place] if ours and of_torch(name, place) else OF_USER.get(place)
+    from_torch = ours and of_torch(name, place)
+    base = OF_TORCH[place] if from_torch else OF_USER.get(place)
     if base is None:
         return None
     if not isinstance(found, type) or not issubclass(found, _imported(base)[0]):
         return f"{name} is no subclass of {base}.", f"name one, or make it a subclass of {base}"
-    if ours and not of_torch(f"{found.__module__}.", place):
-        what = f"{name} is only an import of {found.__module__}.{found.__qualname__}."
+    home = f"{found.__module__}.{found.__qualname__}"
+    if ours and home != name and not of_torch(home, place):
+        what = f"{name} is only an import of {home}."
         return what, "name it where it is defined"
     return None
 

@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(run_dir: Path) -> list[dict[str, Any]]:
-    """step, time, reason, bytes, metrics, best, weights_only and fault (null when it can be used)
-    of every checkpoint.
+    """step, time, reason, bytes, metrics, best_by, best, weights_only and fault (null when it can
+    be used) of every checkpoint.
 
     Raises CheckpointError for no run.
     """
@@ -62,7 +62,7 @@ def _row(saved: Saved, run_id: str, *, best: bool) -> dict[str, Any]:
     return {
         "step": saved.step,
         "path": str(saved.path),
-        **{name: meta.get(name) for name in ("time", "reason", "metrics")},
+        **{name: meta.get(name) for name in ("time", "reason", "metrics", "best_by")},
         "weights_only": bool(meta.get("weights_only")),
         "best": best,
         "bytes": saved.size,
@@ -74,7 +74,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     metrics = [
         f"{name} {'not finite' if value is None else f'{value:.4g}'}"
         for name, value in (row["metrics"] or {}).items()
-        if name in ("loss", "bits_per_byte")
+        if name in ("loss", "bits_per_byte", row["best_by"])
     ]
     notes = ["ok"] + ["the best"] * row["best"] + ["weights alone"] * row["weights_only"]
     state = f"cannot be used: {row['fault']}" if row["fault"] else ", ".join(notes)

@@ -14,9 +14,9 @@ from forge.compose.unknown import Keys
 from forge.config.bounds import describe_bounds
 from forge.config.field import Section
 from forge.config.problems import ConfigError, Problem
+from forge.config.rule import get
 from forge.config.schemas import walk_options
 from forge.resolve.resolve import Resolution
-from forge.resolve.rule import get
 from forge.resolve.rules.all import RULES
 
 DESCRIPTION = "The value of an option, where it comes from, what it means and which rules read it."

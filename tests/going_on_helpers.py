@@ -10,8 +10,8 @@ from typing import Any
 from forge import cli
 from forge.compose.portable import portable
 from forge.config.changes import Change
+from forge.config.rule import put
 from forge.resolve.resolve import resolve
-from forge.resolve.rule import put
 from forge.resume import overrides_of
 from forge.rundir import directory, files, saved_config
 from forge.rundir.saved_config import newest

@@ -71,7 +71,7 @@ def test_as_json(seven: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert checkpoints.main([str(seven), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["step"] for row in rows] == [3, 20, 100, 110, 120, 130, 140]
-    kept = "step path time reason metrics bytes fault best weights_only"
+    kept = "step path time reason metrics best_by bytes fault best weights_only"
     assert set(rows[0]) == set(kept.split())
     assert rows[0]["metrics"]["loss"] == 4.39123
     assert (rows[0]["fault"], rows[0]["path"]) == (None, f"{seven}/checkpoints/step_3")

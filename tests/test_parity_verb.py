@@ -21,12 +21,8 @@ SMALL = SIZES.split()
 FAULTY = """
 import os
 from forge.objectives.pretrain import Pretrain
-from forge.config.objective import Pretrain as Section
 
 class OnRankOne(Pretrain):
-    def __init__(self, section: Section) -> None:
-        super().__init__(section)
-
     def __call__(self, model, batch):
         if os.environ["RANK"] == "1":
             raise RuntimeError("out of luck")

@@ -46,6 +46,9 @@ def _fault(override: Override, library: Library) -> tuple[str, str] | None:
         what = f"{group} has several values, and this is not a sweep."
         return what, "choose one, or -m for a sweep"
     value = override.value()
+    if group in schemas.INNER and (override.package is None or not override.is_add()):
+        what = f"{group} is a part of another section."
+        return what, f"write +{group}@model.{group}={override.get_value_string()}"
     if override.package is not None and group in library.places:
         what = f"{group} has one place in the config."
         return what, f"write {group}={override.get_value_string()}"

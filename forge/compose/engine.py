@@ -72,6 +72,9 @@ class Repository(ConfigRepository):
         super().__init__(config_search_path)
         self.absent: dict[str, list[tuple[str, str]]] = {}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Repository:
+        return self  # nobody else has it, and Hydra's cache would copy all schemas with it
+
     def load_config(self, config_path: str) -> ConfigResult | None:
         found = super().load_config(config_path)
         if found is None:
@@ -166,6 +169,8 @@ class Library:
         with flag_override(tree, "no_deepcopy_set_nodes", True):
             for default in defaults:
                 loaded = self._loader._load_single_config(default, self.repository).config
+                if _is_inner_schema(default) and (node := node_at(tree, default.package or "")):
+                    node._set_value("???")  # what is there is of another schema
                 try:
                     tree.merge_with(loaded)
                 except OmegaConfBaseException:
@@ -187,6 +192,12 @@ class Library:
                 root = Path(source.path if is_file else str(resources.files(source.path)))
                 return (root / config_path).with_suffix(".yaml")
         return None
+
+
+def _is_inner_schema(default: ResultDefault) -> bool:
+    """Whether it says which schema a section inside of another is of."""
+    first, _, group = str(default.config_path).partition("/")
+    return first == "schema" and group.partition("/")[0] in schemas.INNER
 
 
 def _merge_by_part(

@@ -59,7 +59,8 @@ def titles(group: str) -> Iterator[tuple[str, type[Section], str]]:
 
 def options_below(schema: type[Section]) -> Iterator[tuple[str, dataclasses.Field]]:
     """The options of a section that a user sets, by key below it."""
-    return ((key, f) for key, _, f in schemas.options_of(schema) if not key.startswith("_"))
+    options = schemas.options_of(schema)
+    return ((key, f) for key, _, f in options if "._" not in f".{key}")
 
 
 def summary(library: Library, group: str, option: str) -> str:

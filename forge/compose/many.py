@@ -21,7 +21,7 @@ from forge.compose.tree import node_at
 from forge.config import schemas
 from forge.config.hydra_names import translate
 from forge.config.root import Config
-from forge.resolve.rule import put
+from forge.config.rule import put
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Composer:
         self._bases: dict[tuple[str, ...], Base | None] = {}
         self._read = cache(lambda text: read(translate(text)))
         self._library = cache(Library)
-        self._dicts = tuple(f"{key}." for key in schemas.dicts())
+        self._dicts = tuple(f"{key}." for key in (*schemas.dicts(), *schemas.open_dicts()))
 
     def __call__(self, overrides: Sequence[str]) -> tuple[Composition, Config]:
         """The composition and its config. Raises ConfigError when nothing composes at all."""

@@ -46,7 +46,7 @@ PARAMS = "sweeper.params"
 
 def apply(tree: DictConfig, override: Override, library: Library) -> Problem | None:
     """Set one value in the tree, or say why it does not fit."""
-    if override.key_or_group.partition(".")[0] in schemas.free_dicts():
+    if schemas.in_open_dict(override.key_or_group):
         fault = _apply_to_free_dict(tree, override)
     elif entry := _entry_of(tree, override):
         fault = _apply_to_entry(*entry, override)
@@ -106,6 +106,8 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
     except (OmegaConfBaseException, OverflowError) as error:
         if hint is not None:
             return _mistyped(key, text, value, hint, in_force(tree, key))
+        if (group := key.rpartition(".")[2]) in schemas.INNER:
+            return f"{key} is a section, which a group chooses.", f"+{group}@{key}={text}"
         fix = f"set its options one by one, like {values.option_below(key)}=..."
         if isinstance(value, dict):
             return f"'{text}' does not fit {key}: {_first_line(error)}.", fix
@@ -195,8 +197,8 @@ def _apply_to_free_dict(tree: DictConfig, override: Override) -> Fault | None:
             OmegaConf.update(tree, key, override.value(), merge=True, force_add=True)
         return None
     except OmegaConfBaseException as error:
-        fix = f"{root} has entries by name: +{root}.NAME._target_=mypkg.Mine adds one"
-        return f"this does not fit {key}: {_first_line(error)}.", fix
+        above = next(name for name in schemas.open_dicts() if f"{key}.".startswith(f"{name}."))
+        return f"this does not fit {key}: {_first_line(error)}.", schemas.fact(above, "help")
 
 
 def lists_as_values(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem]:

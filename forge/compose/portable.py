@@ -11,7 +11,7 @@ from forge.compose.grammar import read
 from forge.config import schemas
 from forge.config.problems import quoted
 from forge.config.root import Config
-from forge.resolve.rule import get
+from forge.config.rule import get
 from forge.rundir.untrusted import SEARCH, key_of
 
 

@@ -53,7 +53,7 @@ def in_force(tree: DictConfig, key: str) -> Any:
 def option_keys(tree: DictConfig) -> Iterator[str]:
     """Dotted keys of all values in the tree, but for entries of dicts inside a section."""
     for key, section, _ in values_of(tree):
-        if OmegaConf.get_type(section) is not dict or key.partition(".")[0] in schemas.free_dicts():
+        if OmegaConf.get_type(section) is not dict or schemas.in_open_dict(key):
             yield key
 
 

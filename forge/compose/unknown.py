@@ -96,8 +96,10 @@ class Keys:
                 meant = self._same_name(key.rpartition(".")[2], "", value)
             if meant:
                 return what, did_you_mean(list(dict.fromkeys(meant))[:3])
-        if not above and not rest:
-            owners = next((o for group in schemas.SCHEMAS if (o := _owners(group, part))), [])
+        if not owners and above in ("", "model") and not rest:
+            inner = [f"model.{group}" for group in schemas.INNER]
+            places = [*inner, *schemas.SCHEMAS] if not above else inner
+            owners = next((o for place in places if (o := _owners(place, part))), [])
         if owners:
             fix = f"choose {' or '.join(owners)}, or leave this out"
             return f"{what} It belongs to {', '.join(owners)}.", fix
@@ -154,13 +156,15 @@ class Keys:
         key, value = key.replace("-", "_"), value if sign else "true"
         typed = self.advised(key, value) or [f"{key}={value}"]
         what, fix = "options are typed without dashes.", f"write {' or '.join(typed)}"
-        is_known = self.library.is_group(key) or key.partition(".")[0] in schemas.free_dicts()
+        is_known = self.library.is_group(key) or schemas.in_open_dict(key)
         if not is_known and (found := self.unknown(key, value)):
             what, fix = f"{what[:-1]}, and {found[0]}", found[1]
         return Problem(text, what, fix, where=COMMAND_LINE)
 
 
-def _owners(group: str, part: str) -> list[str]:
-    """Which variants of the group have this option."""
+def _owners(section: str, part: str) -> list[str]:
+    """Which variants of the section have this option, as they are chosen."""
+    group = section.rpartition(".")[2]
+    choice = section if group == section else f"+{group}@{section}"
     variants = schemas.SCHEMAS.get(group, {}).items()
-    return [f"{group}={name}" for name, schema in variants if part in schema.__dataclass_fields__]
+    return [f"{choice}={name}" for name, schema in variants if part in schema.__dataclass_fields__]

@@ -30,7 +30,14 @@ LARGEST = 1e18  # a product of sizes stays within what a float can hold
 
 
 def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
-    """Every value in the section that its option does not admit."""
+    """Every value in the section that its option does not admit, or else the section's own
+    faults.
+    """
+    found = list(_of_options(section, prefix))
+    yield from found or section.faults(prefix)
+
+
+def _of_options(section: Section, prefix: str) -> Iterator[Problem]:
     hints = types_of(type(section))
     for field in dataclasses.fields(section):
         hint, metadata = hints[field.name], field.metadata

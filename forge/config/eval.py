@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from forge.config.field import Section, opt
-
-METRICS = ("loss", "perplexity", "token_accuracy", "bits_per_byte")
-HIGHER_IS_BETTER = frozenset({"token_accuracy"})
-
-
-def better(metric: str, value: float, other: float) -> bool:
-    """Whether one value of a metric is better than another."""
-    return value > other if metric in HIGHER_IS_BETTER else value < other
 
 
 @dataclass(kw_only=True)
 class Eval(Section):
-    """Evaluation on the validation split: all of it, or sequences spread evenly over it, the same
-    ones every time.
+    """Evaluation on the validation split and further sets: all of each, or sequences spread evenly
+    over it, the same ones every time.
     """
 
     all_free = True
@@ -28,7 +21,12 @@ class Eval(Section):
     steps: int = opt(50, "evaluate as many sequences as N steps train on; 0 = all", ge=0)
     max_tokens: int = opt(1_000_000, "evaluate at most this many tokens; 0 = all", ge=0)
     target: float | None = opt(None, "stop once `metric` is at least this good; null = off")
-    metric: str = opt("loss", "what target and patience look at", choices=METRICS)
+    metric: str = opt(
+        "loss", "what target and patience look at: a metric of the objective, or SET/METRIC"
+    )
+    sets: dict[str, Any] = opt(
+        {}, "further texts to evaluate, by name, each with options of data: {path: my.jsonl}"
+    )
     patience: int = opt(0, "stop after this many evaluations without improvement; 0 = off", ge=0)
     min_delta: float = opt(0.0, "least change of `metric` that counts as improvement", ge=0)
     sample_interval: int = opt(0, "print a sample every N steps; 0 = only at the end", ge=0)

@@ -6,11 +6,11 @@ import copy
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar
 
-from forge.config.problems import closest, did_you_mean
+from forge.config.problems import Problem, closest, did_you_mean
 
 if TYPE_CHECKING:
     AutoInt = int
@@ -102,6 +102,9 @@ def thaw_value(value: Any) -> Any:
     return [thaw_value(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
+S = TypeVar("S", bound="Section")
+
+
 @dataclass(kw_only=True)
 class Section:
     """Base of every schema class; read-only once resolved."""
@@ -138,6 +141,12 @@ class Section:
         copied.__dict__.update({name: _cloned(value) for name, value in self.__dict__.items()})
         return copied
 
+    def faults(self, prefix: str) -> Iterator[Problem]:
+        """What is wrong with values that more than their own options must admit, such as those of a
+        dict; each option admits its own by now. prefix: of the keys of this section.
+        """
+        return iter(())
+
     @property
     def frozen(self) -> bool:
         return self.__dict__.get("_frozen", False)
@@ -156,6 +165,26 @@ def _cloned(value: Any) -> Any:
     if isinstance(value, Section):
         return value.clone()
     return copy.deepcopy(value) if isinstance(value, list | dict) else value
+
+
+def variants_of(base: type[S]) -> Iterator[type[S]]:
+    """The classes below one that a schema is named for, in the order of their definition."""
+    for schema in base.__subclasses__():
+        if "schema_name" in vars(schema):
+            yield schema
+        yield from variants_of(schema)
+
+
+def variant_of(base: type[S], plain: Any) -> S:
+    """The section that {schema: NAME, option: value, ...} describes. Raises ValueError."""
+    values = dict(plain) if isinstance(plain, Mapping) else {"schema": plain}
+    name, known = values.pop("schema", None), {v.schema_name: v for v in variants_of(base)}
+    if name not in known:
+        raise ValueError(f"its schema is one of {', '.join(known)}, not {name}")
+    made = known[name]()
+    for option, value in values.items():
+        setattr(made, option, value)
+    return made
 
 
 @functools.cache

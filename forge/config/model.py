@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
 
-from forge.config.field import AutoInt, Section, opt
+from forge.config.feed_forwards.base import FeedForward
+from forge.config.feed_forwards.dense import Dense
+from forge.config.field import AutoInt, Condition, Section, opt, variant_of
+from forge.config.kinds import DEFAULT, OF_ALL_LAYERS, Kind, kind_faults
+from forge.config.mixers.attention import Attention
+from forge.config.mixers.base import Mixer
 from forge.config.moe import MoE, is_moe_layer, n_moe_layers
-from forge.config.tensors import EMBEDDING, HEAD, POSITION, TensorSpec, linear, norm, within
+from forge.config.problems import Problem
+from forge.config.tensors import EMBEDDING, HEAD, POSITION, TensorSpec, norm, within
 
 PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
 PARTS_OF_MOE = ("routers", "experts", "shared experts")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+ROPE_TYPES = ("default", "llama3.1", "yarn")
+STRETCHED = Condition(
+    lambda config, ranks: config.model.stretches in ("llama3.1", "yarn"),
+    "without rotary positions of another model.rope_type",
+)
+YARN = Condition(
+    lambda config, ranks: config.model.stretches == "yarn",
+    "without rotary positions of model.rope_type=yarn",
+)
+PLACEMENTS = ("pre", "post", "both")
 
 
 @dataclass(kw_only=True)
@@ -55,19 +72,67 @@ class Decoder(Model):
     n_kv_heads: int | None = opt(
         None, "key/value heads: null = n_heads (MHA), 1 = MQA, between = GQA", gt=0
     )
+    head_dim: int | None = opt(None, "width of one attention head; null = dim / n_heads", gt=0)
+    sliding_window_size: int = opt(
+        0, "tokens that attention sees, with the present one; 0 = all before it", ge=0
+    )
     ffn_dim_multiplier: float = opt(1.0, "scales the computed feed-forward width", gt=0)
     ffn_hidden_dim: int | None = opt(
         None, "feed-forward width; null = 256 * ceil(int(4*dim*2/3*multiplier) / 256)", gt=0
     )
     norm_type: str = opt("rmsnorm", "normalisation layer", choices=("rmsnorm", "layernorm"))
     norm_eps: float = opt(1e-5, "epsilon of the normalisation layers", gt=0)
+    norm_placement: str = opt(
+        "pre",
+        "norms of the input of attention and feed-forward layer, of their output, or both",
+        choices=PLACEMENTS,
+    )
+    norm_unit_offset: bool = opt(False, "scale by 1 + weight, which begins at 0, as in Gemma")
     activation: str = opt("silu", "activation of the feed-forward layer", choices=ACTIVATIONS)
     gated_mlp: bool | None = opt(
         None, "gate the feed-forward layer (SwiGLU and kin); null = only for silu"
     )
-    position: str = opt("rope", "position encoding", choices=("rope", "learned"))
+    position: str = opt("rope", "position encoding", choices=("rope", "learned", "none"))
     rope_theta: float = opt(10000.0, "base of the rotary frequencies", gt=0)
+    rope_type: str = opt("default", "how rotary positions are stretched", choices=ROPE_TYPES)
+    rope_factor: float = opt(
+        40, "by how much rotary positions are stretched", ge=1, acts_when=STRETCHED
+    )
+    original_max_position_embeddings: int = opt(
+        4096, "longest sequence in tokens before the stretching", gt=0, acts_when=STRETCHED
+    )
+    beta_fast: float = opt(
+        32, "pairs that turn more often in that length are not stretched", gt=0, acts_when=STRETCHED
+    )
+    beta_slow: float = opt(
+        1, "pairs that turn less often in it are stretched in full", gt=0, acts_when=STRETCHED
+    )
+    rope_truncate: bool = opt(
+        True, "with yarn: the range of pairs between the two is rounded", acts_when=YARN
+    )
+    mscale: float = opt(
+        1.0,
+        "with yarn: scores are multiplied by (0.1 * mscale * ln(rope_factor) + 1)^2",
+        ge=0,
+        acts_when=YARN,
+    )
+    rope_attention_scaling: bool = opt(
+        False,
+        "with yarn: multiply cosines and sines, by the root of it, in place of scores",
+        acts_when=YARN,
+    )
     bias: bool = opt(False, "add biases to the linear and LayerNorm layers of the blocks")
+    q_bias: bool = opt(False, "add biases to the queries alone")
+    k_bias: bool = opt(False, "add biases to the keys alone")
+    v_bias: bool = opt(False, "add biases to the values alone")
+    o_bias: bool = opt(False, "add biases to the output of attention alone")
+    mlp_bias: bool = opt(False, "add biases to the feed-forward layers alone")
+    residual_multiplier: float = opt(
+        1.0, "factor of what a layer adds to the residual stream, as in Granite", gt=0
+    )
+    embedding_multiplier: float = opt(
+        1.0, "factor of the embeddings: sqrt(dim) in Gemma, 12 in Granite", gt=0
+    )
     tie_embeddings: bool = opt(False, "share the embedding table with the output head")
     qk_norm: bool = opt(
         False, "RMSNorm over queries and keys, a head at a time, before the rotation"
@@ -81,9 +146,21 @@ class Decoder(Model):
         "kernel of scaled dot-product attention",
         choices=("auto", "flash", "efficient", "cudnn", "math"),
     )
+    mixer: Mixer = field(
+        default_factory=Attention, metadata={"help": "how tokens learn of those before them"}
+    )
+    feed_forward: FeedForward = field(
+        default_factory=Dense, metadata={"help": "what each token passes by itself"}
+    )
     moe: MoE = field(
         default_factory=MoE,
         metadata={"help": "a mixture of experts in place of feed-forward layers"},
+    )
+    kinds: dict[str, Any] = opt(
+        {}, "kinds of layers by name, each the options above that it has other values of"
+    )
+    layers: list[str] = opt(
+        [], "kinds of the layers, repeated until there are n_layers; 'default' = no other values"
     )
 
     @property
@@ -102,14 +179,26 @@ class Decoder(Model):
         return self.computed_ffn_hidden_dim if width is None else width
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.dim // self.n_heads
+    def computed_head_dim(self) -> int:
+        """Width of one attention head, with null resolved to dim / n_heads."""
+        return self.dim // self.n_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def stretches(self) -> str:
+        """rope_type, where positions are rotary."""
+        return self.rope_type if self.position == "rope" else "default"
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return self.mixer.rotary_dim(self)
 
     @property
     def kv_heads(self) -> int:
         """Key/value heads, with null resolved to n_heads."""
-        return self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
+        if self.n_kv_heads is None or "n_kv_heads" in self.mixer.unread:
+            return self.n_heads
+        return self.n_kv_heads
 
     @property
     def is_gated(self) -> bool:
@@ -123,13 +212,81 @@ class Decoder(Model):
             return self.ffn_hidden_dim
         return 256 * -(-int(4 * self.dim * 2 / 3 * self.ffn_dim_multiplier) // 256)
 
+    @property
+    def attention_biases(self) -> dict[str, bool]:
+        """Whether q, k, v and o have biases."""
+        own = {"q": self.q_bias, "k": self.k_bias, "v": self.v_bias, "o": self.o_bias}
+        return {name: self.bias or each for name, each in own.items()}
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        """Whether the feed-forward layer has biases."""
+        return self.bias or self.mlp_bias
+
+    @property
+    def norms_before(self) -> bool:
+        """Whether what enters attention and feed-forward layer is normalised."""
+        return self.norm_placement != "post"
+
+    @property
+    def norms_after(self) -> bool:
+        """Whether what they give is normalised."""
+        return self.norm_placement != "pre"
+
+    def seen(self, seq_len: int) -> int:
+        """Tokens that attention sees of a sequence of that length."""
+        return min(self.sliding_window_size or seq_len, seq_len)
+
+    def kind_of(self, layer: int) -> Kind:
+        """The kind of a layer, counted from 0."""
+        name = self.layers[layer % len(self.layers)] if self.layers else DEFAULT
+        return Kind(name, is_moe_layer(self.moe, layer))
+
+    def kinds_in(self, layers: Iterable[int] | None = None) -> Counter[Kind]:
+        """Number of layers of each kind among these; null = all."""
+        if layers is None and not self.layers:
+            found = {False: self.n_layers - self.n_moe_layers, True: self.n_moe_layers}
+            return Counter({Kind(DEFAULT, moe): number for moe, number in found.items() if number})
+        return Counter(map(self.kind_of, range(self.n_layers) if layers is None else layers))
+
+    def of_kind(self, name: str) -> Decoder:
+        """The section of the layers of a kind: this one, with what the kind overrides; where every
+        head has its own keys, with another number of heads too.
+
+        `mixer` and `feed_forward` are overridden by {schema: NAME, option: value, ...}. Raises
+        ValueError for what no kind overrides.
+        """
+        if name == DEFAULT and name not in self.kinds:
+            return self
+        made = self.clone()
+        made.thaw()
+        made.layers, made.kinds = [], {}
+        for option, value in self.kinds[name].items():
+            if option in OF_ALL_LAYERS:
+                raise ValueError(f"{option} is the same in all layers")
+            base = {"mixer": Mixer, "feed_forward": FeedForward}.get(option)
+            setattr(made, option, value if base is None else variant_of(base, value))
+        if self.kv_heads == self.n_heads and "n_kv_heads" not in self.kinds[name]:
+            made.n_kv_heads = made.n_heads
+        if self.frozen:
+            made.freeze()
+        return made
+
+    def in_use(self) -> Iterator[tuple[str, Decoder]]:
+        """The section of each kind of layer that there is, with the prefix of its keys."""
+        for name in dict.fromkeys(kind.name for kind in self.kinds_in()):
+            yield f"model.kinds.{name}" if name in self.kinds else "model", self.of_kind(name)
+
+    def faults(self, prefix: str) -> Iterator[Problem]:
+        return kind_faults(self, prefix)
+
     def tensors(self) -> Iterator[TensorSpec]:
         """Every parameter, in the order of the built model."""
         before, after = self.outside()
-        tables = {moe: self.block_tensors(moe=moe) for moe in self._kinds()}
+        tables = {kind: self.block_tensors(kind) for kind in self.kinds_in()}
         yield from before
         for layer in range(self.n_layers):
-            yield from within(f"blocks.{layer}", tables[is_moe_layer(self.moe, layer)])
+            yield from within(f"blocks.{layer}", tables[self.kind_of(layer)])
         yield from after
 
     def outside(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -145,48 +302,30 @@ class Decoder(Model):
             after.append(TensorSpec(name="output.weight", role=HEAD, part="output head", **table))
         return before, after
 
-    def block_tensors(self, *, moe: bool) -> list[TensorSpec]:
-        """Those of one block, by their names inside of it. moe: whether it has experts."""
-        width = self.computed_ffn_hidden_dim
-        layer = self.moe.tensors(self) if moe else self.feed_forward_tensors(width, bias=self.bias)
+    def block_tensors(self, kind: Kind) -> list[TensorSpec]:
+        """Those of one block, by their names inside of it."""
+        layer = self.of_kind(kind.name)
+        last = layer.moe.tensors(layer) if kind.moe else layer.feed_forward.tensors(layer)
+        pre, post = layer.norms_before, layer.norms_after
         return [
-            *self._norm("attention_norm"),
-            *within("attention", self._attention_tensors()),
-            *self._norm("feed_forward_norm"),
-            *within("feed_forward", layer),
+            *(layer._norm("attention_norm") if pre else ()),
+            *within("attention", layer.mixer.tensors(layer)),
+            *(layer._norm("attention_post_norm") if post else ()),
+            *(layer._norm("feed_forward_norm") if pre else ()),
+            *within("feed_forward", last),
+            *(layer._norm("feed_forward_post_norm") if post else ()),
         ]
 
-    def feed_forward_tensors(
-        self, width: int, *, part: str = "feed-forward", bias: bool = False
-    ) -> Iterator[TensorSpec]:
-        """Those of a feed-forward layer of that width."""
-        for name in ("w_gate", "w_up") if self.is_gated else ("w_up",):
-            yield from linear(name, width, self.dim, part=part, bias=bias, tp=0)
-        yield from linear("w_down", self.dim, width, part=part, bias=bias, tp=1, residual=True)
-
-    def _attention_tensors(self) -> Iterator[TensorSpec]:
-        shared: dict[str, Any] = {"part": "attention", "bias": self.bias}
-        for name, heads in (("wq", self.n_heads), ("wk", self.kv_heads), ("wv", self.kv_heads)):
-            yield from linear(name, heads * self.head_dim, self.dim, tp=0, pieces=heads, **shared)
-        width = self.n_heads * self.head_dim
-        yield from linear("wo", self.dim, width, tp=1, residual=True, **shared)
-        for name in ("q_norm", "k_norm") if self.qk_norm else ():
-            yield from norm(name, self.head_dim, part="attention")
-
     def _norm(self, name: str) -> Iterator[TensorSpec]:
-        return norm(name, self.dim, bias=self.norm_type == "layernorm" and self.bias)
-
-    def _kinds(self) -> dict[bool, int]:
-        """Number of blocks without and with experts, of those that there are."""
-        found = {False: self.n_layers - self.n_moe_layers, True: self.n_moe_layers}
-        return {moe: number for moe, number in found.items() if number}
+        bias = self.norm_type == "layernorm" and self.bias
+        return norm(name, self.dim, bias=bias, unit_offset=self.norm_unit_offset)
 
     def _counted(self) -> Iterator[tuple[int, TensorSpec]]:
         """Tensors with how often each is there, block by kind of block."""
         before, after = self.outside()
         yield from ((1, one) for one in before)
-        for moe, number in self._kinds().items():
-            yield from ((number, one) for one in self.block_tensors(moe=moe))
+        for kind, number in self.kinds_in().items():
+            yield from ((number, one) for one in self.block_tensors(kind))
         yield from ((1, one) for one in after)
 
     def params_by_part(self) -> dict[str, int]:
@@ -208,24 +347,23 @@ class Decoder(Model):
         return sum(number * one.active for number, one in self._counted())
 
     def flops_per_token(self, seq_len: int) -> int:
-        """Training FLOPs a token, forward and backward (PaLM, arXiv:2204.02311, appendix B).
-
-        6 for each weight of the matrices that a token is multiplied with: also of the output head,
-        and of experts those it is routed to. 12 * n_layers * dim * seq_len for attention, of which
-        causality takes nothing off.
+        """Training FLOPs a token, forward and backward: 6 for each weight of the matrices that it
+        is multiplied with (also of the output head, and of experts those it is routed to), and
+        those of the token mixers.
         """
-        kinds = self._kinds().items()
-        blocks = sum(number * self._block_flops(moe, seq_len) for moe, number in kinds)
+        kinds = self.kinds_in().items()
+        blocks = sum(number * self._block_flops(kind, seq_len) for kind, number in kinds)
         return blocks + self.head_flops_per_token()
 
     def block_flops_per_token(self, layer: int, seq_len: int) -> int:
         """The same of one block, counted from 0."""
-        return self._block_flops(is_moe_layer(self.moe, layer), seq_len)
+        return self._block_flops(self.kind_of(layer), seq_len)
 
     def head_flops_per_token(self) -> int:
         """The same of the output head."""
         return 6 * self.vocab_size * self.dim
 
-    def _block_flops(self, moe: bool, seq_len: int) -> int:
-        weights = sum(one.multiplied for one in self.block_tensors(moe=moe))
-        return 6 * weights + 12 * self.n_heads * self.head_dim * seq_len
+    def _block_flops(self, kind: Kind, seq_len: int) -> int:
+        layer = self.of_kind(kind.name)
+        weights = sum(one.multiplied for one in self.block_tensors(kind))
+        return 6 * weights + layer.mixer.flops(layer, seq_len)

@@ -6,16 +6,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forge.config.activations import FP32, INT64, Kept, Numbers
+from forge.config.feed_forwards.dense import copies, dense_kept, dense_tensors, products
 from forge.config.field import Condition, Section, opt
+from forge.config.rule import Findings, nearest_divisor, rule
 from forge.config.tensors import EXPERT, ROUTER, TensorSpec, within
 
 if TYPE_CHECKING:
     from forge.config.model import Decoder
+    from forge.config.parallel import Parallel
+    from forge.config.precision import Precision
+    from forge.config.run import Run
+    from forge.config.train import Train
 
 ROUTERS = ("softmax_topk", "sigmoid_topk")
 SCHEDULES = ("constant", "cosine_decay", "linear_warmup")
 SCOPES = ("sequence", "micro_batch")
 KERNELS = ("auto", "grouped", "loop")
+EXPERTS, TOP_K = "model.moe.num_experts", "model.moe.top_k"
+GROUPS, CHOSEN_GROUPS = "model.moe.n_routing_groups", "model.moe.topk_routing_group"
 
 
 @dataclass(kw_only=True)
@@ -77,8 +86,48 @@ class MoE(Section):
         down = {"shape": (experts, dim, hidden), "tp": 2, "residual": True}
         yield TensorSpec(name="experts.w_down", **down, **packed)
         if shared := self.shared_experts * hidden:
-            layer = model.feed_forward_tensors(shared, part="shared experts")
-            yield from within("shared", layer)
+            yield from within("shared", dense_tensors(model, shared, part="shared experts"))
+
+    def kept(self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool) -> Kept:
+        """What a layer of experts keeps of a token. rows: that its experts compute for one.
+        exchanged: over ep ranks.
+
+        products: under selective recomputation of whole blocks, where no token is exchanged.
+        """
+        width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
+        router_width, shared = self._router_width(width), self.shared_experts * hidden
+        kept = self._routing(model, numbers, rows=rows, exchanged=exchanged)
+        kept += round(width * rows * hidden * copies(model))
+        if shared:
+            input_again = 0 if width == router_width else width * model.dim
+            kept += input_again + dense_kept(model, shared, numbers).all
+        routed = 0 if self.capacity_factor else self.top_k * products(model, hidden)
+        made = width * (routed + products(model, shared)) + router_width * self.num_experts
+        return Kept(all=kept, products=made)
+
+    def kept_around(
+        self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool
+    ) -> float:
+        """The same where selective recomputation is of experts and shared experts alone."""
+        width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
+        shared = self.shared_experts * hidden
+        routed = 0 if self.capacity_factor else rows * width * products(model, hidden)
+        has_input = shared and self._router_width(width) != width
+        shared_input = width * model.dim if has_input else 0
+        kept = self._routing(model, numbers, rows=rows, exchanged=exchanged)
+        return kept + round(width * products(model, shared) + routed) + shared_input
+
+    def _routing(self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool) -> int:
+        """Inputs of router and experts, what experts give, weights and indices."""
+        # of one index an assignment: by the sort, and by a capacity or the exchange
+        indices = 6 if self.capacity_factor or exchanged else 4
+        of_rows = numbers.width * round((rows + self.top_k) * model.dim)
+        scores = FP32 * (self.num_experts + 2 * self.top_k)
+        router_input = self._router_width(numbers.width) * model.dim
+        return of_rows + indices * INT64 * self.top_k + scores + router_input
+
+    def _router_width(self, width: int) -> int:
+        return FP32 if self.float32_gate_logits else width
 
 
 def is_moe_layer(moe: MoE, layer: int) -> bool:
@@ -95,3 +144,119 @@ def n_moe_layers(moe: MoE, n_layers: int) -> int:
     if not moe.num_experts or moe.frequency < 1:  # which its own bound refuses
         return 0
     return n_layers // moe.frequency - min(moe.first_num_dense_layers, n_layers) // moe.frequency
+
+
+@rule("moe.top_k", EXPERTS, TOP_K)
+def top_k(model: Decoder) -> Findings:
+    """A token goes to model.moe.top_k different experts: at most model.moe.num_experts."""
+    top_k, experts = model.moe.top_k, model.moe.num_experts
+    if experts and top_k > experts:
+        yield TOP_K, f"model.moe.top_k={experts}"
+
+
+@rule(
+    "moe.layers",
+    "model.n_layers",
+    EXPERTS,
+    "model.moe.frequency",
+    "model.moe.first_num_dense_layers",
+)
+def layers(model: Decoder) -> Findings:
+    """model.moe.frequency and model.moe.first_num_dense_layers must leave experts in one of
+    model.n_layers.
+    """
+    if model.moe.num_experts and not model.is_moe:
+        yield EXPERTS, "model.moe.frequency=1 model.moe.first_num_dense_layers=0"
+
+
+@rule("moe.groups", EXPERTS, GROUPS)
+def groups(model: Decoder) -> Findings:
+    """Groups of experts are of equal size: model.moe.num_experts must be divisible by
+    model.moe.n_routing_groups.
+    """
+    experts, groups = model.moe.num_experts, model.moe.n_routing_groups
+    if experts % groups:
+        yield GROUPS, f"{GROUPS}={nearest_divisor(experts, groups)}"
+
+
+@rule("moe.group_choice", EXPERTS, TOP_K, GROUPS, CHOSEN_GROUPS)
+def group_choice(model: Decoder) -> Findings:
+    """A token chooses model.moe.topk_routing_group of model.moe.n_routing_groups groups, which
+    have model.moe.top_k experts or more.
+    """
+    moe = model.moe
+    chosen, groups, experts = moe.topk_routing_group, moe.n_routing_groups, moe.num_experts
+    if groups == 1 or not experts or experts % groups or moe.top_k > experts:
+        return
+    size = experts // groups
+    if chosen > groups:
+        yield CHOSEN_GROUPS, f"{CHOSEN_GROUPS}={groups}"
+    elif chosen * size < moe.top_k:
+        yield CHOSEN_GROUPS, f"{CHOSEN_GROUPS}={-(-moe.top_k // size)}"
+
+
+@rule("moe.bias", "model.bias", EXPERTS)
+def bias(model: Decoder) -> Findings:
+    """Experts have no biases: model.bias=true needs a dense model; model.q_bias and its kin do
+    not.
+    """
+    if model.is_moe and model.bias:
+        yield "model.bias", "model.bias=false"
+
+
+@rule(
+    "moe.kernel",
+    EXPERTS,
+    "model.moe.kernel",
+    "model.moe.ffn_hidden_dim",
+    "model.dim",
+    "parallel.tp",
+    "parallel.ep",
+    "run.device",
+    "precision.mixed_precision",
+    "train.compile_model",
+)
+def kernel(
+    model: Decoder, parallel: Parallel, precision: Precision, run: Run, train: Train
+) -> Findings:
+    """model.moe.kernel=grouped needs rows of whole 16 bytes, and bf16 on a GPU or when compiled."""
+    if not model.moe.num_experts or model.moe.kernel != "grouped":
+        return
+    mixed, what = precision.mixed_precision, ""
+    gpu, compiled = run.device == "cuda", train.compile_model and parallel.ep == 1
+    step, width = 4 if mixed == "fp32" else 8, model.expert_hidden_dim // parallel.tp
+    if mixed != "bf16" and (gpu or compiled):
+        where = "on a GPU" if gpu else "with train.compile_model"
+        what = f"{where} it multiplies bf16 only, and precision.mixed_precision is {mixed}."
+    elif model.dim % step or width % step:
+        what = f"in {mixed} model.dim ({model.dim}) and the width of an expert on a tp rank"
+        what += f" ({width}) must be divisible by {step}."
+    if what:
+        yield "model.moe.kernel", what, "model.moe.kernel=auto"
+
+
+@rule(
+    "moe.unbalanced",
+    EXPERTS,
+    TOP_K,
+    "model.moe.aux_loss_weight",
+    "model.moe.sequence_aux_loss_weight",
+    "model.moe.bias_update_rate",
+    warning=True,
+)
+def unbalanced(model: Decoder) -> Findings:
+    """The load of experts should be kept even, by a balancing loss or a moving selection bias."""
+    moe = model.moe
+    balanced = moe.aux_loss_weight or moe.sequence_aux_loss_weight or moe.bias_update_rate
+    if moe.top_k < moe.num_experts and not balanced:
+        fix = "model.moe.aux_loss_weight=0.01 or model.moe.bias_update_rate=0.001"
+        yield "model.moe.aux_loss_weight", fix
+
+
+@rule("moe.router_gradient", EXPERTS, TOP_K, "model.moe.norm_topk_prob", warning=True)
+def router_gradient(model: Decoder) -> Findings:
+    """With model.moe.top_k=1 the one weight should not be normalised: it would be 1 whatever the
+    router says.
+    """
+    if model.moe.num_experts and model.moe.top_k == 1 and model.moe.norm_topk_prob:
+        yield "model.moe.norm_topk_prob", "model.moe.norm_topk_prob=false"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from omegaconf import MISSING
 
@@ -18,9 +19,21 @@ CHUNKED = Condition(
 
 @dataclass(kw_only=True)
 class Objective(Section):
-    """Base of every objective section."""
+    """Base of every objective section.
+
+    metrics: what an evaluation reports; higher_is_better: those of which more is better.
+    """
+
+    metrics: ClassVar[tuple[str, ...]] = ()
+    higher_is_better: ClassVar[frozenset[str]] = frozenset()
 
     _target_: str = MISSING
+
+    def frozen_models(self) -> dict[str, str | None]:
+        """The models that the loss reads besides the trained one, by name: a checkpoint, a run or
+        a .safetensors file; None for the initial weights, those of checkpoint.init_from if given.
+        """
+        return {}
 
     def logits_bytes(self, *, tokens: int, vocab: int, dim: int, width: int) -> int:
         """Bytes of the loss of one micro-batch at its peak: the log-softmax and two gradients.
@@ -31,7 +44,15 @@ class Objective(Section):
 
 
 @dataclass(kw_only=True)
-class Pretrain(Objective):
+class NextToken(Objective):
+    """Base of objectives on running text, for a class below forge.objectives.next_token."""
+
+    metrics = ("loss", "perplexity", "token_accuracy", "bits_per_byte")
+    higher_is_better = frozenset({"token_accuracy"})
+
+
+@dataclass(kw_only=True)
+class Pretrain(NextToken):
     """Next-token prediction over every target that is not masked."""
 
     schema_name = "pretrain"
@@ -54,6 +75,17 @@ class Pretrain(Objective):
             rows = min(self.ce_chunk_size or auto_chunk_size(vocab=vocab, dim=dim), tokens)
             return vocab * rows * (FP32 + (2 if width == 2 else 0)) + FP32 * dim * (tokens + vocab)
         return (5 if self.z_loss_weight else 3) * FP32 * vocab * tokens
+
+
+def is_higher_better(metric: str) -> bool:
+    """Whether more of a metric is better, as the objectives say that are known to this process.
+
+    metric: token_accuracy, or with the set that it is of, eval/mine/token_accuracy.
+    """
+    name, found = metric.rpartition("/")[2], [Objective]
+    for schema in found:
+        found += schema.__subclasses__()
+    return any(name in schema.higher_is_better for schema in found)
 
 
 def auto_chunk_size(*, vocab: int, dim: int) -> int:

@@ -62,7 +62,12 @@ class Config(Section):
     sweep: Sweep = MISSING
     sweeper: Sweeper = MISSING
     callbacks: dict[str, Any] = opt(
-        {}, "your callbacks by name, each {_target_: dotted path, and its keywords}", free=True
+        {}, "callbacks by name, each {_target_: dotted path, and its keywords}", free=True
+    )
+    techniques: dict[str, Any] = opt(
+        {},
+        "your parallel techniques by name, each {_target_: dotted path, and its keywords}",
+        free=True,
     )
     trackers: dict[str, Any] = opt(
         {}, "your trackers by name, each {_target_: dotted path, and its keywords}", free=True

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
+import pkgutil
 import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from forge.config.field import Section, default_of, types_of
+from forge.config import feed_forwards, mixers
+from forge.config.feed_forwards.base import FeedForward
+from forge.config.field import Section, default_of, types_of, variants_of
+from forge.config.mixers.base import Mixer
 from forge.config.root import Config
 
 if TYPE_CHECKING:
@@ -26,18 +31,17 @@ def sections() -> dict[str, type[Section]]:
     return {name: hint for name, hint in types_of(Config).items() if _is_section(hint)}
 
 
-def _variants(base: type[Section]) -> Iterator[type[Section]]:
-    """The classes below one that a schema is named for, in the order of their definition."""
-    for schema in base.__subclasses__():
-        if "schema_name" in vars(schema):
-            yield schema
-        yield from _variants(schema)
+INNER: dict[str, type[Section]] = {"mixer": Mixer, "feed_forward": FeedForward}
+"""Groups of a section inside of another, as model.mixer, with their base classes."""
 
+for package in (mixers, feed_forwards):  # a file each; to be imported is to be known
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
 
 SCHEMAS: dict[str, dict[str, type[Section]]] = {
     group: {schema.schema_name: schema for schema in found}
-    for group, base in sections().items()
-    if (found := list(_variants(base)))
+    for group, base in (sections() | INNER).items()
+    if (found := list(variants_of(base)))
 }
 
 
@@ -59,7 +63,7 @@ def add(group: str, name: str, schema: type[Section]) -> None:
     place = f"forge.config.register({group!r}, {name!r}, {getattr(schema, '__qualname__', schema)})"
     if group not in SCHEMAS:
         raise ValueError(f"{place}: only these groups take further schemas: {', '.join(SCHEMAS)}")
-    base = sections()[group]
+    base = (sections() | INNER)[group]
     is_class = isinstance(schema, type) and issubclass(schema, base)
     # a subclass that is not decorated itself has no options of its own
     if not is_class or set(inspect.get_annotations(schema)) - set(schema.__dataclass_fields__):
@@ -69,6 +73,7 @@ def add(group: str, name: str, schema: type[Section]) -> None:
     # a module that is imported again defines the class again
     if (before.__module__, before.__qualname__) != (schema.__module__, schema.__qualname__):
         raise ValueError(f"{place}: the name is taken by {before.__module__}.{before.__qualname__}")
+    schema.schema_name = name
     SCHEMAS[group][name] = schema
     _store().store(group=f"schema/{group}", name=name, node=schema)
 
@@ -81,8 +86,8 @@ def _store() -> ConfigStore:
 
 @functools.cache
 def bases() -> tuple[type[Section], ...]:
-    """The base classes of the groups with variants."""
-    return tuple(sections()[group] for group in SCHEMAS)
+    """The base classes of the root groups with variants."""
+    return tuple(sections()[group] for group in SCHEMAS if group not in INNER)
 
 
 @functools.cache
@@ -106,7 +111,11 @@ def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], data
     """(name below the section, class that declares it, field) of every option in a section."""
     for field in dataclasses.fields(schema):
         inner = types_of(schema)[field.name]
-        if _is_section(inner):
+        if inner in INNER.values():
+            for each in SCHEMAS[field.name].values():
+                for name, owner, option in options_of(each):
+                    yield f"{field.name}.{name}", owner, option
+        elif _is_section(inner):
             for name, owner, option in options_of(inner):
                 yield f"{field.name}.{name}", owner, option
         else:
@@ -121,6 +130,12 @@ def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]
         for variant, schema in variants(group).items():
             for name, owner, field in options_of(schema):
                 yield f"{group}.{name}", variant, owner, field
+
+
+def modules() -> list[str]:
+    """The modules of all sections, also of those inside of others."""
+    found = {schema.__module__: None for _, _, schema, _ in walk_options()}
+    return [name for name in found if name.startswith("forge.config.")]
 
 
 def is_section(key: str) -> bool:
@@ -145,9 +160,22 @@ def fact(key: str, name: str) -> Any:
 
 
 def dicts() -> dict[str, str]:
-    """The options that are dicts which users add to, by key, with their help texts."""
+    """The dicts of one type of value which users add to, by key, with their help texts."""
     found = ((key, f) for key, _, _, f in walk_options() if isinstance(default_of(f), dict))
-    return {key: field.metadata["help"] for key, field in found}
+    free = open_dicts()
+    return {key: field.metadata["help"] for key, field in found if key not in free}
+
+
+@functools.cache
+def open_dicts() -> tuple[str, ...]:
+    """The keys of dicts with anything in them, dicts too, as `callbacks`."""
+    hints = {key: types_of(schema)[f.name] for key, _, schema, f in walk_options()}
+    return tuple(key for key, hint in hints.items() if hint == dict[str, Any])
+
+
+def in_open_dict(key: str) -> bool:
+    """Whether a key is of an entry of such a dict, or the dict."""
+    return f"{key}.".startswith(tuple(f"{name}." for name in open_dicts()))
 
 
 def keys_with(name: str) -> list[str]:

@@ -35,7 +35,7 @@ class Optuna(Sweeper):
     n_jobs: int = opt(1, "jobs of a cluster at a time; on this machine launch.jobs", gt=0)
     direction: str | None = opt(
         None,
-        "of run.objective; null = maximize for token_accuracy, else minimize",
+        "of run.objective; null = as the objective says, for token_accuracy maximize",
         choices=DIRECTIONS,
     )
     sampler: str = opt("tpe", "how the next trial is chosen", choices=SAMPLERS)

@@ -7,26 +7,36 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forge.config.problems import closest, did_you_mean
-from forge.config.schemas import SCHEMAS
+from forge.config.schemas import INNER, SCHEMAS
 
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 OF_TORCH = {"model": "torch.nn.Module", "optimizer": "torch.optim.Optimizer"}
 """Places that take subclasses of these, defined in their package."""
+OF_FORGE = {"callbacks": "forge.training."}
+"""Prefixes under which places take forge's own subclasses of what is below, without trust."""
 OF_USER = {
+    "objective": "forge.objectives.objective.Objective",
     "callbacks": "forge.training.callback.Callback",
+    "techniques": "forge.parallel.technique.Technique",
     "trackers": "forge.training.trackers.Tracker",
 }
-"""Places that take the user's own subclasses of these alone, under a trusted prefix."""
+"""Places that take subclasses of these, the user's own under a trusted prefix."""
 
 
 def place_of(path: str) -> str:
-    """The place that a config path is in: `callbacks` of callbacks.ema."""
-    return path.partition(".")[0]
+    """The place that a config path is in: `callbacks` of callbacks.ema, `mixer` of model.mixer."""
+    last = path.rpartition(".")[2]
+    return last if last in INNER else path.partition(".")[0]
 
 
 def trusted(path: str, trust: Sequence[str]) -> bool:
     """Whether a dotted path is under a prefix that the user trusts."""
     return path.startswith(tuple(f"{prefix.removesuffix('.')}." for prefix in trust))
+
+
+def of_forge(path: str, place: str) -> bool:
+    """Whether a dotted path is where a place takes forge's own classes from."""
+    return place in OF_FORGE and path.startswith(OF_FORGE[place])
 
 
 def of_torch(path: str, place: str) -> bool:
@@ -46,7 +56,7 @@ def target_fault(
     if not isinstance(path, str) or not PATH.fullmatch(path):
         what = f"'{path}' is not the path of a class or function."
         return what, f"such as {given}{(*known, 'mypkg.Mine')[0]}"
-    if path in known or of_torch(path, place) or trusted(path, trust):
+    if path in known or of_forge(path, place) or of_torch(path, place) or trusted(path, trust):
         return None
     if path.startswith(("forge.", "torch.")):
         classes = [f"a {OF_TORCH[place]}"] if place in OF_TORCH else []

@@ -24,7 +24,8 @@ class TensorSpec:
     None = every rank has all of it. pieces: into how many equal pieces that dimension can be cut,
     as into heads; where tp does not divide them, every rank has all of it. met: of a stack of
     experts, (number that a token goes to, number of experts). residual: its product is added to the
-    residual stream.
+    residual stream. initial: the first value of a vector. once: added to what tp ranks sum up, so
+    that one of them adds it.
     """
 
     name: str
@@ -35,6 +36,8 @@ class TensorSpec:
     pieces: int = 0
     met: tuple[int, int] = (1, 1)
     residual: bool = False
+    initial: float = 0.0
+    once: bool = False
 
     @property
     def size(self) -> int:
@@ -52,13 +55,17 @@ class TensorSpec:
         """Weights that one token is multiplied with: none of a table, a norm or a bias."""
         return self.active if self.role in (MATRIX, EXPERT, ROUTER, HEAD) else 0
 
+    def cut(self, tp: int) -> int | None:
+        """The dimension of which each of `tp` ranks has a part; None = they have all of it."""
+        return None if self.pieces and self.pieces % tp else self.tp
+
     def on_rank(self, tp: int, ep: int = 1) -> tuple[int, ...]:
         """The shape of what a rank has that has most, before FSDP shards it."""
-        shape = list(self.shape)
+        shape, cut = list(self.shape), self.cut(tp)
         if self.role == EXPERT:
             shape[0] //= ep
-        if self.tp is not None and not (self.pieces and self.pieces % tp):
-            shape[self.tp] = -(-shape[self.tp] // tp)
+        if cut is not None:
+            shape[cut] = -(-shape[cut] // tp)
         return tuple(shape)
 
 
@@ -91,13 +98,17 @@ def linear(
         residual=residual,
     )
     if bias:
-        cut = 0 if tp == 0 else None
-        vector = {"role": BIAS, "part": part, "tp": cut, "pieces": pieces}
-        yield TensorSpec(name=f"{name}.bias", shape=(out,), **vector)
+        vector = {"tp": 0 if tp == 0 else None, "pieces": pieces, "once": tp == 1}
+        yield TensorSpec(name=f"{name}.bias", shape=(out,), role=BIAS, part=part, **vector)
 
 
-def norm(name: str, width: int, *, part: str = "norms", bias: bool = False) -> Iterator[TensorSpec]:
-    """The weight of a norm, and the bias of a LayerNorm that has one."""
-    yield TensorSpec(name=f"{name}.weight", shape=(width,), role=NORM, part=part)
+def norm(
+    name: str, width: int, *, part: str = "norms", bias: bool = False, unit_offset: bool = False
+) -> Iterator[TensorSpec]:
+    """The weight of a norm, and the bias of a LayerNorm that has one. unit_offset: it scales by
+    1 + weight.
+    """
+    initial = 0.0 if unit_offset else 1.0
+    yield TensorSpec(name=f"{name}.weight", shape=(width,), role=NORM, part=part, initial=initial)
     if bias:
         yield TensorSpec(name=f"{name}.bias", shape=(width,), role=BIAS, part=part)

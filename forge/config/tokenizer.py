@@ -13,6 +13,7 @@ from omegaconf import MISSING
 
 from forge.config.field import Section, opt
 from forge.config.problems import quoted
+from forge.config.rule import Findings, rule
 
 FILE_NAME = "tokenizer.json"
 LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
@@ -117,3 +118,29 @@ def _facts(path: str, changed: int, size: int) -> Facts | str:
         return Facts(n_ids=max(tokens.values()) + 1, tokens=frozenset(tokens), added=tuple(added))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "it is not a tokenizer.json of the tokenizers library"
+
+
+@rule("tokenizer.path")
+def tokenizer_path(tokenizer: TokenizerFile) -> Findings:
+    """tokenizer=file needs the path of an existing tokenizer.json."""
+    path, facts = tokenizer.path, tokenizer.facts()
+    what, fix = "", "check the path; it is relative to where you are"
+    if not path:
+        yield "tokenizer.path", "tokenizer.path=my/tokenizer.json"
+    elif os.path.isdir(path):
+        what = f"the directory {path} has no {FILE_NAME}."
+    elif not os.path.exists(path):
+        what = f"there is no file {path}."
+    elif isinstance(facts, str):
+        what = f"{path} cannot be used: {facts}."
+        fix = "one that tokenizer.save() wrote, or that of a transformers model"
+    if what:
+        yield "tokenizer.path", what, fix
+
+
+@rule("tokenizer.eos_token", "tokenizer.path", "tokenizer.eos_token")
+def eos_token(tokenizer: TokenizerFile) -> Findings:
+    """tokenizer.eos_token is a token of the file; null finds one of the usual names."""
+    facts = tokenizer.facts()
+    if isinstance(facts, Facts) and tokenizer.end_token(facts.tokens) is None:
+        yield "tokenizer.eos_token", *tokenizer.no_end_token(facts.added)

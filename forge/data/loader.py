@@ -10,26 +10,26 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from forge.data import IGNORE_INDEX
 from forge.data.order import SampleOrder
+from forge.data.samples import Samples
 from forge.data.shards import TokenStore
 
 Batch = dict[str, Tensor]
-"""One micro-batch, [batch, ...] each. Of text: int64 [batch, seq] `tokens` and `targets`;
-targets[b, t] is the token after tokens[b, t], or IGNORE_INDEX.
+"""One micro-batch by field, [batch, ...] each; `tokens`, int64 [batch, seq], are what a model
+reads, and the objective that made it says what others there are.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one rank reads in one update. n_tokens, n_targets: tokens read, and targets that are not
-    IGNORE_INDEX, of all ranks.
+    """What one rank reads in one update. n_tokens, n_targets: tokens read, and targets that count,
+    of all ranks.
     """
 
     batches: list[Batch]
@@ -37,17 +37,12 @@ class Step:
     n_targets: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvalBatch:
-    """A batch of the validation split; targets behind its end are IGNORE_INDEX.
+class Collates(Protocol):
+    """What makes batches: an objective. It is sent to loader processes."""
 
-    n_targets: targets that count. n_bytes: bytes of text that they stand for, if asked for.
-    """
+    def collate(self, samples: Samples, /) -> Batch: ...
 
-    tokens: Tensor
-    targets: Tensor
-    n_targets: int
-    n_bytes: int | None
+    def count(self, samples: Samples, /) -> int: ...
 
 
 def count_windows(store: TokenStore, seq_len: int) -> int:
@@ -68,6 +63,7 @@ class _MicroBatches:
     def __init__(
         self,
         store: TokenStore,
+        objective: Collates,
         *,
         seq_len: int,
         seed: int,
@@ -76,40 +72,29 @@ class _MicroBatches:
         rank: int,
         num_ranks: int,
     ) -> None:
-        self.store = store
-        self.seq_len = seq_len
+        self.store, self.objective, self.seq_len = store, objective, seq_len
         self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
         self.repeat_samples = repeat_samples
         self.order = SampleOrder(count_windows(store, seq_len), seed=seed)
 
-    def __getitem__(self, first_sample: int) -> tuple[Tensor, int]:
-        """Tokens and targets of a rank, int64 [2, batch, seq]; and the number of targets of all
-        ranks, which each finds by itself. first_sample: of all ranks.
+    def __getitem__(self, first_sample: int) -> tuple[Batch, int]:
+        """The batch of this rank; and the number of targets of all ranks, which each finds by
+        itself. first_sample: of all ranks.
         """
-        result = np.empty((2, self.batch_size, self.seq_len), dtype=np.int64)
-        for row in range(self.batch_size):
-            start = self._start(first_sample + self.rank * self.batch_size + row)
-            window = self.store.read(start, start + self.seq_len + 1)
-            result[0, row] = window[:-1]
-            result[1, row] = window[1:]
-            if self.store.counted is not None:
-                result[1, row, self._counted(start) == 0] = IGNORE_INDEX
-        samples = self.num_ranks * self.batch_size
-        n_targets = samples * self.seq_len
-        if self.store.counted is not None:
-            starts = (self._start(first_sample + number) for number in range(samples))
-            n_targets = sum(int(self._counted(start).sum()) for start in starts)
-        return torch.from_numpy(result), n_targets
+        own = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
+        of_all = self._samples(first_sample, self.num_ranks * self.batch_size)
+        return self.objective.collate(own), self.objective.count(of_all)
+
+    def _samples(self, first: int, number: int) -> Samples:
+        numbers = range(first, first + number)
+        return Samples(
+            store=self.store, seq_len=self.seq_len, numbers=numbers, start_of=self._start
+        )
 
     def _start(self, sample: int) -> int:
         """The first token of a sample."""
         sample = sample % self.repeat_samples if self.repeat_samples else sample
         return self.order.window(sample) * self.seq_len
-
-    def _counted(self, start: int) -> np.ndarray:
-        """Whether each target of the sample there counts: [seq_len], 0 or 1."""
-        assert self.store.counted is not None
-        return self.store.counted.read(start + 1, start + self.seq_len + 1)
 
 
 class TrainLoader:
@@ -124,6 +109,7 @@ class TrainLoader:
     def __init__(
         self,
         store: TokenStore,
+        objective: Collates,
         *,
         seq_len: int,
         seed: int,
@@ -145,11 +131,11 @@ class TrainLoader:
         self.samples = start_sample
         self.samples_per_epoch = count_windows(store, seq_len)
         self.samples_per_step = grad_accum_steps * num_ranks * batch_size
-        self._n_tokens = self.samples_per_step * seq_len
         self._grad_accum_steps = grad_accum_steps
-        self._stride = num_ranks * batch_size
+        self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
         self._dataset = _MicroBatches(
             store,
+            objective,
             seq_len=seq_len,
             seed=seed,
             batch_size=batch_size,
@@ -160,7 +146,7 @@ class TrainLoader:
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._prefetch_factor = prefetch_factor
-        self._stream: Iterator[tuple[Tensor, int]] | None = None
+        self._stream: Iterator[tuple[Batch, int]] | None = None
 
     @property
     def epoch(self) -> float:
@@ -175,9 +161,10 @@ class TrainLoader:
             self._stream = self._open_stream()
         read = [next(self._stream) for _ in range(self._grad_accum_steps)]
         self.samples += self.samples_per_step
+        batches = [batch for batch, _ in read]
         return Step(
-            batches=[{"tokens": tokens, "targets": targets} for (tokens, targets), _ in read],
-            n_tokens=self._n_tokens,
+            batches=batches,
+            n_tokens=self._num_ranks * sum(batch["tokens"].numel() for batch in batches),
             n_targets=sum(count for _, count in read),
         )
 
@@ -193,12 +180,11 @@ class TrainLoader:
         """End the loader processes; the next step starts new ones."""
         self._stream = None
 
-    def _open_stream(self) -> Iterator[tuple[Tensor, int]]:
+    def _open_stream(self) -> Iterator[tuple[Batch, int]]:
         first_samples = count(self.samples, self._stride)
         if self._num_workers == 0:
             stream = map(self._dataset.__getitem__, first_samples)
-            pins = self._pin_memory
-            return ((both.pin_memory(), number) for both, number in stream) if pins else stream
+            return map(_pinned, stream) if self._pin_memory else stream
         loader = DataLoader(
             self._dataset,  # pyright: ignore[reportArgumentType]
             sampler=first_samples,  # pyright: ignore[reportArgumentType]
@@ -209,6 +195,11 @@ class TrainLoader:
             worker_init_fn=_leave_signals_to_the_rank,
         )
         return iter(loader)
+
+
+def _pinned(read: tuple[Batch, int]) -> tuple[Batch, int]:
+    batch, n_targets = read
+    return {name: tensor.pin_memory() for name, tensor in batch.items()}, n_targets
 
 
 def _leave_signals_to_the_rank(worker: int) -> None:
@@ -235,19 +226,19 @@ def _leave_signals_to_the_rank(worker: int) -> None:
 
 def eval_batches(
     store: TokenStore,
+    objective: Collates,
     *,
     seq_len: int,
     batch_size: int,
     sequences: int = 0,
-    token_bytes: np.ndarray | None = None,
     part: tuple[int, int] = (0, 1),
-) -> Iterator[EvalBatch]:
+) -> Iterator[Batch]:
     """At most `sequences` sequences, spread evenly over a split, the same every time; 0 = all.
 
     A split has the order of its corpus, so its beginning alone may be the first of many folders.
-    token_bytes: bytes of each token, int [vocab]; fills n_bytes. part: (i, n), the i-th of n shares
-    of the rows; all shares have equally many batches of equally many rows. The last batch may have
-    fewer rows; padding has token 0 and target IGNORE_INDEX.
+    part: (i, n), the i-th of n shares of the rows; all shares have equally many batches of equally
+    many rows, some with samples of one token, which have no target. The last batch may have fewer
+    rows.
     """
     last, (index, shares) = len(store) - 1, part
     windows = -(-last // seq_len)
@@ -255,21 +246,11 @@ def eval_batches(
     for first in range(0, count, batch_size * shares):
         held = -(-min(batch_size * shares, count - first) // shares)
         start, end = first + index * held, min(first + batch_size * shares, count)
-        mine = range(start, min(start + held, end))
-        rows = [row * windows // count * seq_len for row in mine]
-        tokens = np.zeros((held, seq_len), dtype=np.int64)
-        targets = np.full((held, seq_len), IGNORE_INDEX, dtype=np.int64)
-        for row, start in enumerate(rows):
-            window = store.read(start, min(start + seq_len, last) + 1)
-            tokens[row, : len(window) - 1] = window[:-1]
-            targets[row, : len(window) - 1] = window[1:]
-            if store.counted is not None:
-                is_target = store.counted.read(start + 1, min(start + seq_len, last) + 1)
-                targets[row, : len(is_target)][is_target == 0] = IGNORE_INDEX
-        counted = targets[targets != IGNORE_INDEX]
-        yield EvalBatch(
-            tokens=torch.from_numpy(tokens),
-            targets=torch.from_numpy(targets),
-            n_targets=len(counted),
-            n_bytes=None if token_bytes is None else int(token_bytes[counted].sum()),
+
+        def start_of(row: int, end: int = end) -> int:
+            return row * windows // count * seq_len if row < end else last
+
+        numbers = range(start, start + held)
+        yield objective.collate(
+            Samples(store=store, seq_len=seq_len, numbers=numbers, start_of=start_of)
         )

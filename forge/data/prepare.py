@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +32,23 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
+    """A tokenizer and the text in its tokens. sets: what is evaluated besides, by name."""
+
     tokenizer: Tokenizer
     train: TokenStore
     val: TokenStore
     manifest: dict[str, Any]
+    sets: dict[str, TokenStore] = field(default_factory=dict)
 
 
 def prepare(
     data: Data,
-    tokenizer: TokenizerSection,
+    tokenizer: TokenizerSection | Tokenizer,
     *,
     build: Build,
     progress: Progress = lambda stage, share: None,
 ) -> Prepared:
-    """The prepared data of two sections, from the cache or made now.
+    """The prepared data of a section and a tokenizer, from the cache or made now.
 
     build(section, path=..., **runtime) makes the corpus and, if needed, the tokenizer (text: a
     TrainingText). progress(stage, share): called with the share of a stage that is done. Any number
@@ -75,6 +78,21 @@ def prepare(
     return prepared
 
 
+def with_sets(
+    prepared: Prepared, sections: Mapping[str, Data], *, build: Build, progress: Progress
+) -> Prepared:
+    """The same with evaluation sets in its tokens. ValueError, naming the set: as for `prepare`."""
+    found = {}
+    for name, section in sections.items():
+        try:
+            found[name] = prepare(section, prepared.tokenizer, build=build, progress=progress)
+        except ValueError as error:
+            raise ValueError(f"eval.sets.{name}: {error}") from error
+    sets = {name: one.val for name, one in found.items()}
+    more = {"eval_sets": {name: one.manifest for name, one in found.items()}} if found else {}
+    return replace(prepared, sets=sets, manifest=prepared.manifest | more)
+
+
 def _fingerprint(corpus: Corpus, memo: Path, val_fraction: float) -> str:
     try:
         return corpus.fingerprint(memo=memo)
@@ -83,8 +101,10 @@ def _fingerprint(corpus: Corpus, memo: Path, val_fraction: float) -> str:
         raise
 
 
-def _identity(section: TokenizerSection) -> dict[str, Any]:
+def _identity(section: TokenizerSection | Tokenizer) -> dict[str, Any]:
     """What a tokenizer depends on besides the text: options, and the content of its file."""
+    if isinstance(section, Tokenizer):
+        return {"fingerprint": section.fingerprint}
     identity = asdict(section)
     if "path" in identity:
         path = Path(identity["path"]).expanduser()
@@ -106,7 +126,8 @@ def _open(entry: Path, corpus: Corpus, *, on_broken: Callable[..., None]) -> Pre
         on_broken("prepared data in %s is damaged and is made anew: %s", entry, error)
         return None
     manifest |= {"source": corpus.source, "files": len(corpus.files), "cache": str(entry)}
-    return Prepared(tokenizer=tokenizer, **stores, manifest=manifest)
+    train, val = (stores[name] for name in ("train", "val"))
+    return Prepared(tokenizer=tokenizer, train=train, val=val, manifest=manifest)
 
 
 def _read_manifest(entry: Path) -> dict[str, Any]:
@@ -128,7 +149,7 @@ def _make(
     corpus: Corpus,
     identity: dict[str, Any],
     data: Data,
-    section: TokenizerSection,
+    section: TokenizerSection | Tokenizer,
     build: Build,
     progress: Progress,
 ) -> None:
@@ -136,7 +157,11 @@ def _make(
     progress("read the corpus", 0.0)
     split = split_corpus(corpus, data.val_fraction)
     progress("make the tokenizer", 0.0)
-    tokenizer: Tokenizer = build(section, path="tokenizer", text=TrainingText(split=split))
+    tokenizer: Tokenizer = (
+        section
+        if isinstance(section, Tokenizer)
+        else build(section, path="tokenizer", text=TrainingText(split=split))
+    )
     trained = time.perf_counter()
     tokenizer.save(directory / "tokenizer")
 

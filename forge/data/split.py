@@ -66,7 +66,7 @@ class TrainingText:
 
 
 def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
-    """Read the corpus once and divide it.
+    """Read the corpus once and divide it. val_fraction: 1 = all of it is held out.
 
     ValueError: it is empty, too small to divide, or files cannot be read, which are all named.
     """
@@ -85,6 +85,8 @@ def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
     if n_bytes == 0:
         what = f"no text in it ({len(corpus.files)} file(s), all empty)"
         raise ValueError(f"data.path = {corpus.source}: {what}. Give some text to train on.")
+    if val_fraction == 1:
+        return Split(corpus=corpus, unit=unit, threshold=HASH_RANGE, n_bytes=n_bytes)
     if least == greatest:
         what = f"{n_bytes:,} bytes of text are too few to hold some out for validation"
         fix = f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
-from forge.models.norm import RMSNorm
-from forge.models.rope import Rotation, rotate
+from forge.models.norm import make_rms_norm
+from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import causal_attention
 
 
@@ -16,15 +16,16 @@ class Attention(nn.Module):
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
-        self.head_dim = section.head_dim
-        self.backend = section.sdpa_backend
+        self.head_dim, self.window = section.computed_head_dim, section.sliding_window_size
+        self.backend, self.scale = section.sdpa_backend, softmax_scale(section, self.head_dim)
+        biases = section.attention_biases
         heads_dim, kv_dim = section.n_heads * self.head_dim, section.kv_heads * self.head_dim
-        self.wq = nn.Linear(section.dim, heads_dim, bias=section.bias)
-        self.wk = nn.Linear(section.dim, kv_dim, bias=section.bias)
-        self.wv = nn.Linear(section.dim, kv_dim, bias=section.bias)
-        self.wo = nn.Linear(heads_dim, section.dim, bias=section.bias)
+        self.wq = nn.Linear(section.dim, heads_dim, bias=biases["q"])
+        self.wk = nn.Linear(section.dim, kv_dim, bias=biases["k"])
+        self.wv = nn.Linear(section.dim, kv_dim, bias=biases["v"])
+        self.wo = nn.Linear(heads_dim, section.dim, bias=biases["o"])
         self.q_norm, self.k_norm = (
-            RMSNorm(self.head_dim, eps=section.norm_eps) if section.qk_norm else nn.Identity()
+            make_rms_norm(section, self.head_dim) if section.qk_norm else nn.Identity()
             for _ in range(2)
         )
 
@@ -32,6 +33,12 @@ class Attention(nn.Module):
         self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the tokens before these."""
+        return self.wo(self.heads(x, rotation, cache))
+
+    def heads(
+        self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x: [batch, seq, dim] -> what all heads give, [batch, seq, heads * head_dim]."""
         batch, seq, _ = x.shape
         q = self.q_norm(self.wq(x).view(batch, seq, -1, self.head_dim))
         k = self.k_norm(self.wk(x).view(batch, seq, -1, self.head_dim))
@@ -39,12 +46,13 @@ class Attention(nn.Module):
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if cache is None:
-            heads = self.attend(q, k, v)
-        else:
-            heads = causal_attention(q, *cache.append(k, v), self.backend)
-        return self.wo(heads.transpose(1, 2).reshape(batch, seq, -1))
+        heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)))
+        return heads.transpose(1, 2).reshape(batch, seq, -1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, seq, head_dim] -> as q."""
-        return causal_attention(q, k, v, self.backend)
+        """q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, keys, head_dim] -> as q.
+
+        With more keys than queries these are of the last tokens.
+        """
+        how = {"window": self.window, "scale": self.scale}
+        return causal_attention(q, k, v, self.backend, **how)

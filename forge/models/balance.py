@@ -4,44 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
+from forge.models.contract import StepReport
 from forge.models.moe import MoE
 from forge.models.routing_record import SUMS
 
 
-class RoutingReport(NamedTuple):
-    """One step, over all its tokens; scalars on the device, means over the layers with experts.
+class Balanced:
+    """A model that balances its experts in each step, all layers of it that are here together."""
 
-    sums: auxiliary losses without coefficients, summed over tokens. means: load_max and load_min,
-    of the busiest and the idlest expert over the even load; entropy of a token's shares, in nats;
-    dropped, share of the assignments; bias, from lowest to highest.
-    """
+    @cached_property
+    def balance(self) -> Balance:
+        """Of the layers as they are at the first step."""
+        assert isinstance(self, nn.Module)
+        return Balance(self)
 
-    sums: dict[str, Tensor]
-    means: dict[str, Tensor]
+    def begin_step(self, scale: Tensor | float) -> None:
+        self.balance.begin_step(scale)
+
+    def end_of_step(
+        self, done: float, *, skipped: Tensor, total: Callable[[Tensor], Tensor]
+    ) -> StepReport:
+        return self.balance.end_of_step(done, skipped=skipped, total=total)
 
 
 class Balance:
-    """Tells the layers when a step begins and ends; false for a model without experts."""
+    """All layers with experts of a model, as `forge.models.contract.InStep` has it.
 
-    def __init__(self, model: nn.Module, *, max_steps: int) -> None:
+    It reports sums: auxiliary losses without coefficients, over tokens; and means over the layers:
+    load_max and load_min, of the busiest and the idlest expert over the even load; entropy of a
+    token's shares, in nats; dropped, share of the assignments; bias, from lowest to highest.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         self.layers = [module for module in model.modules() if isinstance(module, MoE)]
         section = getattr(model, "section", None)
         self.section = section if isinstance(section, DecoderConfig) and section.is_moe else None
         assert self.section is not None or not self.layers, "a model with experts has a `section`"
         self.numbers = torch.tensor([layer.number for layer in self.layers], dtype=torch.int64)
-        self.max_steps = max_steps
 
-    def __bool__(self) -> bool:
-        return self.section is not None
-
-    def begin(self, scale: Tensor | float) -> None:
-        """Before the first micro-batch. scale: 1 / target tokens of the step * loss scale."""
+    def begin_step(self, scale: Tensor | float) -> None:
         if self.layers:
             buffers = [buffer for layer in self.layers for buffer in layer.record.buffers()]
             torch._foreach_zero_(buffers)  # type: ignore[attr-defined]
@@ -51,15 +58,12 @@ class Balance:
             torch._foreach_add_(scales, share)  # type: ignore[attr-defined]
 
     @torch.no_grad()
-    def end(
-        self, number: int, *, skipped: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> RoutingReport:
-        """After update `number`, from 0: report, and move the selection biases unless it was
-        skipped.
-
-        total: sums a tensor over all ranks with other tokens or other layers. Asynchronous.
-        """
-        assert self.section is not None
+    def end_of_step(
+        self, done: float, *, skipped: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> StepReport:
+        """Report, and move the selection biases unless the update was skipped."""
+        if self.section is None:
+            return StepReport({}, {})
         section, n_layers = self.section.moe, self.section.n_moe_layers
         records = total(self._records(n_layers, section.num_experts, skipped.device))
         counts = records[:, : section.num_experts]
@@ -74,13 +78,13 @@ class Balance:
             means["dropped"] = sums["dropped"] / (sums["tokens"].clamp(min=1) * section.top_k)
         if section.bias_update_rate:
             means["bias"] = ranges / copies
-            self._move(counts, number, skipped)
+            self._move(counts, done, skipped)
         weights = {
             "aux_loss": section.aux_loss_weight,
             "sequence_aux_loss": section.sequence_aux_loss_weight,
             "router_z_loss": section.z_loss_weight,
         }
-        return RoutingReport(
+        return StepReport(
             {name: sums[name].sum() / n_layers for name, weight in weights.items() if weight},
             {f"moe/{name}": values.sum() / n_layers for name, values in means.items()},
         )
@@ -101,11 +105,11 @@ class Balance:
             records.index_copy_(0, self.numbers, rows)
         return records
 
-    def _move(self, counts: Tensor, number: int, skipped: Tensor) -> None:
+    def _move(self, counts: Tensor, done: float, skipped: Tensor) -> None:
         """b_i += rate * sign(mean load - load_i), over a whole step (arXiv:2408.15664, alg. 1)."""
         assert self.section is not None
         section = self.section.moe
-        factor = bias_factor(section.bias_schedule, number / self.max_steps)
+        factor = bias_factor(section.bias_schedule, done)
         rate = section.bias_update_rate * factor
         steps = (rate * (counts.mean(1, keepdim=True) - counts).sign()).where(~skipped, 0)
         if self.layers:

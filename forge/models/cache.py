@@ -1,4 +1,4 @@
-"""The keys and values of the tokens a model has already read."""
+"""What layers keep of the tokens that a model has already read, such as keys and values."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Keys and values of one layer, [batch, kv_heads, max_len, head_dim], filled up to `length`."""
+    """What one layer keeps of each token, filled up to `length`.
+
+    Tensors [..., max_len, width], as keys and values [batch, kv_heads, max_len, head_dim].
+    """
 
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
         self.length = 0
-        self._held: tuple[Tensor, Tensor] | None = None
+        self.held: tuple[Tensor, ...] = ()
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values [batch, kv_heads, seq, head_dim]; returns all so far."""
-        if self._held is None:
-            batch, heads, _, head_dim = keys.shape
-            size = (batch, heads, self.max_len, head_dim)
-            self._held = keys.new_empty(size), values.new_empty(size)
-        start, self.length = self.length, self.length + keys.shape[2]
+    def append(self, *new: Tensor) -> tuple[Tensor, ...]:
+        """Add what is kept of further tokens, [..., seq, width]; returns all so far."""
+        if not self.held:
+            sizes = [(*each.shape[:-2], self.max_len, each.shape[-1]) for each in new]
+            pairs = zip(new, sizes, strict=True)
+            self.held = tuple(each.new_empty(size) for each, size in pairs)
+        start, self.length = self.length, self.length + new[0].shape[-2]
         if self.length > self.max_len:
             raise ValueError(f"{self.length} tokens in a cache for {self.max_len}")
-        for held, new in zip(self._held, (keys, values), strict=True):
-            held[:, :, start : self.length] = new
-        held_keys, held_values = self._held
-        return held_keys[:, :, : self.length], held_values[:, :, : self.length]
+        for kept, each in zip(self.held, new, strict=True):
+            kept[..., start : self.length, :] = each
+        return tuple(kept[..., : self.length, :] for kept in self.held)
 
 
 class KVCache:

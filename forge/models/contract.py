@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -51,6 +52,37 @@ class Cached(Protocol):
 
     def hidden(self, tokens: Tensor, /, *, cache: Any = None) -> Tensor:
         """tokens: [batch, new] -> [batch, new, dim]; the tokens follow those in the cache."""
+        ...
+
+
+class StepReport(NamedTuple):
+    """What a module says of one step, over all ranks; scalars on the device, by name.
+
+    sums: over all tokens of the step. means: one value a step each.
+    """
+
+    sums: dict[str, Tensor]
+    means: dict[str, Tensor]
+
+
+class InStep(Protocol):
+    """A module with a part in each step: any inside a model that has `end_of_step`."""
+
+    def begin_step(self, scale: Tensor | float) -> None:
+        """Before the first micro-batch. scale: factor of a loss that is a sum over tokens: 1 /
+        tokens of the step, times the loss scale.
+        """
+        ...
+
+    def end_of_step(
+        self, done: float, *, skipped: Tensor, total: Callable[[Tensor], Tensor]
+    ) -> StepReport:
+        """After the update, asynchronous. Names that one module reports no other does.
+
+        done: share of the run that was done before it, 0 to 1. skipped: bool, whether the weights
+        were left as they were. total: sums a tensor over all ranks with other tokens or other
+        layers, which all call it alike; so that one call does for all layers of a kind.
+        """
         ...
 
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forge.build import make
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import is_moe_layer
-from forge.models.attention import Attention
+from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache
-from forge.models.feed_forward import FeedForward
 from forge.models.moe import MoE
 from forge.models.norm import make_norm
 from forge.models.rope import RotaryTable, Rotation
@@ -21,23 +21,50 @@ from forge.models.routing_record import RoutingRecord
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward or experts, each normalised before and added to its input."""
+    """A token mixer, then a feed-forward layer or experts, each added to what it reads; norms stand
+    before them, after them, or both.
+
+    section: that of the layer.
+    """
 
     def __init__(self, section: DecoderConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = make_norm(section)
-        self.attention = Attention(section)
-        self.feed_forward_norm = make_norm(section)
+        before, after = section.norms_before, section.norms_after
+        self.multiplier = section.residual_multiplier
+        self.attention_norm = make_norm(section) if before else None
+        self.attention = make(section.mixer, section)
+        self.attention_post_norm = make_norm(section) if after else None
+        self.feed_forward_norm = make_norm(section) if before else None
         self.feed_forward = (
-            MoE(section, layer) if is_moe_layer(section.moe, layer) else FeedForward(section)
+            MoE(section, layer)
+            if is_moe_layer(section.moe, layer)
+            else make(section.feed_forward, section)
         )
+        self.feed_forward_post_norm = make_norm(section) if after else None
 
     def forward(
         self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
-        x = x + self.attention(self.attention_norm(x), rotation, cache)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        before, after = self.attention_norm, self.attention_post_norm
+        y = self.attention(self._entering(x, before, after), rotation, cache)
+        x = self._added(x, y, after)
+        before, after = self.feed_forward_norm, self.feed_forward_post_norm
+        return self._added(x, self.feed_forward(self._entering(x, before, after)), after)
+
+    def _entering(self, x: Tensor, before: nn.Module | None, after: nn.Module | None) -> Tensor:
+        if before is not None:
+            return before(x)
+        assert after is not None
+        return x.to(after.weight.dtype)  # type: ignore[arg-type]
+
+    def _added(self, x: Tensor, y: Tensor, after: nn.Module | None) -> Tensor:
+        y = y if after is None else after(y)
+        return x + (y if self.multiplier == 1 else y * self.multiplier)
+
+
+class Positions(nn.Embedding):
+    """A table of learned positions."""
 
 
 class OutputHead(nn.Linear):
@@ -46,7 +73,7 @@ class OutputHead(nn.Linear):
         return norm(hidden)
 
 
-class Decoder(nn.Module):
+class Decoder(Balanced, nn.Module):
     """Token ids to next-token logits, or a stage of such a model, cut out by `keep`.
 
     A stage takes hidden states instead of tokens, or gives them, or both. Weights are torch's
@@ -59,18 +86,19 @@ class Decoder(nn.Module):
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
         self.section = section
-        self.residual_writers = {one.name for one in section.tensors() if one.residual}
+        self.table = {one.name: one for one in section.tensors()}
         self.max_seq_len = section.max_seq_len
         self.reads_tokens = True
         self.embedding: nn.Embedding | None = nn.Embedding(section.vocab_size, section.dim)
-        self.positions: nn.Embedding | None = None
+        self.positions: Positions | None = None
         if section.position == "learned":
-            self.positions = nn.Embedding(section.max_seq_len, section.dim)
-        self.rotary: RotaryTable | None = None
-        if section.position == "rope":
-            self.rotary = RotaryTable(section.head_dim, section.max_seq_len, section.rope_theta)
-        blocks = {str(layer): Block(section, layer) for layer in range(section.n_layers)}
-        self.blocks = nn.ModuleDict(blocks)
+            self.positions = Positions(section.max_seq_len, section.dim)
+        of_kind = {kind.name: section.of_kind(kind.name) for kind in section.kinds_in()}
+        rotated = (kind for kind, layer in of_kind.items() if layer.position == "rope")
+        self.rotary = nn.ModuleDict({kind: RotaryTable(of_kind[kind]) for kind in rotated})
+        self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
+        layers = enumerate(self.kinds)
+        self.blocks = nn.ModuleDict({str(n): Block(of_kind[kind], n) for n, kind in layers})
         self.norm: nn.Module | None = make_norm(section)
         self.output: OutputHead | None = None
         if not section.tie_embeddings:
@@ -90,10 +118,10 @@ class Decoder(nn.Module):
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: {start + seq} tokens are too many")
         x = self.embed(tokens, start) if self.reads_tokens else tokens
-        rotation = self.rotary(start, seq) if self.rotary is not None else None
+        rotations = {kind: table(start, seq) for kind, table in self.rotary.items()}
         for layer, block in self.blocks.items():
             seen = () if cache is None else (cache.layers[int(layer)],)
-            x = block(x, rotation, *seen)
+            x = block(x, rotations.get(self.kinds[int(layer)]), *seen)
         if self.norm is None:
             return x
         return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
@@ -102,6 +130,8 @@ class Decoder(nn.Module):
         """tokens: [batch, seq] at positions start, start + 1, ... -> [batch, seq, dim]."""
         assert self.embedding is not None
         x = self.embedding(tokens)
+        if self.section.embedding_multiplier != 1:
+            x = x * self.section.embedding_multiplier
         x = x if self.residual_dtype is None else x.to(self.residual_dtype)
         if self.positions is None:
             return x
@@ -124,6 +154,8 @@ class Decoder(nn.Module):
         """
         for layer in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[layer]
+        here = {self.kinds[layer] for layer in layers}
+        self.rotary = nn.ModuleDict({k: table for k, table in self.rotary.items() if k in here})
         self.reads_tokens = first
         if not first:
             self.positions = None
@@ -148,6 +180,10 @@ class Decoder(nn.Module):
         """Of parameter `name`: 1/sqrt(2 * n_layers) as much if it writes to the residual stream
         (GPT-2; Radford et al. 2019, section 2.3).
         """
-        if self.section.init_scale_residual and name in self.residual_writers:
+        if self.section.init_scale_residual and self.table[name].residual:
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)
         return self.section.init_std
+
+    def init_value(self, name: str) -> float:
+        """The initial value of a vector."""
+        return self.table[name].initial

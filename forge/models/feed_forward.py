@@ -33,12 +33,14 @@ class FeedForward(nn.Module):
     """`w_down(f(w_up(x)))`, or gated `w_down(f(w_gate(x)) * w_up(x))` (arXiv:2002.05202)."""
 
     def __init__(self, section: DecoderConfig, hidden: int | None = None) -> None:
+        """hidden: the width of shared experts, which have no biases; null = the section's."""
         super().__init__()
-        dim, hidden = section.dim, section.computed_ffn_hidden_dim if hidden is None else hidden
+        dim, bias = section.dim, section.has_mlp_bias and hidden is None
+        hidden = section.computed_ffn_hidden_dim if hidden is None else hidden
         self.activation = ACTIVATIONS[section.activation]
-        self.w_gate = nn.Linear(dim, hidden, bias=section.bias) if section.is_gated else None
-        self.w_up = nn.Linear(dim, hidden, bias=section.bias)
-        self.w_down = nn.Linear(hidden, dim, bias=section.bias)
+        self.w_gate = nn.Linear(dim, hidden, bias=bias) if section.is_gated else None
+        self.w_up = nn.Linear(dim, hidden, bias=bias)
+        self.w_down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""

@@ -12,13 +12,13 @@ class Head:
     """Logits of hidden states from the rows of the vocabulary that this rank holds, here all.
 
     A model that is laid out over ranks may have a method `spread_head`, which gives a subclass that
-    also reaches the rows of other ranks. first: token id of the first row.
+    also reaches the rows of other ranks. first: token id of the first row. vocab_size: all rows.
     """
 
     first = 0
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
+        self.weight, self.vocab_size = weight, weight.shape[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., dim] -> [..., vocab], with gradients."""

@@ -31,18 +31,19 @@ def init_weights(
 ) -> None:
     """Fill every parameter and computed buffer of the model, in place.
 
-    Matrices are normal with standard deviation `model.init_std(name)`; one-dimensional parameters
-    are 0 (biases) or 1 (norm weights). A tied weight is drawn once, under its first name. held:
-    what this process has of a parameter, and its indices along each dimension. num_threads: null =
-    torch's own.
+    Matrices are normal with standard deviation `model.init_std(name)`; vectors have the value
+    `model.init_value(name)`, or without such a method 0 (biases) and 1 (norm weights). A tied
+    weight is drawn once, under its first name. held: what this process has of a parameter, and its
+    indices along each dimension. num_threads: null = torch's own.
     """
+    of_vector = getattr(model, "init_value", lambda name: 0.0 if name.endswith("bias") else 1.0)
     with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
         filling = []
         for name, parameter in model.named_parameters():
             values = parameter.detach()
             local, indices = held(values)
             if values.dim() == 1:
-                local.fill_(0.0 if name.endswith("bias") else 1.0)
+                local.fill_(of_vector(name))
                 continue
             initial = Initial(name=name, shape=values.shape, std=model.init_std(name), seed=seed)
             for start, end in initial.portions(indices[0]):

@@ -15,24 +15,37 @@ from forge.config.model import Decoder as DecoderConfig
 def make_norm(section: DecoderConfig) -> nn.Module:
     """RMSNorm (arXiv:1910.07467) or LayerNorm (arXiv:1607.06450), which may have a bias."""
     if section.norm_type == "rmsnorm":
-        return RMSNorm(section.dim, eps=section.norm_eps)
+        return make_rms_norm(section, section.dim)
     assert section.norm_type == "layernorm", section.norm_type
-    return LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
+    made = LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
+    made.offset = float(section.norm_unit_offset)
+    return made
+
+
+def make_rms_norm(section: DecoderConfig, width: int) -> RMSNorm:
+    made = RMSNorm(width, eps=section.norm_eps)
+    made.offset = float(section.norm_unit_offset)
+    return made
 
 
 class RMSNorm(nn.RMSNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.normalise(x, self.weight, None)
+    offset = 0.0  # added to the weight
 
-    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, weight.to(x.dtype), self.eps).to(weight.dtype)
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        scale = _scale(x, weight, self.offset)
+        return F.rms_norm(x, self.normalized_shape, scale, self.eps).to(weight.dtype)
 
 
 class LayerNorm(nn.LayerNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.normalise(x, self.weight, self.bias)
+    offset = 0.0
 
-    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        bias = None if bias is None else bias.to(x.dtype)
-        y = F.layer_norm(x, self.normalized_shape, weight.to(x.dtype), bias, self.eps)
-        return y.to(weight.dtype)
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight, self.bias
+        bias, scale = None if bias is None else bias.to(x.dtype), _scale(x, weight, self.offset)
+        return F.layer_norm(x, self.normalized_shape, scale, bias, self.eps).to(weight.dtype)
+
+
+def _scale(x: Tensor, weight: Tensor, offset: float) -> Tensor:
+    weight = weight.to(x.dtype)
+    return weight + offset if offset else weight

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
+from forge.config.model import Decoder as DecoderConfig
+
 Rotation = tuple[Tensor, Tensor]
-"""Cosine and signed sine of a run of positions, each [seq, 1, head_dim]."""
+"""Cosine and signed sine of a run of positions, each [seq, 1, rotary_dim]."""
 
 
 class RotaryTable(nn.Module):
@@ -15,11 +19,12 @@ class RotaryTable(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, head_dim: int, max_seq_len: int, theta: float) -> None:
+    def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
-        self.theta = theta
+        self.section = section
+        shape = (section.max_seq_len, 1, section.rotary_dim)
         for name in ("cos", "sin"):
-            table = torch.empty(max_seq_len, 1, head_dim, dtype=torch.float32)
+            table = torch.empty(*shape, dtype=torch.float32)
             self.register_buffer(name, table, persistent=False)
         self.reset_buffers()
 
@@ -27,17 +32,68 @@ class RotaryTable(nn.Module):
         """Compute the tables, on the CPU, so that every device has the same bits."""
         if self.cos.is_meta:
             return
-        max_seq_len, _, head_dim = self.cos.shape
-        exponents = torch.arange(0, head_dim, 2, device="cpu", dtype=torch.float32) / head_dim
-        frequencies = 1.0 / self.theta**exponents
-        positions = torch.arange(max_seq_len, device="cpu", dtype=torch.float32)
-        angles = torch.outer(positions, frequencies)
-        cos, sin = angles.cos(), angles.sin()
+        positions = torch.arange(len(self.cos), device="cpu", dtype=torch.float32)
+        angles = torch.outer(positions, frequencies(self.section))
+        cos, sin = (rotary_scale(self.section) * table for table in (angles.cos(), angles.sin()))
         self.cos.copy_(torch.cat((cos, cos), dim=-1)[:, None])
         self.sin.copy_(torch.cat((-sin, sin), dim=-1)[:, None])
 
     def forward(self, start: int, seq: int) -> Rotation:
         return self.cos[start : start + seq], self.sin[start : start + seq]
+
+
+def frequencies(section: DecoderConfig) -> Tensor:
+    """The angle of one position for each pair, [rotary_dim / 2], in fp32.
+
+    Stretched, a slow pair has 1 / rope_factor of its angle, a fast one all of it. Between them
+    Llama 3.1 blends by a pair's turns (arXiv:2407.21783), YaRN by its index (arXiv:2309.00071).
+    """
+    dim, length = section.rotary_dim, section.original_max_position_embeddings
+    exponents = torch.arange(0, dim, 2, device="cpu", dtype=torch.float32) / dim
+    periods = section.rope_theta**exponents
+    angles = 1.0 / periods
+    if section.rope_type == "default":
+        return angles
+    slow, fast = section.beta_slow, section.beta_fast
+    if section.rope_type == "llama3.1":
+        kept = _ramp(length * angles / (2 * math.pi), slow, fast)
+    else:
+        first, last = (_pair_with(turns, section) for turns in (fast, slow))
+        if section.rope_truncate:
+            first, last = math.floor(first), math.ceil(last)
+        index = torch.arange(dim // 2, device="cpu", dtype=torch.float32)
+        kept = 1 - _ramp(index, max(first, 0), min(last, dim - 1))
+    return 1.0 / (section.rope_factor * periods) * (1 - kept) + angles * kept
+
+
+def _pair_with(turns: float, section: DecoderConfig) -> float:
+    """The index of the pair that makes so many turns in the original length, not rounded."""
+    length = section.original_max_position_embeddings
+    per_turn = math.log(length / (turns * 2 * math.pi)) / math.log(section.rope_theta)
+    return section.rotary_dim * per_turn / 2
+
+
+def _ramp(x: Tensor, low: float, high: float) -> Tensor:
+    """0 up to low, 1 from high on, and linear between; a step where they are equal."""
+    return ((x - low) / (high - low or 0.001)).clamp(0, 1)
+
+
+def rotary_scale(section: DecoderConfig) -> float:
+    """What cosines and sines are multiplied by."""
+    return _yarn_scale(section) if section.rope_attention_scaling else 1.0
+
+
+def softmax_scale(section: DecoderConfig, width: int) -> float:
+    """What the scores of queries and keys of that width are multiplied by."""
+    of_scores = 1.0 if section.rope_attention_scaling else _yarn_scale(section) ** 2
+    return of_scores / math.sqrt(width)
+
+
+def _yarn_scale(section: DecoderConfig) -> float:
+    """sqrt(1/t) of arXiv:2309.00071, section 3.4."""
+    if section.stretches != "yarn":
+        return 1.0
+    return 0.1 * section.mscale * math.log(section.rope_factor) + 1.0
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

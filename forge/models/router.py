@@ -60,16 +60,12 @@ class Router(nn.Module):
     def reset_buffers(self) -> None:
         self.selection_bias.zero_()
 
-    def matrix(self) -> Tensor:
-        """[experts, dim]."""
-        return self.weight
-
     def _logits(self, x: Tensor) -> Tensor:
         if not self.section.float32_gate_logits:
-            logits = F.linear(x, self.matrix())
+            logits = F.linear(x, self.weight)
             return logits.to(torch.promote_types(logits.dtype, torch.float32))
         dtype = torch.promote_types(x.dtype, torch.float32)
-        return F.linear(x.to(dtype), self.matrix().to(dtype))
+        return F.linear(x.to(dtype), self.weight.to(dtype))
 
     def _choose(self, scores: Tensor) -> Tensor:
         """The top_k experts of each token, out of its best groups (arXiv:2405.04434, section

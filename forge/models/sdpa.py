@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.attention.bias  # lets the compiler trace can_use_flash_attention
 import torch.nn.functional as F
@@ -21,32 +23,79 @@ BEHIND = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend
 """
 CPU_BACKENDS = ("flash", "math")
 HALF_ONLY_ON_GPU = ("flash", "cudnn")
+HALF = (torch.float16, torch.bfloat16)
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, backend: str) -> Tensor:
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, backend: str, *, window: int = 0, scale: float | None = None
+) -> Tensor:
     """q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq, head_dim].
 
-    Query i sees keys 0 to past + i; k and v may have fewer heads (GQA, arXiv:2305.13245). Several
-    queries after a past get a GPU's flash kernel where it fits and `backend` allows it, else a mask
-    and the kernel that torch chooses, whatever `backend` is.
+    Query i sees keys 0 to past + i, or the last `window` of these; k and v may have fewer heads
+    (GQA, arXiv:2305.13245), and v a width of its own, which is the result's. scale: of the scores;
+    null = 1 / sqrt(head_dim).
+
+    Several queries after a past get a GPU's flash kernel where it fits and `backend` allows it,
+    else a mask and the kernel that torch chooses, whatever `backend` is; so does a window.
     """
     seq, keys = q.shape[2], k.shape[2]
-    grouped = q.shape[1] != k.shape[1]
+    more: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": scale}
+    if window and keys > window:
+        if more["enable_gqa"] and q.is_cuda:  # no fused kernel takes a mask and fewer key heads
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+            more["enable_gqa"] = False
+        if seq == keys and seq % window == 0:
+            return _block_by_block(q, k, v, window, more)
+        first = max(keys - seq - window + 1, 0)  # the first key that any query sees
+        k, v, keys = k[:, :, first:], v[:, :, first:], keys - first
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=_band(q, keys, window), **more)
+    narrower = q.shape[-1] - v.shape[-1]
+    if narrower > 0 and backend in ("auto", "flash") and not (v.is_cuda and v.dtype not in HALF):
+        wide = F.pad(v, (0, narrower))  # flash kernels take values as wide as keys
+        return causal_attention(q, k, wide, backend, scale=scale)[..., :-narrower]
     if 1 < seq < keys:
         if backend in ("auto", "flash") and _flash_after_a_past(q, k, v):
             # Unlike that of scaled_dot_product_attention, its is_causal ends at the last key. The
             # compiler cannot trace torch.nn.attention.bias.causal_lower_right, which uses it.
-            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, is_causal=True)[0]
-        mask = torch.ones(seq, keys, dtype=torch.bool, device=q.device).tril(keys - seq)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
-    is_causal = seq == keys
+            flash = torch.ops.aten._scaled_dot_product_flash_attention
+            return flash(q, k, v, is_causal=True, scale=scale)[0]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=_band(q, keys), **more)
+    more["is_causal"] = seq == keys
     if backend == "auto":
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, **more)
     check_backend(backend, q.device.type, q.dtype)
     named = BACKENDS[backend]
     others = [other for other in BEHIND if other != named and backend != "math"]  # which takes all
     with sdpa_kernel([named, *others], set_priority=True):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(q, k, v, **more)
+
+
+def _band(q: Tensor, keys: int, window: int = 0) -> Tensor:
+    """Which of `keys` keys the queries, which are the last, see: [seq, keys]."""
+    seq = q.shape[2]
+    seen = torch.ones(seq, keys, dtype=torch.bool, device=q.device).tril(keys - seq)
+    return seen.triu(keys - seq - window + 1) if window else seen
+
+
+def _block_by_block(q: Tensor, k: Tensor, v: Tensor, window: int, more: dict[str, Any]) -> Tensor:
+    """Blocks of `window` queries over their own keys and those of the block before, so that time
+    and memory grow with seq * window.
+    """
+
+    def blocks(x: Tensor) -> Tensor:
+        return x.unflatten(2, (-1, window)).transpose(1, 2)  # [batch, blocks, heads, window, dim]
+
+    def two(x: Tensor) -> Tensor:
+        return torch.cat((blocks(x)[:, :-1], blocks(x)[:, 1:]), 3).flatten(0, 1)
+
+    own = [x[:, :, :window].contiguous() for x in (q, k, v)]  # else all of each is kept
+    first = F.scaled_dot_product_attention(own[0], own[1], own[2], is_causal=True, **more)
+    queries = blocks(q)[:, 1:]
+    rest = F.scaled_dot_product_attention(
+        queries.flatten(0, 1), two(k), two(v), attn_mask=_band(first, 2 * window, window), **more
+    )
+    rest = rest.unflatten(0, queries.shape[:2]).transpose(1, 2).flatten(2, 3)
+    return torch.cat((first, rest), 2)
 
 
 def _flash_after_a_past(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -57,10 +106,9 @@ def _flash_after_a_past(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def check_backend(backend: str, device_type: str, dtype: torch.dtype) -> None:
     """Raises ValueError where torch has no such kernel, instead of its 'No viable backend'."""
-    half = dtype in (torch.float16, torch.bfloat16)
     if device_type == "cpu" and backend not in CPU_BACKENDS:
         what = "torch has no such kernel on a CPU; use auto, flash or math"
-    elif device_type == "cuda" and backend in HALF_ONLY_ON_GPU and not half:
+    elif device_type == "cuda" and backend in HALF_ONLY_ON_GPU and dtype not in HALF:
         what = f"this kernel takes bf16 or fp16, not {dtype}; use auto, efficient or math"
     else:
         return

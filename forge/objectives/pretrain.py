@@ -9,16 +9,16 @@ from forge.models.head import head_of
 from forge.objectives.chunked_cross_entropy import chunked_cross_entropy
 from forge.objectives.cross_entropy import cross_entropy
 from forge.objectives.losses import Losses
+from forge.objectives.next_token import NextToken
 
 
-class Pretrain:
-    """Sum over unmasked targets of cross-entropy + z_loss_weight * (log-partition)^2.
+class Pretrain(NextToken):
+    """Sum over the targets of cross-entropy + z_loss_weight * (log-partition)^2.
 
     The second term is PaLM's z-loss (arXiv:2204.02311, section 5).
     """
 
-    def __init__(self, section: PretrainConfig) -> None:
-        self.section = section
+    section: PretrainConfig
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         targets, options = batch["targets"], {"z_loss_weight": self.section.z_loss_weight}

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from forge.models.attention import Attention
 from forge.models.experts import Experts
-from forge.models.feed_forward import FeedForward
-from forge.parallel.modules import blocks_of, mix_in
+from forge.parallel.modules import blocks_of, layers_of, mix_in, mix_in_each
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 
@@ -42,27 +40,22 @@ def recompute(model: nn.Module, mode: str, *, every: int = 1, layers: bool = Fal
     """Make blocks keep less for backward, in place; parameter names stay.
 
     mode: none; full = keep a block's input only; selective = keep the results of SAVED_BY_SELECTIVE
-    too. every: only the first of each so many blocks. layers: with selective, recompute attention,
-    experts and shared experts each for themselves. Needed where FSDP gathers experts inside the
-    block: in the second run it does so differently, which torch takes for another computation
-    (torch 2.13).
+    too. every: only the first of each so many blocks. layers: with selective, recompute each layer
+    of a block for itself, and of a mixture its experts and its shared ones. Needed where FSDP
+    gathers experts inside the block: in the second run it does so differently, which torch takes
+    for another computation (torch 2.13).
     """
     assert mode in ("none", "full", "selective"), mode
     if mode == "none":
         return
     for block in blocks_of(model)[::every]:
-        modules = list(block.modules())
-        assert not any(isinstance(module, Recomputed) for module in modules), "already checkpointed"
-        if mode == "full":
-            mix_in(block, Recomputed)
-        elif not layers:
-            mix_in(block, RecomputedSelectively)
-        else:
-            for module in modules:
-                if isinstance(module, Experts):
-                    mix_in(module, RecomputedExperts)
-                elif isinstance(module, Attention | FeedForward):
-                    mix_in(module, RecomputedSelectively)
+        recomputed = any(isinstance(module, Recomputed) for module in block.modules())
+        assert not recomputed, "already checkpointed"
+        apart = layers and mode == "selective"
+        if apart:
+            mix_in_each(block, {Experts: RecomputedExperts})
+        for module in layers_of(block, mixtures=False) if apart else [block]:
+            mix_in(module, Recomputed if mode == "full" else RecomputedSelectively)
 
 
 # Nothing in a block draws random numbers, so there is no generator state to keep.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from forge.build import build
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
@@ -23,7 +24,7 @@ from forge.parallel.tensor import spread_width
 
 
 def apply(
-    make: Callable[[], nn.Module], cfg: Config, mesh: Mesh | None, device: torch.device
+    make: Callable[[], nn.Module], config: Config, mesh: Mesh | None, device: torch.device
 ) -> nn.Module:
     """The model laid out over the ranks of the mesh; each rank fills its part of initial weights.
 
@@ -33,57 +34,62 @@ def apply(
     1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers;
     2. expert parallelism, and counts of routed tokens over all ranks;
     3. context parallelism: sequences over cp, inside attention;
+       then the entries of `techniques`, in their order;
     4. activation checkpointing, then 5. compilation, of all that is inside a block by then;
     6. FSDP, last: it gathers and frees all parameters, in 16 bits if so configured, and sums
        gradients.
 
-    Without a mesh only 4 and 5; the weights are then multiplied as they are, in fp32. Parameter
-    names are always those of the plain model.
+    Without a mesh only `techniques`, 4 and 5; the weights are then multiplied as they are, in fp32.
+    Parameter names are always those of the plain model.
     """
 
     def fresh() -> nn.Module:
         with torch.device("meta"):
             return make()
 
-    half = HALF.get(cfg.precision.mixed_precision)
-    parts = cut(fresh, cfg, mesh) if mesh is not None and cfg.parallel.pp > 1 else [(0, fresh())]
+    half = HALF.get(config.precision.mixed_precision)
+    parts = (
+        cut(fresh, config, mesh) if mesh is not None and config.parallel.pp > 1 else [(0, fresh())]
+    )
     for _, part in parts:
         if mesh is not None:
-            if cfg.parallel.tp > 1:
-                spread_width(part, cfg.parallel, mesh)  # type: ignore[arg-type]
+            if config.parallel.tp > 1:
+                spread_width(part, config.parallel, mesh)  # type: ignore[arg-type]
             spread_experts(part, mesh)
             spread_scopes(part, mesh)
-            if cfg.parallel.cp > 1:
-                spread_context(part, cfg, mesh)  # type: ignore[arg-type]
+            if config.parallel.cp > 1:
+                spread_context(part, config, mesh)  # type: ignore[arg-type]
+        for name, entry in config.techniques.items():
+            build(entry, path=f"techniques.{name}", trust=config.run.trust)(part, config, mesh)
         if device.type == "cuda":
             for layer in [module for module in part.modules() if isinstance(module, Experts)]:
                 layer.choose_kernel(torch.cuda.get_device_capability(device))
-        apply_to_blocks(part, cfg)
+        apply_to_blocks(part, config)
         if mesh is not None:
             shard(
                 part,
                 mesh,
                 param_dtype=half,
-                reshard_after_forward=cfg.parallel.reshard_after_forward == "always",
-                cpu_offload=cfg.parallel.cpu_offload,
+                reshard_after_forward=config.parallel.reshard_after_forward == "always",
+                cpu_offload=config.parallel.cpu_offload,
             )
             if half is not None and isinstance(part, Decoder):
-                part.residual_dtype = FORMATS[cfg.precision.residual_dtype]
+                part.residual_dtype = FORMATS[config.precision.residual_dtype]
     model = parts[0][1]
-    if mesh is not None and cfg.parallel.pp > 1:
-        model = Pipeline(parts, cfg, mesh, device)
-    offloaded = mesh is not None and cfg.parallel.cpu_offload
-    materialize(model, torch.device("cpu") if offloaded else device, cfg.seed, buffers=device)
+    if mesh is not None and config.parallel.pp > 1:
+        model = Pipeline(parts, config, mesh, device)
+    offloaded = mesh is not None and config.parallel.cpu_offload
+    materialize(model, torch.device("cpu") if offloaded else device, config.seed, buffers=device)
     return model
 
 
-def apply_to_blocks(model: nn.Module, cfg: Config) -> None:
+def apply_to_blocks(model: nn.Module, config: Config) -> None:
     """Recompute, then compile, so that the compiler sees what is recomputed."""
-    train, mode, ep = cfg.train, cfg.train.activation_checkpointing, cfg.parallel.ep
+    train, mode, ep = config.train, config.train.activation_checkpointing, config.parallel.ep
     recompute(model, mode, every=train.recompute_every, layers=ep > 1)
     if train.compile_model:
         # What a fully recomputed block keeps for backward is its parameters, and the compiler
         # cannot keep a DTensor (torch 2.13). Nor can it know how many tokens come to a rank's
         # experts.
-        layers = ep > 1 or (cfg.parallel.tp > 1 and mode == "full")
+        layers = ep > 1 or (config.parallel.tp > 1 and mode == "full")
         compile_blocks(model, train.compile_backend, layers=layers, mixtures=ep == 1)

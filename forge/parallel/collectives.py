@@ -39,6 +39,13 @@ def sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _Pair.apply(x, "sum_gradient", group.group_name)
 
 
+def once(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x, equal on all ranks, of the first and zeros of others, for ranks whose sum is used alike;
+    backward: identity.
+    """
+    return _Pair.apply(x, "once", group.rank())
+
+
 def gather_equal(x: Tensor, dim: int, group: dist.ProcessGroup, size: int | None = None) -> Tensor:
     """All ranks' parts along `dim`, for ranks that use them alike; backward: this rank's part.
 
@@ -115,7 +122,11 @@ def _all_reduce(x: Tensor, group: str) -> Tensor:
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), "sum", group))
 
 
-def _identity(x: Tensor, group: str) -> Tensor:
+def _of_first(x: Tensor, rank: int) -> Tensor:
+    return torch.zeros_like(x) if rank else x.clone()
+
+
+def _identity(x: Tensor, *_: Any) -> Tensor:
     return x
 
 
@@ -143,6 +154,7 @@ PAIRS = {
     "scatter_sum": (_reduce_scatter, _all_gather),
     "sum_over": (_all_reduce, _identity),
     "sum_gradient": (_not_a_view, _all_reduce),
+    "once": (_of_first, _identity),
     "gather_equal": (_all_gather, _own_chunk),
     "exchange": (_all_to_all, _all_to_all_back),
     "exchange_rows": (_all_to_all_rows, _all_to_all_rows_back),

@@ -9,22 +9,20 @@ sums the gradients of parameters over cp ranks too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from forge.models.attention import Attention
-from forge.models.sdpa import causal_attention
+from forge.models.decoder import Decoder, Positions
+from forge.models.rope import RotaryTable, Rotation
 from forge.parallel.collectives import exchange, gather
 from forge.parallel.mesh import Mesh
-from forge.parallel.modules import Sequences, cut_sequences, mix_in
+from forge.parallel.modules import Sequences, blocks_of, cut_sequences, layers_of, mix_in_each
 
 if TYPE_CHECKING:
     from forge.config.root import Config
-    from forge.models.decoder import Decoder
-    from forge.models.rope import Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +37,23 @@ class Part:
     ranks: int
     balanced: bool
 
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The numbers of the chunks that this rank has, of equal ones of a sequence."""
+        own = self.rank
+        return (own, 2 * self.ranks - 1 - own) if self.balanced else (own,)
+
     def of(self, whole: Tensor, dim: int) -> Tensor:
-        pieces = 2 * self.ranks if self.balanced else self.ranks
-        assert whole.shape[dim] % pieces == 0, (tuple(whole.shape), dim, pieces)
-        chunks = whole.chunk(pieces, dim)
-        first, second = chunks[self.rank], chunks[-1 - self.rank]
-        return torch.cat((first, second), dim) if self.balanced else first
+        """What this rank has of a tensor, along the dimension of the sequence."""
+        number = len(self.chunks) * self.ranks
+        assert whole.shape[dim] % number == 0, (tuple(whole.shape), dim, number)
+        chunks = whole.chunk(number, dim)
+        return torch.cat([chunks[own] for own in self.chunks], dim)
+
+    def ordered(self, of_ranks: Tensor, dim: int) -> list[Tensor]:
+        """of_ranks: [ranks, ...], what each rank has -> the chunks of the whole, in order."""
+        first, *second = of_ranks.chunk(len(self.chunks), dim)
+        return [*first.unbind(), *(chunk for late in second for chunk in reversed(late.unbind()))]
 
 
 def part_of(mesh: Mesh) -> Part:
@@ -58,81 +67,112 @@ def own_part(tensor: Tensor, mesh: Mesh) -> Tensor:
     return part_of(mesh).of(tensor, 1)
 
 
+@runtime_checkable
+class Attends(Protocol):
+    """Attention of any kind, so far as cp knows it."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
+        """q: [batch, heads, seq, dim] over k: [batch, kv_heads, keys, dim] and v: [batch, kv_heads,
+        keys, other dim] -> [batch, heads, seq, other dim]; the last query is of the last key's
+        position.
+        """
+        ...
+
+
 def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
-    """Make a decoder, or a stage of one, read this rank's part of each sequence, in place."""
-    sequences, part, group = cut_sequences(model), part_of(mesh), mesh.axes.get_group("cp")
-    gathers = cfg.parallel.cp_method == "all_gather"
-    for module in model.modules():
-        if isinstance(module, Attention):
-            mix_in(module, OverGatheredKeys if gathers else OverExchangedHeads)
-            module.part, module.group = part, group  # type: ignore[assignment]
-    for module, mixin in ((model.rotary, RotationOfPart), (model.positions, PositionsOfPart)):
-        if module is not None:
-            mix_in(module, mixin)
-            module.part, module.sequences = part, sequences  # type: ignore[assignment]
+    """Make a decoder, or a stage of one, read this rank's part of each sequence, in place.
+
+    Raises ValueError for a block without attention.
+    """
+    context = Context(
+        part=part_of(mesh), group=mesh.axes.get_group("cp"), sequences=cut_sequences(model)
+    )
+    attention = OverGatheredKeys if cfg.parallel.cp_method == "all_gather" else OverExchangedHeads
+    seams = SEAMS | {Attends: attention}
+    for block in blocks_of(model):
+        if not any(isinstance(module, tuple(seams)) for module in block.modules()):
+            kinds = ", ".join(type(layer).__name__ for layer in layers_of(block))
+            what = f"parallel.cp={cfg.parallel.cp}: {kinds} of a block: none has"
+            raise ValueError(f"{what} a method attend(q, k, v), whose keys cp could send")
+    mix_in_each(model, seams, over_cp=context)
 
 
-class OverGatheredKeys(nn.Module):
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Where the parts of sequences are. group: the ranks that have them."""
+
+    part: Part
+    group: dist.ProcessGroup
+    sequences: Sequences
+
+
+class OverGatheredKeys:
     """Mixin of attention: this rank's queries over the keys and values of all ranks."""
 
-    part: Part
-    group: dist.ProcessGroup
-    backend: str
+    over_cp: Context
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q: [batch, heads, seq / cp, head_dim]; k, v: the same of kv_heads -> as q."""
-        of_ranks = gather(torch.stack((k, v)), 0, self.group).unflatten(0, (self.part.ranks, 2))
-        if not self.part.balanced:
-            return self._attend(q, of_ranks.permute(1, 2, 3, 0, 4, 5), self.part.rank + 1)
-        # The early chunks are in the order of the ranks, the late ones in the reverse.
-        early, late = of_ranks.unflatten(4, (2, -1)).permute(1, 2, 3, 4, 0, 5, 6).unbind(3)
-        chunks = torch.cat((early, late.flip(3)), 3)
-        first, second = q.chunk(2, 2)
-        early_heads = self._attend(first, chunks, self.part.rank + 1)
-        late_heads = self._attend(second, chunks, 2 * self.part.ranks - self.part.rank)
-        return torch.cat((early_heads, late_heads), 2)
+        part, attend = self.over_cp.part, super().attend  # type: ignore[misc]
+        if not self.over_cp.sequences.cut:
+            return attend(q, k, v)
+        keys, values = self._gathered(k, v)
+        heads = [
+            attend(queries, torch.cat(keys[: chunk + 1], 2), torch.cat(values[: chunk + 1], 2))
+            for queries, chunk in zip(q.chunk(len(part.chunks), 2), part.chunks, strict=True)
+        ]
+        return torch.cat(heads, 2)
 
-    def _attend(self, q: Tensor, chunks: Tensor, end: int) -> Tensor:
-        """Queries of chunk end - 1 over chunks: [2, batch, kv_heads, chunk, seq, head_dim]."""
-        k, v = chunks[:, :, :, :end].flatten(3, 4).unbind(0)
-        return causal_attention(q, k, v, self.backend)
+    def _gathered(self, *tensors: Tensor) -> list[list[Tensor]]:
+        """Of each tensor [batch, heads, seq / cp, dim] all chunks, in order; by one all-gather."""
+        part, sizes = self.over_cp.part, [each.numel() for each in tensors]
+        flat = gather(torch.cat([each.flatten() for each in tensors]), 0, self.over_cp.group)
+        of_ranks = flat.unflatten(0, (part.ranks, -1)).split(sizes, 1)
+        return [
+            part.ordered(values.unflatten(1, each.shape), 3)
+            for values, each in zip(of_ranks, tensors, strict=True)
+        ]
 
 
-class OverExchangedHeads(nn.Module):
+class OverExchangedHeads:
     """Mixin of attention: some of the heads over whole sequences."""
 
-    part: Part
-    group: dist.ProcessGroup
+    over_cp: Context
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As over gathered keys."""
-        q = exchange(q, 1, 2, self.group)
-        k, v = exchange(torch.stack((k, v)), 2, 3, self.group).unbind(0)
-        return exchange(super().attend(q, k, v), 2, 1, self.group)  # type: ignore[misc]
+        attend, group = super().attend, self.over_cp.group  # type: ignore[misc]
+        if not self.over_cp.sequences.cut:
+            return attend(q, k, v)
+        kv = exchange(torch.cat((k, v), -1), 1, 2, group)
+        k, v = kv.split((k.shape[-1], v.shape[-1]), -1)
+        return exchange(attend(exchange(q, 1, 2, group), k, v), 2, 1, group)
 
 
-class RotationOfPart(nn.Module):
-    """Mixin of the rotary table: the rows of this rank's positions."""
+class RotationOfPart:
+    """Mixin of a rotary table: the rows of this rank's positions."""
 
-    part: Part
-    sequences: Sequences
+    over_cp: Context
 
     def forward(self, start: int, seq: int) -> Rotation:
         """Of `seq` positions from `start` on, or of this rank's of a cut sequence."""
-        if not self.sequences.cut:
-            return super().forward(start, seq)
-        cos, sin = super().forward(start, seq * self.part.ranks)
-        return self.part.of(cos, 0), self.part.of(sin, 0)
+        if not self.over_cp.sequences.cut:
+            return super().forward(start, seq)  # type: ignore[misc]
+        part = self.over_cp.part
+        cos, sin = super().forward(start, seq * part.ranks)  # type: ignore[misc]
+        return part.of(cos, 0), part.of(sin, 0)
 
 
-class PositionsOfPart(nn.Module):
+class PositionsOfPart:
     """Mixin of the table of learned positions: the rows of this rank's positions."""
 
-    part: Part
-    sequences: Sequences
+    over_cp: Context
 
     def forward(self, index: Tensor) -> Tensor:
         """index: [seq], counted from 0 in this rank's part of a cut sequence -> [seq, dim]."""
-        if self.sequences.cut:
-            index = self.part.of(torch.arange(len(index) * self.part.ranks, device=index.device), 0)
-        return super().forward(index)
+        if self.over_cp.sequences.cut:
+            part = self.over_cp.part
+            index = part.of(torch.arange(len(index) * part.ranks, device=index.device), 0)
+        return super().forward(index)  # type: ignore[misc]
+
+
+SEAMS: dict[type, type] = {RotaryTable: RotationOfPart, Positions: PositionsOfPart}
+"""Mixins by type, of what knows positions or other tokens; any class with `attend` has one."""

@@ -16,9 +16,20 @@ FORMATS = HALF | {"fp32": torch.float32}
 """Number formats by their names in `precision`."""
 
 
-def mix_in(module: nn.Module, mixin: type) -> None:
+def mix_in(module: nn.Module, mixin: type, **attributes: Any) -> None:
     """Put the class `mixin` before that of a module, in place. Names of parameters stay."""
     module.__class__ = _mixed(mixin, type(module))
+    for name, value in attributes.items():
+        assert not hasattr(module, name), f"{type(module).__name__} has its own {name}"
+        setattr(module, name, value)
+
+
+def mix_in_each(model: nn.Module, mixins: dict[type, type], **attributes: Any) -> None:
+    """The same for every module: the mixin of the first type that it is an instance of."""
+    for module in model.modules():
+        found = [mixin for kind, mixin in mixins.items() if isinstance(module, kind)]
+        if found:
+            mix_in(module, found[0], **attributes)
 
 
 @functools.cache
@@ -43,18 +54,21 @@ def compile_blocks(
     Equal blocks share one compilation. A graph break is an error (fullgraph), and each shape is
     compiled for itself (dynamic=False): training has one, and evaluation few.
 
-    layers: compile the attention and feed-forward layers of a block, not what is around them.
-    mixtures: also those of experts; else only their shared experts.
+    layers: compile the layers of a block, not what is around them. mixtures: as of `layers_of`.
     """
     for block in blocks_of(model):
-        for module in _layers(block, mixtures) if layers else [block]:
+        for module in layers_of(block, mixtures=mixtures) if layers else [block]:
             module.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
-def _layers(block: nn.Module, mixtures: bool) -> Iterator[nn.Module]:
+def layers_of(block: nn.Module, *, mixtures: bool = True) -> Iterator[nn.Module]:
+    """What a block is made of, norms left out: its children that have children.
+
+    mixtures: also those of experts; else the layers inside them, such as shared experts.
+    """
     for child in block.children():
         if isinstance(child, MoE) and not mixtures:
-            yield from [child.shared] if child.shared is not None else []
+            yield from layers_of(child)
         elif next(child.children(), None) is not None:
             yield child
 
@@ -79,6 +93,5 @@ class CutSequences:
 def cut_sequences(model: Any) -> Sequences:
     """Make the decoder note at each reading whether sequences are cut."""
     if not isinstance(model, CutSequences):
-        mix_in(model, CutSequences)
-        model.sequences = Sequences()
+        mix_in(model, CutSequences, sequences=Sequences())
     return model.sequences

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.root import Config
+from forge.models.balance import Balanced
 from forge.models.cache import KVCache
 from forge.models.head import Head, head_of
 from forge.objectives.losses import Losses
@@ -21,6 +22,9 @@ from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.owned import local
 from forge.parallel.pipeline_relay import Line, SharedHead, pass_through
 from forge.parallel.stages import cut_by_cost, stages_of
+
+if TYPE_CHECKING:
+    from forge.parallel.pipeline_schedule import Read
 
 TABLE = "embedding.weight"
 
@@ -47,7 +51,7 @@ def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[in
     return parts
 
 
-class Pipeline(nn.Module):
+class Pipeline(Balanced, nn.Module):
     """This rank's stages of a model, under the names of the whole model.
 
     Trained by `step`; read by `hidden` and `spread_head`, which all ranks of the pipeline call
@@ -115,6 +119,9 @@ class Pipeline(nn.Module):
     def init_std(self, name: str) -> float:
         return self.parts[0].init_std(name)  # type: ignore[operator]
 
+    def init_value(self, name: str) -> float:
+        return self.parts[0].init_value(name)  # type: ignore[operator]
+
     def reset_buffers(self) -> None:
         for part in self.parts:
             part.reset_buffers()  # type: ignore[operator]
@@ -134,6 +141,15 @@ class Pipeline(nn.Module):
         if states is None:
             states = torch.zeros((), dtype=self.line.after, device=self.line.device)
         return states.expand(*tokens.shape, self.section.dim)
+
+    def read(self, tokens: Tensor) -> Read | None:
+        """The model as an objective sees it, which has read tokens [batch, seq] without gradients;
+        None on ranks without the last stage. All ranks of the pipeline call it.
+        """
+        from forge.parallel.pipeline_schedule import Read
+
+        states = self.hidden(tokens)
+        return Read(self._by_stage()[self.line.last], states) if self.last else None
 
     def new_cache(self, max_len: int | None = None) -> dict[int, KVCache]:
         parts = self._by_stage().items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -51,10 +52,20 @@ class Ranks:
             return values
         return own_part(values, self.mesh)
 
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over all ranks with a part of the batch, in place and asynchronous."""
+    def own_batch(
+        self, batch: dict[str, Tensor], along_sequence: Collection[str], device: torch.device
+    ) -> dict[str, Tensor]:
+        """This rank's batch on its device, and of the fields along the sequence its own part."""
+        wait = device.type == "cpu"
+        moved = {name: each.to(device, non_blocking=not wait) for name, each in batch.items()}
+        cut = {name: self.own_part(moved[name]) for name in along_sequence if name in moved}
+        return moved | cut
+
+    def total(self, values: Tensor, *, maximum: bool = False) -> Tensor:
+        """The sum, or maximum, over ranks with a part of the batch, in place and asynchronous."""
         if self.mesh is not None and self.size > 1:
-            dist.all_reduce(values, group=self.mesh.loss_group)
+            how = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+            dist.all_reduce(values, how, group=self.mesh.loss_group)
         return values
 
     def any(self, flag: bool) -> bool:

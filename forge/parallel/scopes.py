@@ -12,7 +12,7 @@ from forge.models.moe import MoE
 from forge.parallel.collectives import gather, sum_over
 from forge.parallel.context import Part, part_of
 from forge.parallel.mesh import Mesh
-from forge.parallel.modules import mix_in
+from forge.parallel.modules import mix_in_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,7 @@ def spread_scopes(model: nn.Module, mesh: Mesh) -> None:
         dp_rank=rank("dp_replicate") * parallel.dp_shard + rank("dp_shard"),
         ep_rank=rank("ep"),
     )
-    for module in model.modules():
-        if isinstance(module, MoE):
-            mix_in(module, SpreadScopes)
-            module.spread = spread  # type: ignore[assignment]
+    mix_in_each(model, {MoE: SpreadScopes}, spread=spread)
 
 
 class SpreadScopes:
@@ -83,12 +80,8 @@ class SpreadScopes:
         dp, ep = (1, 1) if per_sequence else (spread.dp, spread.ep)
         everywhere = gather(counts, 0, spread.sequences if per_sequence else spread.batch)
         of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces))
-        pieces = of_ranks.permute(0, 2, 3, 4, 1, 5)  # [dp, ep, sequence, piece, cp, expert]
-        if part.balanced:  # the second pieces are in the reverse order of cp ranks
-            early, late = pieces.unbind(3)
-            ordered = torch.cat((early, late.flip(3)), 3)
-        else:
-            ordered = pieces.flatten(3, 4)
+        # [dp, ep, sequence, chunk of it, expert]
+        ordered = torch.cat(part.ordered(of_ranks.movedim(1, 0), 4), 3)
         until = (
             ordered.cumsum(3) if per_sequence else ordered.flatten(0, 3).cumsum(0).view_as(ordered)
         )

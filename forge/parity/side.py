@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from forge.build import build
 from forge.config.root import Config
 from forge.data.shards import TokenStore
 from forge.parallel.gather import Tensors, gather
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import build_model, train_loader
+from forge.training.data import train_loader
+from forge.training.models import build_model, build_objective
 from forge.training.process import loss_scaler
 from forge.training.step import Update
 
@@ -61,9 +61,10 @@ def measure(
     """
     device = device or torch.device("cpu")
     model = build_model(config, device, ranks, dtype)
+    objective = build_objective(config, device, ranks, dtype=dtype)
     update = Update(
         model=model,
-        objective=build(config.objective, path="objective", trust=config.run.trust),
+        objective=objective,
         optimizer=torch.optim.SGD(model.parameters(), lr=lr),
         schedule=lambda _: 1.0,
         device=device,
@@ -72,19 +73,16 @@ def measure(
         ranks=ranks,
         reduce_each=config.parallel.reduce_gradients == "micro_batch",
     )
-    loader = train_loader(config, store, ranks, device)
+    loader = train_loader(config, store, objective, ranks, device)
     record = Record(before=gather(model.named_parameters(), ranks).tensors)
-
-    def on_gradients() -> None:
+    for number, step in zip(range(steps), loader, strict=False):
+        output = update.gradients(step, number)
         named = ((name, parameter.grad) for name, parameter in model.named_parameters())
         found = gather(named, ranks)
         record.gradients.append(found.tensors)
-        step = f"in step {len(record.gradients)}"
-        record.replicas += [f"the gradient of {name} {step}" for name in found.differing]
-
-    update.on_gradients = on_gradients
-    for number, step in zip(range(steps), loader, strict=False):
-        output = update(step, number)
+        place = f"in step {number + 1}"
+        record.replicas += [f"the gradient of {name} {place}" for name in found.differing]
+        update.apply(output, number)
         record.losses.append(float(output.loss))
         record.grad_norms.append(float(output.grad_norm))
     parameters = dict(model.named_parameters())

@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
+from forge.launch.local.child import die_with_parent, end_on_interrupt
 from forge.rundir.files import read_json
 from forge.rundir.outcome import report_failure
 from forge.rundir.saved_config import load_own
-from forge.worker import die_with_parent, end_on_interrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,11 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(folder: Path) -> None:
     import torch
 
-    from forge.build import build
-    from forge.data.prepare import prepare
     from forge.parallel.ranks import join
     from forge.parity.side import measure
-    from forge.training.assemble import check_vocabulary
+    from forge.training.data import check_vocabulary, prepare_data
     from forge.training.process import set_up
 
     # It warns that tensors are put together with two collectives, which does not matter here.
@@ -44,9 +41,7 @@ def _measure(folder: Path) -> None:
     torch.set_float32_matmul_precision("highest")  # else fp32 on a GPU would be TF32
     torch.manual_seed(config.seed)
     ranks = join(config, device)
-    with ranks.main_first():
-        make = partial(build, trust=config.run.trust)
-        prepared = prepare(config.data, config.tokenizer, build=make)
+    prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
     how["dtype"] = getattr(torch, how["dtype"])
     record = measure(config, ranks, prepared.train, device=device, **how)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 
-from forge.config.model import Decoder
-from forge.config.moe import n_moe_layers
+from forge.config.activations import FP32, Numbers
+from forge.config.model import Decoder, Kind
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
 from forge.config.tensors import EXPERT, TensorSpec
 from forge.plan.layout import sequences_of_rank
+from forge.rundir.saved_config import load, newest
 
-FP32, INT64 = 4, 8
 STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)")
 """What is exact, and there all the time."""
 
@@ -59,29 +64,65 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
         parts["unreduced gradients (fp32)"] = FP32 * (share.parameters if add_up else at_once)
+    for frozen in _frozen_models(config):
+        own = _share(frozen, parallel, first=True, last=True)
+        at_once = own.outside_at_once + own.two_blocks if gathered else 0
+        parts["frozen models"] = parts.get("frozen models", 0) + width * at_once
+        parts["frozen models"] += FP32 * own.sharded(parallel)
     sequences, in_flight = train.batch_size, 1.0
     if parallel.pp > 1:
         sequences = -(-sequences_of_rank(config) // microbatches)
         in_flight = _in_flight(parallel, microbatches) if share.first else 1.0
     tokens = sequences * train.seq_len // parallel.cp
-    block = _Block(
-        config=config,
-        model=model,
+    residual = 2 if width == 2 and config.precision.residual_dtype != "fp32" else FP32
+    numbers = Numbers(
         width=width,
-        residual=2 if width == 2 and config.precision.residual_dtype != "fp32" else FP32,
-        moe_share=share.moe_layers / share.layers,
-        rows=_rows_of_token(config, model, sequences),
+        seq_len=train.seq_len,
+        tp=parallel.tp,
+        cuda=config.run.device == "cuda",
     )
-    recomputed = -(-share.layers // max(train.recompute_every, 1))
-    kept = recomputed * block.kept(train.activation_checkpointing)
-    kept += (share.layers - recomputed) * block.kept("none")
-    final = block.norm(model.dim, block.residual) + width * model.dim
-    parts["activations"] = tokens * (round(in_flight * kept) + (final if share.last else 0))
+    rows = _rows_of_token(config, model, sequences)
+    blocks = [
+        (
+            number,
+            _Block(
+                config=config, model=model, kind=kind, numbers=numbers, residual=residual, rows=rows
+            ),
+        )
+        for kind, number in share.kinds.items()
+    ]
+
+    def kept(mode: str) -> float | None:
+        """The mean of the blocks."""
+        each = [(number, block.kept(mode)) for number, block in blocks]
+        if any(bytes is None for _, bytes in each):
+            return None
+        return sum(number * (bytes or 0) for number, bytes in each) / share.layers
+
+    with_mode, without = kept(train.activation_checkpointing), kept("none")
+    if with_mode is not None and without is not None:
+        recomputed = -(-share.layers // max(train.recompute_every, 1))
+        of_blocks = recomputed * with_mode + (share.layers - recomputed) * without
+        final = numbers.norm(model.norm_type, model.dim, residual) + width * model.dim
+        of_blocks = round(in_flight * of_blocks)
+        parts["activations"] = tokens * (of_blocks + (final if share.last else 0))
     if share.last:
         vocab = -(-model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
         sizes = {"tokens": tokens, "vocab": vocab, "dim": model.dim, "width": width}
         parts["logits"] = config.objective.logits_bytes(**sizes)
     return parts
+
+
+def _frozen_models(config: Config) -> Iterator[Decoder]:
+    """The models that the objective reads besides; as the trained one where nothing else is known
+    of them.
+    """
+    for source in config.objective.frozen_models().values():
+        found = config.model
+        with suppress(OSError, ValueError, TypeError, KeyError):  # building it says what is wrong
+            if source and Path(source).is_dir():
+                found = load(newest(Path(source)), trust=config.run.trust).model
+        yield from [found] if isinstance(found, Decoder) else []
 
 
 def _in_flight(parallel: Parallel, microbatches: int) -> float:
@@ -96,110 +137,52 @@ def _in_flight(parallel: Parallel, microbatches: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """What one block keeps of one token until its backward pass, in bytes.
+    """What one block of a kind keeps of one token until its backward pass, in bytes.
 
-    width, residual: bytes of a number in matrix products, and between layers. moe_share: of the
-    blocks that have experts. rows: that these compute for a token.
+    residual: bytes of a number between layers. rows: that experts compute for a token.
     """
 
     config: Config
     model: Decoder
-    width: int
+    kind: Kind
+    numbers: Numbers
     residual: int
-    moe_share: float
     rows: float
 
-    def kept(self, recompute: str) -> float:
-        """The mean of blocks with and without experts, under train.activation_checkpointing. tp
-        cuts heads and feed-forward width; what enters the two layers is kept whole.
+    def kept(self, recompute: str) -> float | None:
+        """Under train.activation_checkpointing; None = not known. tp cuts heads and feed-forward
+        width; what enters the two layers is kept whole.
         """
-        model, parallel, width = self.model, self.config.parallel, self.width
-        tp, cut = parallel.tp, parallel.tp if parallel.sequence_parallel else 1
-        residual = self.residual * model.dim // cut
+        parallel, numbers = self.config.parallel, self.numbers
+        layer = self.model.of_kind(self.kind.name)
+        cut = parallel.tp if parallel.sequence_parallel else 1
+        residual = self.residual * layer.dim // cut
         if recompute == "full":
             return residual
-        heads, kv_heads = -(-model.n_heads // tp), -(-model.kv_heads // tp)
-        q, kv = heads * model.head_dim, kv_heads * model.head_dim
-        ffn, expert = -(-model.computed_ffn_hidden_dim // tp), -(-model.expert_hidden_dim // tp)
-        attention = width * q + FP32 * heads  # its output, and the log-partition of each head
-        products = width * (q + 2 * kv + model.dim) + attention
+        over = {"rows": self.rows, "exchanged": parallel.ep > 1}
+        mixer, moe = layer.mixer.kept(layer, numbers), self.kind.moe
+        last = (
+            layer.moe.kept(layer, numbers, **over)
+            if moe
+            else layer.feed_forward.kept(layer, numbers)
+        )
+        if mixer is None or last is None:
+            return None
         if recompute == "selective" and parallel.ep == 1:
-            mean = self._mean(self._products(ffn), self._expert_products(expert))
-            return residual + products + mean
-        kept = 2 * self.norm(model.dim, self.residual) // cut + width * model.dim
+            return residual + mixer.products + last.products
+        entering = numbers.width * layer.dim
+        before_last = 0 if moe else entering  # experts count what they read themselves
+        kept = self._norms(layer) // cut + entering + before_last
         if recompute == "selective":  # of layers alone: `forge.parallel.activation_checkpoint`
-            dense = width * model.dim + self._products(ffn)
-            return kept + products + self._mean(dense, self._kept_around_experts(expert))
-        kept += width * (q + 2 * kv) + attention
-        if model.qk_norm:  # a head at a time
-            kept += (heads + kv_heads) * self.norm(model.head_dim, width, rms=True)
-        return kept + self._mean(self._feed_forward(ffn), self._experts(expert))
+            around = layer.moe.kept_around(layer, numbers, **over) if moe else last.products
+            return kept + mixer.products + around
+        return kept + mixer.all + last.all
 
-    def norm(self, dim: int, width: int, *, rms: bool = False) -> int:
-        """LayerNorm keeps the input, mean and deviation; RMSNorm the input and the root, or, on a
-        CPU, where no kernel fuses it, an fp32 copy and the ratio.
-        """
-        if self.model.norm_type == "layernorm" and not rms:
-            return width * dim + 2 * FP32
-        return FP32 + (width * dim if self.config.run.device == "cuda" else 2 * FP32 * dim)
-
-    def _mean(self, dense: float, experts: float) -> float:
-        return dense * (1 - self.moe_share) + experts * self.moe_share
-
-    def _feed_forward(self, ffn: int) -> int:
-        """What a layer of that width keeps, its input too."""
-        return self.width * (self.model.dim + ffn * self._copies)
-
-    @property
-    def _copies(self) -> int:
-        """Tensors as wide as the layer: what the activation reads (not ReLU) and writes, gate and
-        product.
-        """
-        return (1 if self.model.activation == "relu" else 2) + (2 if self.model.is_gated else 0)
-
-    def _products(self, ffn: int) -> int:
-        """What the matrices of a layer of that width make."""
-        matrices = ffn * (2 if self.model.is_gated else 1) + self.model.dim
-        return self.width * matrices if ffn else 0
-
-    def _experts(self, ffn: int) -> int:
-        """What a layer of experts of that width keeps."""
-        kept = self._routing + round(self.width * self.rows * ffn * self._copies)
-        shared = self.model.moe.shared_experts * ffn
-        if not shared:
-            return kept
-        same = self.model.dim * self.width if self.width == self._router_width else 0  # one input
-        return kept + self._feed_forward(shared) - same
-
-    def _kept_around_experts(self, ffn: int) -> int:
-        """The same where selective recompute keeps what is around experts, and their products."""
-        moe = self.model.moe
-        shared = moe.shared_experts * ffn
-        routed = 0 if moe.capacity_factor else self.rows * self._products(ffn)
-        has_input = shared and self._router_width != self.width
-        shared_input = self.width * self.model.dim if has_input else 0
-        return self._routing + round(self._products(shared) + routed) + shared_input
-
-    def _expert_products(self, ffn: int) -> int:
-        """What routers and experts make that selective recompute keeps."""
-        moe = self.model.moe
-        routed = 0 if moe.capacity_factor else moe.top_k * self._products(ffn)
-        shared = self._products(moe.shared_experts * ffn)
-        return routed + shared + self._router_width * moe.num_experts
-
-    @property
-    def _routing(self) -> int:
-        """Inputs of router and experts, what experts give, weights and indices."""
-        moe, dim = self.model.moe, self.model.dim
-        # of one index an assignment: by the sort, and by a capacity or the exchange over ep
-        indices = 6 if moe.capacity_factor or self.config.parallel.ep > 1 else 4
-        rows = self.width * round((self.rows + moe.top_k) * dim)
-        scores = FP32 * (moe.num_experts + 2 * moe.top_k)
-        return rows + indices * INT64 * moe.top_k + scores + self._router_width * dim
-
-    @property
-    def _router_width(self) -> int:
-        return FP32 if self.model.moe.float32_gate_logits else self.width
+    def _norms(self, layer: Decoder) -> int:
+        """Norms of what enters the two layers, and of what they give."""
+        norm = partial(self.numbers.norm, layer.norm_type, layer.dim)
+        before = 2 * norm(self.residual) if layer.norms_before else 0
+        return before + (2 * norm(self.numbers.width) if layer.norms_after else 0)
 
 
 def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
@@ -244,8 +227,7 @@ class _Share:
     the output head is needed. packed: shape of a layer's experts, [experts, width, dim].
     """
 
-    layers: int
-    moe_layers: int
+    kinds: Counter[Kind]
     first: bool
     last: bool
     experts: int
@@ -254,6 +236,10 @@ class _Share:
     outside_at_once: int
     two_blocks: int
     packed: tuple[int, ...]
+
+    @property
+    def layers(self) -> int:
+        return self.kinds.total()
 
     @property
     def parameters(self) -> int:
@@ -274,28 +260,28 @@ def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> _S
         return sum(math.prod(one.on_rank(parallel.tp, parallel.ep)) for one in tensors)
 
     layers = -(-model.n_layers // parallel.pp)
-    before = 0 if first else model.n_layers - layers
-    moe_layers = n_moe_layers(model.moe, before + layers) - n_moe_layers(model.moe, before)
-    numbers = {False: layers - moe_layers, True: moe_layers}
-    blocks = {moe: model.block_tensors(moe=moe) for moe, number in numbers.items() if number}
-    packed = [one for one in blocks.get(True, ()) if one.role == EXPERT]
-    sizes = {moe: size(tensors) for moe, tensors in blocks.items()}
-    two = sum(sizes.values()) if len(sizes) == 2 and model.moe.frequency > 1 else 0
-    two = two or min(2, layers) * max(sizes.values())
+    start = 0 if first else model.n_layers - layers
+    here = [model.kind_of(layer) for layer in range(start, start + layers)]
+    kinds = Counter(here)
+    blocks = {kind: model.block_tensors(kind) for kind in kinds}
+    sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
+    packed = {kind: [one for one in blocks[kind] if one.role == EXPERT] for kind in kinds}
+    experts = sum(number * size(packed[kind]) for kind, number in kinds.items())
+    two = max((sizes[a] + sizes[b] for a, b in pairwise(here)), default=sizes[here[0]])
     tables, after = model.outside()
     embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
     outside = (size(tables) if first else 0) + (size(after) if last else 0)
     if has_head and model.tie_embeddings:
         outside += embedding
+    shapes = (one.on_rank(parallel.tp, parallel.ep) for each in packed.values() for one in each)
     return _Share(
-        layers=layers,
-        moe_layers=moe_layers,
+        kinds=kinds,
         first=first,
         last=last,
-        experts=moe_layers * size(packed),
-        in_blocks=sum(numbers[moe] * sizes[moe] for moe in sizes) - moe_layers * size(packed),
+        experts=experts,
+        in_blocks=sum(number * sizes[kind] for kind, number in kinds.items()) - experts,
         outside=outside,
         outside_at_once=outside - (embedding if first and has_head else 0),
         two_blocks=two,
-        packed=next((one.on_rank(parallel.tp, parallel.ep) for one in packed), (0, 0, 0)),
+        packed=next(shapes, (0, 0, 0)),
     )

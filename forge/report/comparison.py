@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from forge.config.problems import COMMAND_LINE, closest, did_you_mean, refusal
-from forge.launch.sweep.results import is_higher_better
+from forge.launch.sweep.results import is_best_high
 from forge.launch.sweep.state import DONE, FAILED
 from forge.report.grouping import Arm, arms_of, differing, normal
 from forge.report.logs import TimeToTarget, time_to_target
@@ -116,7 +116,8 @@ def compare(
     metric = _metric(source, metric)
     arms = arms_of(source.runs, source.name)
     sweepers = (run.config.get("sweeper", {}) for run in source.runs if run.objective == metric)
-    higher = is_higher_better(metric, sweepers)
+    named = (name for run in source.runs for name in run.higher_is_better)
+    higher = is_best_high(metric, named, sweepers)
     base = _baseline(arms, source, baseline)
     named = baseline is not None or source.baseline is not None
     compared = named or source.path is None or any(len(arm.runs) > 1 for arm in arms)

@@ -25,7 +25,8 @@ SEED = "seed"
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """A run. state: as launch.sweep.state has it. why: it failed. final: metrics of a run that is
-    done, and `ended` its last step and why it ended there.
+    done, and `ended` its last step and why it ended there. higher_is_better: metrics of its
+    objective, by their own names.
     """
 
     point: Point
@@ -34,6 +35,7 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     ended: tuple[int, str] | None = None
+    higher_is_better: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -174,7 +176,8 @@ def _run(point: Point, state: str) -> Run:
         for name, value in values.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
-    return replace(run, final=final, ended=(result.step, result.reason))
+    ended, higher = (result.step, result.reason), result.higher_is_better
+    return replace(run, final=final, ended=ended, higher_is_better=higher)
 
 
 def _no_source(path: Path) -> Problem:

@@ -12,10 +12,10 @@ from forge.config.model import Decoder
 from forge.config.numbers import byte_size
 from forge.config.parallel import Parallel
 from forge.config.root import Config
+from forge.config.rule import Derived, derivation, put, rules_of
 from forge.plan.memory import memory_by_part
 from forge.plan.world import World, ranks_of, ranks_per_node
 from forge.resolve.layout import DEGREES, batch, pipeline
-from forge.resolve.rule import Derived, derivation, put, rules_of
 from forge.resolve.rules import degrees as degree_rules
 
 USABLE = 0.9

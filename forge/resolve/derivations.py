@@ -8,11 +8,13 @@ from collections.abc import Collection, Iterator
 
 from forge.config import schemas
 from forge.config.eval import Eval
+from forge.config.eval_sets import NAME, options_of, schema_of
 from forge.config.launch import Slurm
 from forge.config.model import Decoder, Model
 from forge.config.precision import Precision
 from forge.config.problems import Problem
 from forge.config.root import Config
+from forge.config.rule import Derived, derivation, walk
 from forge.config.run import Run
 from forge.config.scheduler import SCHEDULE, Scheduler, open_steps
 from forge.config.tokenizer import BPE, FILE_NAME, Tokenizer, TokenizerFile
@@ -20,7 +22,6 @@ from forge.config.train import Train
 from forge.plan.world import World
 from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.layout import batch, layout, pipeline
-from forge.resolve.rule import Derived, derivation
 
 PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
 UNKNOWN_ROWS = 32000
@@ -34,13 +35,22 @@ MOE_WIDTH = "model.moe.ffn_hidden_dim"
     "model.activation",
     "model.dim",
     "model.ffn_dim_multiplier",
-    writes=("model.n_kv_heads", "model.gated_mlp", "model.ffn_hidden_dim", MOE_WIDTH),
+    writes=(
+        "model.n_kv_heads",
+        "model.head_dim",
+        "model.gated_mlp",
+        "model.ffn_hidden_dim",
+        MOE_WIDTH,
+    ),
 )
 def model_shape(model: Decoder) -> Iterator[Derived]:
-    """Key/value heads, gate, feed-forward width and width of an expert of a decoder."""
-    width = model.computed_ffn_hidden_dim
-    if model.n_kv_heads is None:
+    """Key/value heads, gate, and widths of a head, the feed-forward layer and an expert."""
+    width, unread = model.computed_ffn_hidden_dim, model.mixer.unread
+    if model.n_kv_heads is None and "n_kv_heads" not in unread:
         yield Derived("model.n_kv_heads", model.n_heads, "as many as model.n_heads")
+    divides = model.dim % model.n_heads == 0  # else a rule says it
+    if model.head_dim is None and divides and "head_dim" not in unread:
+        yield Derived("model.head_dim", model.computed_head_dim, "model.dim / model.n_heads")
     if model.gated_mlp is None:
         yield Derived("model.gated_mlp", model.is_gated, f"model.activation={model.activation}")
     if model.ffn_hidden_dim is None:
@@ -87,9 +97,8 @@ def objective(run: Run, eval: Eval) -> Iterator[Derived]:
 @derivation(*PATHS, writes=PATHS)
 def paths(config: Config) -> Iterator[Derived]:
     """Paths become absolute: a run may start, or go on, elsewhere."""
-    for key in PATHS:
-        group, name = key.split(".")
-        path = getattr(getattr(config, group), name, None)
+    for key, section, field in walk(config):  # also a user's, whose keys PATHS does not have
+        path = getattr(section, field.name) if field.metadata.get("path") else None
         if not path or (key == "checkpoint.resume_from" and path.isdecimal()):
             continue
         absolute = os.path.abspath(os.path.expanduser(path))
@@ -99,6 +108,20 @@ def paths(config: Config) -> Iterator[Derived]:
             absolute, why = file, "the file of that name in the directory"
         if absolute != path:
             yield Derived(key, absolute, why)
+
+
+@derivation("eval.sets", writes=("eval.sets",))
+def set_paths(config: Config, eval: Eval) -> Iterator[Derived]:
+    """So do those of the evaluation sets."""
+    for name, entry in eval.sets.items():
+        known = isinstance(entry, dict) and NAME.fullmatch(name) and schema_of(config, entry)
+        for option, field in options_of(known).items() if known else ():
+            path = entry.get(option)
+            if path and isinstance(path, str) and field.metadata.get("path"):
+                absolute = os.path.abspath(os.path.expanduser(path))
+                if absolute != path:
+                    why = "from where the command was typed"
+                    yield Derived(f"eval.sets.{name}.{option}", absolute, why)
 
 
 @derivation(
@@ -152,6 +175,7 @@ DERIVATIONS = (
     job,
     objective,
     paths,
+    set_paths,
     vocabulary,
     home,
     auto,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from forge.config.bounds import check_bounds
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
+from forge.config.rule import Derived, put
 from forge.plan.world import Devices, World, find_devices, world_of
 from forge.resolve import causes
 from forge.resolve.derivations import DERIVATIONS
-from forge.resolve.rule import Derived, put
 from forge.resolve.rules.all import RULES
 
 
@@ -96,7 +96,8 @@ def _checked(
     problems = checked.problems
     if any(problem.rule == "type" for problem in problems):
         return checked
-    broken = {*broken, *(problem.option for problem in problems)}
+    wrong = (key.split(".") for key in (*broken, *(problem.option for problem in problems)))
+    broken = {".".join(parts[:end]) for parts in wrong for end in range(1, len(parts) + 1)}
     world = checked.world = world_of(config, devices)
     if world_size is not None:
         world = checked.world = replace(world, size=world_size, source="the caller")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forge.config.eval import HIGHER_IS_BETTER
+from forge.config.objective import is_higher_better
 from forge.rundir.files import read_object
 from forge.rundir.saved_config import is_run, read_plain
 
@@ -147,7 +147,9 @@ def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
     """The `count` best by a metric of their evaluation, best first."""
     values = {one: one.meta.get("metrics", {}).get(metric) for one in saved}
     scored = [one for one in saved if values[one] is not None]
-    return sorted(scored, key=values.__getitem__, reverse=metric in HIGHER_IS_BETTER)[:count]
+    said = any(one.meta.get("best_by") == metric and one.meta["higher_is_better"] for one in scored)
+    higher = said or is_higher_better(metric)
+    return sorted(scored, key=values.__getitem__, reverse=higher)[:count]
 
 
 def file_sizes(path: Path) -> dict[str, int]:

@@ -55,7 +55,7 @@ NO_REASON = (
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """How a run ended: status, reason, final metrics, and the value of run.objective (None when it
-    was never logged).
+    was never logged). higher_is_better: metrics of its objective, by their own names.
     """
 
     run_dir: Path
@@ -64,6 +64,7 @@ class Result:
     step: int
     metrics: dict[str, float]
     objective: float | None
+    higher_is_better: tuple[str, ...] = ()
 
 
 def read_result(run_dir: Path) -> Result | None:
@@ -71,6 +72,7 @@ def read_result(run_dir: Path) -> Result | None:
     try:
         content = read_object(run_dir / RESULT)
         kept = {name: content[name] for name in ("status", "reason", "step", "metrics")}
+        kept["higher_is_better"] = tuple(content.get("higher_is_better", ()))
         return Result(run_dir=run_dir, objective=content["objective"]["value"], **kept)
     except (OSError, ValueError, KeyError, TypeError):
         return None

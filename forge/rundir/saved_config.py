@@ -143,8 +143,8 @@ def stored_trust(file: Path) -> tuple[str, ...]:
 
 
 def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Section]:
-    """The class that a file names for a section: one of forge's from the module of `base`, or one
-    under a trusted prefix.
+    """The class that a file names for a section: one of forge's own, or one under a trusted
+    prefix.
     """
     module, _, attribute = name.rpartition(".")
     if trusted(name, trust):
@@ -154,7 +154,7 @@ def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Sect
             what, fix = packages.explain(module, error)
             raise ValueError(f"its schema {name} cannot be used: {what} -> {fix}") from error
     elif name.startswith(("forge.", "torch.")):
-        ours = sys.modules[module] if module == base.__module__ else None
+        ours = sys.modules.get(module) if module.startswith("forge.config.") else None
         schema = getattr(ours, attribute, None)
     else:
         package = name.partition(".")[0]

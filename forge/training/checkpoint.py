@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from forge.config.eval import better
 from forge.config.numbers import byte_size
+from forge.config.objective import is_higher_better
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.parallel.ranks import Ranks
@@ -169,7 +169,8 @@ class Checkpointer:
         if not count or not math.isfinite(value):
             return False
         kept = checkpoints.best(self._usable(), metric, count)
-        better_than = (better(metric, value, one.meta["metrics"][metric]) for one in kept)
+        sign = 1 if is_higher_better(metric) else -1
+        better_than = (sign * value > sign * one.meta["metrics"][metric] for one in kept)
         return len(kept) < count or any(better_than)
 
     def _usable(self) -> list[Saved]:

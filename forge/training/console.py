@@ -62,7 +62,7 @@ class PlainConsole:
         self.first_log: tuple[int, float] | None = None
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        training, evaluation = _texts(values, TRAINING), _texts(values, EVALUATION)
+        training, evaluation = _texts(values, TRAINING), _evaluated(values)
         if training:
             training += self.eta(step)
         if training or evaluation:
@@ -103,7 +103,7 @@ class LiveConsole(PlainConsole):
         self._progress.start()
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        training, evaluation = _texts(values, TRAINING), _texts(values, EVALUATION)
+        training, evaluation = _texts(values, TRAINING), _evaluated(values)
         if training:
             metrics, eta = "  ".join(training), "".join(self.eta(step))
             self._progress.update(self._task, completed=step, metrics=metrics, eta=eta)
@@ -120,6 +120,15 @@ class MetricsColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(task.fields["metrics"], no_wrap=True, overflow="ellipsis")
+
+
+def _evaluated(values: dict[str, float]) -> list[str]:
+    """An evaluation: what is usual, of further sets the loss alone, and any other metric."""
+    names = (name for name in values if name.startswith("eval/") and name not in EVALUATION)
+    usual = EVALUATION.keys() - {"eval/loss"}
+    others = (name for name in names if f"eval/{name.rpartition('/')[2]}" not in usual)
+    texts = (f"{n.partition('/')[2].replace('/', ' ')} {values[n]:.4g}" for n in others)
+    return [*_texts(values, EVALUATION), *texts]
 
 
 def _texts(values: dict[str, float], formats: Formats) -> list[str]:

@@ -1,81 +1,67 @@
-"""Evaluation of a language model on a fixed set of sequences."""
+"""Evaluation: what an objective reports of fixed sets of sequences, now and then."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from forge.config.eval import Eval
 from forge.config.train import Train
-from forge.data import IGNORE_INDEX
-from forge.data.loader import EvalBatch
-from forge.models.head import Head, head_of
+from forge.data.loader import Batch, eval_batches
 from forge.models.modes import evaluating
+from forge.objectives.objective import Objective
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
-from forge.training.loop import Loop
-from forge.training.step import StepOutput
 
-LOGITS_AT_ONCE = 1 << 24
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
+    from forge.training.session import Session
+    from forge.training.step import StepOutput
+
 BATCHES_PER_VOTE = 8  # after which all ranks ask each other whether to break off an evaluation
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    batches: Iterable[EvalBatch],
+    objective: Objective,
+    batches: Iterable[Batch],
     *,
-    token_bytes: Tensor,
+    device: torch.device,
     ranks: Ranks | None = None,
 ) -> dict[str, float]:
-    """Metrics over every target of the batches, each counted once.
+    """The metrics of an objective over all batches of all ranks.
 
-    loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of targets
-    that were the likeliest token. bits_per_byte: nats of the tokens that have bytes / (ln 2 * their
-    bytes), which compares across tokenizers. token_bytes: [vocab], bytes of each token, 0 for
-    special ones; on the model's device.
+    Raises ValueError where they are not those that its section names.
     """
-    device, ranks = token_bytes.device, ranks or Ranks()
-    totals = torch.zeros(5, dtype=torch.float64, device=device)
+    ranks, names = ranks or Ranks(), (*objective.sums, *objective.maxima)
+    totals = torch.zeros(len(names), dtype=torch.float64, device=device)
+    sums, maxima = totals.split([len(objective.sums), len(objective.maxima)])
+    maxima.fill_(-math.inf)
     with evaluating(model):
         for batch in batches:
-            tokens, targets = (
-                ranks.own_part(tensor).to(device) for tensor in (batch.tokens, batch.targets)
-            )
-            hidden = model.hidden(tokens)  # type: ignore[operator]
-            head = model.own_head() if isinstance(model, Pipeline) else head_of(model)
-            if head is not None:
-                totals += _sums(head, hidden.flatten(0, 1), targets.flatten(), token_bytes)
-    ranks.total(totals)
-    nats, count, correct, byte_nats, n_bytes = totals.tolist()
-    loss = nats / max(count, 1)
-    return {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "token_accuracy": correct / max(count, 1),
-        "bits_per_byte": byte_nats / (math.log(2) * max(n_bytes, 1)),
-    }
-
-
-def _sums(head: Head, hidden: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
-    """[nats, targets, correct, nats of tokens with bytes, bytes], some rows of logits at a time."""
-    rows = max(LOGITS_AT_ONCE // token_bytes.shape[0], 1)
-    sums = torch.zeros(5, dtype=torch.float64, device=hidden.device)
-    for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
-        logits = head.logits(states).float()
-        kept = wanted != IGNORE_INDEX
-        nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none").double()
-        sizes = torch.where(kept, token_bytes[wanted.clamp(min=0)], 0).double()
-        correct = logits.argmax(-1) == wanted
-        values = (nats, kept, correct, nats * (sizes > 0), sizes)
-        sums += torch.stack([value.double().sum() for value in values])
-    return sums
+            own = ranks.own_batch(batch, objective.along_sequence, device)
+            read: Any = model.read(own["tokens"]) if isinstance(model, Pipeline) else model
+            if read is None:
+                continue
+            found = objective.evaluate(read, own)
+            values = torch.stack([found[name].double() for name in names])
+            sums += values[: len(sums)]
+            torch.maximum(maxima, values[len(sums) :], out=maxima)
+    ranks.total(sums)
+    if objective.maxima:
+        ranks.total(maxima, maximum=True)
+    metrics = objective.metrics(dict(zip(names, totals.tolist(), strict=True)))
+    if metrics.keys() != set(objective.section.metrics):
+        found, named = ", ".join(metrics), ", ".join(objective.section.metrics)
+        what = f"metrics() gives {found}, and its section names {named}"
+        raise ValueError(f"objective._target_={objective.section._target_}: {what}")
+    return metrics
 
 
 def most_sequences(section: Eval, train: Train) -> int:
@@ -90,26 +76,22 @@ class Interrupted(Exception):
 
 
 class Evaluation(Callback):
-    """Evaluates every `interval` steps and after the last one, unless the run was interrupted.
+    """Evaluates the validation split and all sets every `interval` steps and after the last one,
+    unless the run was interrupted.
 
     A run that is to stop breaks an evaluation off, and does it when it goes on. metrics: of the
-    last evaluation, which was after update number `at`.
+    last evaluation, which was after update number `at`; those of a set as `set/metric`.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Callable[[], bool]], dict[str, float]],
-        *,
-        interval: int,
-        interrupted: Callable[[Loop], bool],
-    ) -> None:
-        """run: evaluates; calls its argument between batches, and raises Interrupted where that is
-        true. interrupted: whether the run is to stop.
-        """
-        self.run, self.interval, self.interrupted = run, interval, interrupted
+    def __init__(self, session: Session) -> None:
+        self.session, self.interval = session, session.config.eval.interval
         self.metrics: dict[str, float] = {}
         self.at: int | None = None
         self.due = False
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.eval.enabled
 
     def on_start(self, loop: Loop) -> None:
         if self.due:
@@ -126,13 +108,42 @@ class Evaluation(Callback):
     def evaluate(self, loop: Loop) -> None:
         self.due = True
         try:
-            with loop.paused():
-                metrics = self.run(lambda: self.interrupted(loop))
+            with loop.reading():
+                metrics = self.run(lambda: self.session.signals.interrupted(loop))
         except Interrupted:
             return
         self.due = False
         self.at, self.metrics = loop.state.step, metrics
         loop.call("on_evaluation", metrics)
+
+    def run(self, interrupted: Callable[[], bool]) -> dict[str, float]:
+        """interrupted: asked between batches; raises Interrupted where it is true."""
+        session, train = self.session, self.session.config.train
+        every, found = 1 if session.ranks.size == 1 else BATCHES_PER_VOTE, {}
+        for name, store in {"": session.prepared.val, **session.prepared.sets}.items():
+            batches = eval_batches(
+                store,
+                session.objective,
+                seq_len=train.seq_len,
+                batch_size=train.batch_size,
+                sequences=most_sequences(session.config.eval, train),  # the same on every layout
+                part=session.ranks.batch,
+            )
+            metrics = evaluate(
+                session.model,
+                session.objective,
+                unless(interrupted, batches, every=every),
+                device=session.device,
+                ranks=session.ranks,
+            )
+            found |= {f"{name}/{one}".lstrip("/"): value for one, value in metrics.items()}
+        return found
+
+    def results(self) -> dict[str, float]:
+        if self.at is None:
+            return {}
+        found = {f"eval/{name}": value for name, value in self.metrics.items()}
+        return {**found, "eval/step": self.at}
 
     def state_dict(self) -> dict[str, Any]:
         return {"due": self.due, "at": self.at, "metrics": self.metrics}
@@ -142,8 +153,8 @@ class Evaluation(Callback):
 
 
 def unless(
-    interrupted: Callable[[], bool], batches: Iterable[EvalBatch], *, every: int
-) -> Iterator[EvalBatch]:
+    interrupted: Callable[[], bool], batches: Iterable[Batch], *, every: int
+) -> Iterator[Batch]:
     """The batches; raises Interrupted when the run is to stop, asked before every `every`-th."""
     for number, batch in enumerate(batches):
         if number % every == 0 and interrupted():

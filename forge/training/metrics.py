@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import resource
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge.training.callback import Callback
-from forge.training.loop import Loop
-from forge.training.step import StepOutput
+from forge.training.flops import peak_flops
 from forge.training.trackers import Trackers
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
+    from forge.training.session import Session
+    from forge.training.step import StepOutput
 
 
 @dataclass(kw_only=True)
@@ -64,19 +67,9 @@ class Logger(Callback):
     as one that never stopped. last: values of the last log but those of the clock.
     """
 
-    def __init__(
-        self,
-        open_trackers: Callable[[], Trackers],
-        *,
-        interval: int,
-        device: torch.device,
-        peak_rate: float | None,
-    ) -> None:
-        """open_trackers: called when the run starts, since a live console takes the terminal.
-        peak_rate: tokens a second that the peak FLOP/s of all devices would do.
-        """
-        self.open_trackers, self.trackers = open_trackers, Trackers()
-        self.interval, self.device, self.peak_rate = interval, device, peak_rate
+    def __init__(self, session: Session) -> None:
+        self.interval, self.device = session.config.metrics.log_interval, session.device
+        self.peak_rate, self.trackers = peak_rate(session), Trackers()
         self.gathered = Gathered()
         self.unread: list[StepOutput] = []
         self.last: dict[str, float] = {}
@@ -85,8 +78,8 @@ class Logger(Callback):
         self.rates: list[tuple[int, float]] = []
 
     def on_start(self, loop: Loop) -> None:
-        self.trackers = self.open_trackers()
-        self.since = loop.training_seconds()
+        self.trackers = loop.trackers.open()  # only now, since a live console takes the terminal
+        self.since = loop.clock.seconds()
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         self.unread.append(output)
@@ -101,7 +94,7 @@ class Logger(Callback):
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
         values = {f"eval/{name}": value for name, value in metrics.items()}
-        self.trackers.log(loop.state.step, values)
+        loop.trackers.log(loop.state.step, values)
 
     def close(self) -> None:
         self.trackers.close()
@@ -121,13 +114,14 @@ class Logger(Callback):
         self.last = {_name(name): mean for name, mean in gathered.means().items()}
         self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
         self.last |= {"tokens": loop.state.tokens, "skipped_steps": loop.state.skipped}
-        self.trackers.log(loop.state.step, self.last | self._speed(loop))
-        self.since = loop.training_seconds()
+        loop.trackers.log(loop.state.step, self.last | self._speed(loop))
+        self.since = loop.clock.seconds()
 
-    def mean_rate(self) -> float:
-        """Tokens a second over all logs but the first, in which kernels warm up."""
+    def results(self) -> dict[str, float]:
+        """Of the last log; tokens a second of all logs but the first, in which kernels warm up."""
         counted = self.rates[1:] or self.rates
-        return sum(t for t, _ in counted) / sum(s for _, s in counted) if counted else 0.0
+        rate = sum(t for t, _ in counted) / sum(s for _, s in counted) if counted else 0.0
+        return {**self.last, "tokens_per_second": rate}
 
     def _read(self) -> None:
         for output in self.unread:
@@ -144,7 +138,7 @@ class Logger(Callback):
         self.timed_steps, self.timed_tokens = 0, 0
         if not steps:
             return {}
-        seconds = loop.training_seconds() - self.since
+        seconds = loop.clock.seconds() - self.since
         rate = tokens / seconds
         self.rates.append((tokens, seconds))
         values = {
@@ -155,6 +149,15 @@ class Logger(Callback):
         if self.peak_rate:
             values["mfu"] = rate / self.peak_rate
         return values
+
+
+def peak_rate(session: Session) -> float | None:
+    """Tokens a second that the peak FLOP/s of all devices would do; None where it is not known."""
+    config, device = session.config, session.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    peak = config.metrics.peak_tflops * 1e12 or peak_flops(name)
+    flops = config.model.flops_per_token(config.train.seq_len)
+    return session.ranks.size * peak / flops if peak and flops else None
 
 
 def peak_memory(device: torch.device) -> int:

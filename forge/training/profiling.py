@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from forge.config.profiling import Profiling
 from forge.training.callback import Callback
-from forge.training.loop import Loop
 from forge.training.process import say
-from forge.training.step import StepOutput
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
+    from forge.training.session import Session
+    from forge.training.step import StepOutput
 
 ALLOCATIONS = 100_000  # and frees, the last so many, that a snapshot of memory holds
 
@@ -22,18 +24,21 @@ class Profiler(Callback):
     memory_snapshot also the last allocations, then and where memory runs out.
     """
 
-    def __init__(
-        self, section: Profiling, run_dir: Path, device: torch.device, rank: int = 0
-    ) -> None:
-        self.section, self.device = section, device
-        self.folder = run_dir / section.trace_dir / f"rank_{rank}"
+    def __init__(self, session: Session) -> None:
+        section, self.device = session.config.profiling, session.device
+        self.section = section
+        self.folder = session.run_dir / section.trace_dir / f"rank_{session.ranks.rank}"
         self.profile: torch.profiler.profile | None = None
-        self.snapshot = section.memory_snapshot and device.type == "cuda"
+        self.snapshot = section.memory_snapshot and self.device.type == "cuda"
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        section, ranks = session.config.profiling, session.ranks
+        return section.enable and ranks.rank in (section.ranks or range(ranks.size))
 
     def on_start(self, loop: Loop) -> None:
         if self.snapshot:
             torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
-            loop.on_failure = self._snapshot_after(loop.on_failure, loop)
         self._begin_after(loop.state.step)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
@@ -44,6 +49,14 @@ class Profiler(Callback):
     def on_end(self, loop: Loop) -> None:
         if self.profile is not None and loop.state.step >= self.section.start_step:
             self._finish(loop)
+
+    def on_failure(self, loop: Loop, error: BaseException) -> None:
+        """Where memory ran out: the tensors are still there."""
+        if self.snapshot and isinstance(error, torch.OutOfMemoryError):
+            name = f"out_of_memory_at_step_{loop.state.step + 1}.pickle"
+            with suppress(OSError):  # of a full disk, which is not why the run fails
+                self._write_memory(name)
+                say(f"memory: {self.folder / name}")
 
     def close(self) -> None:
         if self.profile is not None:
@@ -67,21 +80,6 @@ class Profiler(Callback):
                 self._write_memory(f"{name}_memory.pickle")
             self._stop().export_chrome_trace(str(self._file(f"{name}.json.gz")))
         say(f"profile: {self.folder / name}.json.gz")
-
-    def _snapshot_after(
-        self, report: Callable[[BaseException], object], loop: Loop
-    ) -> Callable[[BaseException], None]:
-        """Where memory ran out, after the report of it: the tensors are still there."""
-
-        def on_failure(error: BaseException) -> None:
-            report(error)
-            if isinstance(error, torch.OutOfMemoryError):
-                name = f"out_of_memory_at_step_{loop.state.step + 1}.pickle"
-                with suppress(OSError):  # of a full disk, which is not why the run fails
-                    self._write_memory(name)
-                    say(f"memory: {self.folder / name}")
-
-        return on_failure
 
     def _write_memory(self, name: str) -> None:
         torch.cuda.memory._dump_snapshot(str(self._file(name)))

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from forge.config.root import Config
 from forge.data.shards import TokenStore
 from forge.data.tokenizer import Tokenizer
 from forge.models.sampling import generate
-from forge.parallel.ranks import Ranks
 from forge.rundir.files import append_row
 from forge.rundir.progress import SAMPLES
 from forge.training.callback import Callback
-from forge.training.loop import Loop
 from forge.training.process import say
-from forge.training.step import StepOutput
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
+    from forge.training.session import Session
+    from forge.training.step import StepOutput
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -64,38 +64,34 @@ class Samples(Callback):
     terminal and in samples.jsonl. All ranks take the tokens that the main one draws.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        model: nn.Module,
-        tokenizer: Tokenizer,
-        device: torch.device,
-        run_dir: Path | None,
-        ranks: Ranks,
-    ) -> None:
-        """run_dir: None on a rank that writes nothing. Raises ValueError for too long a prompt."""
-        section = config.eval
+    def __init__(self, session: Session) -> None:
+        """Raises ValueError for too long a prompt."""
+        section, ranks = session.config.eval, session.ranks
         self.interval, self.prompts = section.sample_interval, section.sample_prompts
-        self.path = run_dir / SAMPLES if run_dir is not None else None
-        self.show = config.metrics.enable_console and ranks.main
+        self.path = session.run_dir / SAMPLES if ranks.main else None
+        self.show = session.config.metrics.enable_console and ranks.main
         self.continue_text = partial(
             continue_text,
-            model,
-            tokenizer,
-            device=device,
+            session.model,
+            session.tokenizer,
+            device=session.device,
             tokens=section.sample_tokens,
             temperature=section.sample_temperature,
             top_k=section.sample_top_k,
-            seed=config.seed,
+            seed=session.config.seed,
             agree=ranks.copy_from_main,
         )
-        longest = int(model.max_seq_len)  # type: ignore[arg-type]
+        longest = int(session.model.max_seq_len)  # type: ignore[arg-type]
         for prompt in self.prompts:
-            count = len(encode_prompt(tokenizer, prompt))
+            count = len(encode_prompt(session.tokenizer, prompt))
             if count > longest:
                 what = f"a prompt has {count} tokens, more than model.max_seq_len={longest}"
                 raise ValueError(f"eval.sample_prompts: {what}; shorten it")
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        section = session.config.eval
+        return section.enabled and section.sample_tokens > 0
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         if self._is_due(loop):
@@ -110,7 +106,7 @@ class Samples(Callback):
 
     def sample(self, loop: Loop) -> None:
         step = loop.state.step
-        with loop.paused():
+        with loop.reading():
             for prompt in self.prompts:
                 try:
                     text = self.continue_text(prompt)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from forge.config.objective import is_higher_better
+from forge.optim.modes import Modes
 from forge.rundir.files import row_sizes
 from forge.rundir.progress import row_files
-from forge.training.callback import Callback, load_states, states
+from forge.training.callback import Callback
+from forge.training.callback_state import load_states, states
 from forge.training.checkpoint import Checkpointer, Tensors, prefixed
-from forge.training.loop import Loop
 from forge.training.metrics import nulls
-from forge.training.step import StepOutput
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
+    from forge.training.session import Session
+    from forge.training.step import StepOutput
 
 
 class Saving(Callback):
@@ -22,19 +28,24 @@ class Saving(Callback):
     metrics of an evaluation at the end of the run are added to the last save.
     """
 
-    def __init__(self, checkpointer: Checkpointer, data: dict[str, str]) -> None:
-        """data: fingerprints of tokenizer and tokens, which a run that goes on compares."""
-        self.checkpointer, self.data, self.ranks = checkpointer, data, checkpointer.ranks
-        self.section, self.metric = checkpointer.section, checkpointer.config.eval.metric
+    def __init__(self, session: Session, checkpointer: Checkpointer) -> None:
+        self.session, self.checkpointer, self.ranks = session, checkpointer, session.ranks
+        self.section, self.metric = session.config.checkpoint, session.config.eval.metric
         self.saved_at = 0.0
         self.time_is_over = False
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
 
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.checkpoint.enabled
+
     def on_start(self, loop: Loop) -> None:
         self.saved_at = time.monotonic()
-        loop.update.before_write = self.checkpointer.wait_to_write
         if self._is_best(loop):  # by the evaluation that a stop had broken off
             self.save(loop, "best")
+
+    def on_gradients(self, loop: Loop) -> None:
+        self.checkpointer.wait_to_write()
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
         self.evaluated = (loop.state.step, metrics)
@@ -66,25 +77,26 @@ class Saving(Callback):
                 "reason": reason,
                 "metrics": self._metrics(loop),
                 "best_by": self.metric,
+                "higher_is_better": is_higher_better(self.metric),
                 "train": loop.state.state_dict(),
-                "seconds": loop.seconds_before + loop.training_seconds(),
-                "data": self.data,
-                "scaler": loop.update.scaler.state_dict(),
+                "seconds": loop.clock.total(),
+                "data": self.session.data_identity,
+                "scaler": self.session.scaler.state_dict(),
                 "rows": row_sizes(row_files(loop.run_dir)),
                 "callbacks": plain,
             }
             weights_only = self.section.last == "weights"
-            self.checkpointer.save(
-                loop.state.step,
-                model=loop.model,
-                optimizer=loop.optimizer,
-                meta=meta,
-                extra=prefixed("callbacks", tensors),
-                weights_only=loop.ending and not loop.interrupted and weights_only,
-            )
-            # There a callback may change what is saved.
-            if loop.has("on_step_start", "on_gradients"):
-                self.checkpointer.wait_to_write()
+            with loop.reading():
+                self.checkpointer.save(
+                    loop.state.step,
+                    model=loop.model,
+                    optimizer=loop.optimizer,
+                    meta=meta,
+                    extra=prefixed("callbacks", tensors),
+                    weights_only=loop.ending and not loop.interrupted and weights_only,
+                )
+                if self._changes_soon(loop):
+                    self.checkpointer.wait_to_write()
         self.saved_at, self.time_is_over = time.monotonic(), False
 
     def requested(self, loop: Loop) -> int:
@@ -105,6 +117,13 @@ class Saving(Callback):
             return "interval_minutes"
         return "best" if self._is_best(loop) else None
 
+    def _changes_soon(self, loop: Loop) -> bool:
+        """Whether what is saved may change before the next update: its optimizer has modes, or
+        another callback acts there.
+        """
+        moments = [*loop.acting_at("on_step_start"), *loop.acting_at("on_gradients")]
+        return isinstance(loop.optimizer, Modes) or any(one is not self for one in moments)
+
     def _is_best(self, loop: Loop) -> bool:
         step, metrics = self.evaluated
         if not self.section.keep_best or step != loop.state.step:
@@ -123,7 +142,7 @@ class Saving(Callback):
 
 def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop) -> None:
     loop.state.load_state_dict(meta["train"])
-    loop.seconds_before = meta["seconds"]
+    loop.clock.before = meta["seconds"]
     if meta["scaler"]:
-        loop.update.scaler.load_state_dict(meta["scaler"])
+        loop.session.scaler.load_state_dict(meta["scaler"])
     load_states(loop.callbacks, meta["callbacks"], tensors, loop.state.step)

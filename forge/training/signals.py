@@ -7,13 +7,15 @@ import signal
 import socket
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.launch.local.processes import stop_signals
 from forge.launch.slurm.task import Noted
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
-from forge.training.loop import Loop
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
 
 
 class Signals(Callback):

@@ -10,6 +10,7 @@ from typing import Any
 
 from forge.config.changes import changes, permitted
 from forge.config.root import Config
+from forge.optim.modes import Modes
 from forge.rundir import checkpoints, directory, outcome
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
 from forge.rundir.files import cut_rows
@@ -19,6 +20,7 @@ from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
 from forge.training.process import say
 from forge.training.saving import restore as load_state
+from forge.training.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +35,38 @@ class Start:
     undo_after: int | None = None
 
     @property
+    def step(self) -> int:
+        """The step of this run that it goes on from; 0 = none."""
+        return self.meta.get("step", 0) if self.own else 0
+
+    @property
     def meta(self) -> dict[str, Any]:
         return self.checkpoint.meta if self.checkpoint else {}
 
 
-def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
-    """What the run starts from. Raises CheckpointError when what was asked for cannot be used, or
-    nothing that is there can.
+def choose(session: Session, checkpointer: Checkpointer) -> Start:
+    """What the run starts from, on all ranks what the main one finds. Raises CheckpointError when
+    what was asked for cannot be used, or nothing that is there can.
 
     In this order: checkpoint.resume_from, when the last start did not take it; the newest usable
     checkpoint of the run; checkpoint.resume_from; checkpoint.init_from; nothing. What cannot be
     used is passed over with a warning.
     """
+    found: Start | Exception | None = None
+    if session.ranks.main:
+        try:
+            checkpointer.clean()
+            found = _choose(session.run_dir, session.config, checkpointer)
+        except (ValueError, OSError) as error:
+            found = error
+    found = session.ranks.from_main(found)
+    if isinstance(found, Exception):
+        raise found
+    assert found is not None
+    return found
+
+
+def _choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     folder = run_dir / config.checkpoint.dir
     wanted = config.checkpoint.resume_from
     if wanted is not None and outcome.resumed_from(run_dir) != wanted:
@@ -76,11 +98,9 @@ def choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     return Start(weights=found.path)
 
 
-def begin(start: Start, checkpointer: Checkpointer, loop: Loop, data: dict[str, str]) -> None:
-    """Load what the start names, put data and rows where it left them, and say so. data:
-    fingerprints of what is read now.
-    """
-    config, run_dir, ranks = loop.config, loop.run_dir, checkpointer.ranks
+def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
+    """Load what the start names, put data and rows where it left them, and say so."""
+    config, run_dir, ranks = loop.config, loop.run_dir, loop.session.ranks
     model, optimizer = loop.model, loop.optimizer
     exclude = tuple(config.checkpoint.exclude_from_loading)
     source = "nothing"
@@ -90,7 +110,7 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop, data: dict[str, 
         say(f"beginning with the weights of {source}")
     elif start.checkpoint is not None:
         path = start.checkpoint.path
-        same_text = _check_data(start, path, run_dir, config, data)
+        same_text = _check_data(start, path, loop.session)
         with _or_another(start, checkpointer):
             before = restore.config_of(path, trust=config.run.trust)
             changed = any(change.key.startswith("model") for change in changes(before, config))
@@ -120,6 +140,8 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop, data: dict[str, 
         say(f"going on from {source} at step {loop.state.step}, {where}: {rest}")
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
+    if isinstance(optimizer, Modes):
+        optimizer.train()
     if not ranks.main:
         return
     if start.undo_after is not None and (moved := checkpointer.set_aside(start.undo_after)):
@@ -166,13 +188,12 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
         raise CheckpointError(f"{error}: {others}") from error
 
 
-def _check_data(
-    start: Start, path: Path, run_dir: Path, config: Config, data: dict[str, str]
-) -> bool:
+def _check_data(start: Start, path: Path, session: Session) -> bool:
     """Whether the text is the same. Raises CheckpointError when it or the tokenizer is another one
     and run.allow_change does not permit it.
     """
-    before, allowed = start.meta["data"], config.run.allow_change
+    before, data = start.meta["data"], session.data_identity
+    allowed, run_dir = session.config.run.allow_change, session.run_dir
     same_text = before["train"] == data["train"]
     retokenized = before["tokenizer"] != data["tokenizer"]
     if retokenized and not (start.own and permitted("tokenizer", allowed)):

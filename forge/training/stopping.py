@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from forge.config.eval import HIGHER_IS_BETTER, Eval
-from forge.config.train import Train
-from forge.parallel.ranks import Ranks
+from forge.config.objective import is_higher_better
 from forge.training.callback import Callback
-from forge.training.loop import Loop
-from forge.training.step import StepOutput
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
+    from forge.training.session import Session
+    from forge.training.step import StepOutput
 
 log = logging.getLogger(__name__)
-
-
-class Request(Protocol):
-    """What a rank may ask of all ranks at any time, such as to stop."""
-
-    def requested(self, loop: Loop) -> int:
-        """What this rank asks for, as a number above 0; 0 = nothing."""
-        ...
-
-    def act(self, loop: Loop, number: int) -> None:
-        """Do it; called on all ranks after the same step, with the largest number of any rank."""
-        ...
 
 
 class Agreement(Callback):
@@ -40,20 +27,18 @@ class Agreement(Callback):
     answer is read a step later, so that nothing waits for the device.
     """
 
-    def __init__(self, requests: Sequence[Request], ranks: Ranks) -> None:
-        self.requests, self.ranks = requests, ranks
+    def __init__(self, session: Session) -> None:
+        self.ranks = session.ranks
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
-
-    def on_start(self, loop: Loop) -> None:
-        loop.update.request = lambda: any(request.requested(loop) for request in self.requests)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         if self.ranks.size > 1 and not self._any(output.requests):
             return
-        numbers = self.ranks.largest(*(request.requested(loop) for request in self.requests))
-        for request, number in zip(self.requests, numbers, strict=True):
+        requests = loop.requests()
+        largest = self.ranks.largest(*(number for _, number in requests))
+        for (callback, _), number in zip(requests, largest, strict=True):
             if number:
-                request.act(loop, number)
+                callback.act(loop, number)
 
     def _any(self, requests: Tensor) -> bool:
         if not requests.is_cuda:
@@ -74,8 +59,8 @@ class StopVote(Callback):
     step. Takes a message each step. Stands behind the user's callbacks.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    def __init__(self, session: Session) -> None:
+        self.ranks = session.ranks
 
     def on_start(self, loop: Loop) -> None:
         self._vote(loop)
@@ -95,22 +80,31 @@ class HealthCheck(Callback):
     Stands behind the user's callbacks, in which a rank may hang too.
     """
 
-    def __init__(self, interval: int, ranks: Ranks) -> None:
-        self.interval, self.ranks = interval, ranks
+    def __init__(self, session: Session) -> None:
+        self.interval = session.config.train.nccl_health_check_interval
+        self.ranks = session.ranks
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.train.nccl_health_check_interval > 0
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         if loop.state.step % self.interval == 0:
             self.ranks.check_alive(loop.state.step)
 
 
-class TimeLimit:
-    """A request to stop after `minutes` of training, over all starts of the run."""
+class TimeLimit(Callback):
+    """Requests a stop after train.max_time minutes of training, over all starts of the run."""
 
-    def __init__(self, minutes: float) -> None:
-        self.limit = minutes * 60
+    def __init__(self, session: Session) -> None:
+        self.limit = session.config.train.max_time * 60
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.train.max_time > 0
 
     def requested(self, loop: Loop) -> int:
-        return int(loop.seconds_before + loop.training_seconds() >= self.limit)
+        return int(loop.clock.total() >= self.limit)
 
     def act(self, loop: Loop, number: int) -> None:
         loop.end("max_time")
@@ -121,16 +115,20 @@ class EarlyStopping(Callback):
     evaluations. That of the end does not count: a run that goes on from there never had it.
     """
 
-    def __init__(self, section: Eval) -> None:
-        self.section = section
+    def __init__(self, session: Session) -> None:
+        self.section = session.config.eval
         self.best: float | None = None
         self.waited = 0
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.eval.enabled
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
         section = self.section
         if loop.state.step % section.interval:
             return
-        value, sign = metrics[section.metric], 1 if section.metric in HIGHER_IS_BETTER else -1
+        value, sign = metrics[section.metric], 1 if is_higher_better(section.metric) else -1
         if section.target is not None and sign * value >= sign * section.target:
             loop.end("target")
         better = self.best is None or sign * (value - self.best) > section.min_delta
@@ -152,15 +150,16 @@ class BadSteps(Callback):
     """Warns of the first update that was skipped because its loss or gradient is not finite, and
     stops the run once `train.max_bad_steps` of them are in a row; 0 = never.
 
-    Stands before the callbacks that log and save. On a GPU it looks every `interval` steps and at
-    the end alone, since that waits for the device. fault: what stopped the run.
+    Stands before the callbacks that log and save. On a GPU it looks when metrics are logged and at
+    the end alone, since that waits for the device.
     """
 
-    def __init__(self, section: Train, *, interval: int, checkpoints: Path | None) -> None:
-        """checkpoints: the folder where the last step is saved, if it is."""
-        self.limit, self.interval, self.checkpoints = section.max_bad_steps, interval, checkpoints
+    def __init__(self, session: Session) -> None:
+        config, saved = session.config, session.config.checkpoint
+        self.limit, self.interval = config.train.max_bad_steps, config.metrics.log_interval
+        saves_last = saved.enabled and saved.last != "none"
+        self.checkpoints = session.run_dir / saved.dir if saves_last else None
         self.warned = False
-        self.fault: str | None = None
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         state = loop.state
@@ -169,10 +168,9 @@ class BadSteps(Callback):
             return
         state.count_skipped()
         if 0 < self.limit <= state.bad_in_a_row:
-            self.fault = self._fault(loop)
+            loop.end("bad_steps", fault=self._fault(loop))
             # A run that goes on from here ends at the next bad step, unless a good one comes first.
             state.bad_in_a_row = self.limit - 1
-            loop.end("bad_steps")
         self._warn(loop)
 
     def on_end(self, loop: Loop) -> None:

@@ -6,15 +6,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from forge.build import bind
 from forge.config.metrics import Metrics
-from forge.config.root import Config
 from forge.config.wandb_login import sends
 from forge.rundir.files import append_row
 from forge.rundir.progress import METRICS, PERFORMANCE
+from forge.rundir.saved_config import to_plain
+
+if TYPE_CHECKING:
+    from forge.training.session import Session
 
 log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "mfu", "memory_gib"})
@@ -47,15 +51,18 @@ class Trackers:
     warning. An error of JsonLines ends the run.
     """
 
-    def __init__(self) -> None:
-        self._active: dict[str, Tracker] = {}
+    def __init__(self, makers: Mapping[str, Callable[[], Tracker]] | None = None) -> None:
+        """makers: what opens each, by what a warning calls it."""
+        self._makers, self._active = makers or {}, dict[str, Tracker]()
 
-    def add(self, name: str, open_tracker: Callable[[], Tracker]) -> None:
-        """Open one more tracker, if it can be opened; `name` is what a warning calls it."""
-        try:
-            self._active[name] = open_tracker()
-        except Exception as error:
-            _warn(name, error)
+    def open(self) -> Trackers:
+        """Open those that can be opened; returns itself."""
+        for name, make in self._makers.items():
+            try:
+                self._active[name] = make()
+            except Exception as error:
+                _warn(name, error)
+        return self
 
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, tracker in list(self._active.items()):
@@ -92,34 +99,42 @@ def build_trackers(
     resumed_at: int = 0,
     more: Mapping[str, Callable[[], Tracker]] | None = None,
 ) -> Trackers:
-    """Open the JSON lines and whatever else is enabled; what is not enabled is not imported.
+    """The JSON lines and whatever else is enabled, to be opened; what is not is not imported.
 
     total_steps: of the run, for the progress bar. config_dict: the whole config, for W&B.
     resumed_at: the step that the run goes on from. more: what opens further trackers, by name.
     """
-    trackers = Trackers()
-    trackers.add("JSON lines", lambda: JsonLines(run_dir))
+    makers: dict[str, Callable[[], Tracker]] = {"JSON lines": partial(JsonLines, run_dir)}
     if section.enable_tensorboard:
         folder = run_dir / section.tensorboard_dir
-        trackers.add("TensorBoard", lambda: TensorBoard(folder, resumed_at=resumed_at))
+        makers["TensorBoard"] = partial(TensorBoard, folder, resumed_at=resumed_at)
     if section.enable_wandb:
-        trackers.add("W&B", lambda: WandB(section, run_dir, config_dict))
-    for name, open_tracker in (more or {}).items():
-        trackers.add(name, open_tracker)
+        makers["W&B"] = partial(WandB, section, run_dir, config_dict)
+    makers |= more or {}
     if section.enable_console:
         from forge.training.console import console_tracker
 
-        trackers.add("console", lambda: console_tracker(total_steps))
-    return trackers
+        makers["console"] = partial(console_tracker, total_steps)
+    return Trackers(makers)
 
 
-def user_trackers(config: Config, run_dir: Path) -> dict[str, Callable[[], Tracker]]:
-    """What opens each entry of `trackers`, by its path. Raises ConfigError."""
-    found = {}
+def trackers_of(session: Session, *, resumed_at: int) -> Trackers:
+    """Those of a run, on its main rank. Raises ConfigError for an entry that cannot be built."""
+    config, run_dir = session.config, session.run_dir
+    own = {}
     for name, entry in config.trackers.items():
         path = f"trackers.{name}"
-        found[path] = bind(entry, path=path, trust=config.run.trust, run_dir=run_dir)
-    return found
+        own[path] = bind(entry, path=path, trust=config.run.trust, run_dir=run_dir)
+    if not session.ranks.main:
+        return Trackers()
+    return build_trackers(
+        config.metrics,
+        run_dir,
+        total_steps=config.train.max_steps,
+        config_dict=to_plain(config),
+        resumed_at=resumed_at,
+        more=own,
+    )
 
 
 class JsonLines:

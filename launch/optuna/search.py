@@ -15,9 +15,9 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial
 
 from forge.compose.composition import compose
-from forge.config.eval import HIGHER_IS_BETTER
 from forge.config.hydra_names import translate
 from forge.config.launch import Local, Slurm
+from forge.config.objective import is_higher_better
 from forge.config.problems import ConfigError, Problem
 from forge.config.sweeper import Optuna
 from forge.launch.jobs import FOLDER
@@ -98,7 +98,7 @@ def checked(flight: Preflight) -> tuple[Space, Planned]:
 
 
 def direction_of(objective: str) -> str:
-    return "maximize" if objective.rpartition("/")[2] in HIGHER_IS_BETTER else "minimize"
+    return "maximize" if is_higher_better(objective) else "minimize"
 
 
 def first_that_runs(flight: Preflight, space: Space) -> Planned:

@@ -12,8 +12,8 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from forge.compose.grammar import read
-from forge.config.eval import HIGHER_IS_BETTER
 from forge.config.hydra_names import translate
+from forge.config.objective import is_higher_better
 from forge.config.problems import shown
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.expand import SHARED
@@ -21,7 +21,7 @@ from forge.rundir import outcome
 from forge.rundir.files import read_json
 from forge.rundir.saved_config import read_plain
 
-BEST_HIGH = {*HIGHER_IS_BETTER, "tokens_per_second", "mfu"}
+BEST_HIGH = {"tokens_per_second", "mfu"}
 JOURNAL = "optuna.journal"
 DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
@@ -39,14 +39,17 @@ def columns(points: Sequence[Point]) -> dict[str, list[str]]:
     return {key: [_cell(own[key]) if key in own else "" for own in typed] for key in keys}
 
 
-def is_higher_better(metric: str, sweepers: Iterable[Mapping[str, Any]] = ()) -> bool:
-    """Whether more of a metric is better: as a search was told, else as is known of our metrics.
-    sweepers: that section of the runs.
+def is_best_high(
+    metric: str, named: Iterable[str] = (), sweepers: Iterable[Mapping[str, Any]] = ()
+) -> bool:
+    """Whether more of a metric is better: as a search was told, else as runs or objectives say.
+
+    named: the metrics of which more is better in the results of the runs. sweepers: that section.
     """
     direction = next((known for one in sweepers if (known := one.get("direction"))), None)
     if direction:
         return direction == "maximize"
-    return metric.rpartition("/")[2] in BEST_HIGH
+    return metric.rpartition("/")[2] in {*BEST_HIGH, *named} or is_higher_better(metric)
 
 
 def best(sweep: Path, done: Sequence[Point]) -> tuple[Point, str, float] | None:
@@ -57,7 +60,9 @@ def best(sweep: Path, done: Sequence[Point]) -> tuple[Point, str, float] | None:
     if len(names) != 1 or not finite:
         return None
     sweepers = [_sweeper(point.path) for point in done] if (sweep / JOURNAL).is_file() else []
-    choose = max if is_higher_better(names.pop(), sweepers) else min
+    results = (outcome.read_result(point.path) for point, *_ in found)
+    named = [name for one in results if one for name in one.higher_is_better]
+    choose = max if is_best_high(names.pop(), named, sweepers) else min
     return choose(finite, key=lambda one: one[2])
 
 

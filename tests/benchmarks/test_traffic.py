@@ -18,7 +18,7 @@ from forge.data.loader import Step
 from forge.models.router import Router
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import build_model
+from forge.training.models import build_model
 from forge.training.step import Update
 
 pytestmark = pytest.mark.nightly

@@ -23,8 +23,18 @@ WRITTEN = "# @package callbacks.ema\n_target_: mypkg.EMA\ndecay: 0.99\nparts: [a
 Write = Callable[[str, str], str]
 
 
-def entries(overrides: list[str], **where) -> dict:
+OURS = ("profiler", "evaluation", "early_stopping", "samples")
+
+
+def all_entries(overrides: list[str], **where) -> dict:
     return thaw_value(resolved([TRUST, *overrides], **where).config.callbacks)
+
+
+def entries(overrides: list[str], **where) -> dict:
+    """The user's, which stand behind forge's own."""
+    found = all_entries(overrides, **where)
+    assert tuple(found)[: len(OURS)] == OURS
+    return {name: entry for name, entry in found.items() if name not in OURS}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +66,15 @@ def test_on_the_command_line(overrides: list[str], expected: dict | None):
         if expected is not None
         else {"ema": {"_target_": "mypkg.EMA", "decay": 0.9, "sub": {"deep": 77}}}
     )
+
+
+def test_forges_own_are_taken_out_and_changed_in_their_place():
+    assert tuple(all_entries(["~callbacks.samples"])) == OURS[:3]
+    mine = all_entries(["callbacks.evaluation._target_=mypkg.EMA", "+callbacks.evaluation.decay=1"])
+    assert tuple(mine) == OURS
+    assert mine["evaluation"] == {"_target_": "mypkg.EMA", "decay": 1}
+    other = only(["callbacks.samples._target_=os.system"])
+    assert other.what == "os.system may not be built for callbacks: it is under no trusted prefix."
 
 
 def test_from_a_group_of_the_users_own(write: Write):
@@ -140,7 +159,7 @@ def test_explain_and_check_know_them(capsys: pytest.CaptureFixture[str], write: 
     assert shown.startswith(
         f"callbacks.ema.decay = 0.99\n  from          {folder}/callback/ema.yaml:3\n\ncallbacks = "
     )
-    assert "meaning       your callbacks by name" in shown
+    assert "meaning       callbacks by name" in shown
     assert check.main([TRUST, "-cd", folder, "+callback=ema"]) == 0
     assert check.main(["--help"]) == 0
-    assert "  callbacks    {}   your callbacks by name" in capsys.readouterr().out
+    assert "  callbacks    {}   callbacks by name" in capsys.readouterr().out

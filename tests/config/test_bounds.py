@@ -16,8 +16,8 @@ from forge.config.bounds import check_bounds
 from forge.config.field import Section, default_of
 from forge.config.problems import Problem
 from forge.config.root import Config
+from forge.config.rule import get
 from forge.config.schemas import walk_options
-from forge.resolve.rule import get
 
 Field = dataclasses.Field
 OPTIONS = [(key, schema, field) for key, _, schema, field in walk_options() if field.name[0] != "_"]

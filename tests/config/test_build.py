@@ -20,6 +20,7 @@ import forge
 from forge.build import build, locate, signature_fault, takes_section
 from forge.config import schemas
 from forge.config.field import Section, freeze_value, opt
+from forge.config.model import Decoder
 from forge.config.packages import IMPORTABLE
 from forge.config.problems import ConfigError
 from forge.config.target import target_fault, trusted
@@ -85,6 +86,13 @@ def test_a_target_annotated_with_a_section_gets_it_and_a_function_keywords():
     assert (built.section, built.scale) == (section, 2)
     section = SGDSection(_target_="mypkg.parts.takes_no_section")
     assert build(section, path="optimizer", trust=["mypkg"], scale=2) == (0.1, 0.9, 2)
+
+
+def test_a_target_that_takes_a_section_but_not_what_forge_gives_is_refused():
+    section = SGDSection(_target_="mypkg.parts.TakesSection")
+    what = "TakesSection does not take mesh, rank, which forge gives it."
+    said = f"optimizer._target_={section._target_} | {what} | add the parameter mesh, rank"
+    assert refusals(section, trust=["mypkg."], scale=2, mesh=None, rank=0) == [said]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,21 @@ FORGE = {
         f"forge.optim.schedules.{name}"
         for name in ("none", "constant", "cosine", "linear", "wsd", "rex")
     },
-    "callbacks": set(),
+    "callbacks": {
+        f"forge.training.{file}.{name}"
+        for file, names in {
+            "callback": "Callback",
+            "evaluation": "Evaluation",
+            "metrics": "Logger",
+            "profiling": "Profiler",
+            "samples": "Samples",
+            "saving": "Saving",
+            "signals": "Signals",
+            "stopping": "Agreement BadSteps EarlyStopping HealthCheck StopVote TimeLimit",
+        }.items()
+        for name in names.split()
+    },
+    "techniques": set(),
     "trackers": set(),
     "launch": set(),
 }
@@ -226,7 +248,8 @@ def test_the_target_of_every_schema_takes_it():
             if takes_section(target):
                 call = target.__init__ if inspect.isclass(target) else target
                 first = next(iter(inspect.signature(target).parameters))
-                assert issubclass(schema, inspect.get_annotations(call, eval_str=True)[first])
+                given = Decoder if group in schemas.INNER else schema  # the layer's section
+                assert issubclass(given, inspect.get_annotations(call, eval_str=True)[first])
             else:
                 fields = {f.name for f in dataclasses.fields(schema)} - {"_target_"}
                 fault = signature_fault(target, fields)
@@ -281,14 +304,21 @@ def test_a_target_that_does_not_take_what_forge_gives_is_refused():
     assert refusals(of_entry({"path": "x"}), path="trackers.t", trust=["mypkg."], **given) == said
 
 
-@pytest.mark.parametrize("place", ["callbacks", "trackers"])
+@pytest.mark.parametrize("place", ["callbacks", "techniques", "trackers"])
 @pytest.mark.parametrize("name", ["takes_no_section", "TakesSection"])
 def test_an_entry_is_of_its_kind_before_it_is_called(name: str, place: str):
     """Whatever a trusted package has besides: a file of somebody else's may name it."""
     target = f"mypkg.parts.{name}"
     entry = of_entry({"lr": 1.0, "momentum": 1.0}, target)
     (said,) = refusals(entry, path=f"{place}.x", trust=["mypkg."], scale=1)
-    assert said.startswith(f"{place}.x._target_={target} | {target} is no subclass of forge.train")
+    assert said.startswith(f"{place}.x._target_={target} | {target} is no subclass of forge.")
+
+
+def test_an_objective_is_one_before_it_is_called():
+    section, base = SGDSection(_target_="mypkg.parts.TakesSection"), "forge.objectives.objective"
+    (said,) = refusals(section, path="objective", trust=["mypkg."], scale=1)
+    what = f"{section._target_} is no subclass of {base}.Objective."
+    assert said.startswith(f"objective._target_={section._target_} | {what}")
 
 
 def test_a_module_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

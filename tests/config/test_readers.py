@@ -6,13 +6,14 @@ import ast
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from forge.compose.composition import compose
 from forge.config import schemas
 from forge.config.field import default_of, freeze_value
 from forge.config.problems import literal
+from forge.config.rule import get
 from forge.config.schemas import walk_options
-from forge.resolve.rule import get
 
 ROOT = Path(__file__).parents[2]
 FIELDS = [(key, name, field) for key, name, _, field in walk_options() if field.name != "_target_"]
@@ -44,9 +45,18 @@ def reads() -> dict[tuple[str, str], set[str]]:
         for node in attributes:
             value = node.value
             owner = getattr(value, "attr", getattr(value, "id", ""))
-            for name in [owner, *(groups if owner in ("section", "schedule") else ())]:
+            passed_on = owner in ("section", "schedule", "layer")
+            for name in [owner, *(groups if passed_on else ())]:
                 if isinstance(node.ctx, ast.Load):
                     found[name, node.attr].add(str(file.relative_to(ROOT)))
+    used = {attribute for _, attribute in found}
+    for group in schemas.sections():  # what a method reads of its own section, if it is called
+        file = ROOT / "forge" / "config" / f"{group}.py"
+        for method in ast.walk(ast.parse(file.read_text())) if file.exists() else ():
+            if isinstance(method, ast.FunctionDef) and method.name in used:
+                for node in ast.walk(method):
+                    if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+                        found[group, node.attr].add(str(file.relative_to(ROOT)))
     return found
 
 
@@ -60,10 +70,19 @@ def test_every_option_has_a_reader():
 def test_the_default_of_every_option_can_be_typed():
     for group in schemas.sections():
         for variant, schema in schemas.variants(group).items():
-            fields = {f"{group}.{key}": field for key, _, field in schemas.options_of(schema)}
-            typed = {key: default_of(field) for key, field in fields.items() if "._" not in key}
             choice = [f"{group}={variant}"] if group in schemas.SCHEMAS and group != "model" else []
-            composed = compose([*choice, *(f"{key}={literal(v)}" for key, v in typed.items())])
-            assert composed.problems == []
-            config = composed.typed()
-            assert {key: freeze_value(get(config, key)) for key in typed} == freeze_value(typed)
+            inner = tuple(f"{name}." for name in schemas.INNER)
+            options = [each for each in schemas.options_of(schema) if not each[0].startswith(inner)]
+            assert_typed(choice, {f"{group}.{key}": field for key, _, field in options})
+    for group in schemas.INNER:
+        for variant, schema in schemas.SCHEMAS[group].items():
+            fields = {f"model.{group}.{key}": field for key, _, field in schemas.options_of(schema)}
+            assert_typed([f"+{group}@model.{group}={variant}"], fields)
+
+
+def assert_typed(choice: list[str], fields: dict[str, Any]):
+    typed = {key: default_of(field) for key, field in fields.items() if "._" not in key}
+    composed = compose([*choice, *(f"{key}={literal(v)}" for key, v in typed.items())])
+    assert composed.problems == []
+    config = composed.typed()
+    assert {key: freeze_value(get(config, key)) for key in typed} == freeze_value(typed)

@@ -13,12 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge.config.objective import Pretrain as PretrainConfig
 from forge.data import IGNORE_INDEX
 from forge.data.loader import Step, TrainLoader, eval_batches
 from forge.data.order import permute
 from forge.data.shards import ShardWriter, TokenStore
+from forge.objectives.pretrain import Pretrain
 
 N_TOKENS, SEQ = 1000, 16
+TEXT = Pretrain(PretrainConfig())
 WINDOWS = (N_TOKENS - 1) // SEQ
 
 
@@ -41,7 +44,7 @@ def first_tokens(steps: Iterator[Step], count: int) -> list[list[int]]:
 
 
 def test_a_batch_is_windows_in_permuted_order(counting) -> None:
-    loader = TrainLoader(counting, seq_len=SEQ, seed=3, batch_size=4, grad_accum_steps=2)
+    loader = TrainLoader(counting, TEXT, seq_len=SEQ, seed=3, batch_size=4, grad_accum_steps=2)
     step = next(loader)
     windows = permute(np.arange(8), WINDOWS, (3, 0)).reshape(2, 4)
     assert step.n_targets == 8 * SEQ
@@ -55,7 +58,7 @@ def test_a_batch_is_windows_in_permuted_order(counting) -> None:
 
 
 def test_an_epoch_has_every_target_once_and_the_next_another_order(counting) -> None:
-    loader = TrainLoader(counting, seq_len=SEQ, seed=0, batch_size=1)
+    loader = TrainLoader(counting, TEXT, seq_len=SEQ, seed=0, batch_size=1)
     targets = torch.cat([next(loader).batches[0]["targets"].flatten() for _ in range(WINDOWS)])
     assert loader.epoch == 1.0
     assert sorted(targets.tolist()) == list(range(1, WINDOWS * SEQ + 1))
@@ -79,7 +82,7 @@ def test_any_number_of_ranks_draws_the_same_global_batch(
     for num_ranks in (1, 2, 4):
         # The global batch is 4 * batch_size * accum on each layout, cut differently.
         options |= {"num_ranks": num_ranks, "grad_accum_steps": accum * 4 // num_ranks}
-        loaders = [TrainLoader(counting, **options, rank=rank) for rank in range(num_ranks)]
+        loaders = [TrainLoader(counting, TEXT, **options, rank=rank) for rank in range(num_ranks)]
         for loader in loaders:
             loader.load_state_dict({"samples": start})
         steps = [[next(loader) for loader in loaders] for _ in range(3)]
@@ -103,8 +106,8 @@ def test_any_number_of_ranks_draws_the_same_global_batch(
 def test_workers_change_nothing(counting, num_workers) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 3, "grad_accum_steps": 2}
     options |= {"num_ranks": 2, "rank": 1, "start_sample": 36}
-    plain = TrainLoader(counting, **options)
-    processes = TrainLoader(counting, **options, num_workers=num_workers, prefetch_factor=3)
+    plain = TrainLoader(counting, TEXT, **options)
+    processes = TrainLoader(counting, TEXT, **options, num_workers=num_workers, prefetch_factor=3)
     for _ in range(20):
         a, b = next(plain), next(processes)
         for x, y in zip(a.batches, b.batches, strict=True):
@@ -118,13 +121,13 @@ def test_workers_change_nothing(counting, num_workers) -> None:
 @pytest.mark.parametrize("stop", [1, 13])
 def test_resumed_in_the_middle_of_an_epoch(counting, num_workers, stop) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 5}
-    whole = first_tokens(TrainLoader(counting, **options), 20)
-    loader = TrainLoader(counting, **options, num_workers=num_workers)
+    whole = first_tokens(TrainLoader(counting, TEXT, **options), 20)
+    loader = TrainLoader(counting, TEXT, **options, num_workers=num_workers)
     assert first_tokens(loader, stop) == whole[:stop]
     state = loader.state_dict()
     assert state == {"samples": 5 * stop}
     loader.close()
-    resumed = TrainLoader(counting, **options, num_workers=num_workers)
+    resumed = TrainLoader(counting, TEXT, **options, num_workers=num_workers)
     next(resumed)
     resumed.load_state_dict(state)
     assert first_tokens(resumed, 20 - stop) == whole[stop:]
@@ -133,8 +136,8 @@ def test_resumed_in_the_middle_of_an_epoch(counting, num_workers, stop) -> None:
 
 def test_overfitting_repeats_the_first_global_batches(counting) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 3, "grad_accum_steps": 2}
-    whole = first_tokens(TrainLoader(counting, **options), 2)
-    loader = TrainLoader(counting, **options, overfit_batches=2)
+    whole = first_tokens(TrainLoader(counting, TEXT, **options), 2)
+    loader = TrainLoader(counting, TEXT, **options, overfit_batches=2)
     assert first_tokens(loader, 7) == [whole[i % 2] for i in range(7)]
     assert loader.state_dict() == {"samples": 42}
 
@@ -144,7 +147,7 @@ def test_overfitting_repeats_the_first_global_batches(counting) -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_pinned_batches(counting, num_workers) -> None:
     options = {"seq_len": SEQ, "seed": 1, "batch_size": 2, "num_workers": num_workers}
-    loader = TrainLoader(counting, **options, pin_memory=True)
+    loader = TrainLoader(counting, TEXT, **options, pin_memory=True)
     assert next(loader).batches[0]["tokens"].is_pinned()
     loader.close()
 
@@ -152,46 +155,41 @@ def test_pinned_batches(counting, num_workers) -> None:
 def test_message_when_the_split_is_shorter_than_a_sample(store) -> None:
     short = store(np.arange(16))
     with pytest.raises(ValueError) as caught:
-        TrainLoader(short, seq_len=16, seed=0, batch_size=1)
+        TrainLoader(short, TEXT, seq_len=16, seed=0, batch_size=1)
     assert str(caught.value) == (
         "train.seq_len = 16: the training split has 16 tokens, less than one sample of "
         "seq_len + 1. Set train.seq_len=15 or less, or give more text."
     )
-    assert TrainLoader(short, seq_len=15, seed=0, batch_size=1).samples_per_epoch == 1
+    assert TrainLoader(short, TEXT, seq_len=15, seed=0, batch_size=1).samples_per_epoch == 1
 
 
 @pytest.mark.parametrize("n_tokens", [2, 16, 17, 18, 170])
 def test_evaluation_counts_every_target_once(store, n_tokens) -> None:
     tokens = np.arange(n_tokens)
-    widths = np.random.default_rng(0).integers(0, 9, 1000)
-    batches = list(eval_batches(store(tokens), seq_len=SEQ, batch_size=4, token_bytes=widths))
-    targets = torch.cat([batch.targets.flatten() for batch in batches])
-    inputs = torch.cat([batch.tokens.flatten() for batch in batches])
+    batches = list(eval_batches(store(tokens), TEXT, seq_len=SEQ, batch_size=4))
+    targets = torch.cat([batch["targets"].flatten() for batch in batches])
+    inputs = torch.cat([batch["tokens"].flatten() for batch in batches])
     counted = targets != IGNORE_INDEX
     assert targets[counted].tolist() == tokens[1:].tolist()
     assert inputs[counted].tolist() == tokens[:-1].tolist()
     assert counted.tolist() == sorted(counted.tolist(), reverse=True)
-    for batch in batches:
-        assert batch.n_targets == int((batch.targets != IGNORE_INDEX).sum())
-    assert sum(batch.n_bytes or 0 for batch in batches) == widths[tokens[1:]].sum()
-    assert all(batch.tokens.shape[0] == 4 for batch in batches[:-1])
-    assert batches[-1].tokens.shape[0] == -(-(n_tokens - 1) // SEQ) - 4 * (len(batches) - 1)
+    assert all(batch["tokens"].shape[0] == 4 for batch in batches[:-1])
+    assert batches[-1]["tokens"].shape[0] == -(-(n_tokens - 1) // SEQ) - 4 * (len(batches) - 1)
 
 
 @pytest.mark.parametrize("sequences", [1, 7, 40, 99999])
 def test_evaluation_of_a_few_sequences_is_spread_over_the_split(counting, sequences) -> None:
     """Whatever the batch and the shares: the same sequences, of the whole split, none twice."""
-    whole = torch.cat([batch.tokens for batch in eval_batches(counting, seq_len=SEQ, batch_size=4)])
+    every = eval_batches(counting, TEXT, seq_len=SEQ, batch_size=4)
+    whole = torch.cat([batch["tokens"] for batch in every])
     wanted = min(sequences, len(whole))
 
     def sequences_of(batch_size: int, shares: int) -> list[list[int]]:
         rows: list[list[int]] = []
         options = {"seq_len": SEQ, "batch_size": batch_size, "sequences": sequences}
         for part in range(shares):
-            for batch in eval_batches(counting, **options, part=(part, shares)):
-                assert batch.n_targets == int((batch.targets != IGNORE_INDEX).sum())
-                assert batch.n_bytes is None
-                rows += batch.tokens[(batch.targets != IGNORE_INDEX).any(1)].tolist()
+            for batch in eval_batches(counting, TEXT, **options, part=(part, shares)):
+                rows += batch["tokens"][(batch["targets"] != IGNORE_INDEX).any(1)].tolist()
         return sorted(rows)
 
     found = sequences_of(4, 1)
@@ -206,7 +204,7 @@ def test_evaluation_of_a_few_sequences_is_spread_over_the_split(counting, sequen
 
 
 def test_a_dropped_loader_ends_its_processes(counting) -> None:
-    loader = TrainLoader(counting, seq_len=SEQ, seed=0, batch_size=1, num_workers=2)
+    loader = TrainLoader(counting, TEXT, seq_len=SEQ, seed=0, batch_size=1, num_workers=2)
     next(loader)
     assert len(multiprocessing.active_children()) == 2
     start = time.perf_counter()

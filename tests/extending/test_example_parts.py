@@ -144,6 +144,10 @@ def test_every_option_of_the_package_composes(
     for choice in (
         "model=gated_conv",
         "objective=label_smoothing",
+        "optimizer=signum",
+        "+mixer@model.mixer=gated",
+        "+feed_forward@model.feed_forward=low_rank",
+        "+technique=tiles",
         "+callback=ema",
         "+tracker=csv",
         "+recipe=smooth",

@@ -158,7 +158,7 @@ SIXTEEN = ["model.n_heads=3,4", "optimizer.lr=-1,1e-3", "train.seq_len=99999,64"
 SIXTEEN_SAID = """\
 14 of 16 points cannot run; nothing was started or written.
   1. model.n_heads=3   [command line]
-     model.dim (128) must be divisible by model.n_heads (3).
+     model.dim (128) must be divisible by model.n_heads (3), or model.head_dim be given.
      -> model.n_heads=2
      in the 4 points with model.n_heads=3 model=tiny
   2. optimizer.lr=-1.0   [command line]
@@ -169,7 +169,7 @@ SIXTEEN_SAID = """\
      -> train.seq_len=512 or model.max_seq_len=99999
      in the 4 points with train.seq_len=99999 model=tiny
   4. model.n_heads=3   [command line]
-     model.dim (512) must be divisible by model.n_heads (3).
+     model.dim (512) must be divisible by model.n_heads (3), or model.head_dim be given.
      -> model.n_heads=2
      in the 4 points with model.n_heads=3 model=small
   5. train.seq_len=99999   [command line]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE as MoEConfig
-from forge.models.balance import Balance, RoutingReport
+from forge.models.balance import Balance
+from forge.models.contract import StepReport
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.models.moe import MoE
@@ -79,24 +80,24 @@ def written_out(moe: MoE, x: Tensor) -> Tensor:
 class Trained(NamedTuple):
     logits: Tensor
     gradients: dict[str, Tensor]
-    report: RoutingReport
+    report: StepReport
 
 
 def train_step(
-    model: Decoder, batches: list[Tensor], *, number: int = 0, balance: Balance | None = None
+    model: Decoder, batches: list[Tensor], *, done: float = 0.0, balance: Balance | None = None
 ) -> Trained:
     """Forward and backward of micro-batches in one step of the balance; no optimizer."""
-    balance = balance or Balance(model, max_steps=10)
+    balance = balance or Balance(model)
     n_targets = sum(batch.numel() for batch in batches)
     model.zero_grad()
-    balance.begin(1 / n_targets)
+    balance.begin_step(1 / n_targets)
     logits = []
     for batch in batches:
         logits.append(model(batch))
         targets = batch.roll(-1, 1).flatten()
         loss = F.cross_entropy(logits[-1].flatten(0, 1), targets, reduction="sum")
         (loss / n_targets).backward()
-    report = balance.end(number, skipped=NOT_SKIPPED)
+    report = balance.end_of_step(done, skipped=NOT_SKIPPED)
     return Trained(torch.cat(logits).detach(), gradients(model), report)
 
 

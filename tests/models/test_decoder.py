@@ -89,6 +89,6 @@ def test_with_bf16_weights_it_is_the_fp32_model_up_to_bf16_rounding(
     model.blocks["1"].register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
     logits = model(tokens)
     assert seen == {residual or torch.bfloat16}
-    assert model.rotary is None or model.rotary.cos.dtype == torch.float32
+    assert all(table.cos.dtype == torch.float32 for table in model.rotary.values())
     assert logits.dtype == torch.bfloat16
     assert 1e-4 < (logits - expected).norm() / expected.norm() < 0.03

@@ -151,10 +151,10 @@ def test_the_bias_moves_once_a_step_by_the_counts_of_the_whole_step() -> None:
 
 def test_a_skipped_update_moves_nothing() -> None:
     model = decoder(bias_update_rate=0.1)
-    balance = Balance(model, max_steps=10)
-    balance.begin(1.0)
+    balance = Balance(model)
+    balance.begin_step(1.0)
     model(tokens()).sum().backward()
-    balance.end(0, skipped=torch.tensor(True))
+    balance.end_of_step(0.0, skipped=torch.tensor(True))
     assert not any(moe.router.selection_bias.any() for moe in moe_layers(model))
 
 
@@ -180,7 +180,7 @@ def test_evaluation_and_passes_without_gradient_touch_nothing() -> None:
 def test_bias_schedules(schedule, wanted) -> None:
     assert [bias_factor(schedule, done) for done in (0, 0.05, 0.5, 1)] == pytest.approx(wanted)
     model = decoder(bias_update_rate=0.1, bias_schedule=schedule)
-    train_step(model, [tokens()], number=5)  # of 10
+    train_step(model, [tokens()], done=0.5)
     largest = max(moe.router.selection_bias.abs().max().item() for moe in moe_layers(model))
     assert largest == pytest.approx(0.1 * wanted[2])
 

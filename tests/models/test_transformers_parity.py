@@ -94,7 +94,10 @@ def moe_tensors(peer: nn.Module, pick: Pick, *, qk_norm: bool = False) -> dict[s
 
 
 def assert_equal_models(
-    ours: Decoder, peer: nn.Module, tensors: Callable[[nn.Module, Pick], dict[str, Tensor]]
+    ours: Decoder,
+    peer: nn.Module,
+    tensors: Callable[[nn.Module, Pick], dict[str, Tensor]],
+    tolerance: float = 1e-5,
 ) -> None:
     randomise(peer)
     weights = tensors(peer, lambda parameter: parameter.detach())
@@ -103,7 +106,7 @@ def assert_equal_models(
     tokens = torch.randint(VOCAB, (2, SEQ), generator=torch.Generator().manual_seed(1))
     logits, expected = ours(tokens), peer(tokens).logits
     assert expected.std() > 0.3
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
     for output in (logits, expected):
         F.cross_entropy(output[:, :-1].reshape(-1, VOCAB), tokens[:, 1:].reshape(-1)).backward()
     gradients = tensors(peer, lambda parameter: parameter.grad)
@@ -113,7 +116,7 @@ def assert_equal_models(
         vanishes = name.endswith("wk.bias")
         scale = gradients[name.replace("wk", "wq") if vanishes else name].norm()
         assert scale > 1e-4, name
-        assert (parameter.grad - reference).norm() <= 1e-5 * scale, name
+        assert (parameter.grad - reference).norm() <= tolerance * scale, name
 
 
 def shape(**options: object) -> dict:
@@ -177,19 +180,3 @@ def test_gpt2() -> None:
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     peer = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, attn_implementation="eager"))
     assert_equal_models(ours, peer, gpt2_tensors)
-
-
-def test_half_the_rotation_at_far_positions() -> None:
-    """Llama-3's base and 8,192 positions: the tables are those of transformers to the bit."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    from forge.models.rope import RotaryTable
-
-    rope = {"rope_type": "default", "rope_theta": 500000.0}
-    config = LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=rope)
-    peer = LlamaRotaryEmbedding(config)
-    cos, sin = peer(torch.zeros(1), torch.arange(8192)[None])
-    ours = RotaryTable(128, 8192, 500000.0)
-    assert torch.equal(ours.cos[:, 0], cos[0])
-    assert torch.equal(ours.sin[:, 0, 64:], sin[0, :, 64:])
-    assert torch.equal(ours.sin[:, 0, :64], -sin[0, :, :64])

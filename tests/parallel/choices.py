@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from forge.build import build
 from forge.config.model import Decoder
 from forge.config.root import Config
 from forge.models.moe import MoE
 from forge.models.router import Router
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import train_loader
+from forge.training.data import train_loader
 
 
 @dataclass
@@ -47,7 +48,8 @@ class Calls:
     def _tokens(config: Config, ranks: Ranks, store: Any, steps: int) -> list[Tensor]:
         """What this rank reads in each micro-batch, [tokens]."""
         found: list[Tensor] = []
-        loader = train_loader(config, store, ranks, torch.device("cpu"))
+        objective = build(config.objective, path="objective")
+        loader = train_loader(config, store, objective, ranks, torch.device("cpu"))
         for _, step in zip(range(steps), loader, strict=False):
             batches = [ranks.own_part(batch["tokens"]) for batch in step.batches]
             if config.parallel.pp > 1:

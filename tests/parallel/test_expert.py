@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from forge.models.moe import MoE
 from forge.parallel.fsdp import placement
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import build_model
+from forge.training.models import build_model
 
 CPU, EXPERTS = torch.device("cpu"), 6
 

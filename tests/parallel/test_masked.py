@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from parity_run import LR, Tokens, config_of, this_rank, world_of
 from ranks import on_ranks
 
+from forge.build import build
 from forge.data import IGNORE_INDEX
 from forge.parallel.ranks import Ranks
 from forge.parity.side import Record, measure
 from forge.parity.verdict import BOUNDS, compare, table
-from forge.training.assemble import build_model, train_loader
+from forge.training.data import train_loader
+from forge.training.models import build_model
 
 FP64 = torch.float64
 LAYOUTS = [
@@ -51,7 +53,8 @@ def record(model: str, layout: str, ranks: Ranks) -> Record:
 def test_the_loss_is_the_mean_over_the_targets_that_count() -> None:
     config = config_of("llama")
     model = build_model(config, torch.device("cpu"), Ranks(), FP64)
-    step = next(train_loader(config, Masked(), Ranks(), torch.device("cpu")))
+    objective = build(config.objective, path="objective")
+    step = next(train_loader(config, Masked(), objective, Ranks(), torch.device("cpu")))
     counts = [int((batch["targets"] != IGNORE_INDEX).sum()) for batch in step.batches]
     assert len(set(counts)) > 1
     assert sum(counts) == step.n_targets < step.n_tokens == 8 * 16

@@ -18,7 +18,7 @@ from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.materialize import materialize
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import build_model
+from forge.training.models import build_model
 
 CLEAR = Path("/proc/self/clear_refs")
 LARGE = "model.vocab_size=20000 model.dim=512 model.n_layers=4 model.tie_embeddings=true"

@@ -9,7 +9,8 @@ from ranks import on_ranks
 from forge.build import build
 from forge.config.root import Config
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import build_model, train_loader
+from forge.training.data import train_loader
+from forge.training.models import build_model
 from forge.training.step import StepOutput, Update
 
 LAYOUT = "parallel.dp_replicate=2 parallel.dp_shard=2 train.batch_size=2"
@@ -18,9 +19,10 @@ LAYOUT = "parallel.dp_replicate=2 parallel.dp_shard=2 train.batch_size=2"
 def outputs(config: Config, ranks: Ranks) -> list[StepOutput]:
     device = torch.device("cpu")
     model = build_model(config, device, ranks, torch.float64)
+    objective = build(config.objective, path="objective")
     update = Update(
         model=model,
-        objective=build(config.objective, path="objective"),
+        objective=objective,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         schedule=lambda number: 1.0,
         device=device,
@@ -28,7 +30,7 @@ def outputs(config: Config, ranks: Ranks) -> list[StepOutput]:
         ranks=ranks,
         max_steps=3,
     )
-    loader = train_loader(config, Tokens(), ranks, device)  # type: ignore[arg-type]
+    loader = train_loader(config, Tokens(), objective, ranks, device)  # type: ignore[arg-type]
     return [update(step, number) for number, step in zip(range(3), loader, strict=False)]
 
 

@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from forge.build import build
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import build_model, train_loader
+from forge.training.data import train_loader
+from forge.training.models import build_model
 from forge.training.step import Update
 
 
@@ -20,16 +21,17 @@ def test_sharded_weights_are_those_of_one_device(optimizer):
         config = config_of("llama", f"optimizer={optimizer} {overrides}")
         device = torch.device("cpu")
         model = build_model(config, device, ranks, torch.float64)
+        objective = build(config.objective, path="objective")
         update = Update(
             model=model,
-            objective=build(config.objective, path="objective"),
+            objective=objective,
             optimizer=build(config.optimizer, path="optimizer", model=model),
             schedule=lambda number: 1.0,
             device=device,
             clip_norm=1.0,
             ranks=ranks,
         )
-        loader = train_loader(config, Tokens(), ranks, device)
+        loader = train_loader(config, Tokens(), objective, ranks, device)
         for number, step in zip(range(3), loader, strict=False):
             update(step, number)
         parameters = model.named_parameters()

@@ -21,9 +21,10 @@ from parity_run import (
     outcomes,
 )
 
+from forge.build import build
 from forge.config.problems import ConfigError
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import train_loader
+from forge.training.data import train_loader
 
 ALL = [*CASES, *MOE_CASES]
 
@@ -81,7 +82,8 @@ def test_choices_are_seen_and_biases_move() -> None:
     assert len(record.state) == 3
     assert all(value is not None and len(value.unique()) > 2 for value in record.state.values())
     read = torch.zeros(301, dtype=torch.int64)
-    loader = train_loader(config, Tokens(), Ranks(), torch.device("cpu"))  # type: ignore[arg-type]
+    objective, tokens = build(config.objective, path="objective"), Tokens()
+    loader = train_loader(config, tokens, objective, Ranks(), torch.device("cpu"))  # type: ignore[arg-type]
     for _, step in zip(range(steps), loader, strict=False):
         for batch in step.batches:
             read += torch.bincount(batch["tokens"].flatten(), minlength=301)

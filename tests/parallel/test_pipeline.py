@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,11 +19,11 @@ from torch.distributed.tensor import DTensor
 from forge.build import build
 from forge.config.model import Model
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Batch, EvalBatch
+from forge.data.loader import Batch
 from forge.parallel.pipeline import cut
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import build_model
 from forge.training.evaluation import evaluate
+from forge.training.models import build_model
 
 CPU, ROWS, SEQ = torch.device("cpu"), 8, 16
 SCHEDULES = {
@@ -97,19 +99,12 @@ def test_evaluation_counts_each_target_once(layout) -> None:
     """Also with fewer rows than micro-batches."""
     config = config_of("llama, 5 blocks", layout_of(layout))
     tokens, targets = batch().values()
-    sizes = torch.arange(301) % 4
+    tokenizer: Any = SimpleNamespace(token_bytes=lambda: np.arange(301) % 4)
+    objective = build(config.objective, path="objective", tokenizer=tokenizer)
 
     def metrics(model: nn.Module, parts: list[slice], ranks: Ranks | None) -> dict[str, float]:
-        batches = [
-            EvalBatch(
-                tokens=tokens[rows],
-                targets=targets[rows],
-                n_targets=int((targets[rows] != IGNORE_INDEX).sum()),
-                n_bytes=None,
-            )
-            for rows in parts
-        ]
-        return evaluate(model, batches, token_bytes=sizes, ranks=ranks)
+        batches = [{"tokens": tokens[rows], "targets": targets[rows]} for rows in parts]
+        return evaluate(model, objective, batches, device=CPU, ranks=ranks)
 
     plain = build_model(config_of("llama, 5 blocks"), CPU, Ranks())
     wanted = metrics(plain, [slice(6)], None)

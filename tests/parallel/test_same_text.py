@@ -42,10 +42,18 @@ def texts(model: Decoder, folder: Path, ranks: Ranks) -> list[str]:
     folder.mkdir()
     quiet = SimpleNamespace(enable_console=False)
     config: Any = SimpleNamespace(eval=SECTION, seed=1, metrics=quiet)
-    common: Any = {"tokenizer": Characters(), "device": torch.device("cpu")}
-    loop: Any = SimpleNamespace(paused=nullcontext, state=SimpleNamespace(step=4))
-    Samples(config, model=model, ranks=ranks, run_dir=folder, **common).sample(loop)
-    file = folder / "samples.jsonl"
+    session: Any = SimpleNamespace(
+        config=config,
+        model=model,
+        tokenizer=Characters(),
+        device=torch.device("cpu"),
+        run_dir=folder,
+        ranks=ranks,
+    )
+    loop: Any = SimpleNamespace(reading=nullcontext, state=SimpleNamespace(step=4))
+    samples, file = Samples(session), folder / "samples.jsonl"
+    samples.path = file  # also of a rank that writes nothing
+    samples.sample(loop)
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line)["text"] for line in lines]
 

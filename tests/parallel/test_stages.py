@@ -13,8 +13,8 @@ from forge.parallel.stages import cut_by_cost, stages_of
 
 def costs(section: Decoder, seq_len: int) -> tuple[list[int], int]:
     """FLOPs of each block and of the head for a forward pass of one token, from the shapes."""
-    dim, heads = section.dim, section.n_heads * section.head_dim
-    attention = 2 * (2 * dim * heads + 2 * dim * section.kv_heads * section.head_dim)
+    dim, heads = section.dim, section.n_heads * section.computed_head_dim
+    attention = 2 * (2 * dim * heads + 2 * dim * section.kv_heads * section.computed_head_dim)
     scores, dense = 4 * heads * seq_len, 6 * dim * section.computed_ffn_hidden_dim
     moe = section.moe
     experts = 6 * dim * section.expert_hidden_dim * moe.top_k + 2 * dim * moe.num_experts

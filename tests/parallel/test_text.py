@@ -13,7 +13,7 @@ from ranks import on_ranks
 from forge.models.head import head_of
 from forge.models.sampling import generate
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import build_model
+from forge.training.models import build_model
 
 CPU = torch.device("cpu")
 LAYOUTS = [
@@ -21,6 +21,8 @@ LAYOUTS = [
     ("tp4 with 2 heads of keys", "tp=4", "llama"),
     ("tp2, gpt2", "tp=2", "gpt2"),
     ("cp2", "cp=2", "llama"),
+    ("tp2, latents", "tp=2", "mla"),
+    ("cp2, latents", "cp=2", "mla"),
     ("cp2, contiguous parts, gpt2", "cp=2 cp_load_balance=false", "gpt2"),
     ("cp2 ulysses, gpt2", "cp=2 ulysses", "gpt2"),
     ("ep4", "ep=4 batch=2", "moe, 8 experts"),

@@ -16,7 +16,7 @@ from forge.build import build
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.tensor import spread_width
-from forge.training.assemble import build_model
+from forge.training.models import build_model
 
 TEXT = torch.randint(0, 301, (2, 16), generator=torch.Generator().manual_seed(0))
 

@@ -21,7 +21,7 @@ from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.parallel.scopes import spread_scopes
 from forge.plan.memory import memory_by_part
-from forge.training.assemble import build_model
+from forge.training.models import build_model
 
 SHAPE = {"dim": 64, "n_layers": 4, "n_heads": 8, "vocab_size": 512, "ffn_hidden_dim": 96}
 BASE = [

@@ -13,10 +13,10 @@ from refusing import SMALL, only, resolved
 
 from forge.compose import composition
 from forge.config.problems import ConfigError
+from forge.config.rule import Derived
 from forge.config.tokenizer import Tokenizer
 from forge.resolve.derivations import DERIVATIONS, SCHEDULE, fit_epochs
 from forge.resolve.resolve import resolve
-from forge.resolve.rule import Derived
 
 WORKED_OUT = """
 given

@@ -21,6 +21,7 @@ from forge.rundir import saved_config
 
 NOTHING_TO_TYPE = {
     "data.path": "a path",
+    "eval.sets": "a path, or another name",
     "tokenizer.path": "a path",
     "checkpoint.init_from": "a path",
     "checkpoint.resume_from": "a path",
@@ -156,8 +157,11 @@ def test_a_text_that_may_not_be_read(place: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_rule_has_a_case():
-    """But for the one on models that are no Decoder, of which no preset is: test_layout.py."""
-    assert {case.rule for case in CASES} | {"parallel.needs_decoder"} == {r.id for r in RULES}
+    """But for those on what no preset has: models that are no Decoder (test_layout.py) and
+    objectives with frozen models (test_distillation.py).
+    """
+    elsewhere = {"parallel.needs_decoder", "parallel.pp_frozen"}
+    assert {case.rule for case in CASES} | elsewhere == {rule.id for rule in RULES}
     assert len({rule.id for rule in RULES}) == len(RULES)
 
 

@@ -15,13 +15,13 @@ from forge.config import schemas
 from forge.config.changes import Change, changes, permitted
 from forge.config.launch import Slurm
 from forge.config.root import Config
+from forge.config.rule import put
 from forge.config.scheduler import WSD
 from forge.config.sweeper import Optuna
-from forge.resolve.rule import put
 from forge.rundir import saved_config
 
 FREE = {
-    "": "callbacks trackers",
+    "": "callbacks techniques trackers",
     "checkpoint": "async_mode enabled export_dtype interval interval_minutes keep_best keep_last_n "
     "last resume_from",
     "data": "cache_dir num_workers pin_memory prefetch_factor",
@@ -91,6 +91,7 @@ def with_values(config: Config, **values: Any) -> Config:
         ("checkpoint.resume_from", "3", True),
         ("run.trust", ("mine.",), True),
         ("callbacks", {}, True),
+        ("techniques", {"t": {"_target_": "mypkg.EMA"}}, True),
         ("trackers", {"t": {"_target_": "mypkg.EMA"}}, True),
     ],
 )

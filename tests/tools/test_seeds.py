@@ -26,11 +26,11 @@ SUBJECTS = set(
     """
     mixture of experts; data mixtures and sources; other optimizers; model families; run directory;
     checkpoint conversion; supervised fine-tuning; LoRA; preference objectives;
-    reinforcement learning; distillation; quantisation; planner; MLA;
+    reinforcement learning; distillation; quantisation; planner;
     sliding and chunked attention; attention sinks;
     gated delta nets; multi-token prediction; two-tier checkpoints; elastic restart; DiLoCo;
     goodput ledger; straggler alarm; stack dumps; activation offload by named tensor; DSA indexer;
-    MoBA; hyper-connections; Engram; multimodal towers; YaRN and Llama-3.1 RoPE;
+    MoBA; hyper-connections; Engram; multimodal towers;
     lm-eval and CORE benchmarks
     """.strip()
     .replace("\n    ", " ")

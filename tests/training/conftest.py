@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from run_helpers import built
 from tiny import TWO_LAYERS
 
 from forge import cli, worker
@@ -16,7 +17,7 @@ from forge.config.parallel import Parallel
 from forge.parallel.mesh import Mesh, make_mesh
 from forge.rundir import directory
 from forge.rundir.saved_config import newest, stored_trust
-from forge.training.assemble import Parts, assemble
+from forge.training.loop import Loop
 
 
 @pytest.fixture
@@ -62,9 +63,9 @@ def saved_run(tiny_run: Path) -> Path:
 
 
 @pytest.fixture
-def assembled(new_run) -> Callable[..., Parts]:
+def assembled(new_run) -> Callable[..., Loop]:
     """The parts of a run, ready to run."""
-    return lambda *overrides: assemble(new_run(*overrides))
+    return lambda *overrides: built(new_run(*overrides))
 
 
 @pytest.fixture

@@ -13,6 +13,15 @@ from torch import Tensor
 from forge.rundir.checkpoints import WEIGHTS
 from forge.rundir.files import read_rows
 from forge.training import tensor_storage
+from forge.training.build import build
+from forge.training.callback import Callback
+from forge.training.loop import Loop
+from forge.training.session import join
+
+
+def built(run_dir: Path) -> Loop:
+    """The loop of a run directory, where its last start has left it."""
+    return build(join(run_dir))
 
 
 def logged(run_dir: Path, key: str, *, file: str = "metrics.jsonl") -> dict[int, float]:
@@ -66,16 +75,15 @@ def folders(run: Path) -> list[str]:
     return sorted(p.name for p in (run / "checkpoints").iterdir())
 
 
-def at_step(parts: Any, step: int | None, act: Any):
+def at_step(loop: Any, step: int | None, act: Any):
     """Let act(loop) happen first of all after update number `step`, or after each."""
-    from forge.training.callback import Callback
 
     class At(Callback):
         def on_step_end(self, loop, output):
             if step in (None, loop.state.step):
                 act(loop)
 
-    parts.loop.callbacks.insert(0, At())
+    loop.callbacks.insert(0, At())
 
 
 def without_pickle(monkeypatch: pytest.MonkeyPatch):

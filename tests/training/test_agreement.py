@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from ranks import on_ranks
-from run_helpers import read
+from run_helpers import built, read
 
 from forge.launch.local.processes import free_port
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints
-from forge.training import assemble as assembling
+from forge.training import build as building
 from forge.training.callback import Callback
 
 LAYOUT = "parallel=fsdp run.num_processes=2 run.inline=false train.batch_size=2 train.max_steps=12"
@@ -27,6 +27,8 @@ LAYOUT = "parallel=fsdp run.num_processes=2 run.inline=false train.batch_size=2 
 
 class Acting(Callback):
     """Does something at the end of a step, on one rank."""
+
+    config_path = "callbacks.acting"
 
     def __init__(self, rank: int, step: int, act: Callable[[Any], object]):
         self.here, self.step, self.act = int(os.environ["RANK"]) == rank, step, act
@@ -36,7 +38,7 @@ class Acting(Callback):
             self.act(loop)
 
 
-def run_on_two(path: Path, callbacks=list, change=lambda parts: None) -> list[dict[str, Any]]:
+def run_on_two(path: Path, callbacks=list, change=lambda loop: None) -> list[dict[str, Any]]:
     """Train a run on two forked ranks; of each why it ended, at which step, and after which steps
     it asked all ranks something.
     """
@@ -48,12 +50,12 @@ def run_on_two(path: Path, callbacks=list, change=lambda parts: None) -> list[di
         os.environ.update(RANK=str(rank), WORLD_SIZE="2", **where)
         asked: list[int] = []
         largest = Ranks.largest
-        assembling.user_callbacks = lambda config: callbacks()
-        parts = assembling.assemble(path)
-        change(parts)
-        state = parts.loop.state
+        building.build_entries = lambda session: callbacks()
+        loop = built(path)
+        change(loop)
+        state = loop.state
         Ranks.largest = lambda self, *numbers: asked.append(state.step) or largest(self, *numbers)
-        found = {"reason": parts.loop.run(), "step": state.step, "asked": asked}
+        found = {"reason": loop.run(), "step": state.step, "asked": asked}
         (path / f"ended_{rank}").write_text(json.dumps(found))
 
     on_ranks(2, work)
@@ -72,8 +74,8 @@ def test_a_stop_of_any_rank_ends_all_at_its_step(new_run, rank):
 def test_a_signal_to_one_rank_ends_all_after_the_same_step(new_run):
     """It is noticed with the next gradient norm; before that no rank asked."""
 
-    def change(parts):
-        parts.loop.callbacks.append(Acting(1, 3, lambda _: os.kill(os.getpid(), signal.SIGUSR1)))
+    def change(loop):
+        loop.callbacks.append(Acting(1, 3, lambda _: os.kill(os.getpid(), signal.SIGUSR1)))
 
     ended = run_on_two(new_run(LAYOUT), change=change)
     assert ended == [{"reason": "SIGUSR1", "step": 4, "asked": [4]}] * 2
@@ -82,9 +84,9 @@ def test_a_signal_to_one_rank_ends_all_after_the_same_step(new_run):
 def test_minutes_that_are_over_on_one_rank_save_on_all(new_run):
     path = new_run(LAYOUT, "checkpoint.interval_minutes=60 checkpoint.keep_last_n=0")
 
-    def change(parts):
+    def change(loop):
         if os.environ["RANK"] == "1":
-            saving = parts.loop.callbacks[-1]
+            saving = loop.callbacks[-1]
             saving.requested = lambda loop: int(loop.state.step in (6, 7))
 
     run_on_two(path, change=change)

@@ -12,13 +12,14 @@ import types
 
 import pytest
 import torch
-from run_helpers import assert_bit_equal, read, weights
+from run_helpers import assert_bit_equal, built, read, weights
 
 from forge import worker
+from forge.config.problems import ConfigError
 from forge.rundir.files import read_rows
-from forge.training.assemble import assemble
 from forge.training.callback import Callback as Base
-from forge.training.callback import CallbackError, load_states, split, states
+from forge.training.callback import CallbackError
+from forge.training.callback_state import load_states, split, states
 
 MOMENTS = "on_start on_step_start on_gradients on_step_end on_evaluation on_checkpoint on_end close"
 EVALUATED = "train.max_steps=2 eval.enabled=true eval.interval=2 eval.steps=1 checkpoint.interval=2"
@@ -80,11 +81,26 @@ class Zeroing(Base):
             parameter.grad.zero_()
 
 
+class Sized(Base):
+    """Wants a model, and is told of by result.json."""
+
+    def __init__(self, session, factor: int = 1):
+        self.size = factor * sum(p.numel() for p in session.model.parameters())
+        self.rest = (session.config.seed, session.tokenizer.vocab_size, session.ranks.size)
+
+    @classmethod
+    def wanted(cls, session):
+        return session.config.seed != 7
+
+    def results(self):
+        return {"mine/size": self.size}
+
+
 @pytest.fixture(autouse=True)
 def mine(monkeypatch):
     """The package mypkg, with the classes of this file."""
     package = types.ModuleType("mypkg")
-    for one in (Everything, Broken, Norms, Zeroing):
+    for one in (Everything, Broken, Norms, Zeroing, Sized):
         setattr(package, one.__name__, one)
     monkeypatch.setitem(sys.modules, "mypkg", package)
 
@@ -96,9 +112,9 @@ def callback(target: str, moment: str = "") -> str:
 
 
 def test_the_order_of_all_moments(assembled):
-    parts = assembled(callback("Everything"), EVALUATED)
-    parts.loop.run()
-    (one,) = (c for c in parts.loop.callbacks if isinstance(c, Everything))
+    loop = assembled(callback("Everything"), EVALUATED)
+    loop.run()
+    (one,) = (c for c in loop.callbacks if isinstance(c, Everything))
     expected = "on_start 0, on_step_start 0, on_gradients 0, on_step_end 1, on_step_start 1, "
     expected += "on_gradients 1, on_evaluation 2, on_step_end 2, on_checkpoint 2, on_end 2, close 2"
     assert ", ".join(f"{moment} {step}" for moment, step in one.seen) == expected
@@ -113,10 +129,32 @@ def test_the_gradient_is_clipped_when_it_is_shown_and_metrics_go_to_the_trackers
 
 
 def test_what_is_changed_in_the_gradient_is_what_the_optimizer_uses(assembled):
-    parts = assembled(callback("Zeroing"), "optimizer.weight_decay=0")
-    before = weights(parts.model)
-    parts.loop.run()
-    assert_bit_equal(weights(parts.model), before)
+    loop = assembled(callback("Zeroing"), "optimizer.weight_decay=0")
+    before = weights(loop.model)
+    loop.run()
+    assert_bit_equal(weights(loop.model), before)
+
+
+def test_one_that_names_a_session_gets_it_where_it_is_wanted(trained, assembled):
+    asked = "run.trust=[mypkg.] +callbacks.a={_target_:mypkg.Sized,factor:2}"
+    path = trained(asked, "train.max_steps=1")
+    size = sum(value.numel() for value in weights(assembled().model).values())
+    assert read(path / "result.json")["metrics"]["mine/size"] == 2 * size
+    assert not [one for one in assembled(asked, "seed=7").callbacks if isinstance(one, Sized)]
+    with pytest.raises(ConfigError, match="session is given by forge"):
+        assembled("run.trust=[mypkg.] +callbacks.a={_target_:mypkg.Sized,session:2}")
+
+
+def test_forges_own_are_taken_out_or_replaced_in_their_place(assembled, trained):
+    names = [type(one).__name__ for one in assembled(EVALUATED).callbacks]
+    own = ["Evaluation", "EarlyStopping", "Samples"]
+    assert names == ["Signals", "Agreement", "BadSteps", "Logger", *own, "Saving"]
+    mine = "run.trust=[mypkg.] callbacks.early_stopping._target_=mypkg.Everything"
+    replaced = assembled(EVALUATED, mine, "~callbacks.samples").callbacks
+    own = ["Evaluation", "Everything"]
+    assert [type(one).__name__ for one in replaced[4:]] == [*own, "Saving"]
+    path = trained(EVALUATED, "~callbacks.evaluation")
+    assert not [row for row in read_rows(path / "metrics.jsonl") if "eval/loss" in row]
 
 
 STEPS = dict(zip([*MOMENTS.split(), "state_dict"], [0, 1, 1, 1, 2, 2, 2, 2, 2], strict=True))
@@ -139,22 +177,22 @@ def test_a_broken_callback_names_itself(moment, step, new_run, capsys):
 def test_one_that_cannot_be_made_or_take_its_state_back_names_itself(new_run, trained):
     said = r"^callbacks\.Broken \(mypkg\.Broken\) failed in __init__: ValueError: no good$"
     with pytest.raises(CallbackError, match=said):
-        assemble(new_run(callback("Broken", "__init__")))
+        built(new_run(callback("Broken", "__init__")))
     mute = callback("Broken", "load_state_dict")
     again = new_run(mute, f"checkpoint.resume_from={trained(mute, 'train.max_steps=2')}")
     said = r"callbacks\.Broken \(.*Broken\) failed in load_state_dict at step 2: KeyError: 'lost'"
     with pytest.raises(CallbackError, match=said):
-        assemble(again)
+        built(again)
 
 
 def test_a_close_that_fails_hides_no_error_and_stops_no_other(assembled, caplog):
-    parts = assembled(callback("Broken", "close"), callback("Everything"), "train.max_steps=2")
-    parts.loop.callbacks[0].on_step_end = lambda *_: [].pop()
+    loop = assembled(callback("Broken", "close"), callback("Everything"), "train.max_steps=2")
+    loop.callbacks[0].on_step_end = lambda *_: [].pop()
     with caplog.at_level(logging.WARNING), pytest.raises(IndexError, match="pop from empty list"):
-        parts.loop.run()
-    (one,) = (c for c in parts.loop.callbacks if isinstance(c, Everything))
+        loop.run()
+    (one,) = (c for c in loop.callbacks if isinstance(c, Everything))
     assert one.seen[-1][0] == "close"
-    assert "callbacks.Broken could not be closed either: CallbackError: callb" in caplog.text
+    assert "callbacks.Broken failed in close too: CallbackError: callbacks.B" in caplog.text
 
 
 # State

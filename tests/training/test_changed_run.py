@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from going_on_helpers import alter
-from run_helpers import assert_bit_equal, logged, read, step_of, stored, weights
+from run_helpers import assert_bit_equal, built, logged, read, step_of, stored, weights
 
 from forge import worker
 from forge.config.optimizer import AdamW as AdamWSection
-from forge.training.assemble import assemble
 
 FINAL = ("result.json", "error.json", "attempts.jsonl", "run.lock", "rank_0.log", "data.json")
 CHANGED = "the text has changed under this run"
@@ -31,7 +30,7 @@ def own_text(text_file, tmp_path) -> Path:
 def broken_off(own_text, new_run) -> Path:
     """A run on a text of its own, killed after a checkpoint of step 3."""
     path = new_run(f"data.path={own_text} checkpoint.interval=3")
-    loop = assemble(path).loop
+    loop = built(path)
     loop.end_step = 3
     loop.run()
     return path
@@ -68,12 +67,12 @@ def test_another_text_is_read_from_its_beginning_where_allowed(
 ):
     own_text.write_text(2 * own_text.read_text())
     alter(broken_off, run__allow_change=["data"])
-    loop = assemble(broken_off).loop
+    loop = built(broken_off)
     where = "at the beginning of this corpus, which is another one: 3 steps to go"
     said = f"going on from checkpoints/step_3 at step 3, {where}"
     assert capsys.readouterr().out.splitlines()[-1] == said
     assert (loop.state.step, loop.state.samples, loop.loader.samples) == (3, 0, 0)
-    fresh = assemble(new_run(f"data.path={own_text}")).loop
+    fresh = built(new_run(f"data.path={own_text}"))
     ours, theirs = (next(one.loader).batches[0]["tokens"] for one in (loop, fresh))
     assert torch.equal(ours, theirs)
 
@@ -100,23 +99,23 @@ def test_another_model_begins_fresh_where_it_does_not_fit(saved_run, caplog):
     allowed = ["model", "scheduler"]
     alter(saved_run, model__n_layers=3, train__max_steps=8, run__allow_change=allowed)
     with caplog.at_level(logging.WARNING):
-        parts = assemble(saved_run)
+        loop = built(saved_run)
     (said,) = [r.getMessage() for r in caplog.records if r.name.startswith("forge")]
     assert said.startswith(
         "the model was changed, so what does not fit begins with its initial value: "
         "blocks.2.attention_norm.weight is "
     )
     assert said.endswith("is missing there; and 4 more")
-    here = weights(parts.model)
+    here = weights(loop.model)
     fresh = [name for name in here if name.startswith("blocks.2.")]
     kept = {name: here[name] for name in here if name not in fresh}
     assert_bit_equal(kept, stored(step_of(saved_run, 6), "model/"))
-    state = parts.loop.optimizer.state
-    assert [name for name, p in parts.model.named_parameters() if not state[p]] == fresh
+    state = loop.optimizer.state
+    assert [name for name, p in loop.model.named_parameters() if not state[p]] == fresh
     assert read(saved_run / "changes.2.json")[0]["key"] == "model.n_layers"
-    parts.loop.run()
+    loop.run()
     (saved_run / "result.json").unlink(missing_ok=True)
-    assert_bit_equal(weights(assemble(saved_run).model), weights(parts.model))
+    assert_bit_equal(weights(built(saved_run).model), weights(loop.model))
 
 
 def sgd(section: AdamWSection, *, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -127,13 +126,13 @@ def test_another_optimizer_begins_anew(saved_run, capsys):
     """Also one of the same section, when another class is built from it."""
     trust = {"run__trust": ["test_changed_run."], "run__allow_change": ["optimizer", "scheduler"]}
     alter(saved_run, optimizer___target_="test_changed_run.sgd", train__max_steps=8, **trust)
-    parts = assemble(saved_run)
+    loop = built(saved_run)
     said = "the optimizer begins anew: checkpoints/step_6 has the state of another"
     assert capsys.readouterr().out.splitlines()[-1] == said
-    assert (parts.loop.state.step, len(parts.loop.optimizer.state)) == (6, 0)
-    assert_bit_equal(weights(parts.model), stored(step_of(saved_run, 6), "model/"))
-    parts.loop.run()
+    assert (loop.state.step, len(loop.optimizer.state)) == (6, 0)
+    assert_bit_equal(weights(loop.model), stored(step_of(saved_run, 6), "model/"))
+    loop.run()
     names = stored(step_of(saved_run, 8), "optimizer/")
     assert {name.rpartition("/")[2] for name in names} == {"momentum_buffer"}
-    assemble(saved_run)
+    built(saved_run)
     assert "begins anew" not in capsys.readouterr().out

@@ -13,25 +13,25 @@ from forge.training.restore import load, load_run
 from forge.training.state import TrainState
 
 
-def optimizer_state(parts) -> dict[str, torch.Tensor]:
+def optimizer_state(loop) -> dict[str, torch.Tensor]:
     return {
         f"{name}/{key}": value
-        for name, p in parts.model.named_parameters()
-        for key, value in parts.loop.optimizer.state[p].items()
+        for name, p in loop.model.named_parameters()
+        for key, value in loop.optimizer.state[p].items()
     }
 
 
 def test_weights_and_optimizer_state_are_there_by_parameter_and_come_back(assembled):
-    parts, other = assembled(), assembled("seed=1")
-    parts.loop.run()
-    path = step_of(parts.loop.run_dir, 6)
+    loop, other = assembled(), assembled("seed=1")
+    loop.run()
+    path = step_of(loop.run_dir, 6)
     assert meta(path)["train"] == TrainState(step=6, samples=24, tokens=384).state_dict()
-    state = optimizer_state(parts)
+    state = optimizer_state(loop)
     assert {key.rpartition("/")[2] for key in state} == {"step", "exp_avg", "exp_avg_sq"}
-    by_name = {f"model/{name}": value for name, value in weights(parts.model).items()}
+    by_name = {f"model/{name}": value for name, value in weights(loop.model).items()}
     assert_bit_equal(stored(path), by_name | {f"optimizer/{k}": v for k, v in state.items()})
-    assert load(path, model=other.model, optimizer=other.loop.optimizer) == {}
-    assert_bit_equal(weights(other.model), weights(parts.model))
+    assert load(path, model=other.model, optimizer=other.optimizer) == {}
+    assert_bit_equal(weights(other.model), weights(loop.model))
     assert_bit_equal(optimizer_state(other), state)
 
 
@@ -43,19 +43,19 @@ def test_keep_last_n(trained):
 def test_exclude_from_loading_keeps_fresh_weights_and_optimizer_state(trained, assembled):
     source = trained("model.tie_embeddings=false")
     fresh = assembled("model.tie_embeddings=false seed=3")
-    parts = assembled(
+    loop = assembled(
         f"model.tie_embeddings=false seed=3 train.max_steps=8 checkpoint.resume_from={source}",
         "checkpoint.exclude_from_loading=[output,blocks.1.]",
     )
-    there, here = stored(step_of(source, 6), "model/"), weights(parts.model)
+    there, here = stored(step_of(source, 6), "model/"), weights(loop.model)
     excluded = {name for name in here if name.startswith(("output", "blocks.1."))}
     assert len(excluded) == 10
     new = weights(fresh.model)
     assert_bit_equal(here, there | {name: new[name] for name in excluded})
-    state = parts.loop.optimizer.state
-    assert {name for name, p in parts.model.named_parameters() if state[p]} == set(here) - excluded
-    parts.loop.run()
-    ages = {name: int(state[p]["step"].item()) for name, p in parts.model.named_parameters()}
+    state = loop.optimizer.state
+    assert {name for name, p in loop.model.named_parameters() if state[p]} == set(here) - excluded
+    loop.run()
+    ages = {name: int(state[p]["step"].item()) for name, p in loop.model.named_parameters()}
     assert ages == {name: 2 if name in excluded else 8 for name in here}
 
 

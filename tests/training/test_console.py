@@ -70,7 +70,7 @@ def test_plain_lines_where_there_is_no_terminal():
 
 
 def test_plain_lines_go_to_stdout_and_the_file_gets_the_same_logs(tmp_path, capsys):
-    trackers = build_trackers(Metrics(), tmp_path, total_steps=5, config_dict={})
+    trackers = build_trackers(Metrics(), tmp_path, total_steps=5, config_dict={}).open()
     trackers.log(5, {"train/loss": 1.0})
     trackers.close()
     assert capsys.readouterr().out == "step 5/5 | loss 1.0000\n"

@@ -7,11 +7,10 @@ import pickle
 
 import pytest
 import torch
-from run_helpers import assert_bit_equal, logged, step_of, stored, weights
+from run_helpers import assert_bit_equal, built, logged, step_of, stored, weights
 from test_guard import Poisoned, state_of
 
 from forge.parallel.ranks import Ranks
-from forge.training.assemble import assemble
 from forge.training.stopping import Agreement
 
 pytestmark = [
@@ -25,21 +24,21 @@ GPU = "run.device=cuda precision=fp32 precision.matmul_precision=highest run.det
 
 
 def test_bf16_products_of_fp32_weights(assembled):
-    parts = assembled("run.device=cuda", "precision=auto")
+    loop = assembled("run.device=cuda", "precision=auto")
     seen: set[torch.dtype] = set()
-    parts.model.blocks["0"].feed_forward.w_down.register_forward_hook(
+    loop.model.blocks["0"].feed_forward.w_down.register_forward_hook(
         lambda module, x, y: seen.add(y.dtype)
     )
-    parts.loop.run()
+    loop.run()
     assert seen == {torch.bfloat16}
-    assert {p.dtype for p in parts.loop.optimizer.param_groups[0]["params"]} == {torch.float32}
-    assert all(p.is_cuda for p in parts.model.parameters())
+    assert {p.dtype for p in loop.optimizer.param_groups[0]["params"]} == {torch.float32}
+    assert all(p.is_cuda for p in loop.model.parameters())
 
 
 def test_fp32_trains_as_on_the_cpu(new_run):
     paths = [new_run("train.max_steps=3"), new_run("train.max_steps=3", GPU)]
     for path in paths:
-        assemble(path).loop.run()
+        built(path).run()
     for name, bound in (("train/loss", 1e-5), ("train/grad_norm", 1e-4)):
         cpu, gpu = (logged(path, name) for path in paths)
         assert gpu == pytest.approx(cpu, rel=bound)
@@ -47,20 +46,20 @@ def test_fp32_trains_as_on_the_cpu(new_run):
 
 @pytest.mark.parametrize("fused", ["true", "false"])
 def test_adamw_is_fused_where_asked(assembled, fused):
-    parts = assembled(GPU, f"optimizer.fused={fused}")
-    assert bool(parts.loop.optimizer.param_groups[0]["fused"]) is (fused == "true")
-    parts.loop.run()
+    loop = assembled(GPU, f"optimizer.fused={fused}")
+    assert bool(loop.optimizer.param_groups[0]["fused"]) is (fused == "true")
+    loop.run()
 
 
 def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(assembled):
     """As on the host bit for bit, the first update and a later one."""
     results = []
     for on_device in (True, False):
-        parts = assembled(GPU, "optimizer.fused=true")
-        update, steps = parts.loop.update, [next(parts.loop.loader) for _ in range(4)]
+        loop = assembled(GPU, "optimizer.fused=true")
+        update, steps = loop.update, [next(loop.loader) for _ in range(4)]
         assert update.skips_on_device
         update.skips_on_device = on_device
-        update.objective = Poisoned(loss=(0,), gradient=(2,))
+        update.backward.objective = Poisoned(loss=(0,), gradient=(2,))
         for step in steps:
             for batch in step.batches:
                 batch |= {name: one.to("cuda") for name, one in batch.items()}
@@ -70,7 +69,7 @@ def test_a_bad_update_is_skipped_on_the_device_without_waiting_for_it(assembled)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert [bool(output.skipped) for output in outputs] == [True, False, True, False]
-        results.append(weights(parts.model) | state_of(update.optimizer))
+        results.append(weights(loop.model) | state_of(update.optimizer))
     assert_bit_equal(*results)
 
 
@@ -99,22 +98,22 @@ def test_memory_snapshot(trained):
 
 def test_memory_that_runs_out_is_in_a_snapshot(new_run):
     path = new_run("run.device=cuda profiling=on profiling.memory_snapshot=true")
-    parts = assemble(path)
+    loop = built(path)
 
     def too_much(*_):
-        if parts.loop.state.step == 2:
+        if loop.state.step == 2:
             torch.empty(1 << 50, device="cuda")
 
-    parts.model.norm.register_forward_pre_hook(too_much)
+    loop.model.norm.register_forward_pre_hook(too_much)
     with pytest.raises(torch.OutOfMemoryError):
-        parts.loop.run()
+        loop.run()
     file = path / "profiler_traces" / "rank_0" / "out_of_memory_at_step_3.pickle"
     snapshot = pickle.loads(file.read_bytes())
     assert any(event["action"] == "oom" for trace in snapshot["device_traces"] for event in trace)
 
 
 def test_what_ranks_request_is_read_a_step_later_without_waiting_for_the_device():
-    agreement, seen = Agreement([], Ranks(size=2)), []
+    agreement, seen = Agreement(Ranks(size=2)), []
     torch.cuda.set_sync_debug_mode("error")
     try:
         for number in (1.0, 0.0, 2.0, 0.0):

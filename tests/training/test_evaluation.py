@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 from run_helpers import assert_bit_equal, logged, weights
 
 from forge import cli
+from forge.compose import composition
 from forge.config.eval import Eval
-from forge.training.evaluation import most_sequences
+from forge.config.objective import Objective
+from forge.config.problems import ConfigError
+from forge.training.evaluation import Evaluation, most_sequences
 
 EVALUATE = "eval.enabled=true eval.interval=2 eval.steps=0 eval.sample_prompts=[the] "
 EVALUATE += "eval.sample_tokens=4"
@@ -24,18 +30,79 @@ def never() -> bool:
 @pytest.mark.parametrize(("bound", "sequences"), BOUNDS)
 def test_a_bound_takes_sequences_from_all_over_the_split(assembled, bound, sequences):
     """By steps, which have four sequences of 16 tokens, by tokens, and by the lesser of both."""
-    parts = assembled(EVALUATE, bound)
-    store = parts.prepared.val
+    loop = assembled(EVALUATE, bound)
+    store = loop.session.prepared.val
     windows = -(-(len(store) - 1) // 16)
     assert windows > 3 * sequences
     starts = [16 * (index * windows // sequences) for index in range(sequences)]
     rows = np.stack([store.read(start, start + 17) for start in starts])
     tokens = torch.from_numpy(rows.astype(np.int64))
     with torch.no_grad():
-        logits = parts.model(tokens[:, :-1]).flatten(0, 1)
+        logits = loop.model(tokens[:, :-1]).flatten(0, 1)
         expected = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()).item()
     for _ in range(2):
-        assert parts.evaluation.run(never)["loss"] == pytest.approx(expected, rel=1e-6)
+        assert evaluation_of(loop).run(never)["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_named_set_is_all_of_its_text_in_the_tokens_of_the_run(assembled, tmp_path):
+    """A text, and pairs of which the response counts; by hand, and beside the validation split."""
+    (tmp_path / "a.txt").write_text("the white whale of the sea, said the captain\n")
+    pair = {"prompt": "the ship ", "response": "was in the sea"}
+    (tmp_path / "b.jsonl").write_text(json.dumps(pair))
+    loop = assembled(
+        EVALUATE,
+        f"+eval.sets.mine.path={tmp_path}/a.txt eval.metric=mine/loss",
+        f"+eval.sets.qa={{data:pairs,path:{tmp_path}/b.jsonl}}",
+    )
+    plain = assembled(EVALUATE)
+    encode, end = loop.session.tokenizer.encode, loop.session.tokenizer.eos_id
+    texts = {"mine": ["", (tmp_path / "a.txt").read_text()], "qa": [*pair.values()]}
+    found = evaluation_of(loop).run(never)
+    for name, (prompt, text) in texts.items():
+        ids = [*encode(prompt), *encode(text), end]
+        nats = []
+        for start in range(0, len(ids) - 1, 16):
+            window = torch.tensor(ids[start : start + 17])
+            with torch.no_grad():
+                logits = loop.model(window[None, :-1])[0]
+            nats += torch.nn.functional.cross_entropy(logits, window[1:], reduction="none").tolist()
+        counted = nats[max(len(encode(prompt)) - 1, 0) :]
+        assert found.pop(f"{name}/loss") == pytest.approx(np.mean(counted), rel=1e-5)
+    assert {name for name in found if "/" not in name} == set(loop.config.objective.metrics)
+    validation = {name: value for name, value in found.items() if "/" not in name}
+    assert validation == evaluation_of(plain).run(never)
+    loop.run()
+    assert set(logged(loop.run_dir, "eval/mine/loss")) == {2, 4, 6}
+    assert loop.config.run.objective == "eval/mine/loss"
+
+
+def test_a_set_that_cannot_be_read_is_named(assembled, tmp_path):
+    (tmp_path / "b.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match=r"^eval\.sets\.qa: data\.path: .*b\.jsonl line 1 has no"):
+        assembled(EVALUATE, f"+eval.sets.qa={{data:pairs,path:{tmp_path}/b.jsonl}}")
+
+
+def test_an_objective_reports_what_its_section_names(assembled):
+    loop = assembled(EVALUATE)
+    objective = loop.session.objective
+    objective.metrics = lambda totals: {"loss": totals["nats"]}
+    with pytest.raises(
+        ValueError, match=r"Pretrain: metrics\(\) gives loss, and its section names"
+    ):
+        evaluation_of(loop).run(never)
+
+
+def test_an_objective_without_metrics_is_not_evaluated():
+    @dataclass(kw_only=True)
+    class Silent(Objective):
+        _target_: str = "forge.objectives.pretrain.Pretrain"
+
+    config = composition.config()
+    config.objective = Silent()
+    with pytest.raises(ConfigError, match="the objective reports no metrics"):
+        config.validate()
+    config.eval.enabled = False
+    config.validate()
 
 
 def test_evaluation_is_bounded_unless_it_is_asked_otherwise():
@@ -45,30 +112,34 @@ def test_evaluation_is_bounded_unless_it_is_asked_otherwise():
         assert most_sequences(Eval(steps=0, max_tokens=0), config.train) == 0, "all of it"
 
 
+def evaluation_of(loop) -> Evaluation:
+    return next(one for one in loop.callbacks if isinstance(one, Evaluation))
+
+
 def test_the_mode_of_the_model_is_restored_also_after_an_error(assembled):
-    parts = assembled(EVALUATE)
+    loop = assembled(EVALUATE)
     modes: list[bool] = []
-    hook = parts.model.norm.register_forward_hook(lambda module, *_: modes.append(module.training))
+    hook = loop.model.norm.register_forward_hook(lambda module, *_: modes.append(module.training))
     for training in (True, False):
-        parts.model.train(training)
-        parts.evaluation.run(never)
-        assert parts.model.training is training
+        loop.model.train(training)
+        evaluation_of(loop).run(never)
+        assert loop.model.training is training
     assert set(modes) == {False}
     hook.remove()
-    parts.model.train()
-    parts.model.norm.register_forward_hook(lambda *_: 1 / 0)
+    loop.model.train()
+    loop.model.norm.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        parts.evaluation.run(never)
-    assert parts.model.training
+        evaluation_of(loop).run(never)
+    assert loop.model.training
 
 
 def test_evaluation_and_samples_do_not_change_training_and_come_when_they_are_due(assembled):
     plain = assembled("train.max_steps=5")
     evaluated = assembled(EVALUATE, "eval.sample_interval=1 train.max_steps=5")
-    for parts in (plain, evaluated):
-        parts.loop.run()
+    for loop in (plain, evaluated):
+        loop.run()
     assert_bit_equal(weights(evaluated.model), weights(plain.model))
-    assert set(logged(evaluated.loop.run_dir, "eval/loss")) == {2, 4, 5}
+    assert set(logged(evaluated.run_dir, "eval/loss")) == {2, 4, 5}
 
 
 def test_compiled_models_are_evaluated_and_sampled_without_compiling_anew(assembled):
@@ -79,12 +150,12 @@ def test_compiled_models_are_evaluated_and_sampled_without_compiling_anew(assemb
         for more in ("", "train.compile_model=true train.compile_backend=eager")
     ]
     with torch._dynamo.config.patch(recompile_limit=1):
-        for parts in both:
-            parts.loop.run()
+        for loop in both:
+            loop.run()
     plain, compiled = both
     assert compiled.model.blocks["0"]._compiled_call_impl is not None
     for ours, theirs in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    assert compiled.evaluation.metrics == pytest.approx(plain.evaluation.metrics, rel=1e-5)
-    rows = (compiled.loop.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert evaluation_of(compiled).metrics == pytest.approx(evaluation_of(plain).metrics, rel=1e-5)
+    rows = (compiled.run_dir / "metrics.jsonl").read_text().splitlines()
     assert sum("eval/loss" in row for row in rows) == 3, "once at the end, where it is due twice"

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from run_helpers import assert_bit_equal, logged, weights
 from test_update import as_step, decoder, global_batches, make_update, scaler_of
 
+from forge.config.checkpoint import Checkpoint
+from forge.config.metrics import Metrics
 from forge.config.objective import Pretrain as PretrainConfig
 from forge.config.optimizer import AdamW as AdamWConfig
 from forge.config.train import Train
@@ -21,15 +24,15 @@ from forge.training.state import TrainState
 from forge.training.stopping import BadSteps
 
 
-class Poisoned:
+class Poisoned(Pretrain):
     """The usual objective, but at the chosen calls its loss, or its gradient, is not finite."""
 
     def __init__(self, *, loss=(), gradient=(), value: float = math.nan):
-        self.real = Pretrain(PretrainConfig())
+        super().__init__(PretrainConfig())
         self.loss, self.gradient, self.value, self.calls = loss, gradient, value, 0
 
     def __call__(self, model, batch):
-        losses, call = self.real(model, batch), self.calls
+        losses, call = super().__call__(model, batch), self.calls
         self.calls += 1
         if call in self.gradient:
             losses.total.register_hook(lambda gradient: gradient * self.value)
@@ -113,11 +116,13 @@ def test_a_norm_that_overflows_is_no_gradient_to_step_with():
 @pytest.mark.parametrize(("bad", "reason"), [([True], "bad_steps"), ([False, True, True], None)])
 def test_what_goes_on_has_no_further_patience_until_a_good_step(bad, reason, tmp_path):
     """Else the same command again and again would take a run that has diverged to its end."""
-    loop = SimpleNamespace(state=TrainState(), loader=SimpleNamespace(samples_per_step=8))
-    loop.end = lambda reason: setattr(loop, "reason", reason)
+    sections = {"train": Train(max_bad_steps=3), "metrics": Metrics(), "checkpoint": Checkpoint()}
+    session: Any = SimpleNamespace(config=SimpleNamespace(**sections), run_dir=tmp_path)
+    loop: Any = SimpleNamespace(state=TrainState(), loader=SimpleNamespace(samples_per_step=8))
+    loop.end = lambda reason, fault: setattr(loop, "reason", reason)
     for steps in ([True, True, True], bad):
         loop.reason = None
-        guard = BadSteps(Train(max_bad_steps=3), interval=10, checkpoints=tmp_path)
+        guard = BadSteps(session)
         for one in steps:
             loop.state.step += 1
             output = SimpleNamespace(skipped=torch.tensor(one), loss=torch.tensor(1.0))
@@ -130,13 +135,13 @@ def test_skipped_steps_are_left_out_of_the_loss_and_data_and_schedule_go_on(asse
     # made.
     options = "train.max_steps=6 optimizer.lr=1e-30 optimizer.weight_decay=0"
     whole, holed = assembled(options), assembled(options, "metrics.log_interval=2")
-    holed.loop.update.objective = Poisoned(loss=(1, 4, 5))
-    for parts in (whole, holed):
-        parts.loop.run()
-    losses, run = logged(whole.loop.run_dir, "train/loss"), holed.loop.run_dir
+    holed.update.backward.objective = Poisoned(loss=(1, 4, 5))
+    for loop in (whole, holed):
+        loop.run()
+    losses, run = logged(whole.run_dir, "train/loss"), holed.run_dir
     mean = pytest.approx((losses[3] + losses[4]) / 2, rel=1e-12)
     assert logged(run, "train/loss") == {2: losses[1], 4: mean, 6: None}
     assert logged(run, "skipped_steps") == {2: 1, 4: 1, 6: 3}
-    rates = logged(whole.loop.run_dir, "lr")
+    rates = logged(whole.run_dir, "lr")
     assert logged(run, "lr") == {step: rates[step] for step in (2, 4, 6)}
     assert logged(run, "tokens") == {step: step * 64 for step in (2, 4, 6)}

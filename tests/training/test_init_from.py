@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from going_on_helpers import alter
-from run_helpers import assert_bit_equal, logged, step_of, stored, weights
+from run_helpers import assert_bit_equal, built, logged, step_of, stored, weights
 from safetensors.torch import load_file, save_file
 
 from forge import export, worker
 from forge.config.problems import ConfigError
 from forge.rundir import outcome
-from forge.training.assemble import assemble
 
 
 @pytest.fixture
@@ -23,10 +22,10 @@ def exported(saved_run, tmp_path) -> Path:
     return file
 
 
-def assert_fresh(parts):
+def assert_fresh(loop):
     """Nothing but weights: no update was made, no text was read, the optimizer knows nothing."""
-    loop, state = parts.loop, parts.loop.state
-    counted = (state.step, state.samples, state.tokens, loop.loader.samples, loop.seconds_before)
+    state = loop.state
+    counted = (state.step, state.samples, state.tokens, loop.loader.samples, loop.clock.before)
     assert counted == (0, 0, 0, 0, 0.0)
     assert not loop.optimizer.state
 
@@ -37,10 +36,10 @@ PLACES = [("", 6), ("checkpoints", 6), ("checkpoints/step_2", 2)]
 @pytest.mark.parametrize(("place", "step"), PLACES)
 def test_the_weights_of_another_run(saved_run, new_run, place, step, capsys):
     path = new_run(f"seed=9 checkpoint.init_from={saved_run / place}")
-    parts, source = assemble(path), step_of(saved_run, step)
+    loop, source = built(path), step_of(saved_run, step)
     assert f"beginning with the weights of {source}\n" in capsys.readouterr().out
-    assert_bit_equal(weights(parts.model), stored(source, "model/"))
-    assert_fresh(parts)
+    assert_bit_equal(weights(loop.model), stored(source, "model/"))
+    assert_fresh(loop)
     assert outcome.attempts(path)[0]["from"] == str(source)
 
 
@@ -52,11 +51,11 @@ def test_excluded_prefixes_keep_their_initial_values(saved_run, exported, assemb
     del tensors["blocks.1.attention.wk.weight"]
     save_file(tensors, exported)
     source = f"checkpoint.init_from={exported if from_file else saved_run}"
-    parts = assembled(f"seed=9 {source} checkpoint.exclude_from_loading=[blocks.1.]")
-    assert_fresh(parts)
+    loop = assembled(f"seed=9 {source} checkpoint.exclude_from_loading=[blocks.1.]")
+    assert_fresh(loop)
     fresh = weights(assembled("seed=9").model)
     kept = {name: value for name, value in fresh.items() if name.startswith("blocks.1.")}
-    assert_bit_equal(weights(parts.model), stored(step_of(saved_run, 6), "model/") | kept)
+    assert_bit_equal(weights(loop.model), stored(step_of(saved_run, 6), "model/") | kept)
 
 
 def test_it_is_done_once(saved_run, new_run):
@@ -64,11 +63,11 @@ def test_it_is_done_once(saved_run, new_run):
     with the weights again.
     """
     path = new_run(f"checkpoint.init_from={saved_run}")
-    assert_fresh(assemble(path))
-    assert_fresh(assemble(path))
+    assert_fresh(built(path))
+    assert_fresh(built(path))
     assert worker.main([str(path)]) == 0
     (path / "result.json").unlink()
-    assert assemble(path).loop.state.step == 6
+    assert built(path).state.step == 6
     assert set(logged(path, "train/loss")) == set(range(1, 7))
 
 
@@ -93,13 +92,13 @@ def test_a_source_that_is_gone_does_not_keep_a_run_from_going_on(saved_run, new_
     with pytest.raises(ConfigError, match=f"checkpoint.{option}"):
         alter(path, metrics__log_interval=2)
     gone.rename(saved_run)
-    loop = assemble(path).loop
+    loop = built(path)
     loop.end_step = loop.state.step + 1
     loop.run()
     saved_run.rename(gone)
     (change,) = alter(path, metrics__log_interval=2)
     assert change.key == "metrics.log_interval"
-    assert assemble(path).loop.state.step == loop.end_step
+    assert built(path).state.step == loop.end_step
     other = {f"checkpoint__{option}": "/gone/nothing", "run__allow_change": ["checkpoint"]}
     with pytest.raises(ConfigError, match=r"there is no.*/gone/nothing"):
         alter(path, **other)

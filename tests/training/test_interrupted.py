@@ -13,8 +13,8 @@ from run_helpers import assert_bit_equal, logged, meta, read, step_of, stored
 
 from forge import worker
 from forge.rundir import checkpoints, outcome
-from forge.training import assemble as assembling
 from forge.training import evaluation
+from forge.training.stopping import BadSteps
 
 OPTIONS = """
     eval.enabled=true eval.interval=2 eval.steps=3 eval.patience=90 eval.sample_prompts=[the]
@@ -40,9 +40,10 @@ def stop(path: Path, *, evaluation_number: int, batch: int):
     """The worker gets SIGTERM before a batch of an evaluation; both counted from 1."""
     real, count = evaluation.evaluate, [0]
 
-    def evaluate(model, batches, **more):
+    def evaluate(model, objective, batches, **more):
         count[0] += 1
-        return real(model, disturbed(batches) if count[0] == evaluation_number else batches, **more)
+        batches = disturbed(batches) if count[0] == evaluation_number else batches
+        return real(model, objective, batches, **more)
 
     def disturbed(batches):
         for n, one in enumerate(batches, start=1):
@@ -51,7 +52,7 @@ def stop(path: Path, *, evaluation_number: int, batch: int):
             yield one
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembling, "evaluate", evaluate)
+        patch.setattr(evaluation, "evaluate", evaluate)
         assert worker.main([str(path)]) == 143
 
 
@@ -77,7 +78,7 @@ def test_an_evaluation_is_broken_off_and_done_when_the_run_goes_on(
     stop(path, evaluation_number=which, batch=2)
     assert step not in logged(path, "eval/loss")
     (one,) = checkpoints.listed(path / "checkpoints")
-    due = one.meta["callbacks"]["Evaluation"]["due"]
+    due = one.meta["callbacks"]["callbacks.evaluation"]["due"]
     assert (one.step, one.meta["reason"], due) == (step, "SIGTERM", True)
     assert_ends_as(path, undisturbed)
 
@@ -108,7 +109,7 @@ def test_a_signal_in_the_evaluation_of_the_end(undisturbed, new_run, capsys):
 
 @pytest.mark.parametrize("step", [1, 3, 4, 6, 7])
 def test_a_signal_between_steps_leaves_no_trace_in_the_rows(undisturbed, new_run, step):
-    path, real = new_run(OPTIONS), assembling.BadSteps.on_step_end
+    path, real = new_run(OPTIONS), BadSteps.on_step_end
 
     def signalled(self, loop, output):
         real(self, loop, output)
@@ -116,6 +117,6 @@ def test_a_signal_between_steps_leaves_no_trace_in_the_rows(undisturbed, new_run
             signal.raise_signal(signal.SIGUSR1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembling.BadSteps, "on_step_end", signalled)
+        patch.setattr(BadSteps, "on_step_end", signalled)
         assert worker.main([str(path)]) == 128 + signal.SIGUSR1
     assert_ends_as(path, undisturbed)

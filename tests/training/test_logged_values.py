@@ -8,22 +8,24 @@ import json
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from run_helpers import at_step, logged
+from run_helpers import at_step, built, logged
 
+from forge.compose import composition
 from forge.data import IGNORE_INDEX
-from forge.data.loader import EvalBatch
 from forge.data.order import SampleOrder
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
-from forge.training.assemble import Parts, assemble
+from forge.parallel.ranks import Ranks
 from forge.training.evaluation import evaluate
+from forge.training.loop import Loop
 from forge.training.metrics import Logger
-from forge.training.trackers import Trackers
 
 STEPS, BATCH, ACCUMULATION, SEQ = 5, 2, 2, 16
 RUN = f"""
@@ -34,18 +36,18 @@ RUN = f"""
 
 
 @pytest.fixture
-def run(new_run) -> tuple[Path, Parts]:
+def run(new_run) -> tuple[Path, Loop]:
     path = new_run(RUN)
-    parts = assemble(path)
-    parts.loop.run()
-    return path, parts
+    loop = built(path)
+    loop.run()
+    return path, loop
 
 
-def reference(parts: Parts) -> tuple[list[dict[str, float]], dict[int, Decoder]]:
+def reference(loop: Loop) -> tuple[list[dict[str, float]], dict[int, Decoder]]:
     """ce, z and gradient norm of every step from a plain loop in fp32; the model after steps 3 and
     5.
     """
-    config, store = parts.config, parts.prepared.train
+    config, store = loop.config, loop.session.prepared.train
     tokens = store.read(0, len(store)).astype(np.int64)
     model = Decoder(config.model)
     init_weights(model, config.seed)
@@ -86,8 +88,8 @@ def reference(parts: Parts) -> tuple[list[dict[str, float]], dict[int, Decoder]]
 
 
 def test_training_values_are_what_they_say(run):
-    path, parts = run
-    steps, _ = reference(parts)
+    path, loop = run
+    steps, _ = reference(loop)
     assert all(step["norm"] > 0.3 for step in steps), "clipping must act"
     windows = {2: steps[0:2], 4: steps[2:4], 5: steps[4:5]}  # the last is logged all the same
     names = ("train/loss", "train/z_loss", "train/grad_norm", "lr")
@@ -102,20 +104,20 @@ def test_training_values_are_what_they_say(run):
 
 
 def test_evaluation_values_are_those_of_full_logits_in_float64(run):
-    path, parts = run
-    _, models = reference(parts)
+    path, loop = run
+    _, models = reference(loop)
     for step, model in models.items():
-        for name, expected in by_numpy(parts, model.double()).items():
+        for name, expected in by_numpy(loop, model.double()).items():
             found = logged(path, f"eval/{name}")
             assert set(found) == set(models)
             assert found[step] == pytest.approx(expected, rel=1e-5), name
 
 
-def by_numpy(parts: Parts, model: Decoder) -> dict[str, float]:
+def by_numpy(loop: Loop, model: Decoder) -> dict[str, float]:
     """The metrics of a model over every target of the validation split, each once, by their
     definitions.
     """
-    val, sizes = parts.prepared.val, parts.prepared.tokenizer.token_bytes()
+    val, sizes = loop.session.prepared.val, loop.session.prepared.tokenizer.token_bytes()
     tokens = val.read(0, len(val)).astype(np.int64)
     assert (len(tokens) - 1) % SEQ, "the last sequence must be partial"
     nats, hits = [], []
@@ -128,9 +130,9 @@ def by_numpy(parts: Parts, model: Decoder) -> dict[str, float]:
         nats.append(log_partition - logits[np.arange(len(window) - 1), window[1:]])
         hits.append(logits.argmax(-1) == window[1:])
     all_nats, targets = np.concatenate(nats), tokens[1:]
-    is_special = targets == parts.prepared.tokenizer.eos_id
+    is_special = targets == loop.session.prepared.tokenizer.eos_id
     assert is_special.any()
-    decode = parts.prepared.tokenizer.decode
+    decode = loop.session.prepared.tokenizer.decode
     n_bytes = sum(len(decode([int(token)]).encode()) for token in targets[~is_special])
     assert n_bytes == sizes[targets].sum()
     loss = all_nats.mean()
@@ -144,16 +146,16 @@ def by_numpy(parts: Parts, model: Decoder) -> dict[str, float]:
 
 def test_masked_targets_count_nowhere(run):
     """A batch with masked targets gives the sums of the same batch without them."""
-    _, parts = run
+    _, loop = run
     tokens = torch.randint(300, (3, SEQ), generator=torch.Generator().manual_seed(0))
     targets = tokens.roll(-1, dims=1)
     masked = targets.clone()
     masked[1:] = IGNORE_INDEX
-    sizes = torch.arange(300) % 3
+    objective, cpu = loop.session.objective, torch.device("cpu")
 
     def metrics(tokens, targets) -> dict[str, float]:
-        batch = EvalBatch(tokens=tokens, targets=targets, n_targets=0, n_bytes=None)
-        return evaluate(parts.model, [batch], token_bytes=sizes)
+        batch = {"tokens": tokens, "targets": targets}
+        return evaluate(loop.model, objective, [batch], device=cpu)
 
     found = metrics(tokens, masked)
     assert found == pytest.approx(metrics(tokens[:1], targets[:1]), rel=1e-6)
@@ -162,31 +164,32 @@ def test_masked_targets_count_nowhere(run):
 
 def test_speed_and_mfu_leave_out_pauses(assembled):
     """30 ms a step that count as training, and 200 ms that do not."""
-    parts = assembled("train.max_steps=4 metrics.log_interval=2 metrics.peak_tflops=0.001")
+    loop = assembled("train.max_steps=4 metrics.log_interval=2 metrics.peak_tflops=0.001")
 
     def slow(loop):
         time.sleep(0.03)
         with loop.paused():
             time.sleep(0.2)
 
-    at_step(parts, None, slow)
-    parts.loop.run()
+    at_step(loop, None, slow)
+    loop.run()
     names = ("step_seconds", "tokens_per_second", "mfu", "memory_gib")
     seconds, rate, mfu, memory = (
-        logged(parts.loop.run_dir, name, file="performance.jsonl") for name in names
+        logged(loop.run_dir, name, file="performance.jsonl") for name in names
     )
     assert set(memory) == set(seconds) == {2, 4}
-    model = parts.config.model
+    model = loop.config.model
     for step in (2, 4):
         assert 0.03 <= seconds[step] < 0.2
         assert rate[step] == pytest.approx(4 * 16 / seconds[step])
         assert mfu[step] == pytest.approx(rate[step] * model.flops_per_token(16) / 1e9)
-    assert parts.logger.mean_rate() == pytest.approx(rate[4])  # all logs but the first
+    assert loop.results()["tokens_per_second"] == pytest.approx(rate[4])  # all logs but the first
 
 
 def test_values_that_are_not_finite_survive_a_stop():
-    options = {"interval": 4, "device": torch.device("cpu"), "peak_rate": None}
-    logger, other = Logger(Trackers, **options), Logger(Trackers, **options)
+    config, device = composition.config([]).validate().config, torch.device("cpu")
+    session: Any = SimpleNamespace(config=config, device=device, ranks=Ranks())
+    logger, other = Logger(session), Logger(session)
     logger.gathered.sums, logger.gathered.grad_norm = {"ce": math.nan}, math.inf
     logger.last = {"train/loss": math.nan, "lr": 0.1}
     kept = json.dumps(logger.state_dict(), allow_nan=False)

@@ -53,12 +53,8 @@ def step(micro_batches: int = 1, *, masked: bool = False) -> Step:
 
 
 def gradients_of(update: Update, one: Step) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    update.on_gradients = lambda: found.update(
-        {name: p.grad.clone() for name, p in update.named if p.grad is not None}
-    )
-    update(one, 0)
-    return found
+    update.gradients(one, 0)
+    return {name: p.grad.clone() for name, p in update.named if p.grad is not None}
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -102,16 +98,16 @@ def test_under_a_loss_scale_auxiliary_losses_are_scaled_too():
     for scale in (1.0, 256.0):
         model = decoder(z_loss_weight=0.5, aux_loss_weight=0.3)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        update = make_update(model, scaler=scaler, objective=Nothing())
+        update = make_update(model, scaler=scaler, objective=Nothing(PretrainConfig()))
         found[scale] = gradients_of(update, step())
     for name in (n for n in found[1.0] if "router" in n):
         assert found[1.0][name].norm() > 0
         torch.testing.assert_close(found[256.0][name], found[1.0][name], rtol=1e-5, atol=1e-9)
 
 
-class Nothing:  # an objective that is 0 whatever the model does
+class Nothing(Pretrain):  # 0 whatever the model does
     def __call__(self, model, batch: Batch):
-        losses = Pretrain(PretrainConfig())(model, batch)
+        losses = super().__call__(model, batch)
         return SimpleNamespace(total=losses.total * 0, sums=losses.sums)
 
 
@@ -161,13 +157,13 @@ def test_a_step_does_not_wait_for_the_device(options, waits):
     only where a loop is asked for.
     """
     model = decoder(**options)
-    balance = Balance(model, max_steps=10)
+    balance = Balance(model)
     tokens = torch.zeros(2, SEQ, dtype=torch.int64)
     skipped = torch.tensor(False)
     with Reads() as reads:
-        balance.begin(0.1)
+        balance.begin_step(0.1)
         model(tokens).square().sum().backward()
-        balance.end(1, skipped=skipped)
+        balance.end_of_step(0.1, skipped=skipped)
     assert bool(reads.found) is waits
 
 

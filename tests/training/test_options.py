@@ -14,21 +14,20 @@ import sys
 import numpy as np
 import pytest
 import torch
-from run_helpers import read
+from run_helpers import built, read
 
 from forge.generate import main as generate
 from forge.rundir.files import read_rows
-from forge.training.assemble import assemble
 from forge.training.restore import load_run
+from forge.training.result import summary
 from forge.training.samples import opening
-from forge.training.summary import summary
 
 EVALUATED = "eval.enabled=true eval.steps=1 eval.interval=100"
 SAMPLES = f"{EVALUATED} 'eval.sample_prompts=[the sea,ship]'"
 
 
 def test_a_loader_process_ends_for_its_rank_only(assembled):
-    loader = assembled("data.num_workers=1").loop.loader
+    loader = assembled("data.num_workers=1").loader
     next(loader)
     (process,) = multiprocessing.active_children()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -73,7 +72,7 @@ def test_without_a_prompt_the_text_gives_one(trained, capsys):
         (sample,) = read_rows(path / "samples.jsonl")
         prompt = sample["prompt"]
         said.add(prompt)
-        prepared = assemble(path).prepared
+        prepared = built(path).session.prepared
         assert re.fullmatch(r"\d+( [a-z]+){4}", prompt)
         assert prepared.tokenizer.decode(prepared.val.read(0, 50).tolist()).startswith(prompt)
         derived = {one["key"]: one["value"] for one in read(path / "derived.json")}
@@ -120,10 +119,10 @@ def test_the_opening_of_a_split(text, longest, prompt):
 
 
 def test_the_summary_says_how_to_train_longer(assembled):
-    parts = assembled()
-    parts.loop.run()
-    last = summary(parts, "end", parts.loop.run_dir).splitlines()[-1]
-    again = f"python -m forge.resume {parts.loop.run_dir} train.max_steps=12"
+    loop = assembled()
+    loop.run()
+    last = summary(loop, "end", loop.results()).splitlines()[-1]
+    again = f"python -m forge.resume {loop.run_dir} train.max_steps=12"
     assert last == f"  goes on with     {again}"
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from forge.config.profiling import Profiling
+from forge.parallel.ranks import Ranks
 from forge.training.profiling import Profiler
 
 WINDOW = "profiling=on profiling.start_step=2 profiling.end_step=4"
@@ -25,10 +27,10 @@ def test_a_failure_inside_the_window_leaves_no_profiler_running(assembled, train
     """Else the next trace, which has exactly the steps of its window, could not be: torch has one
     profiler a process.
     """
-    parts = assembled(WINDOW)
-    parts.model.norm.register_forward_hook(lambda *_: 1 / 0 if parts.loop.state.step == 2 else None)
+    loop = assembled(WINDOW)
+    loop.model.norm.register_forward_hook(lambda *_: 1 / 0 if loop.state.step == 2 else None)
     with pytest.raises(ZeroDivisionError):
-        parts.loop.run()
+        loop.run()
     assert not torch.autograd.profiler._is_profiler_enabled
     path = trained(WINDOW, "train.max_steps=6 profiling.trace_dir=seen")
     (trace,) = (file for file in path.rglob("*.json.gz"))
@@ -48,15 +50,20 @@ def test_where_the_memory_of_a_gpu_runs_out_its_last_allocations_are_written(
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", recorded)
     dumped = lambda path: done.append(str(Path(path).relative_to(tmp_path)))  # noqa: E731
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dumped)
-    parts = assembled()
+    loop = assembled()
     section = Profiling(enable=True, start_step=2, end_step=3, memory_snapshot=True)
-    parts.loop.callbacks = [Profiler(section, tmp_path, torch.device("cuda"), rank=3)]
-    parts.loop.on_failure = lambda error: done.append(f"told {error}")
-    parts.model.norm.register_forward_pre_hook(
-        lambda *_: _run_out() if parts.loop.state.step == 4 else None
+    on_gpu: Any = SimpleNamespace(
+        config=SimpleNamespace(profiling=section),
+        run_dir=tmp_path,
+        device=torch.device("cuda"),
+        ranks=Ranks(rank=3),
+    )
+    loop.callbacks = [Profiler(on_gpu)]
+    loop.model.norm.register_forward_pre_hook(
+        lambda *_: _run_out() if loop.state.step == 4 else None
     )
     with pytest.raises(torch.OutOfMemoryError):
-        parts.loop.run()
+        loop.run(lambda error: done.append(f"told {error}"))
     window, error = "steps_2_to_3_memory.pickle", "out_of_memory_at_step_5.pickle"
     place = "profiler_traces/rank_3/"
     assert done == ["record all", place + window, "told no memory", place + error, "record None"]

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 from going_on_helpers import alter
-from run_helpers import assert_bit_equal, logged, step_of, stored
+from run_helpers import assert_bit_equal, built, logged, step_of, stored
 from test_guard import Poisoned
 
 from forge import worker
 from forge.rundir import outcome
 from forge.rundir.lock import Lock
 from forge.rundir.provenance import OURS, revision, versions
-from forge.training import assemble as assembling
-from forge.training.assemble import assemble
+from forge.training import evaluation, models
 
 EVALUATE = "eval.enabled=true eval.interval=4 eval.steps=1 eval.sample_tokens=0"
 
@@ -44,6 +43,7 @@ def test_the_result(trained):
         "tokens": 6 * 4 * 16,
         "config": "config.yaml",
         "objective": {"name": "eval/loss", "value": metrics["eval/loss"]},
+        "higher_is_better": ["token_accuracy"],
     }
     for name in ("train/loss", "eval/loss", "tokens", "skipped_steps"):
         assert metrics[name] == logged(path, name)[6]
@@ -76,7 +76,7 @@ def test_an_objective_that_was_never_logged(trained, capsys):
 
 def test_a_metric_that_is_not_finite_is_null(trained, monkeypatch):
     found = {"loss": math.nan, "perplexity": math.inf}
-    monkeypatch.setattr(assembling, "evaluate", lambda *_, **__: found)
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: found)
     result = strict(trained(EVALUATE) / "result.json")
     assert result["objective"] == {"name": "eval/loss", "value": None}
     assert (result["metrics"]["eval/loss"], result["metrics"]["eval/perplexity"]) == (None, None)
@@ -87,7 +87,7 @@ def test_every_start_and_every_end_is_a_line(new_run):
     the next.
     """
     path = new_run("checkpoint.interval=2")
-    loop = assemble(path).loop
+    loop = built(path)
     loop.end_step = 2
     loop.run()
     with (path / "attempts.jsonl").open("a") as file:
@@ -170,13 +170,13 @@ def test_the_log_holds_what_was_said_and_warned_of(saved_run, capsys):
 def test_a_run_that_diverges_fails_and_goes_on_under_other_options(new_run, monkeypatch, capsys):
     """From the last good state, which was saved."""
     path = new_run("train.max_bad_steps=2 checkpoint.interval=100")
-    build = assembling.build
+    build = models.build
 
     def poisoned(section, *, path, **more):
         return Poisoned(loss=(3, 4)) if path == "objective" else build(section, path=path, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(assembling, "build", poisoned)
+        patch.setattr(models, "build", poisoned)
         assert worker.main([str(path)]) == 1
     said = capsys.readouterr().err
     fault = (

@@ -16,6 +16,7 @@ from going_on_helpers import alter
 from run_helpers import (
     assert_bit_equal,
     at_step,
+    built,
     folders,
     logged,
     meta,
@@ -26,9 +27,9 @@ from run_helpers import (
 )
 
 from forge import checkpoints, worker
+from forge.objectives.pretrain import Pretrain
 from forge.rundir import checkpoints as saved
 from forge.training import staging
-from forge.training.assemble import assemble
 from forge.training.callback import Callback
 
 OFTEN = "train.max_steps=5 checkpoint.interval=2 checkpoint.keep_last_n=0"
@@ -41,28 +42,28 @@ def reasons(run: Path) -> dict[int, str]:
 
 def test_minutes_count_from_the_last_save(assembled, monkeypatch):
     """30 s a step and one save a minute; the save of the interval, at 3, begins the minute anew."""
-    parts = assembled(
+    loop = assembled(
         "train.max_steps=9 checkpoint.interval=3 checkpoint.keep_last_n=0",
         "checkpoint.interval_minutes=1",
     )
-    parts.loop.end_step, clock = 7, [0.0]
+    loop.end_step, clock = 7, [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    at_step(parts, None, lambda _: clock.__setitem__(0, clock[0] + 30))
-    parts.loop.run()
+    at_step(loop, None, lambda _: clock.__setitem__(0, clock[0] + 30))
+    loop.run()
     minute, interval = "interval_minutes", "interval"
     expected = {2: minute, 3: interval, 5: minute, 6: interval, 7: "end"}
-    assert reasons(parts.loop.run_dir) == expected
+    assert reasons(loop.run_dir) == expected
 
 
 def evaluating(monkeypatch, metric: str, values: list[float]):
     """Evaluations that find these values, one after the other, unless they are broken off."""
     left = iter(values)
 
-    def evaluate(model, batches, **_):
+    def evaluate(model, objective, batches, **_):
         next(iter(batches))
         return {"loss": 1.0, metric: next(left)}
 
-    monkeypatch.setattr("forge.training.assemble.evaluate", evaluate)
+    monkeypatch.setattr("forge.training.evaluation.evaluate", evaluate)
 
 
 BEST = [
@@ -89,9 +90,9 @@ def test_a_best_one_is_saved_when_it_is_found_or_the_run_goes_on(new_run, monkey
     """The evaluation of the third was broken off."""
     evaluating(monkeypatch, "loss", [5.0, 3.0, 2.0, 9.0, 9.0, 9.0])
     path = new_run(EVALUATED, "checkpoint.interval=100 checkpoint.keep_best=1")
-    parts = assemble(path)
-    at_step(parts, 3, lambda loop: loop.interrupt("SIGTERM"))
-    parts.loop.run()
+    loop = built(path)
+    at_step(loop, 3, lambda loop: loop.interrupt("SIGTERM"))
+    loop.run()
     assert reasons(path) == {2: "best", 3: "SIGTERM"}
     assert worker.main([str(path)]) == 0
     assert reasons(path) == {3: "best", 6: "end"}
@@ -99,15 +100,15 @@ def test_a_best_one_is_saved_when_it_is_found_or_the_run_goes_on(new_run, monkey
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])
 def test_on_checkpoint_comes_for_each_when_it_is_complete(assembled, mode):
-    parts, seen = assembled(OFTEN, f"checkpoint.async_mode={mode}"), []
+    loop, seen = assembled(OFTEN, f"checkpoint.async_mode={mode}"), []
 
     class Seeing(Callback):
         def on_checkpoint(self, loop, path):
             assert saved.Saved(path).fault() is None
             seen.append(path.name)
 
-    parts.loop.callbacks.insert(0, Seeing())
-    parts.loop.run()
+    loop.callbacks.insert(0, Seeing())
+    loop.run()
     assert seen == ["step_2", "step_4", "step_5"]
 
 
@@ -117,26 +118,26 @@ def test_copies_are_made_during_the_next_step_and_before_it_changes_anything(
     """The copy of step 2 begins only once the forward pass of step 3 has begun, and takes a while;
     it is of step 2 all the same.
     """
-    plain, parts = trained(OFTEN), assembled(OFTEN, "checkpoint.async_mode=async")
-    update, forward, copy, late = parts.loop.update, threading.Event(), staging._copy, []
-    objective = update.objective
+    plain, loop = trained(OFTEN), assembled(OFTEN, "checkpoint.async_mode=async")
+    forward, copy, late = threading.Event(), staging._copy, []
+    read = Pretrain.__call__
 
-    def third(model, batch):
-        if parts.loop.state.step == 2:
+    def third(objective, model, batch):
+        if loop.state.step == 2:
             forward.set()
-        return objective(model, batch)
+        return read(objective, model, batch)
 
     def slow(*arguments):
         late.append(forward.wait(20))
         time.sleep(0.2)
         return copy(*arguments)
 
-    update.objective = third
+    monkeypatch.setattr(Pretrain, "__call__", third)
     monkeypatch.setattr(staging, "_copy", slow)
-    parts.loop.run()
+    loop.run()
     assert late == [True] * 3
     for step in (2, 4, 5):
-        assert_bit_equal(*(stored(step_of(run, step)) for run in (parts.loop.run_dir, plain)))
+        assert_bit_equal(*(stored(step_of(run, step)) for run in (loop.run_dir, plain)))
 
 
 def test_nothing_is_saved_when_it_is_off(trained, assembled, capfd):
@@ -150,11 +151,11 @@ def test_nothing_is_saved_when_it_is_off(trained, assembled, capfd):
     (run / "result.json").unlink()
     what = "this run was at step 6; checkpoint.enabled=false saved none"
     with pytest.raises(saved.CheckpointError, match=f"{what}; give another run.dir to begin anew"):
-        assemble(run)
-    parts = assembled("checkpoint.enabled=false")
-    at_step(parts, 3, lambda _: os.kill(os.getpid(), signal.SIGINT))
-    assert parts.loop.run() == "SIGINT"
-    assert parts.loop.state.step == 3
+        built(run)
+    loop = assembled("checkpoint.enabled=false")
+    at_step(loop, 3, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert loop.run() == "SIGINT"
+    assert loop.state.step == 3
     said = "SIGINT: finishing this step, then ending; nothing is saved; once more ends at once"
     assert said in capfd.readouterr().err
 
@@ -169,10 +170,10 @@ def test_the_last_save_may_be_less_but_one_that_was_interrupted_is_complete(
     if last == "weights":
         assert {name.partition("/")[0] for name in stored(step_of(run, 6))} == {"model"}
         assert meta(step_of(run, 6))["weights_only"]
-    parts = assembled(options)
-    at_step(parts, 5, lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    parts.loop.run()
-    assert stored(step_of(parts.loop.run_dir, 5), "optimizer/")
+    loop = assembled(options)
+    at_step(loop, 5, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    loop.run()
+    assert stored(step_of(loop.run_dir, 5), "optimizer/")
 
 
 def test_training_goes_on_from_a_complete_checkpoint_and_begins_with_any(
@@ -183,7 +184,7 @@ def test_training_goes_on_from_a_complete_checkpoint_and_begins_with_any(
     (run / "result.json").unlink()
     alter(run, train__max_steps=8, run__allow_change=["scheduler"])
     alone = "it holds the weights alone (checkpoint.last=weights), which checkpoint.init_from takes"
-    assert assemble(run).loop.state.step == 4
+    assert built(run).state.step == 4
     assert f"step_6 is passed over: {alone}" in caplog.text
     said = re.escape(f"step_6 cannot be used: {alone}; take another checkpoint")
     with pytest.raises(saved.CheckpointError, match=said):

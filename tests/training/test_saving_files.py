@@ -19,7 +19,7 @@ from forge.training.tensor_storage import TensorWriter
 
 
 def test_everything_is_on_the_disk_before_it_gets_its_name(assembled, monkeypatch):
-    parts = assembled("train.max_steps=2")
+    loop = assembled("train.max_steps=2")
     events: list[tuple[str, str]] = []
     fsync, rename = os.fsync, Path.rename
 
@@ -33,8 +33,8 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(assembled, monkeypatc
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(Path, "rename", renamed)
-    parts.loop.run()
-    folder = parts.loop.run_dir / "checkpoints"
+    loop.run()
+    folder = loop.run_dir / "checkpoints"
     partial = f"{folder}/.step_2.partial"
     named = events.index(("rename", partial))
     before = [path for kind, path in events[:named] if kind == "sync"]

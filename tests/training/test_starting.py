@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 from going_on_helpers import alter
-from run_helpers import assert_bit_equal, folders, logged, read, step_of, stored
+from run_helpers import assert_bit_equal, built, folders, logged, read, step_of, stored
 
 from forge import worker
 from forge.rundir import outcome, saved_config
 from forge.rundir.checkpoints import CheckpointError
-from forge.training.assemble import assemble
 
 STEPS = ["step_2", "step_4", "step_6"]
 
@@ -31,7 +30,7 @@ def last_said(capsys) -> str:
 
 def test_its_own_newest_checkpoint(saved_run, capsys):
     alter(saved_run, train__max_steps=8, run__allow_change=["scheduler"])
-    assert assemble(saved_run).loop.state.step == 6
+    assert built(saved_run).state.step == 6
     where = "at step 6, where it stopped in the data: 2 steps to go"
     assert last_said(capsys) == f"going on from checkpoints/step_6 {where}"
     assert starts(saved_run)[-1] == (6, "checkpoints/step_6")
@@ -42,16 +41,16 @@ def test_an_earlier_step_of_its_own_is_taken_once(saved_run, capsys):
     anew; and it ends the same.
     """
     alter(saved_run, checkpoint__resume_from="2")
-    assert assemble(saved_run).loop.state.step == 2
+    assert built(saved_run).state.step == 2
     assert "set aside: step_4.undone, step_6.undone" in capsys.readouterr().out
     assert folders(saved_run) == ["step_2", "step_4.undone", "step_6.undone"]
     assert set(logged(saved_run, "train/loss")) == {1, 2}
-    loop = assemble(saved_run).loop
+    loop = built(saved_run)
     assert loop.state.step == 2
     assert capsys.readouterr().out.startswith("going on from checkpoints/step_2")
     loop.end_step = 3
     loop.run()
-    assert assemble(saved_run).loop.state.step == 3
+    assert built(saved_run).state.step == 3
     assert worker.main([str(saved_run)]) == 0
     assert folders(saved_run) == ["step_3", "step_4", "step_4.undone", "step_6", "step_6.undone"]
     for step in ("step_4", "step_6"):
@@ -67,14 +66,14 @@ def test_the_checkpoint_of_another_run(saved_run, new_run, relative, capsys):
     source = f"checkpoint.resume_from={saved_run / relative}"
     path, theirs = new_run("train.max_steps=8 checkpoint.interval=1", source), step_of(saved_run, 6)
     for _ in range(2):
-        loop = assemble(path).loop
+        loop = built(path)
         assert (loop.state.step, loop.state.samples, loop.loader.samples) == (6, 24, 24)
         assert len(loop.optimizer.state) > 0
         said = f"going on from {theirs} at step 6, where it stopped in the data: 2 steps to go"
         assert last_said(capsys) == said
     loop.end_step = 7
     loop.run()
-    assert assemble(path).loop.state.step == 7
+    assert built(path).state.step == 7
     assert starts(path) == [(6, str(theirs))] * 2 + [(7, "checkpoints/step_7")]
 
 
@@ -116,7 +115,7 @@ DAMAGE = {
 def test_what_cannot_be_used_is_passed_over_with_its_reason(saved_run, caplog, damage, reason):
     damage(step_of(saved_run, 6))
     with caplog.at_level(logging.WARNING):
-        assert assemble(saved_run).loop.state.step == 4
+        assert built(saved_run).state.step == 4
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"{saved_run}/checkpoints/step_6 is passed over: {reason}")
     assert set(logged(saved_run, "train/loss")) == {1, 2, 3, 4}
@@ -166,7 +165,7 @@ def test_a_step_that_was_asked_for_is_not_passed_over(saved_run):
     damage, reason = DAMAGE["no meta"]
     damage(step_of(saved_run, 4))
     with pytest.raises(CheckpointError) as raised:
-        assemble(saved_run)
+        built(saved_run)
     said = f"checkpoint.resume_from=4: {saved_run}/checkpoints/step_4 cannot be used: {reason}"
     assert str(raised.value) == said
     assert folders(saved_run) == STEPS, "nothing is set aside before that"
@@ -194,5 +193,5 @@ def test_what_a_kill_left_half_done_is_removed(saved_run):
     for name in (".step_8.partial", ".step_1.removed"):
         shutil.copytree(step_of(saved_run, 6), saved_run / "checkpoints" / name)
     (saved_run / "checkpoints" / ".step_8.partial" / "meta.json").unlink()
-    assert assemble(saved_run).loop.state.step == 6
+    assert built(saved_run).state.step == 6
     assert folders(saved_run) == STEPS

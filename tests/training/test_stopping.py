@@ -6,13 +6,14 @@ import math
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from run_helpers import logged, read, step_of
+from run_helpers import built, logged, read, step_of
 
 from forge.config.eval import Eval
+from forge.config.train import Train
 from forge.rundir import saved_config
-from forge.training.assemble import assemble
 from forge.training.signals import Signals
 from forge.training.stopping import EarlyStopping, TimeLimit
 
@@ -22,28 +23,33 @@ SCHEDULES = ["", "scheduler=wsd scheduler.warmup_steps=2", "scheduler.decay_step
 @pytest.mark.parametrize("options", SCHEDULES)
 def test_max_epochs_becomes_steps_and_the_schedule_follows(new_run, options):
     path = new_run("train.max_steps=10000 train.max_epochs=0.05", options)
-    parts = assemble(path)
-    steps = math.ceil(0.05 * ((len(parts.prepared.train) - 1) // 16) / 4)
+    loop = built(path)
+    steps = math.ceil(0.05 * ((len(loop.session.prepared.train) - 1) // 16) / 4)
     assert 5 < steps < 100
-    schedule = parts.config.scheduler
+    schedule = loop.config.scheduler
     if "wsd" in options:
         assert schedule.decay_steps == round(0.2 * steps)
         assert schedule.stable_steps == steps - 2 - schedule.decay_steps
     else:
         assert schedule.decay_steps == (77 if options else steps - 2)
-    assert parts.config.train.max_steps == steps
+    assert loop.config.train.max_steps == steps
     asked = saved_config.load(path / "config.yaml", trust=())
     assert asked.train.max_steps == 10000
     derived = {one["key"]: one["value"] for one in read(path / "derived.json")}
     assert derived["train.max_steps"] == steps
     assert derived.get("scheduler.decay_steps", 77) == schedule.decay_steps
-    parts.loop.run()
+    loop.run()
     rates = logged(path, "lr")
     assert max(rates) == steps
     assert options or rates[steps] == pytest.approx(0.1 * 0.01), "the floor, at the last step"
 
 
-def loop_at(step: int, **more) -> SimpleNamespace:
+def session_of(**sections) -> Any:
+    """What a callback asks of a session."""
+    return SimpleNamespace(config=SimpleNamespace(**sections))
+
+
+def loop_at(step: int, **more) -> Any:
     """What a callback asks of a loop."""
     loop = SimpleNamespace(state=SimpleNamespace(step=step), reason=None, **more)
     loop.end = lambda reason: setattr(loop, "reason", loop.reason or reason)
@@ -51,9 +57,9 @@ def loop_at(step: int, **more) -> SimpleNamespace:
 
 
 def test_time_of_the_resumed_run_counts():
-    loop, limit = loop_at(10, seconds_before=40.0), TimeLimit(1.0)
-    for seconds, requested in ((19.9, 0), (20.0, 1)):
-        loop.training_seconds = lambda seconds=seconds: seconds
+    limit, loop = TimeLimit(session_of(train=Train(max_time=1.0))), loop_at(10)
+    for seconds, requested in ((59.9, 0), (60.0, 1)):
+        loop.clock = SimpleNamespace(total=lambda seconds=seconds: seconds)
         assert limit.requested(loop) == requested
     limit.act(loop, 1)
     assert loop.reason == "max_time"
@@ -65,11 +71,11 @@ def test_a_checkpoint_keeps_the_time_that_was_trained(trained, new_run):
     used = read(first / "meta.json")["seconds"]
     assert 0 < used < 30
     path = new_run(f"train.max_steps=6 checkpoint.resume_from={first}")
-    loop = assemble(path).loop
-    assert loop.seconds_before == used
+    loop = built(path)
+    assert loop.clock.before == used
     loop.run()
     total = read(step_of(path, 6) / "meta.json")["seconds"]
-    assert used < total <= used + loop.training_seconds()
+    assert used < total <= loop.clock.total()
 
 
 ACCURACY = {"metric": "token_accuracy"}
@@ -93,7 +99,7 @@ EARLY = [
 
 @pytest.mark.parametrize(("values", "options", "expected"), EARLY)
 def test_target_and_patience(values, options, expected):
-    callback, loop = EarlyStopping(Eval(interval=10, **options)), loop_at(0)
+    callback, loop = EarlyStopping(session_of(eval=Eval(interval=10, **options))), loop_at(0)
     found = None
     for number, value in enumerate(values, start=1):
         loop.state.step = 10 * number
@@ -103,7 +109,7 @@ def test_target_and_patience(values, options, expected):
 
 
 def test_the_evaluation_of_the_end_is_no_part_of_patience():
-    callback = EarlyStopping(Eval(interval=10, patience=2))
+    callback = EarlyStopping(session_of(eval=Eval(interval=10, patience=2)))
     callback.on_evaluation(loop_at(10), {"loss": 2.0})
     callback.on_evaluation(loop_at(17), {"loss": 1.0})
     assert callback.state_dict() == {"best": 2.0, "waited": 0}
@@ -133,5 +139,5 @@ def test_the_thread_that_reads_signals_ends_with_the_run(assembled, monkeypatch)
 
     monkeypatch.setattr(Signals, "_watch", slowly)
     before = threading.enumerate()
-    assembled("train.max_steps=1").loop.run()
+    assembled("train.max_steps=1").run()
     assert threading.enumerate() == before

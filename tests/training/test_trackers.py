@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ QUIET = {"enable_console": False}
 
 def write(section: Metrics, run_dir: Path):
     config = {"seed": 7, "optimizer": {"lr": 3e-4}}
-    trackers = build_trackers(section, run_dir, total_steps=30, config_dict=config)
+    trackers = build_trackers(section, run_dir, total_steps=30, config_dict=config).open()
     with closing(trackers):
         for step, values in LOGS:
             trackers.log(step, values)
@@ -91,7 +92,7 @@ def test_tensorboard_of_a_run_that_goes_on_shows_each_step_once(tmp_path):
 
     def shown(resumed_at: int, steps: range, value: float) -> list[float]:
         options = {"total_steps": 9, "config_dict": {}, "resumed_at": resumed_at}
-        with closing(build_trackers(section, tmp_path, **options)) as trackers:
+        with closing(build_trackers(section, tmp_path, **options).open()) as trackers:
             for step in steps:
                 trackers.log(step, {"train/loss": value})
         found = tensorboard(tmp_path / "tb_logs")
@@ -190,7 +191,7 @@ from forge.config.metrics import Metrics
 from forge.training.trackers import build_trackers
 
 section = Metrics(enable_wandb=True, wandb_mode="offline", enable_console=False)
-trackers = build_trackers(section, Path({str(tmp_path)!r}), total_steps=3, config_dict={{}})
+trackers = build_trackers(section, Path({str(tmp_path)!r}), total_steps=3, config_dict={{}}).open()
 with closing(trackers):
     trackers.log(1, {{"train/loss": 2.5}})
     children = [task / "children" for task in Path("/proc/self/task").iterdir()]
@@ -240,8 +241,8 @@ def test_online_wandb_is_asked_to_resume_the_id_it_has(
 def test_a_full_disk_ends_the_run_and_the_other_trackers_are_closed(tmp_path):
     did: list[str] = []
     other = SimpleNamespace(log=lambda *_: did.append("log"), close=lambda: did.append("close"))
-    trackers = build_trackers(Metrics(**QUIET), tmp_path, total_steps=1, config_dict={})
-    trackers.add("other", lambda: other)
+    options: Any = {"total_steps": 1, "config_dict": {}, "more": {"other": lambda: other}}
+    trackers = build_trackers(Metrics(**QUIET), tmp_path, **options).open()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"metrics\.jsonl cannot be written"), closing(trackers):
         trackers.log(1, {"a": 1.0})
@@ -255,7 +256,7 @@ from pathlib import Path
 from forge.config.metrics import Metrics
 from forge.training.trackers import build_trackers
 section = Metrics(enable_console=False)
-build_trackers(section, Path({str(tmp_path)!r}), total_steps=1, config_dict={{}}).close()
+build_trackers(section, Path({str(tmp_path)!r}), total_steps=1, config_dict={{}}).open().close()
 print(sorted({{"torch", "tensorboard", "wandb", "rich"}} & set(sys.modules)))
 """
     done = subprocess.run(

@@ -21,7 +21,9 @@ from forge.optim.adamw import adamw
 from forge.parallel.fsdp import shard
 from forge.parallel.modules import HALF
 from forge.parallel.owned import local
+from forge.training.checkpoint import optimizer_tensors
 from forge.training.process import loss_scaler
+from forge.training.restore import restore_optimizer
 from forge.training.step import Update
 
 VOCAB, SEQ, STEPS = 37, 6, 4
@@ -128,6 +130,20 @@ def test_several_updates_equal_a_plain_loop(accumulation, masked, clip):
         assert output.grad_norm.item() == pytest.approx(norms[number], rel=1e-11)
     for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12, msg=name)
+
+
+def test_a_group_follows_a_schedule_of_its_own_also_in_a_run_that_goes_on():
+    model = decoder()
+    head, *rest = model.parameters()
+    own = {"params": [head], "lr": 0.4, "schedule": lambda number: 1 / (1 + number)}
+    optimizer = torch.optim.SGD([{"params": rest, "lr": 0.1}, own], momentum=0.9)
+    update = make_update(model, optimizer, schedule=lambda number: 0.5**number)
+    for number, (tokens, targets) in enumerate(global_batches(masked=False)):
+        restore_optimizer(model, optimizer, optimizer_tensors(model, optimizer))
+        output = update(as_step(tokens, targets, 1), number)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == [0.1 * 0.5**number, 0.4 / (1 + number)]
+        assert output.lr == rates[0]
 
 
 @pytest.mark.parametrize(("format", "epsilon"), [("bf16", 2**-8), ("fp16", 2**-11)])

@@ -11,11 +11,10 @@ import types
 from pathlib import Path
 
 import pytest
-from run_helpers import read
+from run_helpers import built, read
 
 from forge.config.problems import ConfigError
 from forge.rundir.files import read_rows
-from forge.training.assemble import assemble
 
 RUN = "run.trust=[mypkg.] +trackers.mine._target_=mypkg.Text train.max_steps=2"
 
@@ -68,5 +67,5 @@ def test_one_that_fails_is_a_warning_that_names_it(moment, trained, caplog):
 
 def test_one_that_cannot_be_built_is_refused_at_once(new_run):
     with pytest.raises(ConfigError, match=r"trackers\.mine\.failz") as refused:
-        assemble(new_run(RUN, "+trackers.mine.failz=open"))
+        built(new_run(RUN, "+trackers.mine.failz=open"))
     assert refused.value.problems[0].fix == "did you mean trackers.mine.fails?"

@@ -12,7 +12,8 @@ from run_helpers import folders, read
 
 from forge import worker
 from forge.rundir.outcome import is_lost_peer
-from forge.training import assemble as assembling
+from forge.training import session as sessions
+from forge.training.metrics import Logger
 from forge.training.signals import Signals
 
 
@@ -30,7 +31,7 @@ def failing(new_run, monkeypatch) -> Callable[..., Path]:
                 if loop.state.step == step:
                     raise error
 
-        monkeypatch.setattr(assembling, "Signals", Failing)
+        monkeypatch.setattr(sessions, "Signals", Failing)
         return new_run()
 
     return make
@@ -127,7 +128,7 @@ def test_a_directory_without_a_config_is_no_run(tmp_path, capsys):
 
 def test_a_signal_within_this_process(new_run, monkeypatch, capfd):
     """The step is finished and saved, handlers are put back, twice within a second is once."""
-    real = assembling.Logger.on_step_end
+    real = Logger.on_step_end
 
     def signalled(self, loop, output):
         real(self, loop, output)
@@ -139,7 +140,7 @@ def test_a_signal_within_this_process(new_run, monkeypatch, capfd):
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
         return [signal.getsignal(number) for number in numbers]
 
-    monkeypatch.setattr(assembling.Logger, "on_step_end", signalled)
+    monkeypatch.setattr(Logger, "on_step_end", signalled)
     evaluated = "eval.enabled=true eval.interval=40 eval.steps=1 eval.sample_prompts=[a]"
     before, path = handlers(), new_run("train.max_steps=50", evaluated)
     assert worker.main([str(path)]) == 143

@@ -8,14 +8,14 @@ from forge.data import IGNORE_INDEX
 from forge.data.loader import Batch
 from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
+from forge.objectives.next_token import NextToken
 from forge_example.conf import LabelSmoothing as LabelSmoothingConfig
 
 
-class LabelSmoothing:
+class LabelSmoothing(NextToken):
     """Sum over unmasked targets of -(1 - s) log p(target) - s * mean of log p over all tokens."""
 
-    def __init__(self, section: LabelSmoothingConfig) -> None:
-        self.section = section
+    section: LabelSmoothingConfig
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         """Losses of one micro-batch: `total`, and the sum `ce`, which is logged as train/loss and

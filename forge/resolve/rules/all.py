@@ -1,11 +1,15 @@
 """All rules. They run after the derivations, each only when the keys it reads passed their own
-bounds.
+bounds. Those of a component stand with it; those here are of several sections.
 """
 
-from forge.resolve.rule import rules_of
+import sys
+
+from forge.config import schemas
+from forge.config.rule import rules_of
 from forge.resolve.rules import (
     degrees,
     devices,
+    evaluation,
     launch,
     model,
     run,
@@ -13,4 +17,6 @@ from forge.resolve.rules import (
     training,
 )
 
-RULES = rules_of(model, training, degrees, devices, run, run_directory, launch)
+OF_COMPONENTS = [sys.modules[name] for name in schemas.modules()]
+OF_ALL = (model, training, evaluation, degrees, devices, run, run_directory, launch)
+RULES = rules_of(*OF_COMPONENTS, *OF_ALL)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from math import prod
 
 from forge.config.model import Decoder, Model
-from forge.config.objective import Pretrain
+from forge.config.objective import Objective, Pretrain
 from forge.config.parallel import ONE_STAGE_SCHEDULES, V_SCHEDULE, ZERO_BUBBLE_SCHEDULES, Parallel
 from forge.config.precision import Precision
 from forge.config.root import Config
+from forge.config.rule import Findings, rule
 from forge.config.train import Train
 from forge.plan.layout import legal_microbatches, sequences_of_rank
 from forge.plan.world import World
-from forge.resolve.rule import Findings, rule
 
 TP, PP, CP, EP = "parallel.tp", "parallel.pp", "parallel.cp", "parallel.ep"
 SCHEDULE, STAGES = "parallel.pp_schedule", "parallel.pp_stages_per_rank"
@@ -28,6 +28,8 @@ EXPERTS = ("model.moe.num_experts", "model.moe.frequency")
     "model.n_heads",
     "model.n_kv_heads",
     "model.ffn_hidden_dim",
+    "model.kinds",
+    "model.layers",
     *EXPERTS,
     "model.moe.ffn_hidden_dim",
 )
@@ -35,17 +37,20 @@ def tp_divides(model: Decoder, parallel: Parallel) -> Findings:
     """Tensor parallelism cuts attention by heads, and feed-forward layers and experts by width:
     parallel.tp must divide each.
     """
-    tp, heads, kv_heads = parallel.tp, model.n_heads, model.kv_heads
+    tp = parallel.tp
     divisible = f"must be divisible by parallel.tp ({tp})"
-    if heads % tp:
-        yield TP, f"model.n_heads ({heads}) {divisible}.", ""
-    if kv_heads != heads and kv_heads % tp and tp % kv_heads:  # several ranks may share one
-        other = "or parallel.tp by model.n_kv_heads"
-        yield TP, f"model.n_kv_heads ({kv_heads}) {divisible}, {other}.", ""
-    width, expert = model.computed_ffn_hidden_dim, model.expert_hidden_dim
-    if model.n_moe_layers < model.n_layers and width % tp:
-        fix = f"model.ffn_hidden_dim={-(-width // tp) * tp}"
-        yield TP, f"the feed-forward width ({width}) {divisible}.", fix
+    for place, layer in model.in_use():
+        heads, kv_heads = layer.n_heads, layer.kv_heads
+        if heads % tp:
+            yield TP, f"{place}.n_heads ({heads}) {divisible}.", ""
+        if kv_heads != heads and kv_heads % tp and tp % kv_heads:  # several ranks may share one
+            other = f"or parallel.tp by {place}.n_kv_heads"
+            yield TP, f"{place}.n_kv_heads ({kv_heads}) {divisible}, {other}.", ""
+        width = layer.computed_ffn_hidden_dim
+        if model.n_moe_layers < model.n_layers and width % tp:
+            fix = f"{place}.ffn_hidden_dim={-(-width // tp) * tp}"
+            yield TP, f"the feed-forward width ({width}) {divisible}.", fix
+    expert = model.expert_hidden_dim
     if model.is_moe and expert % tp:
         fix = f"model.moe.ffn_hidden_dim={-(-expert // tp) * tp}"
         yield TP, f"the width of an expert ({expert}) {divisible}.", fix
@@ -106,12 +111,14 @@ def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
     both.
     """
     tp, cp = parallel.tp, parallel.cp
-    if cp == 1 or parallel.cp_method != "ulysses" or model.n_heads % tp:
+    if cp == 1 or parallel.cp_method != "ulysses":
         return
-    heads, kv_heads = model.n_heads // tp, max(model.kv_heads // tp, 1)
-    if heads % cp or kv_heads % cp:
-        what = f"parallel.cp ({cp}) must divide the {heads} heads and {kv_heads} key/value heads"
-        yield CP, f"{what} of a tp rank.", "parallel.cp_method=all_gather"
+    for _, layer in model.in_use():
+        heads, kv_heads = layer.n_heads // tp, max(layer.kv_heads // tp, 1)
+        if layer.n_heads % tp == 0 and (heads % cp or kv_heads % cp):
+            number = f"{heads} heads and {kv_heads} key/value heads"
+            what = f"parallel.cp ({cp}) must divide the {number} of a tp rank."
+            yield CP, what, "parallel.cp_method=all_gather"
 
 
 @rule("parallel.cp_kernel", CP, "parallel.cp_method", "model.sdpa_backend", warning=True)
@@ -187,6 +194,13 @@ def pp_once(parallel: Parallel) -> Findings:
         yield "parallel.reshard_after_forward", "parallel.reshard_after_forward=never"
     if parallel.pp > 1 and parallel.reduce_gradients == "micro_batch":
         yield "parallel.reduce_gradients", "parallel.reduce_gradients=step"
+
+
+@rule("parallel.pp_frozen", PP)
+def pp_frozen(objective: Objective, parallel: Parallel) -> Findings:
+    """A frozen model of an objective is not cut into stages: parallel.pp must be 1."""
+    if parallel.pp > 1 and objective.frozen_models():
+        yield PP, ""
 
 
 @rule("parallel.pp_tied", PP, SCHEDULE, "model.tie_embeddings")

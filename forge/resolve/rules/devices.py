@@ -8,12 +8,12 @@ from forge.config.model import Decoder, Model
 from forge.config.numbers import byte_size
 from forge.config.parallel import Parallel
 from forge.config.root import Config
+from forge.config.rule import Findings, rule
 from forge.config.run import Run
 from forge.plan.memory import STATE, memory_by_part
 from forge.plan.world import World, ranks_of, ranks_per_node
 from forge.resolve.auto import device_memory, memory_needed
 from forge.resolve.layout import DEGREES
-from forge.resolve.rule import Findings, rule
 
 RANKS = ("run.num_processes", *DEGREES)
 HOST_MEMORY = "run.host_memory"

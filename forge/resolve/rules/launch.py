@@ -6,12 +6,12 @@ import re
 
 from forge.config.launch import Slurm, Submitit
 from forge.config.problems import Problem, closest, did_you_mean, shown
+from forge.config.rule import Findings, rule
 from forge.config.run import Run
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Optuna
 from forge.plan.allocation import allocation, faults
 from forge.plan.world import CPU_BUILD, World
-from forge.resolve.rule import Findings, rule
 
 SHAPE = ("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node")
 LARGEST_NODE = 8

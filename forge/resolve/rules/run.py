@@ -13,12 +13,13 @@ from forge.config.data import Files
 from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
+from forge.config.model import Decoder
 from forge.config.problems import literal, shown, typed
 from forge.config.root import Config
+from forge.config.rule import Findings, rule, walk
 from forge.config.run import Run
 from forge.config.target import inner_faults, place_of, target_fault
 from forge.plan.world import World
-from forge.resolve.rule import Findings, rule, walk
 
 
 @rule("run.device")
@@ -38,15 +39,21 @@ def inline(run: Run, world: World) -> Findings:
 @rule("data.path")
 def data_path(data: Files) -> Findings:
     """data.path must be a path that exists and may be read, or a glob that matches."""
-    path = data.path
-    if not path:
+    if not data.path:
         yield "data.path", "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"
-    elif os.path.exists(path) and not os.access(path, os.R_OK):
+    elif fault := path_fault(data.path):
+        yield "data.path", *fault
+
+
+def path_fault(path: str) -> tuple[str, str] | None:
+    """What is wrong with a path or glob of texts, and what to do."""
+    if os.path.exists(path):
         fix = "permission to read it (chmod u+r), or another path"
-        yield "data.path", f"you may not read {path}.", fix
-    elif not os.path.exists(path) and not any(glob.iglob(path, recursive=True)):
-        what = f"there is no file or directory {path}, and as a glob it matches nothing."
-        yield "data.path", what, "check the path; it is relative to where you are"
+        return None if os.access(path, os.R_OK) else (f"you may not read {path}.", fix)
+    if any(glob.iglob(path, recursive=True)):
+        return None
+    what = f"there is no file or directory {path}, and as a glob it matches nothing."
+    return what, "check the path; it is relative to where you are"
 
 
 @rule("metrics.wandb_login", "metrics.enable_wandb", "metrics.wandb_mode")
@@ -67,13 +74,16 @@ def no_effect(config: Config, world: World) -> Findings:
     """An option should have an effect, given the values of the others."""
     for key, section, field in walk(config):
         acts = field.metadata.get("acts_when") or type(section).acts_when
-        if acts is None or acts.holds(config, world.size):
+        why = acts.otherwise if acts and not acts.holds(config, world.size) else ""
+        if isinstance(section, Decoder) and field.name in section.mixer.unread:
+            why = f"on the mixer {section.mixer.schema_name}"
+        if not why:
             continue
         value, default = getattr(section, field.name), default_of(field)
         value = list(value) if isinstance(value, tuple) else value
         if value not in (default, field.metadata.get("idle")):
             fix = typed(key, literal(default) if "," in str(default) else shown(default))
-            yield key, f"{key} has no effect {acts.otherwise}.", fix
+            yield key, f"{key} has no effect {why}.", fix
 
 
 @rule("target")
@@ -96,9 +106,11 @@ def target(config: Config) -> Findings:
         yield from inner_faults(keywords, name, trust)
 
 
-@rule("entries", "callbacks", "trackers")
+@rule("entries", "callbacks", "techniques", "trackers")
 def entries(config: Config) -> Findings:
-    """Every entry of callbacks and trackers has a _target_, and values that a file can keep."""
+    """Every entry of callbacks, techniques and trackers has a _target_, and values that a file can
+    keep.
+    """
     for key, entry in _entries(config):
         if not isinstance(entry, dict):
             what = "an entry has a _target_ and keywords; this is a value."

@@ -11,8 +11,8 @@ from forge.config import changes
 from forge.config.checkpoint import Checkpoint
 from forge.config.problems import closest, did_you_mean, shown
 from forge.config.root import Config
+from forge.config.rule import Findings, rule, walk
 from forge.config.run import Run
-from forge.resolve.rule import Findings, rule, walk
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.files import unwritable
 

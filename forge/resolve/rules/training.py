@@ -1,19 +1,17 @@
-"""Rules on the batch, the schedule, evaluation, checkpoints and profiling."""
+"""Rules on the batch, the schedule, checkpoints and profiling."""
 
 from __future__ import annotations
 
 from forge.config.checkpoint import Checkpoint
-from forge.config.eval import METRICS, Eval
 from forge.config.precision import Precision
-from forge.config.problems import closest, did_you_mean
 from forge.config.profiling import Profiling
 from forge.config.root import Config
+from forge.config.rule import Findings, rule
 from forge.config.run import Run
 from forge.config.scheduler import Constant, Decay, horizon
 from forge.config.train import Train
 from forge.plan.layout import data_ranks
 from forge.plan.world import World, ranks_of
-from forge.resolve.rule import Findings, rule
 
 SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
 BATCH = ("train.batch_size", "train.seq_len", "train.grad_accum_steps", SIZE, TOKENS)
@@ -75,36 +73,6 @@ def schedule_horizon(scheduler: Decay, train: Train) -> Findings:
         what += " stays at the floor from there." if spans < end else " never reaches its floor."
         fix = "scheduler.decay_steps=null spans what is left of the run"
         yield "scheduler.decay_steps", what, fix
-
-
-@rule("eval.needed", "eval.enabled", "eval.target", "eval.patience", "checkpoint.keep_best")
-def needed(eval: Eval, checkpoint: Checkpoint) -> Findings:
-    """eval.target, eval.patience and checkpoint.keep_best need eval.enabled=true."""
-    wants = {"eval.target": eval.target is not None, "eval.patience": eval.patience}
-    wants["checkpoint.keep_best"] = checkpoint.keep_best
-    for key in (key for key, wanted in wants.items() if wanted and not eval.enabled):
-        yield key, "eval.enabled=true"
-
-
-@rule("eval.interval", "eval.interval", "eval.patience", "train.max_steps", warning=True)
-def eval_interval(eval: Eval, train: Train) -> Findings:
-    """eval.patience needs more than one evaluation: eval.interval less than train.max_steps."""
-    steps = train.max_steps
-    if eval.enabled and eval.patience and eval.interval >= steps:
-        yield "eval.interval", f"eval.interval={max(steps // 10, 1)}"
-
-
-@rule("run.objective", "run.objective", "eval.enabled")
-def objective(run: Run, eval: Eval) -> Findings:
-    """run.objective names a metric that the run has: an eval/ one needs eval.enabled=true."""
-    name = run.objective or ""
-    group, _, metric = name.partition("/")
-    if group == "eval" and metric not in METRICS:
-        meant = [f"run.objective=eval/{other}" for other in closest(metric, METRICS)]
-        fix = did_you_mean(meant) or f"one of {', '.join(f'eval/{other}' for other in METRICS)}"
-        yield "run.objective", f"there is no metric {name}.", fix
-    elif group == "eval" and not eval.enabled:
-        yield "run.objective", "eval.enabled=true"
 
 
 @rule("checkpoint.pinned", "checkpoint.async_mode", "run.device")

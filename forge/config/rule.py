@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.config.field import Section
 from forge.config.problems import Problem, shown
-from forge.config.root import Config
-from forge.plan.world import World
+
+if TYPE_CHECKING:
+    from forge.config.root import Config
+    from forge.plan.world import World
 
 Findings = Iterator[tuple[str, str] | tuple[str, str, str]]
 """(key, what is wrong, what to do) of each problem that a rule finds. In a pair the sentence of the
@@ -50,7 +52,8 @@ class _Declared:
 
     @cached_property
     def _parameters(self) -> dict[str, type]:
-        found = inspect.get_annotations(self.body, eval_str=True)
+        named = {schema.__name__: schema for schema in _below(Section)}
+        found = inspect.get_annotations(self.body, eval_str=True, locals=named)
         return {name: kind for name, kind in found.items() if name != "return"}
 
     def call(self, config: Config, world: World) -> Iterator[Any]:
@@ -59,6 +62,13 @@ class _Declared:
         values = {n: given.get(n) or getattr(config, n) for n in self._parameters}
         if all(isinstance(values[name], kind) for name, kind in self._parameters.items()):
             yield from self.body(**values)
+
+
+def _below(schema: type[Section]) -> Iterator[type[Section]]:
+    """The class and those below it: a component names in its rules what is above it."""
+    yield schema
+    for each in schema.__subclasses__():
+        yield from _below(each)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,5 +144,15 @@ def get(config: Config, key: str) -> Any:
 
 def put(config: Config, key: str, value: Any) -> None:
     """Set the value at a dotted key of a config that is not frozen."""
-    parent, _, name = key.rpartition(".")
-    setattr(get(config, parent) if parent else config, name, value)
+    above, _, name = key.rpartition(".")
+    parent = get(config, above) if above else config
+    if isinstance(parent, dict):
+        parent[name] = value
+    else:
+        setattr(parent, name, value)
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of a number that is nearest to the wanted one."""
+    divisors = (n for n in range(1, min(number, 1 << 20) + 1) if number % n == 0)
+    return min(divisors, key=lambda n: abs(n - wanted))

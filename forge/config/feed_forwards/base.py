@@ -1,0 +1,35 @@
+"""Base of the sections of feed-forward layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omegaconf import MISSING
+
+from forge.config.activations import Kept, Numbers
+from forge.config.field import Section
+from forge.config.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from forge.config.model import Decoder
+
+
+@dataclass(kw_only=True)
+class FeedForward(Section):
+    """What each token passes by itself. The target is built with the section of its layer, in which
+    this one is `feed_forward`, and called with hidden states.
+
+    layer: that section, in each of the methods.
+    """
+
+    _target_: str = MISSING
+
+    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+        """The parameters, by their names inside of the module, in its order."""
+        raise NotImplementedError
+
+    def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
+        """What is kept for the backward pass; None = not known."""
+        return None

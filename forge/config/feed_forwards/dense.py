@@ -1,0 +1,59 @@
+"""The feed-forward layer of two or three matrices; its width and activation are options of the
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.config.activations import Kept, Numbers
+from forge.config.feed_forwards.base import FeedForward
+from forge.config.tensors import TensorSpec, linear
+
+if TYPE_CHECKING:
+    from forge.config.model import Decoder
+
+
+@dataclass(kw_only=True)
+class Dense(FeedForward):
+    """`w_down(f(w_gate(x)) * w_up(x))`, or without a gate `w_down(f(w_up(x)))`."""
+
+    schema_name = "dense"
+    _target_: str = "forge.models.feed_forward.FeedForward"
+
+    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+        return dense_tensors(layer, layer.computed_ffn_hidden_dim, bias=layer.has_mlp_bias)
+
+    def kept(self, layer: Decoder, numbers: Numbers) -> Kept:
+        return dense_kept(layer, -(-layer.computed_ffn_hidden_dim // numbers.tp), numbers)
+
+
+def dense_tensors(
+    layer: Decoder, width: int, *, part: str = "feed-forward", bias: bool = False
+) -> Iterator[TensorSpec]:
+    """Those of a layer of that width."""
+    for name in ("w_gate", "w_up") if layer.is_gated else ("w_up",):
+        yield from linear(name, width, layer.dim, part=part, bias=bias, tp=0)
+    yield from linear("w_down", layer.dim, width, part=part, bias=bias, tp=1, residual=True)
+
+
+def dense_kept(layer: Decoder, width: int, numbers: Numbers) -> Kept:
+    """What a layer keeps of which a rank has that width."""
+    return Kept(
+        all=numbers.width * width * copies(layer),
+        products=numbers.width * products(layer, width),
+    )
+
+
+def copies(layer: Decoder) -> int:
+    """Tensors as wide as the layer: what the activation reads (not ReLU) and writes, gate and
+    product.
+    """
+    return (1 if layer.activation == "relu" else 2) + (2 if layer.is_gated else 0)
+
+
+def products(layer: Decoder, width: int) -> int:
+    """Numbers that the matrices of a layer of that width make; none of a width of 0."""
+    return width * (2 if layer.is_gated else 1) + layer.dim if width else 0

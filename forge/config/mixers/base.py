@@ -1,0 +1,45 @@
+"""Base of the sections of token mixers: what a block has in the place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from omegaconf import MISSING
+
+from forge.config.activations import Kept, Numbers
+from forge.config.field import Section
+from forge.config.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from forge.config.model import Decoder
+
+
+@dataclass(kw_only=True)
+class Mixer(Section):
+    """What tokens learn of those before them with. The target is built with the section of its
+    layer, in which this one is `mixer`, and called with hidden states, rotation and cache.
+
+    unread: options of the layer's attention that it does not read. layer: that section, in each of
+    the methods.
+    """
+
+    unread: ClassVar[tuple[str, ...]] = ()
+    _target_: str = MISSING
+
+    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+        """The parameters, by their names inside of the module, in its order."""
+        raise NotImplementedError
+
+    def flops(self, layer: Decoder, seq_len: int) -> int:
+        """Training FLOPs a token, besides those of the matrices in `tensors`."""
+        return 0
+
+    def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
+        """What is kept for the backward pass; None = not known."""
+        return None
+
+    def rotary_dim(self, layer: Decoder) -> int:
+        """Width of the part of a head that is rotated."""
+        return layer.computed_head_dim

@@ -1,0 +1,85 @@
+"""Base of objectives on running text: each token is the target of those before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forge.data import IGNORE_INDEX
+from forge.data.loader import Batch
+from forge.data.samples import Samples
+from forge.models.contract import LanguageModel
+from forge.models.head import head_of
+from forge.objectives.objective import Objective
+
+LOGITS_AT_ONCE = 1 << 24
+
+
+class NextToken(Objective):
+    """Batches of `tokens` and `targets`, int64 [batch, seq]: targets[b, t] is the token after
+    tokens[b, t], or IGNORE_INDEX where it does not count.
+    """
+
+    sums = ("nats", "targets", "correct", "byte_nats", "bytes")
+
+    def collate(self, samples: Samples) -> Batch:
+        """A row for each sample; behind its end are tokens 0 without targets."""
+        both = np.empty((2, len(samples), samples.seq_len), dtype=np.int64)
+        for tokens, targets, sample in zip(*both, samples, strict=True):
+            window, counted = sample.tokens, sample.counted
+            end = len(window) - 1
+            tokens[:end], targets[:end] = window[:-1], window[1:]
+            if end < samples.seq_len:
+                tokens[end:], targets[end:] = 0, IGNORE_INDEX
+            if counted is not None:
+                targets[:end][counted[1:] == 0] = IGNORE_INDEX
+        return dict(zip(("tokens", "targets"), torch.from_numpy(both), strict=True))
+
+    def count(self, samples: Samples) -> int:
+        if not samples.masked:
+            return len(samples) * samples.seq_len
+        return sum(int(sample.counted[1:].sum()) for sample in samples)  # type: ignore[index]
+
+    def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
+        """nats: of cross-entropy. correct: targets that were the likeliest token. byte_nats, bytes:
+        of the targets that stand for text. Some rows of logits at a time.
+        """
+        hidden, head = model.hidden(batch["tokens"]).flatten(0, 1), head_of(model)
+        sizes_of = self.token_bytes.to(hidden.device)
+        rows = max(LOGITS_AT_ONCE // head.vocab_size, 1)
+        sums = torch.zeros(5, dtype=torch.float64, device=hidden.device)
+        for states, wanted in zip(
+            hidden.split(rows), batch["targets"].flatten().split(rows), strict=True
+        ):
+            logits, kept = head.logits(states).float(), wanted != IGNORE_INDEX
+            nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none")
+            nats = nats.double()
+            sizes = torch.where(kept, sizes_of[wanted.clamp(min=0)], 0).double()
+            values = (nats, kept, logits.argmax(-1) == wanted, nats * (sizes > 0), sizes)
+            sums += torch.stack([value.double().sum() for value in values])
+        return dict(zip(NextToken.sums, sums, strict=True))
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of
+        targets that were the likeliest token. bits_per_byte: nats of the targets that stand for
+        text / (ln 2 * their bytes), which compares across tokenizers.
+        """
+        loss = totals["nats"] / max(totals["targets"], 1)
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "token_accuracy": totals["correct"] / max(totals["targets"], 1),
+            "bits_per_byte": totals["byte_nats"] / (math.log(2) * max(totals["bytes"], 1)),
+        }
+
+    @cached_property
+    def token_bytes(self) -> Tensor:
+        """Bytes of text that each token stands for, int64 [ids of the tokenizer]."""
+        assert self.tokenizer is not None
+        return torch.as_tensor(self.tokenizer.token_bytes(), dtype=torch.int64)

@@ -1,0 +1,69 @@
+"""What an objective is: how batches are made, what is minimised, what an evaluation reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from forge.config.objective import Objective as Section
+from forge.data import IGNORE_INDEX
+from forge.data.loader import Batch
+from forge.data.samples import Samples
+from forge.data.tokenizer import Tokenizer
+from forge.models.contract import LanguageModel
+from forge.objectives.losses import Losses
+
+
+class Objective:
+    """Base of every objective; built from its section with the run's tokenizer, and with the frozen
+    models that `section.frozen_models()` names, in eval mode and laid out as the trained one.
+
+    along_sequence: the fields of a batch that are [batch, seq, ...]; with context parallelism each
+    rank has its part of these, and the whole of all others. sums, maxima: names of what `evaluate`
+    gives, by how it adds up over batches and ranks. In a loader process there are no models.
+    """
+
+    along_sequence: tuple[str, ...] = ("tokens", "targets")
+    sums: tuple[str, ...] = ()
+    maxima: tuple[str, ...] = ()
+    section: Any
+
+    def __init__(
+        self,
+        section: Section,
+        *,
+        tokenizer: Tokenizer | None = None,
+        models: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        self.section, self.tokenizer, self.models = section, tokenizer, dict(models or {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "models": {}}
+
+    def collate(self, samples: Samples) -> Batch:
+        """Fields [batch, ...], as many rows for each sample, with `tokens`, int64 [batch, seq_len];
+        the same from the same samples, in whatever process.
+        """
+        raise NotImplementedError
+
+    def count(self, samples: Samples) -> int:
+        """Targets of these samples, by which the loss of a step is divided. Each rank counts those
+        of all ranks by itself, so an objective that knows it of less than their batch says so.
+        """
+        return int((self.collate(samples)["targets"] != IGNORE_INDEX).sum())
+
+    def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
+        """Sums over the targets of a micro-batch. It may read any tokens with a frozen model, and
+        with `model` the batch's `tokens`, once: with pipeline parallelism they are already read.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
+        """The scalars that `sums` and `maxima` name, of one batch; without gradients."""
+        raise NotImplementedError
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """The metrics that the section names, from the totals of what `evaluate` has given."""
+        raise NotImplementedError

@@ -1,0 +1,88 @@
+"""From a session to a loop that can run: all else that a run has, in the order data flows."""
+
+from __future__ import annotations
+
+from forge.rundir import directory
+from forge.rundir.checkpoints import TOKENIZER
+from forge.rundir.files import write_json
+from forge.training.callback import Callback, is_users
+from forge.training.checkpoint import Checkpointer
+from forge.training.data import derived_file, train_loader
+from forge.training.entries import build_entries
+from forge.training.loop import Loop
+from forge.training.metrics import Logger
+from forge.training.saving import Saving
+from forge.training.session import Session
+from forge.training.start import begin, choose
+from forge.training.step import Update
+from forge.training.stopping import Agreement, BadSteps, HealthCheck, StopVote, TimeLimit
+from forge.training.trackers import trackers_of
+
+
+def build(session: Session) -> Loop:
+    """The loop of a run, where its last start has left it. Raises ValueError for mistakes."""
+    config, run_dir, ranks = session.config, session.run_dir, session.ranks
+    loader = train_loader(config, session.prepared.train, session.objective, ranks, session.device)
+    update = Update(
+        model=session.model,
+        objective=session.objective,
+        optimizer=session.optimizer,
+        schedule=session.schedule,
+        device=session.device,
+        scaler=session.scaler,
+        clip_norm=config.train.grad_clip_norm,
+        ranks=ranks,
+        max_steps=config.train.max_steps,
+        reduce_each=config.parallel.reduce_gradients == "micro_batch",
+    )
+    checkpointer = Checkpointer(
+        run_dir / config.checkpoint.dir,
+        config,
+        session.tokenizer,
+        directory.run_id(run_dir),
+        ranks,
+    )
+    start = choose(session, checkpointer)
+    trackers = trackers_of(session, resumed_at=start.step)
+    entries = build_entries(session)
+    votes = ranks.size > 1 and any(map(is_users, entries))
+    loop = Loop(
+        session,
+        update=update,
+        loader=loader,
+        trackers=trackers,
+        callbacks=in_order(session, entries, checkpointer, votes=votes),
+        votes=votes,
+    )
+    begin(start, checkpointer, loop)
+    if ranks.main:
+        keep(session)
+    return loop
+
+
+def in_order(
+    session: Session, entries: list[Callback], checkpointer: Checkpointer, *, votes: bool
+) -> list[Callback]:
+    """The entries of `callbacks` among those that every run needs to be stopped, logged and saved;
+    each stands behind those that it looks at, see their docstrings.
+    """
+
+    def wanted(*kinds: type[Callback]) -> list[Callback]:
+        return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
+
+    found = [session.signals, *wanted(Agreement, BadSteps, Logger, TimeLimit)]
+    found += [*entries, *wanted(HealthCheck)]
+    if votes:
+        found.append(StopVote(session))
+    if Saving.wanted(session):
+        found.append(Saving(session, checkpointer))
+    return found
+
+
+def keep(session: Session) -> None:
+    """Write what was read and worked out; last, so that a run that is refused leaves nothing."""
+    run_dir = session.run_dir
+    write_json(run_dir / "data.json", session.prepared.manifest)
+    write_json(derived_file(run_dir), session.derived)
+    if not (run_dir / TOKENIZER).exists():  # kept of the first start, whatever text comes later
+        session.tokenizer.save(run_dir / TOKENIZER)

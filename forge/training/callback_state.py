@@ -1,0 +1,89 @@
+"""The state of callbacks in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from forge.training.callback import Callback, call, name_of, raise_named
+
+TENSOR, TUPLE = "_tensor_", "_tuple_"
+
+
+def states(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The state of all callbacks that have one: plain values by name, and tensors by `name/path`.
+    Raises CallbackError, also for what a checkpoint cannot keep.
+    """
+    plain: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for callback in callbacks:
+        name = name_of(callback)
+        try:
+            if state := callback.state_dict():
+                plain[name], found = split(state)
+                tensors |= {f"{_escape(name)}/{path}": tensor for path, tensor in found.items()}
+        except Exception as error:
+            raise_named(callback, "state_dict", step, error)
+    return plain, tensors
+
+
+def load_states(
+    callbacks: Sequence[Callback], plain: dict[str, Any], tensors: dict[str, Tensor], step: int
+) -> None:
+    """Give callbacks what `states` took; one that is not in the checkpoint keeps what it has."""
+    for callback in callbacks:
+        name = name_of(callback)
+        if name in plain:
+            prefix = f"{_escape(name)}/"
+            own = {p.removeprefix(prefix): t for p, t in tensors.items() if p.startswith(prefix)}
+            call(callback, "load_state_dict", step, join(plain[name], own))
+
+
+def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Values that JSON keeps exactly, and tensors by their path. Raises TypeError naming the key of
+    anything else.
+    """
+    if not isinstance(state, dict):
+        raise TypeError(f"state_dict gives a dict, not {type(state).__name__}")
+    tensors: dict[str, Tensor] = {}
+    return _split(state, "", tensors), tensors
+
+
+def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach()
+        return {TENSOR: path}
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    place, below = f"its state at '{path}'" if path else "its state", f"{path}/" if path else ""
+    if isinstance(value, list | tuple):
+        items = [_split(item, f"{below}{index}", tensors) for index, item in enumerate(value)]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str) or key in (TENSOR, TUPLE):
+                wanted = f"keys are texts other than {TENSOR} and {TUPLE}"
+                raise TypeError(f"{place} has the key {key!r}; {wanted}")
+        return {key: _split(item, below + _escape(key), tensors) for key, item in value.items()}
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    kept = "tensors, texts, numbers, booleans and None, in dicts, lists and tuples"
+    raise TypeError(f"{place} is a {kind}; a checkpoint keeps {kept}")
+
+
+def join(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [join(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TENSOR in value:
+        return tensors[value[TENSOR]]
+    if TUPLE in value:
+        return tuple(join(value[TUPLE], tensors))
+    return {key: join(item, tensors) for key, item in value.items()}
+
+
+def _escape(key: str) -> str:
+    """A key as one part of a path, as RFC 6901 has it."""
+    return key.replace("~", "~0").replace("/", "~1")

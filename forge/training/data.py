@@ -1,0 +1,94 @@
+"""The data of a run, and what the config takes from it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.build import build
+from forge.config.eval_sets import data_of
+from forge.config.root import Config
+from forge.config.rule import Derived
+from forge.data.loader import TrainLoader, count_windows
+from forge.data.prepare import Prepared, prepare, with_sets
+from forge.data.shards import TokenStore
+from forge.objectives.objective import Objective
+from forge.parallel.ranks import Ranks
+from forge.resolve.derivations import fit_epochs
+from forge.rundir.files import read_json
+from forge.rundir.saved_config import newest, numbered, version
+from forge.training.process import say
+from forge.training.samples import opening
+
+
+def prepare_data(config: Config, ranks: Ranks) -> Prepared:
+    """The text as tokens; the main rank prepares what is not kept from before."""
+    announce = cache(lambda stage: say(f"data: {stage}"))  # each stage once
+    making: Any = {"build": partial(build, trust=config.run.trust)}
+    making["progress"] = lambda stage, share: announce(stage)
+    with ranks.main_first():
+        prepared = prepare(config.data, config.tokenizer, **making)
+        names = config.eval.sets if config.eval.enabled else ()
+        return with_sets(prepared, {name: data_of(config, name) for name in names}, **making)
+
+
+def check_vocabulary(config: Config, prepared: Prepared) -> None:
+    """Raises ValueError for ids of the tokenizer that the model has no row for."""
+    ids, rows = prepared.tokenizer.vocab_size, config.model.vocab_size
+    if ids > rows:
+        raise ValueError(
+            f"model.vocab_size={rows}: the tokenizer has {ids} ids; set model.vocab_size={ids}"
+        )
+
+
+def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list[dict[str, Any]]]:
+    """The config with what follows from the text: steps from train.max_epochs, and a prompt; and
+    all values that were ever worked out.
+    """
+    derived = {one["key"]: one for one in read_json(derived_file(run_dir))}
+    fitted = copy.deepcopy(config)
+    fitted.thaw()
+    found = fit_epochs(fitted, count_windows(prepared.train, config.train.seq_len), derived)
+    for one in found:
+        say(f"{one.key} = {one.value}   ({one.why})")
+    if not config.eval.sample_prompts:
+        prompt, why = config.data.prompt, "it fits the data"
+        if not prompt:
+            longest = config.model.max_seq_len // 2
+            prompt = opening(prepared.val, prepared.tokenizer, longest)
+            why = "the validation split begins with it"
+        fitted.eval.sample_prompts = [prompt]
+        found.append(Derived("eval.sample_prompts", [prompt], why))
+    fitted.freeze()
+    return fitted, list((derived | {one.key: asdict(one) for one in found}).values())
+
+
+def derived_file(run_dir: Path) -> Path:
+    """Where the values that were worked out are kept, beside the config in force."""
+    return run_dir / numbered("derived.json", version(newest(run_dir).name))
+
+
+def train_loader(
+    config: Config, store: TokenStore, objective: Objective, ranks: Ranks, device: torch.device
+) -> TrainLoader:
+    """This rank's part of every batch."""
+    train, data = config.train, config.data
+    return TrainLoader(
+        store,
+        objective,
+        seq_len=train.seq_len,
+        seed=config.seed,
+        batch_size=train.batch_size,
+        grad_accum_steps=train.grad_accum_steps,
+        rank=ranks.batch[0],
+        num_ranks=ranks.batch[1],
+        num_workers=data.num_workers,
+        pin_memory=data.pin_memory and device.type == "cuda",
+        prefetch_factor=data.prefetch_factor,
+        overfit_batches=data.overfit_batches,
+    )

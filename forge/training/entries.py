@@ -1,0 +1,44 @@
+"""The entries of `callbacks`: forge's own, which conf/config.yaml has, and the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from forge.build import bind, locate
+from forge.config.root import Config
+from forge.training.callback import Callback, failure
+
+if TYPE_CHECKING:
+    from forge.training.session import Session
+
+
+def check_entries(config: Config) -> None:
+    """Raises ConfigError for what cannot be built, before there is a session to build it with."""
+    for name in config.callbacks:
+        _bound(config, name, None)
+
+
+def build_entries(session: Session) -> list[Callback]:
+    """Those that the run has a use for, in order. Raises CallbackError."""
+    built = []
+    for name, entry in session.config.callbacks.items():
+        path, target = f"callbacks.{name}", entry["_target_"]
+        make = _bound(session.config, name, session)
+        kind: type[Callback] = locate(target, path=path, trust=session.config.run.trust)  # type: ignore[assignment]
+        if not kind.wanted(session):
+            continue
+        try:
+            callback: Callback = make()
+        except Exception as error:
+            if kind.__module__.startswith("forge."):
+                raise
+            raise failure(path, target, "__init__", error) from error
+        callback.config_path = path
+        built.append(callback)
+    return built
+
+
+def _bound(config: Config, name: str, session: Any) -> Callable[[], Any]:
+    entry, trust = config.callbacks[name], config.run.trust
+    return bind(entry, path=f"callbacks.{name}", trust=trust, offered={"session": session})

@@ -1,0 +1,95 @@
+"""The models of a run: the one that is trained, and those that its objective reads besides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from forge.build import build
+from forge.config.root import Config
+from forge.data.tokenizer import Tokenizer
+from forge.models.contract import check_model
+from forge.objectives.objective import Objective
+from forge.parallel.apply import apply
+from forge.parallel.ranks import Ranks
+from forge.rundir import checkpoints
+from forge.rundir.checkpoints import CheckpointError, Saved
+from forge.training import restore
+
+
+def build_model(
+    config: Config, device: torch.device, ranks: Ranks, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """The model with its initial weights, laid out over the ranks."""
+
+    def make() -> nn.Module:
+        model = build(config.model, path="model", trust=config.run.trust)
+        check_model(model, config.model._target_)
+        return model.to(dtype)
+
+    return apply(make, config, ranks.mesh, device)
+
+
+def build_objective(
+    config: Config,
+    device: torch.device,
+    ranks: Ranks,
+    *,
+    tokenizer: Tokenizer | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Objective:
+    """The objective, with its frozen models. Raises ValueError where one of them cannot be used."""
+    models = {}
+    for name, source in config.objective.frozen_models().items():
+        try:
+            models[name] = _frozen(config, source, device, ranks, tokenizer, dtype)
+        except CheckpointError as error:
+            raise CheckpointError(f"objective, its model '{name}': {error}") from error
+    trust = config.run.trust
+    return build(
+        config.objective, path="objective", trust=trust, tokenizer=tokenizer, models=models
+    )
+
+
+def _frozen(
+    config: Config,
+    source: str | None,
+    device: torch.device,
+    ranks: Ranks,
+    tokenizer: Tokenizer | None,
+    dtype: torch.dtype,
+) -> nn.Module:
+    """A model in eval mode, laid out as the trained one. source: as `frozen_models` gives it; of a
+    checkpoint it has the shape too.
+    """
+    place = source or config.checkpoint.init_from
+    exclude = () if source else tuple(config.checkpoint.exclude_from_loading)
+    path = ranks.from_main(_found(place) if ranks.main and place else None)
+    if isinstance(path, CheckpointError):
+        raise path
+    if source and path.is_dir():
+        config = replace(config, model=_config_of(path, config, tokenizer).model)
+    model = build_model(config, device, ranks, dtype)
+    if path is not None:
+        restore.load_weights(path, model=model, exclude=exclude, group=ranks.saver)
+    return model.requires_grad_(False).eval()
+
+
+def _config_of(path: Path, config: Config, tokenizer: Tokenizer | None) -> Config:
+    """The config inside a checkpoint. Raises CheckpointError where its tokenizer is another one."""
+    if tokenizer and Saved(path).meta["data"]["tokenizer"] != tokenizer.fingerprint:
+        what = "it was trained with another tokenizer, so its token ids mean something else here"
+        raise CheckpointError(f"{path}: {what}; train with its own: tokenizer=file")
+    return restore.config_of(path, trust=config.run.trust)
+
+
+def _found(place: str) -> Path | CheckpointError:
+    """The file or checkpoint that a path means."""
+    try:
+        path = Path(place)
+        return path if path.is_file() else checkpoints.find(path)[0].path
+    except CheckpointError as error:
+        return error

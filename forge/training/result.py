@@ -1,0 +1,72 @@
+"""What is said of a run that has ended: its result, and what it prints."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from forge.config.objective import NextToken
+from forge.rundir.checkpoints import newest_usable
+from forge.rundir.directory import prolonging_override, resume_command, short
+from forge.rundir.outcome import REASONS
+from forge.rundir.saved_config import newest
+from forge.training.loop import Loop
+from forge.training.metrics import nulls
+
+
+def result_of(loop: Loop, reason: str, metrics: dict[str, float]) -> dict[str, Any]:
+    """What result.json has. metrics: of `Loop.results`."""
+    known, objective = nulls(metrics), loop.config.run.objective
+    ended = "stopped" if loop.interrupted else "finished"
+    return {
+        "status": "failed" if loop.fault else ended,
+        "reason": reason,
+        "step": loop.state.step,
+        "tokens": loop.state.tokens,
+        "config": newest(loop.run_dir).name,
+        "objective": {"name": objective, "value": known.get(str(objective))},
+        "higher_is_better": sorted(loop.config.objective.higher_is_better),
+        "metrics": known,
+    }
+
+
+def summary(loop: Loop, reason: str, metrics: dict[str, float]) -> str:
+    """Final metrics, speed, the run directory, and what to type next."""
+    state, run_dir, config = loop.state, loop.run_dir, loop.config
+    why, place = REASONS.get(reason, reason), short(run_dir)
+    rows = {"ended": f"{why}, after {state.step} steps and {state.tokens:,} tokens"}
+    found = {key.removeprefix("eval/"): metrics[key] for key in metrics if key.startswith("eval/")}
+    if evaluated_at := found.pop("step", None):
+        rows |= _evaluated(found)
+        if evaluated_at != state.step:
+            rows["evaluated"] = f"after {evaluated_at} steps"
+    rows["tokens a second"] = f"{metrics['tokens_per_second']:,.0f}"
+    rows["run directory"] = place
+    folder = run_dir / config.checkpoint.dir
+    if not loop.interrupted and newest_usable(folder)[0]:
+        prompts = [prompt for prompt in config.eval.sample_prompts if prompt]
+        prompt = ["--prompt", prompts[0]] if prompts else []
+        rows["next"] = shlex.join(["python", "-m", "forge.generate", place, *prompt])
+    if newest_usable(folder, to_go_on=True)[0]:
+        more = [] if loop.interrupted else [prolonging_override(run_dir, reason, state.step)]
+        rows["goes on with"] = " ".join([resume_command(run_dir), *more])
+    return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows.items())])
+
+
+def _evaluated(metrics: dict[str, float]) -> dict[str, str]:
+    """A row for each set, the validation split first."""
+    of_sets: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        place, _, metric = name.rpartition("/")
+        of_sets.setdefault(place, {})[metric] = value
+    rows = {}
+    m = of_sets[""]
+    if m.keys() == set(NextToken.metrics):
+        more = f"perplexity {m['perplexity']:.2f}, token accuracy {m['token_accuracy']:.1%}"
+        rows["validation loss"] = f"{m['loss']:.4f}   ({more})"
+        rows["bits per byte"] = f"{m['bits_per_byte']:.4f}"
+        del of_sets[""]
+    for place, found in of_sets.items():
+        texts = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items())
+        rows[place or "validation"] = ", ".join(texts)
+    return rows

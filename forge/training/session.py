@@ -1,0 +1,101 @@
+"""A run on this rank: what all that is built for it has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from forge.build import build
+from forge.config.root import Config
+from forge.data.prepare import Prepared
+from forge.data.tokenizer import Tokenizer
+from forge.objectives.objective import Objective
+from forge.parallel.ranks import Ranks
+from forge.parallel.ranks import join as join_ranks
+from forge.parallel.rendezvous import Rendezvous
+from forge.rundir import saved_config
+from forge.training.data import check_vocabulary, fit, prepare_data
+from forge.training.entries import check_entries
+from forge.training.models import build_model, build_objective
+from forge.training.process import check_dtypes, loss_scaler, set_up
+from forge.training.signals import Signals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What is trained, on what, by what, and where; frozen, though what it holds is trained.
+
+    config: with all that was worked out; derived: those values. prepared: the text as tokens.
+    model: laid out over the ranks. schedule: factor of the learning rate at each update. scaler: of
+    losses, enabled in fp16 alone.
+    """
+
+    config: Config
+    run_dir: Path
+    device: torch.device
+    ranks: Ranks
+    prepared: Prepared
+    derived: list[dict[str, Any]]
+    model: nn.Module
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    schedule: Callable[[int], float]
+    scaler: torch.amp.GradScaler
+    signals: Signals
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.prepared.tokenizer
+
+    @property
+    def data_identity(self) -> dict[str, str]:
+        """Fingerprints of what is read, which a run that goes on compares."""
+        manifest = self.prepared.manifest
+        return {
+            "tokenizer": manifest["tokenizer"]["fingerprint"],
+            "train": manifest["splits"]["train"]["sha256"],
+        }
+
+
+def join(
+    run_dir: Path, rendezvous: Rendezvous | None = None, *, trust: Sequence[str] | None = None
+) -> Session:
+    """Join the ranks of a run, and build what its config has trained. Raises ValueError for
+    mistakes.
+
+    rendezvous: where the ranks already met, if they did. trust: prefixes of what may be built
+    besides forge's own; None = those of the directory, which this process has made itself.
+    """
+    if trust is None:
+        config = saved_config.load_own(run_dir)
+    else:
+        config = saved_config.load(saved_config.newest(run_dir), trust=trust)
+    device = set_up(config)
+    torch.manual_seed(config.seed)
+    check_entries(config)  # before ranks wait for each other
+    ranks = join_ranks(config, device, rendezvous)
+    prepared = prepare_data(config, ranks)
+    check_vocabulary(config, prepared)
+    config, derived = fit(config, run_dir, prepared)
+    own_code = {"trust": config.run.trust}
+    model = build_model(config, device, ranks)
+    check_dtypes(model)
+    return Session(
+        config=config,
+        run_dir=run_dir,
+        device=device,
+        ranks=ranks,
+        prepared=prepared,
+        derived=derived,
+        model=model,
+        objective=build_objective(config, device, ranks, tokenizer=prepared.tokenizer),
+        optimizer=build(config.optimizer, path="optimizer", model=model, **own_code),
+        schedule=build(config.scheduler, path="scheduler", **own_code),
+        scaler=loss_scaler(config.precision, device),
+        signals=Signals(config.train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled),
+    )

@@ -14,8 +14,8 @@ from refusing import resolved
 from forge.compose.engine import CONF, Library
 from forge.config import schemas
 from forge.config.field import thaw_value
+from forge.config.rule import get
 from forge.optim import schedules
-from forge.resolve.rule import get
 
 FILES = sorted(
     path.relative_to(CONF).with_suffix("").as_posix()
@@ -29,6 +29,9 @@ PARAMETERS = {
     "llama70b": 68_976_648_192,
     "llama3_8b": 8_030_261_248,
     "llama3_70b": 70_553_706_496,
+    "deepseek2_16b": 15_706_484_224,
+    "deepseek3_671b": 671_026_404_352,
+    "kimi_k2": 1_026_408_209_408,
 }
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 
@@ -55,7 +58,8 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
     file: str, tmp_path: Path
 ):
     group, _, option = file.partition("/")
-    config = resolved([f"{group}={option}", *needs(file, tmp_path)]).config
+    choice = f"+{group}@model.{group}" if group in schemas.INNER else group
+    config = resolved([f"{choice}={option}", *needs(file, tmp_path)]).config
     content = OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml"))
     assert isinstance(content, dict)
     content.pop("defaults", None)
@@ -78,7 +82,8 @@ def flatten(content: dict, prefix: str):
 
 def test_every_group_is_in_the_primary_config_and_every_folder_is_a_group():
     assert set(Library().groups()) == {path.name for path in CONF.iterdir() if path.is_dir()}
-    assert set(schemas.sections()) == set(Library().groups()) - {"experiment", "debug"}
+    apart = {"experiment", "debug", *schemas.INNER}
+    assert set(schemas.sections()) == set(Library().groups()) - apart
     text = (CONF / "config.yaml").read_text()
     entries = [line for line in text.splitlines() if line.startswith("  - ")]
     assert len(entries) == len(yaml.safe_load(text)["defaults"])
@@ -98,6 +103,9 @@ def test_a_model_is_as_large_as_published_and_as_its_comment_says(file: str):
         else:
             assert f"{built / 1e6:.{len(millions.partition('.')[2])}f}" == millions
     assert counts or preset == "tiny"
+    active = get(resolved([f"model={preset}"]).config, "model.num_active_params")
+    for exact in re.findall(r"([\d,]{6,}) of them active", comment):
+        assert int(exact.replace(",", "")) == active
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith("parallel/")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import forge
 from forge.compose.engine import CONF
+from forge.config.mixers.mla import MLA
 from forge.config.model import Decoder as DecoderConfig
+from forge.config.moe import MoE as MoEConfig
 from forge.models.decoder import Decoder
 from forge.models.feed_forward import FeedForward
 from forge.models.moe import MoE
@@ -46,6 +48,7 @@ def part_of(name: str) -> str:
 
 
 DENSE = {"num_experts": 0}
+MLA_WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
 KINDS = {
     "n_kv_heads": (None, 2, 1),
     "norm_type": ("rmsnorm", "layernorm"),
@@ -65,6 +68,37 @@ def test_params_by_part_is_exact_for_all_combinations(small_section) -> None:
             counts[part_of(name)] += parameter.numel()
         assert counts == chosen.params_by_part(), chosen
         assert table(chosen) == shapes(model)
+
+
+OF_LAYERS = {
+    "head_dim": 12,
+    "norm_placement": "both",
+    "norm_unit_offset": True,
+    "q_bias": True,
+    "o_bias": True,
+    "mlp_bias": True,
+    "kinds": {"a": {"n_heads": 2, "head_dim": 6, "norm_placement": "post", "qk_norm": True}},
+    "norm_type": "layernorm",
+    "bias": True,
+    "qk_norm": True,
+    "n_kv_heads": 2,
+    "position": "learned",
+    "moe": MoEConfig(num_experts=4, shared_experts=1, first_num_dense_layers=1),
+}
+
+
+@pytest.mark.parametrize("pair", list(combinations(OF_LAYERS, 2)), ids=" ".join)
+def test_the_table_is_that_of_the_built_model_for_every_pair_of_options(pair, small_section):
+    chosen = {name: OF_LAYERS[name] for name in pair}
+    layers = ["a", "default"] if "kinds" in chosen else []
+    section = small_section(n_layers=3, layers=layers, **chosen)
+    model = built(section)
+    assert table(section) == shapes(model)
+    assert section.num_params_estimate == size(model)
+    initial = {one.name: one.initial for one in section.tensors() if len(one.shape) == 1}
+    assert initial == {
+        name: 0.0 if name.endswith("bias") or section.norm_unit_offset else 1.0 for name in initial
+    }
 
 
 @pytest.mark.parametrize(
@@ -113,6 +147,9 @@ def test_the_table_of_every_preset_is_that_of_the_built_model(name) -> None:
         ({"tie_embeddings": True}, DENSE),
         ({"position": "learned"}, DENSE),
         ({"bias": True, "qk_norm": True}, DENSE),
+        ({"head_dim": 12, "norm_placement": "both", "o_bias": True}, DENSE),
+        ({"mixer": MLA(**MLA_WIDTHS)}, DENSE),
+        ({"mixer": MLA(q_lora_rank=12, **MLA_WIDTHS)}, {"shared_experts": 1}),
         ({}, {"shared_experts": 2}),
         ({}, {"top_k": 4}),
         ({}, {"frequency": 2}),

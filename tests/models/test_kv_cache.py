@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forge.config.mixers.mla import MLA
+
+WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
 SHAPES = {
     "mha rope": {},
     "gqa rope": {"n_kv_heads": 2},
@@ -12,6 +15,12 @@ SHAPES = {
     "gqa learned": {"n_kv_heads": 2, "position": "learned", "norm_type": "layernorm", "bias": True},
     "gqa math": {"n_kv_heads": 2, "sdpa_backend": "math"},
     "gqa flash": {"n_kv_heads": 2, "sdpa_backend": "flash"},
+    "mla": {"mixer": MLA(**WIDTHS)},
+    "mla latents": {"mixer": MLA(**WIDTHS, mla_naive_kvcache=False)},
+    "mla latents window": {
+        "mixer": MLA(**WIDTHS, q_lora_rank=12, mla_naive_kvcache=False),
+        "sliding_window_size": 4,
+    },
 }
 
 
@@ -39,6 +48,24 @@ def test_a_cache_holds_key_value_heads_only(small_decoder) -> None:
     keys, values = cache.layers[0].append(torch.zeros(3, 2, 4, 8), torch.zeros(3, 2, 4, 8))
     assert keys.shape == values.shape == (3, 2, 4, 8)
     assert keys.untyped_storage().nbytes() == 4 * 3 * 2 * 9 * 8
+
+
+@torch.no_grad()
+def test_latents_are_decoded_as_the_keys_and_values_made_of_them(small_decoder) -> None:
+    """In fp64. A token's latent is narrower than the keys and values of its heads."""
+    found, widths = [], []
+    tokens = torch.arange(24)[None]
+    for naive in (True, False):
+        mixer = MLA(**WIDTHS, q_lora_rank=12, mla_naive_kvcache=naive)
+        model = small_decoder(mixer=mixer, init_std=0.3).double()
+        cache = model.new_cache()
+        model(tokens[:, :9], cache=cache)
+        rest = [model(tokens[:, i : i + 1], cache=cache) for i in range(9, 24)]
+        found.append(torch.cat(rest, 1))
+        widths.append(sum(each.numel() for each in cache.layers[0].held) // 24)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
+    assert found[0].std() > 0.3
+    assert widths == [4 * (18 + 6), 20 + 8]
 
 
 @torch.no_grad()

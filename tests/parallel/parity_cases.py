@@ -23,6 +23,11 @@ GPT2 = (
     "model.position=learned model.norm_type=layernorm model.activation=gelu model.gated_mlp=false "
     f"model.bias=true model.qk_norm=false {TIED}"
 )
+# Two layers of four: narrower heads, a window shorter than a rank's part of a sequence.
+KINDS = (
+    "model.kinds={a:{sliding_window_size:3,head_dim:6,n_kv_heads:4,rope_theta:100}} "
+    "model.layers=[a,default] model.n_layers=4"
+)
 # Six experts do not divide by four ranks.
 MOE = (
     "num_experts=6 top_k=2 ffn_hidden_dim=20 shared_experts=1 kernel=loop bias_update_rate=0.01 "
@@ -33,6 +38,12 @@ MICRO_BATCH = f"balance_scope={SCOPE} train.batch_size=8"
 DEEPSEEK = (
     "router=sigmoid_topk n_routing_groups=2 routed_scaling_factor=1.5 first_num_dense_layers=1 "
     "shared_experts=2"
+)
+MLA = (
+    "+mixer@model.mixer=mla model.mixer.q_lora_rank=12 model.mixer.kv_lora_rank=14 "
+    "model.mixer.qk_nope_head_dim=10 model.mixer.qk_rope_head_dim=6 model.mixer.v_head_dim=8 "
+    "model.mixer.mla_naive_kvcache=false model.n_kv_heads=null model.rope_type=yarn "
+    "model.rope_factor=4 model.original_max_position_embeddings=8"
 )
 
 
@@ -50,8 +61,15 @@ MODELS = {
     "llama, 4 heads of keys": "model.n_kv_heads=4",
     "gpt2": GPT2,
     "gpt2, 5 blocks": f"{GPT2} {BLOCKS_5}",
+    "mla": MLA,
+    "mla, clipped": f"{MLA} {CLIPPED}",
+    "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",
     "llama, z-loss, clipped": f"objective.z_loss_weight=0.01 {CLIPPED}",
     "llama, clipped": CLIPPED,
+    "kinds": KINDS,
+    "gemma": f"{KINDS} model.norm_placement=both model.norm_unit_offset=true {TIED} "
+    "model.embedding_multiplier=6.3 model.residual_multiplier=0.5 model.qk_norm=true",
+    "post-norms": "model.norm_placement=post model.q_bias=true model.v_bias=true model.o_bias=true",
     "llama, tied, clipped": f"{TIED} {CLIPPED}",
     "moe": MOE,
     "moe, clipped": f"{MOE} {CLIPPED}",
@@ -135,6 +153,13 @@ ddp2, gpt2 | ddp | gpt2
 fsdp2 | dp_shard=2 | llama, odd sizes | float64 float32
 fsdp2, tied | dp_shard=2 | llama, tied
 fsdp2, z-loss, clipped | dp_shard=2 | llama, z-loss, clipped | float64
+fsdp2, kinds of layers | dp_shard=2 | kinds | float64
+tp2, norms on both sides | tp=2 | gemma | float64
+tp2 without sequence parallel, norms on both sides | tp=2 no_sp | gemma
+tp2, norms after | tp=2 | post-norms | float64
+pp2, kinds of layers | pp2 | kinds | float64
+cp2, kinds of layers | cp=2 | kinds | float64
+cp2 ulysses, kinds of layers | cp=2 ulysses | kinds | float64
 fsdp2, chunked cross-entropy | dp_shard=2 chunked | llama, z-loss, clipped
 fsdp2, accumulation over 4 | dp_shard=2 batch=1 | llama, odd sizes
 fsdp2, each micro-batch reduced | dp_shard=2 batch=2 reduce_gradients=micro_batch | | float64
@@ -198,6 +223,16 @@ pp2 x cp2 | pp2 cp=2 | | float64
 pp3 of 5 blocks | pp2 pp=3 | llama, 5 blocks
 pp2 x ddp2 | pp2 dp_replicate=2 batch=4 | llama, clipped | float64
 cp2 x ddp2 | cp=2 dp_replicate=2 | llama, clipped | float64
+mla: fsdp2 | dp_shard=2 | mla, clipped | float64 float32
+mla: tp2 | tp=2 | mla, clipped | float64
+mla: tp2 without sequence parallel | tp=2 no_sp | mla | float64
+mla: tp4 | tp=4 | mla
+mla: cp2 all_gather | cp=2 | mla | float64
+mla: cp2 ulysses | cp=2 ulysses | mla | float64
+mla: cp2 x tp2 | cp=2 tp=2 | mla
+mla: pp2 | pp2 | mla | float64
+mla: fsdp2, selective recompute | dp_shard=2 recompute=selective | mla
+mla: fsdp2, compiled | dp_shard=2 compiled | mla
 """)
 
 MOE_CASES = cases("""
@@ -245,6 +280,9 @@ moe: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | moe, 5 blocks
 moe: pp2 x fsdp2, micro-batch | pp2 dp_shard=2 batch=1 | moe, pairs
 moe: pp2 x ep2 | pp2 ep=2 batch=4 | moe, clipped | float64
 moe: pp2 x ep2, capacity | pp2 ep=2 batch=4 | moe, capacity
+mla: ep2 | ep=2 | mla, moe | float64
+mla: ep2 x tp2 | ep=2 tp=2 | mla, moe
+mla: ep2, selective recompute | ep=2 recompute=selective | mla, moe
 """)
 
 

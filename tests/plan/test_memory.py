@@ -30,6 +30,8 @@ SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 320, "ffn_hidden_
 SIZES |= {"max_seq_len": 64, "tie_embeddings": False}
 GPT2 = {"activation": "gelu", "norm_type": "layernorm", "position": "learned", "bias": True}
 GPT2 |= {"tie_embeddings": True}
+MLA = {"mixer.kv_lora_rank": 20, "mixer.qk_nope_head_dim": 10, "mixer.qk_rope_head_dim": 8}
+MLA |= {"mixer.v_head_dim": 6}
 MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 24}
 
 
@@ -64,6 +66,7 @@ class Live(TorchDispatchMode):
 def config() -> Callable[..., Config]:
     def make(*overrides: str, **model: Any) -> Config:
         sizes = [f"model.{key}={value}" for key, value in (SIZES | model).items()]
+        sizes += ["+mixer@model.mixer=mla"] if MLA.items() & model.items() else []
         batch = [f"train.batch_size={BATCH}", f"train.seq_len={SEQ}"]
         small = ["tokenizer.vocab_size=300", "run.device=cpu"]
         return resolve(forge.compose([*sizes, *batch, *small, *overrides])).config
@@ -102,10 +105,19 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         {"activation": "relu", "gated_mlp": True},
         {"qk_norm": True},
         {"qk_norm": True, "norm_type": "layernorm", "n_kv_heads": 1},
+        {"head_dim": 40, "norm_placement": "both"},
+        {"norm_placement": "post"},
+        {
+            "kinds": "{a:{sliding_window_size:4,n_heads:2,ffn_hidden_dim:40}}",
+            "layers": "[a,default]",
+        },
         GPT2,
         MOE,
         MOE | {"moe.shared_experts": 2, "moe.frequency": 2},
         MOE | {"moe.capacity_factor": 1.0, "moe.router": "sigmoid_topk"},
+        MLA,
+        MLA | {"mixer.v_head_dim": 18},
+        MLA | MOE | {"mixer.q_lora_rank": 12, "moe.shared_experts": 1, "position": "none"},
     ],
     ids=str,
 )

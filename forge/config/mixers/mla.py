@@ -1,0 +1,81 @@
+"""Multi-head latent attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge.config.activations import FP32, Kept, Numbers
+from forge.config.field import opt
+from forge.config.mixers.base import Mixer
+from forge.config.tensors import TensorSpec, linear, norm
+
+if TYPE_CHECKING:
+    from forge.config.model import Decoder
+
+
+@dataclass(kw_only=True)
+class MLA(Mixer):
+    """Multi-head latent attention: the keys and values of all heads are made of one narrow latent
+    (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+    """
+
+    schema_name = "mla"
+    unread = ("n_kv_heads", "head_dim", "qk_norm", "bias", "q_bias", "k_bias", "v_bias", "o_bias")
+    _target_: str = "forge.models.mla.MLA"
+    q_lora_rank: int = opt(0, "width of the latent of queries; 0 = made of the token itself", ge=0)
+    kv_lora_rank: int = opt(512, "width of the latent of keys and values", gt=0)
+    qk_nope_head_dim: int = opt(128, "width of a head's queries and keys that stays as it is", gt=0)
+    qk_rope_head_dim: int = opt(64, "width of them that is rotated; all heads share its key", gt=0)
+    v_head_dim: int = opt(128, "width of a head's values", gt=0)
+    mla_naive_kvcache: bool = opt(
+        True, "generation keeps keys and values of all heads; false = the latent they are made of"
+    )
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def rotary_dim(self, layer: Decoder) -> int:
+        return self.qk_rope_head_dim
+
+    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+        dim, heads, part = layer.dim, layer.n_heads, "attention"
+        of_heads: dict[str, Any] = {"part": part, "tp": 0, "pieces": heads}
+        of_norm: dict[str, Any] = {"part": part, "unit_offset": layer.norm_unit_offset}
+        if self.q_lora_rank:
+            yield from linear("wq_a", self.q_lora_rank, dim, part=part)
+            yield from norm("q_norm", self.q_lora_rank, **of_norm)
+        wide, queries = ("wq_b", self.q_lora_rank) if self.q_lora_rank else ("wq", dim)
+        yield from linear(wide, heads * self.qk_head_dim, queries, **of_heads)
+        yield from linear("wkv_a", self.kv_lora_rank + self.qk_rope_head_dim, dim, part=part)
+        yield from norm("kv_norm", self.kv_lora_rank, **of_norm)
+        both = self.qk_nope_head_dim + self.v_head_dim
+        yield from linear("wkv_b", heads * both, self.kv_lora_rank, **of_heads)
+        yield from linear("wo", dim, heads * self.v_head_dim, part=part, tp=1, residual=True)
+
+    def flops(self, layer: Decoder, seq_len: int) -> int:
+        """6 * heads * (width of keys + of values) * the tokens that one sees."""
+        return 6 * layer.n_heads * (self.qk_head_dim + self.v_head_dim) * layer.seen(seq_len)
+
+    def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
+        """With values filled up to the width of keys, which flash kernels ask for."""
+        if layer.seen(numbers.seq_len) < numbers.seq_len:
+            return None
+        width, heads = numbers.width, -(-layer.n_heads // numbers.tp)
+        qk, v = self.qk_head_dim, self.v_head_dim
+        filled = v < qk and not (numbers.cuda and width == FP32)
+        both, given = self.qk_nope_head_dim + v, qk if filled else v
+        latents = [rank for rank in (self.q_lora_rank, self.kv_lora_rank) if rank]
+        values = qk + v if filled else both  # with what wo reads, or as a part of what wkv_b makes
+        output = width * heads * given + FP32 * heads  # and the log-partition of each head
+        norms = sum(numbers.rms_norm(rank, width) + width * rank for rank in latents)
+        if numbers.cuda or width == FP32:  # the norm's input is no copy: the shared key is in it
+            norms += width * self.qk_rope_head_dim
+        products = sum(latents) + self.qk_rope_head_dim + heads * (qk + both) + layer.dim
+        return Kept(
+            all=norms + width * heads * (2 * qk + values) + output,
+            products=width * products + output,
+        )

@@ -1,0 +1,104 @@
+"""Multi-head latent attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forge.config.mixers.mla import MLA as MLAConfig
+from forge.config.model import Decoder as DecoderConfig
+from forge.models.cache import LayerCache
+from forge.models.norm import make_rms_norm
+from forge.models.rope import Rotation, rotate, softmax_scale
+from forge.models.sdpa import causal_attention
+
+
+class MLA(nn.Module):
+    """Attention whose keys and values are made of a latent (arXiv:2405.04434, section 2.1): a head
+    has a key of its own, which is not rotated, and one that all heads share, which is.
+
+    One token after others may read the latents themselves instead (`absorbed`).
+    """
+
+    def __init__(self, section: DecoderConfig) -> None:
+        super().__init__()
+        own, dim, heads = section.mixer, section.dim, section.n_heads
+        assert isinstance(own, MLAConfig)
+        self.section, self.scale = own, softmax_scale(section, own.qk_head_dim)
+        self.backend, self.window = section.sdpa_backend, section.sliding_window_size
+        queries = heads * own.qk_head_dim
+        if own.q_lora_rank:
+            self.wq_a = nn.Linear(dim, own.q_lora_rank, bias=False)
+            self.q_norm = make_rms_norm(section, own.q_lora_rank)
+            self.wq_b = nn.Linear(own.q_lora_rank, queries, bias=False)
+        else:
+            self.wq = nn.Linear(dim, queries, bias=False)
+        self.wkv_a = nn.Linear(dim, own.kv_lora_rank + own.qk_rope_head_dim, bias=False)
+        self.kv_norm = make_rms_norm(section, own.kv_lora_rank)
+        both = own.qk_nope_head_dim + own.v_head_dim
+        self.wkv_b = nn.Linear(own.kv_lora_rank, heads * both, bias=False)
+        self.wo = nn.Linear(heads * own.v_head_dim, dim, bias=False)
+
+    def forward(
+        self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the tokens before these."""
+        section = self.section
+        q = self.wq_b(self.q_norm(self.wq_a(x))) if section.q_lora_rank else self.wq(x)
+        q = q.unflatten(-1, (-1, section.qk_head_dim))
+        latent, k_shared = self.wkv_a(x).split((section.kv_lora_rank, section.qk_rope_head_dim), -1)
+        latent = self.kv_norm(latent)
+        if rotation is not None:
+            kept, rotated = q.split((section.qk_nope_head_dim, section.qk_rope_head_dim), -1)
+            q = torch.cat((kept, rotate(rotated, rotation)), -1)
+            k_shared = rotate(k_shared.unsqueeze(2), rotation).squeeze(2)
+        q = q.transpose(1, 2)
+        if cache is None:
+            heads = self.attend(q, *self.keys_and_values(latent, k_shared))
+        elif section.mla_naive_kvcache:
+            heads = self.attend(q, *cache.append(*self.keys_and_values(latent, k_shared)))
+        else:
+            (held,) = cache.append(torch.cat((latent, k_shared), -1))
+            if x.shape[1] == 1:
+                heads = self.absorbed(q, held)
+            else:
+                widths = section.kv_lora_rank, section.qk_rope_head_dim
+                heads = self.attend(q, *self.keys_and_values(*held.split(widths, -1)))
+        return self.wo(heads.transpose(1, 2).flatten(2))
+
+    def keys_and_values(self, latent: Tensor, k_shared: Tensor) -> tuple[Tensor, Tensor]:
+        """latent: [batch, seq, kv_lora_rank]; k_shared: [batch, seq, qk_rope_head_dim] -> keys
+        [batch, heads, seq, qk_head_dim] and values [batch, heads, seq, v_head_dim].
+        """
+        section = self.section
+        widths = section.qk_nope_head_dim, section.v_head_dim
+        both = self.wkv_b(latent).unflatten(-1, (-1, sum(widths))).transpose(1, 2)
+        k_own, v = both.split(widths, -1)
+        k_shared = k_shared.unsqueeze(1).expand(-1, k_own.shape[1], -1, -1)
+        return torch.cat((k_own, k_shared), -1), v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q: [batch, heads, seq, qk_head_dim] over k: [batch, heads, keys, qk_head_dim] and v:
+        [batch, heads, keys, v_head_dim] -> [batch, heads, seq, v_head_dim].
+
+        With more keys than queries these are of the last tokens.
+        """
+        return causal_attention(q, k, v, self.backend, window=self.window, scale=self.scale)
+
+    def absorbed(self, q: Tensor, held: Tensor) -> Tensor:
+        """One query, [batch, heads, 1, qk_head_dim], over latents with the shared keys behind them,
+        [batch, seq, kv_lora_rank + qk_rope_head_dim] -> [batch, heads, 1, v_head_dim].
+
+        wkv_b is multiplied with the query and with the sum of latents, not with every latent.
+        """
+        section = self.section
+        widths = section.qk_nope_head_dim, section.v_head_dim
+        to_keys, to_values = self.wkv_b.weight.unflatten(0, (-1, sum(widths))).split(widths, 1)
+        parts = section.qk_nope_head_dim, section.qk_rope_head_dim
+        q_own, q_shared = q.transpose(1, 2).split(parts, -1)
+        q = torch.cat((torch.einsum("bshn,hnr->bshr", q_own, to_keys), q_shared), -1)
+        k = held[:, None, -self.window :]  # all of them where the window is 0
+        v = k[..., : section.kv_lora_rank]
+        summed = F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # heads are queries
+        return torch.einsum("bshr,hvr->bhsv", summed, to_values)

@@ -33,7 +33,8 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
-        scale = _scale(x, weight, self.offset)
+        scale = weight.to(x.dtype)
+        scale = scale + self.offset if self.offset else scale
         return F.rms_norm(x, self.normalized_shape, scale, self.eps).to(weight.dtype)
 
 
@@ -42,10 +43,6 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
-        bias, scale = None if bias is None else bias.to(x.dtype), _scale(x, weight, self.offset)
+        bias, scale = None if bias is None else bias.to(x.dtype), weight.to(x.dtype)
+        scale = scale + self.offset if self.offset else scale
         return F.layer_norm(x, self.normalized_shape, scale, bias, self.eps).to(weight.dtype)
-
-
-def _scale(x: Tensor, weight: Tensor, offset: float) -> Tensor:
-    weight = weight.to(x.dtype)
-    return weight + offset if offset else weight

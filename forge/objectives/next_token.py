@@ -30,16 +30,15 @@ class NextToken(Objective):
 
     def collate(self, samples: Samples) -> Batch:
         """A row for each sample; behind its end are tokens 0 without targets."""
-        both = np.empty((2, len(samples), samples.seq_len), dtype=np.int64)
-        for tokens, targets, sample in zip(*both, samples, strict=True):
+        tokens = np.zeros((len(samples), samples.seq_len), dtype=np.int64)
+        targets = np.full_like(tokens, IGNORE_INDEX)
+        for row, sample in enumerate(samples):
             window, counted = sample.tokens, sample.counted
             end = len(window) - 1
-            tokens[:end], targets[:end] = window[:-1], window[1:]
-            if end < samples.seq_len:
-                tokens[end:], targets[end:] = 0, IGNORE_INDEX
+            tokens[row, :end], targets[row, :end] = window[:-1], window[1:]
             if counted is not None:
-                targets[:end][counted[1:] == 0] = IGNORE_INDEX
-        return dict(zip(("tokens", "targets"), torch.from_numpy(both), strict=True))
+                targets[row, :end][counted[1:] == 0] = IGNORE_INDEX
+        return {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}
 
     def count(self, samples: Samples) -> int:
         if not samples.masked:

@@ -45,9 +45,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text("text\n")
     (tmp_path / "my.jsonl").write_text('{"prompt": "2+2=", "response": "4"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"body": "text"}\n')
-    (tmp_path / "tokenizer.json").write_text(
-        json.dumps({"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []})
-    )
+    (tmp_path / "my" / "tokens").mkdir()
+    (tmp_path / "my" / "tokens" / "a.npy").touch()
+    for name in ("tokenizer.json", "my/tokenizer.json"):
+        content = {"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}
+        (tmp_path / name).write_text(json.dumps(content))
     return tmp_path
 
 

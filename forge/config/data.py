@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from dataclasses import dataclass
 
 from omegaconf import MISSING
@@ -15,6 +17,7 @@ class Data(Section):
 
     # a text to continue that fits the corpus; empty = the beginning of a validation document
     prompt = ""
+    tokenized = False  # whether it is tokens already, so that no tokenizer can learn from it
     _target_: str = MISSING
     val_fraction: float = opt(
         0.05, "share of documents held out for validation, chosen by a hash", gt=0, lt=1
@@ -74,3 +77,62 @@ class Pairs(Files):
     _target_: str = "forge.data.pairs.pairs"
     prompt_field: str = opt("prompt", "field of the text that a response follows")
     response_field: str = opt("response", "field of the text that is learnt")
+
+
+@dataclass(kw_only=True)
+class Shards(Files):
+    """Token shards that were made elsewhere, read in place; or those of forge.prepare."""
+
+    schema_name = "shards"
+    tokenized = True
+    _target_: str = "forge.data.tokens.shards"
+    path: str = opt("", "directory of token shards, or one of them", path=True)
+    file_pattern: str | None = opt(
+        None, "glob of shards inside the directory; null = all of it that is .npy or .bin"
+    )
+    dtype: str | None = opt(
+        None,
+        "type of tokens in files that do not say it, nor a sidecar FILE.json or index.json",
+        choices=("uint16", "uint32", "int32"),
+    )
+    val_fraction: float = opt(
+        0.05,
+        "share held out for validation: the last tokens; what forge.prepare made has its own split",
+        gt=0,
+        lt=1,
+    )
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the directory has two splits of forge.prepare."""
+        return self.file_pattern is None and all(
+            os.path.isfile(os.path.join(self.path, split, "index.json"))
+            for split in ("train", "val")
+        )
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the directory is a split of forge.prepare."""
+        index = os.path.join(self.path, "index.json")
+        return self.file_pattern is None and os.path.isfile(index)
+
+    def files(self) -> list[str]:
+        """The shards in their order, that of their names."""
+        if not os.path.isdir(self.path):
+            return sorted(name for name in glob.glob(self.path) if os.path.isfile(name))
+        root = os.path.join(glob.escape(self.path), "*" if self.is_prepared else "")
+        patterns = ("*.npy", "*.bin") if self.file_pattern is None else (self.file_pattern,)
+        found = {n for p in patterns for n in glob.glob(os.path.join(root, p), recursive=True)}
+        return sorted(name for name in found if os.path.isfile(name))
+
+
+@dataclass(kw_only=True)
+class Synthetic(Data):
+    """Random tokens, for tests of speed."""
+
+    schema_name = "synthetic"
+    tokenized = True
+    _target_: str = "forge.data.tokens.synthetic"
+    tokens: int = opt(1 << 30, "tokens of the corpus, of which none are kept", ge=64)
+    seed: int = opt(0, "seed of the tokens", ge=0)
+    val_fraction: float = opt(0.05, "share held out for validation: the last tokens", gt=0, lt=1)

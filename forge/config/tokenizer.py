@@ -57,6 +57,18 @@ class BPE(Tokenizer):
 
 
 @dataclass(kw_only=True)
+class Bytes(Tokenizer):
+    """An id for each of the 256 bytes, and one for the end of text."""
+
+    schema_name = "bytes"
+    _target_: str = "forge.data.tokenizer.byte_ids"
+
+    @property
+    def n_ids(self) -> int | None:
+        return 257
+
+
+@dataclass(kw_only=True)
 class TokenizerFile(Tokenizer):
     """Any tokenizer.json of the Hugging Face `tokenizers` library."""
 

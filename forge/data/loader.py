@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from forge.data.order import SampleOrder
 from forge.data.samples import Samples
-from forge.data.shards import TokenStore
+from forge.data.store import TokenStore
 
 Batch = dict[str, Tensor]
 """One micro-batch by field, [batch, ...] each; `tokens`, int64 [batch, seq], are what a model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -18,14 +17,16 @@ from forge.data.cache import cache_root, explained, one_builder, replacing
 from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
 from forge.data.fingerprint import hash_file, hash_json
+from forge.data.manifest import read_manifest, write_manifest
 from forge.data.reading import BadFile
-from forge.data.shards import COUNTED, FORMAT, INDEX_FILE, BrokenStore, TokenStore, damage_of
+from forge.data.shards import COUNTED, FORMAT, INDEX_FILE, BrokenStore, IndexedStore
 from forge.data.split import TrainingText, split_corpus
+from forge.data.store import TokenStore
 from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
+from forge.data.tokens import NoText, TokenSource
 
 log = logging.getLogger(__name__)
 
-MANIFEST_FILE = "manifest.json"
 Build = Callable[..., Any]
 Progress = Callable[[str, float], None]
 
@@ -55,7 +56,9 @@ def prepare(
     of processes may call this at once: one does the work. ValueError, naming the key: no text, bad
     text, no tokenizer, or a cache that cannot be written.
     """
-    corpus: Corpus = build(data, path="data")
+    corpus: Corpus | TokenSource = build(data, path="data")
+    if isinstance(corpus, TokenSource):
+        return _in_place(corpus, data, tokenizer, build)
     root = cache_root(data.cache_dir)
     with explained(root):
         identity = {
@@ -112,13 +115,38 @@ def _identity(section: TokenizerSection | Tokenizer) -> dict[str, Any]:
     return identity
 
 
+def _in_place(
+    source: TokenSource, data: Data, section: TokenizerSection | Tokenizer, build: Build
+) -> Prepared:
+    """Tokens that are not copied."""
+    made = isinstance(section, Tokenizer)
+    tokenizer = section if made else build(section, path="tokenizer", text=NoText())
+    train, val = source.splits(tokenizer, data.val_fraction)
+    stores = {"train": train, "val": val}
+    manifest = {
+        "tokenizer": _facts(tokenizer),
+        "splits": {
+            name: {"tokens": len(store), "sha256": store.fingerprint}
+            for name, store in stores.items()
+        },
+        "source": source.source,
+        "files": source.n_files,
+    }
+    return Prepared(tokenizer=tokenizer, train=train, val=val, manifest=manifest)
+
+
+def _facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    names = ("fingerprint", "vocab_size", "eos_token")
+    return {name: getattr(tokenizer, name) for name in names}
+
+
 def _open(entry: Path, corpus: Corpus, *, on_broken: Callable[..., None]) -> Prepared | None:
     """What is in the cache, if it is there and complete."""
     if not entry.exists():
         return None
     try:
-        manifest = _read_manifest(entry)
-        stores = {name: TokenStore(entry / name) for name in SPLITS}
+        manifest = read_manifest(entry)
+        stores = {name: IndexedStore(entry / name) for name in SPLITS}
         for store in stores.values():
             store.verify()
         tokenizer = Tokenizer.load(entry / "tokenizer")
@@ -128,20 +156,6 @@ def _open(entry: Path, corpus: Corpus, *, on_broken: Callable[..., None]) -> Pre
     manifest |= {"source": corpus.source, "files": len(corpus.files), "cache": str(entry)}
     train, val = (stores[name] for name in ("train", "val"))
     return Prepared(tokenizer=tokenizer, train=train, val=val, manifest=manifest)
-
-
-def _read_manifest(entry: Path) -> dict[str, Any]:
-    with damage_of(MANIFEST_FILE):
-        content = json.loads((entry / MANIFEST_FILE).read_text())
-        manifest: dict[str, Any] = content["manifest"]
-        found = {MANIFEST_FILE: (hash_json(manifest), content["sha256"])}
-        for name, expected in manifest["sha256"].items():
-            with damage_of(name):
-                found[name] = hash_file(entry / name), expected
-        for name, (digest, expected) in found.items():
-            if digest != expected:
-                raise BrokenStore(f"{name} does not have the content that was written")
-    return manifest
 
 
 def _make(
@@ -182,22 +196,17 @@ def _make(
         "identity": identity,
         "bytes": split.n_bytes,
         "split_unit": split.unit,
-        "tokenizer": {
-            "fingerprint": tokenizer.fingerprint,
-            "vocab_size": tokenizer.vocab_size,
-            "eos_token": tokenizer.eos_token,
-        },
+        "tokenizer": _facts(tokenizer),
         "splits": {
             name: {
                 "documents": index.n_documents,
                 "bytes": index.n_bytes,
                 "tokens": index.n_tokens,
-                "sha256": TokenStore(directory / name).fingerprint,
+                "sha256": IndexedStore(directory / name).fingerprint,
             }
             for name, index in indices.items()
         },
         "tokenizers_version": tokenizers.__version__,
         "sha256": {name: hash_file(directory / name) for name in files},
     }
-    content = {"manifest": manifest, "sha256": hash_json(manifest)}
-    (directory / MANIFEST_FILE).write_text(json.dumps(content, indent=2))
+    write_manifest(directory, manifest)

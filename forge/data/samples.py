@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forge.data.shards import TokenStore
+from forge.data.store import TokenStore
 
 
 @dataclass(kw_only=True, slots=True)

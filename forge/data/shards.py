@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from forge.data.store import MappedStore, sample_hash
+
 FORMAT = 1
 INDEX_FILE = "index.json"
 COUNTED = "counted"  # folder of a store: 1 for each token that counts as a target, else 0
 SHARD_TOKENS = 1 << 28
 HASHED_WHOLE_BYTES = 64 << 20
-SAMPLE_BLOCKS = 64
-SAMPLE_BLOCK_BYTES = 1 << 14
 
 
 class BrokenStore(Exception):
@@ -46,51 +45,29 @@ class Index:
     shards: tuple[Shard, ...]
 
 
-class TokenStore:
-    """The tokens of one split, in order, memory-mapped; pickles as its path.
-
-    counted: of equal length, 1 where a token counts as a target; None = all count.
-    """
+class IndexedStore(MappedStore):
+    """What a ShardWriter wrote; pickles as its path."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.index = _read_index(directory)
-        self._shards = [
-            _map(directory / shard.file, self.index.dtype, shard.n_tokens)
-            for shard in self.index.shards
-        ]
-        self._starts = np.cumsum([0, *(shard.n_tokens for shard in self.index.shards)]).tolist()
+        super().__init__(
+            [
+                _map(directory / shard.file, self.index.dtype, shard.n_tokens)
+                for shard in self.index.shards
+            ]
+        )
         folder = directory / COUNTED
-        self.counted = TokenStore(folder) if folder.is_dir() else None
+        self.counted: IndexedStore | None = IndexedStore(folder) if folder.is_dir() else None
 
-    def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
-        return TokenStore, (self.directory,)
-
-    def __len__(self) -> int:
-        return self.index.n_tokens
+    def __reduce__(self) -> tuple[type[IndexedStore], tuple[Path]]:
+        return IndexedStore, (self.directory,)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the tokens, in hex."""
         stores = [self, *filter(None, [self.counted])]
         hashes = "".join(shard.sha256 for store in stores for shard in store.index.shards)
         return hashlib.sha256(hashes.encode()).hexdigest()
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens start to stop: [stop - start] of the store's dtype; a view if they are in one
-        shard.
-        """
-        assert 0 <= start < stop <= len(self), (start, stop, len(self))
-        first = bisect_right(self._starts, start) - 1
-        offset = self._starts[first]
-        if stop <= self._starts[first + 1]:
-            return self._shards[first][start - offset : stop - offset]
-        parts = []
-        for shard, offset in zip(self._shards[first:], self._starts[first:], strict=False):
-            if offset >= stop:
-                break
-            parts.append(shard[max(start - offset, 0) : stop - offset])
-        return np.concatenate(parts)
 
     def verify(self) -> None:
         """Compare shards with their hashes, beyond 64 MiB in samples. BrokenStore: they differ."""
@@ -99,11 +76,11 @@ class TokenStore:
                 raise BrokenStore(f"{self.directory.name}/{COUNTED} is of another length")
             self.counted.verify()
         whole = len(self) * np.dtype(self.index.dtype).itemsize <= HASHED_WHOLE_BYTES
-        for shard, tokens in zip(self.index.shards, self._shards, strict=True):
+        for shard, tokens in zip(self.index.shards, self.parts, strict=True):
             if whole:
                 intact = hashlib.sha256(tokens.data).hexdigest() == shard.sha256
             else:
-                intact = _sample_hash(tokens) == shard.sample_sha256
+                intact = sample_hash(tokens) == shard.sample_sha256
             if not intact:
                 file = f"{self.directory.name}/{shard.file}"
                 raise BrokenStore(f"{file} does not have the content that was written")
@@ -139,14 +116,6 @@ def _map(path: Path, dtype: str, n_tokens: int) -> np.ndarray:
         raise BrokenStore(f"{where} has {size:,} bytes instead of {expected:,}")
     # A plain array over the map: slicing np.memmap itself costs a microsecond more.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
-
-
-def _sample_hash(tokens: np.ndarray) -> str:
-    length = SAMPLE_BLOCK_BYTES // tokens.itemsize
-    digest = hashlib.sha256()
-    for start in np.linspace(0, max(len(tokens) - length, 0), SAMPLE_BLOCKS).astype(int):
-        digest.update(tokens[start : start + length].data)
-    return digest.hexdigest()
 
 
 class ShardWriter:
@@ -211,7 +180,7 @@ class ShardWriter:
             file=name,
             n_tokens=self._in_shard,
             sha256=self._digest.hexdigest(),
-            sample_sha256=_sample_hash(tokens),
+            sample_sha256=sample_hash(tokens),
         )
         self._shards.append(shard)
         self._file, self._digest, self._in_shard = None, hashlib.sha256(), 0

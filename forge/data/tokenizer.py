@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from forge.config.tokenizer import BPE, FILE_NAME, TokenizerFile
+from forge.config.tokenizer import BPE, FILE_NAME, Bytes, TokenizerFile
 from forge.data.split import TrainingText
 from forge.rundir.files import read_json
 
@@ -119,6 +119,23 @@ def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
             section.vocab_size,
             raw.get_vocab_size(),
         )
+    return Tokenizer(raw, eos_token=END_OF_TEXT)
+
+
+def byte_ids(section: Bytes, *, text: TrainingText) -> Tokenizer:
+    """The byte b as id b, and 256 for the end of text; `text` is not read.
+
+    In the library a byte is the letter that GPT-2 writes for it: itself where it can be seen, else
+    one of those from 256 on, in order (openai/gpt-2, src/encoder.py, bytes_to_unicode).
+    """
+    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    unseen = iter(range(256, 512))
+    letters = [chr(byte if byte in seen else next(unseen)) for byte in range(256)]
+    vocab = {letter: byte for byte, letter in enumerate(letters)}
+    raw = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens([END_OF_TEXT])
     return Tokenizer(raw, eos_token=END_OF_TEXT)
 
 

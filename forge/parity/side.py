@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from forge.config.root import Config
-from forge.data.shards import TokenStore
+from forge.data.store import TokenStore
 from forge.parallel.gather import Tensors, gather
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader

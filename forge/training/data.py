@@ -16,7 +16,7 @@ from forge.config.root import Config
 from forge.config.rule import Derived
 from forge.data.loader import TrainLoader, count_windows
 from forge.data.prepare import Prepared, prepare, with_sets
-from forge.data.shards import TokenStore
+from forge.data.store import TokenStore
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.resolve.derivations import fit_epochs

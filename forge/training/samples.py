@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from forge.data.shards import TokenStore
+from forge.data.store import TokenStore
 from forge.data.tokenizer import Tokenizer
 from forge.models.sampling import generate
 from forge.rundir.files import append_row

@@ -164,11 +164,15 @@ def test_what_is_under_a_trusted_prefix(path: str, trust: list[str], legal: bool
 
 FORGE = {
     "model": {"forge.models.decoder.Decoder"},
-    "tokenizer": {"forge.data.tokenizer.train_bpe", "forge.data.tokenizer.load_file"},
+    "tokenizer": {
+        f"forge.data.tokenizer.{name}" for name in ("train_bpe", "load_file", "byte_ids")
+    },
     "data": {
         "forge.data.corpus.python_source",
         "forge.data.corpus.text_files",
         "forge.data.pairs.pairs",
+        "forge.data.tokens.shards",
+        "forge.data.tokens.synthetic",
     },
     "objective": {"forge.objectives.pretrain.Pretrain"},
     "optimizer": {"forge.optim.adamw.adamw", "forge.optim.lion.lion"},

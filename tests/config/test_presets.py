@@ -46,6 +46,8 @@ def needs(file: str, folder: Path) -> list[str]:
     return {
         "data/text": [f"data.path={folder / 'my.txt'}"],
         "data/pairs": [f"data.path={folder / 'my.txt'}"],
+        "data/shards": [f"data.path={folder}", "data.file_pattern=*.txt", "tokenizer=bytes"],
+        "data/synthetic": ["tokenizer=bytes"],
         "tokenizer/file": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "train/long": ["model.max_seq_len=2048"],
         "parallel/pp4": ["model=llama7b"],

@@ -17,7 +17,7 @@ from forge.config.objective import Pretrain as PretrainConfig
 from forge.data import IGNORE_INDEX
 from forge.data.loader import Step, TrainLoader, eval_batches
 from forge.data.order import permute
-from forge.data.shards import ShardWriter, TokenStore
+from forge.data.shards import IndexedStore, ShardWriter
 from forge.objectives.pretrain import Pretrain
 
 N_TOKENS, SEQ = 1000, 16
@@ -26,13 +26,13 @@ WINDOWS = (N_TOKENS - 1) // SEQ
 
 
 @pytest.fixture(scope="module")
-def counting(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+def counting(tmp_path_factory: pytest.TempPathFactory) -> IndexedStore:
     """Token i is i, so a window shows where it comes from."""
     directory = tmp_path_factory.mktemp("counting") / "store"
     writer = ShardWriter(directory, vocab_size=N_TOKENS, shard_tokens=333)
     writer.append(np.arange(N_TOKENS))
     writer.close(n_bytes=1, n_documents=1)
-    return TokenStore(directory)
+    return IndexedStore(directory)
 
 
 def first_tokens(steps: Iterator[Step], count: int) -> list[list[int]]:

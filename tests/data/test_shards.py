@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forge.data import shards
-from forge.data.shards import BrokenStore, ShardWriter, TokenStore
+from forge.data.shards import BrokenStore, IndexedStore, ShardWriter
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, "<u2"), (65537, "<u4")])
@@ -36,7 +36,7 @@ def test_pieces_of_any_size_make_the_same_store(tmp_path) -> None:
         for start in range(0, 100, size):
             writer.append(tokens[start : start + size])
         writer.close(n_bytes=1, n_documents=1)
-        stores.append(TokenStore(tmp_path / str(size)))
+        stores.append(IndexedStore(tmp_path / str(size)))
     assert len({made.fingerprint for made in stores}) == 1
     assert np.array_equal(stores[0].read(0, 100), tokens)
 
@@ -68,7 +68,7 @@ def test_a_flipped_byte_is_found(store, monkeypatch, n_tokens, hashed_whole, pla
     content[place] ^= 1
     path.write_bytes(content)
     with pytest.raises(BrokenStore, match=r"00000.bin does not have the content that was written"):
-        TokenStore(made.directory).verify()
+        IndexedStore(made.directory).verify()
 
 
 def test_what_is_missing_or_torn_is_named(store) -> None:
@@ -78,7 +78,7 @@ def test_what_is_missing_or_torn_is_named(store) -> None:
 
     def reason() -> str:
         with pytest.raises(BrokenStore) as caught:
-            TokenStore(directory)
+            IndexedStore(directory)
         return str(caught.value).removeprefix(directory.name + "/")
 
     shard.write_bytes(shard.read_bytes()[:150])

@@ -16,10 +16,10 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from forge.config.data import Text
-from forge.config.tokenizer import BPE, Facts, TokenizerFile
+from forge.config.tokenizer import BPE, Bytes, Facts, TokenizerFile
 from forge.data.corpus import text_files
 from forge.data.split import TrainingText, split_corpus
-from forge.data.tokenizer import Tokenizer, load_file, train_bpe
+from forge.data.tokenizer import Tokenizer, byte_ids, load_file, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +208,16 @@ def test_what_is_known_before_it_is_built_is_what_it_is(tmp_path, bpe, text, kin
         assert known.tokens == raw.get_vocab().keys()
         assert section.end_token(known.tokens) == built.eos_token
         assert set(added) <= set(known.added)
+
+
+def test_bytes_are_their_own_ids(tmp_path) -> None:
+    tokenizer = byte_ids(Bytes(), text=None)
+    text = "plain, \x00\t\n ümlaut €𝄞 <|endoftext|>" + "".join(map(chr, range(256)))
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert (tokenizer.eos_id, tokenizer.vocab_size, Bytes().n_ids) == (256, 257, 257)
+    assert tokenizer.token_bytes().tolist() == [1] * 256 + [0]
+    tokenizer.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.encode(text) == list(text.encode())

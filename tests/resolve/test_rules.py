@@ -21,6 +21,7 @@ from forge.rundir import saved_config
 
 NOTHING_TO_TYPE = {
     "data.path": "a path",
+    "data.file_pattern": "a path, or a pattern",
     "eval.sets": "a path, or another name",
     "tokenizer.path": "a path",
     "checkpoint.init_from": "a path",
@@ -59,8 +60,8 @@ class Case:
 
     def typed(self, text: str) -> list[str]:
         words = shlex.split(text.replace("{tmp}", str(self.place)))
-        of_file = "tokenizer=file" in words
-        return [*(s for s in SMALL if not (of_file and s.startswith("tokenizer."))), *words]
+        untrained = {"tokenizer=file", "tokenizer=bytes", "data=synthetic"} & {*words}
+        return [*(s for s in SMALL if not (untrained and s.startswith("tokenizer."))), *words]
 
 
 def read_cases() -> Iterator[Case]:

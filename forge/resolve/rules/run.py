@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from forge.config import schemas
-from forge.config.data import Files
+from forge.config.data import Data, Files, Shards
 from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
@@ -19,6 +19,7 @@ from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
 from forge.config.run import Run
 from forge.config.target import inner_faults, place_of, target_fault
+from forge.config.tokenizer import BPE
 from forge.plan.world import World
 
 
@@ -43,6 +44,25 @@ def data_path(data: Files) -> Findings:
         yield "data.path", "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"
     elif fault := path_fault(data.path):
         yield "data.path", *fault
+
+
+@rule("data.file_pattern", "data.path", "data.file_pattern")
+def file_pattern(data: Shards) -> Findings:
+    """The directory data.path has token shards: files that data.file_pattern matches."""
+    if os.path.isdir(data.path) and not data.files():
+        names = [name for name in os.listdir(data.path) if not name.startswith(".")]
+        held = f"it has {', '.join(sorted(names)[:6])}" if names else "it is empty"
+        what = f"{data.path} has no {data.file_pattern or '.npy or .bin'} files; {held}."
+        fix = "another directory, or data.file_pattern=... with what they are called"
+        yield "data.path", what, fix
+
+
+@rule("tokenizer.trained")
+def trained(data: Data, tokenizer: BPE) -> Findings:
+    """tokenizer=bpe is trained on text, and data that is tokens already has none."""
+    if data.tokenized:
+        fix = "the one of these tokens, tokenizer=file tokenizer.path=my/tokenizer.json; "
+        yield "tokenizer", fix + "tokenizer=bytes"
 
 
 def path_fault(path: str) -> tuple[str, str] | None:

@@ -1,0 +1,97 @@
+"""Tokens in order, wherever they are: what loaders read, and the stores over mapped arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+
+SAMPLE_BLOCKS = 64
+SAMPLE_BLOCK_BYTES = 1 << 14
+
+
+class TokenStore(ABC):
+    """The tokens of one split, in order; it pickles without them.
+
+    counted: of equal length, 1 where a token counts as a target; None = all count.
+    """
+
+    counted: TokenStore | None = None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Hash of the tokens, in hex."""
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start to stop: [stop - start] of the store's integer type."""
+
+
+class MappedStore(TokenStore):
+    """Arrays, most of them maps of files, that follow each other as one."""
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        self.parts = parts
+        self._starts = np.cumsum([0, *map(len, parts)]).tolist()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """A view if they are in one part."""
+        assert 0 <= start < stop <= len(self), (start, stop, len(self))
+        first = bisect_right(self._starts, start) - 1
+        offset = self._starts[first]
+        if stop <= self._starts[first + 1]:
+            return self.parts[first][start - offset : stop - offset]
+        parts = []
+        for part, offset in zip(self.parts[first:], self._starts[first:], strict=False):
+            if offset >= stop:
+                break
+            parts.append(part[max(start - offset, 0) : stop - offset])
+        return np.concatenate(parts)
+
+
+class Slice(TokenStore):
+    """Tokens `start` to `stop` of another store."""
+
+    def __init__(self, whole: TokenStore, start: int, stop: int) -> None:
+        assert 0 <= start <= stop <= len(whole), (start, stop, len(whole))
+        self.whole, self.start, self.stop = whole, start, stop
+        if whole.counted is not None:
+            self.counted = Slice(whole.counted, start, stop)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @cached_property
+    def fingerprint(self) -> str:
+        text = f"{self.whole.fingerprint} {self.start} {self.stop}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        assert 0 <= start < stop <= len(self), (start, stop, len(self))
+        return self.whole.read(self.start + start, self.start + stop)
+
+
+def sample_blocks(tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """64 blocks of 16 KiB, evenly spread over an array."""
+    length = SAMPLE_BLOCK_BYTES // tokens.itemsize
+    for start in np.linspace(0, max(len(tokens) - length, 0), SAMPLE_BLOCKS).astype(int):
+        yield tokens[start : start + length]
+
+
+def sample_hash(tokens: np.ndarray) -> str:
+    """SHA-256 of these blocks, in hex."""
+    digest = hashlib.sha256()
+    for block in sample_blocks(tokens):
+        digest.update(block.data)
+    return digest.hexdigest()

@@ -24,13 +24,14 @@ class Numbers:
     """How numbers are held on a rank.
 
     width: bytes of one in matrix products. seq_len: tokens of a sequence. tp: ranks that share
-    heads and widths. cuda: whether norms are fused.
+    heads and widths. cuda: whether norms are fused. masked: whether attention is given a mask.
     """
 
     width: int
     seq_len: int
     tp: int
     cuda: bool
+    masked: bool = False
 
     def rms_norm(self, dim: int, width: int) -> int:
         """The input and the root, or, on a CPU, where no kernel fuses it, an fp32 copy and the

@@ -34,6 +34,11 @@ class Data(Section):
     overfit_batches: int = opt(
         0, "train on the first N global batches over and over; 0 = off", ge=0
     )
+    pack_sequences: bool = opt(
+        False,
+        "read each document of a sequence as if it were alone: attention, positions and targets "
+        "end with it",
+    )
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
@@ -36,8 +36,12 @@ PLACEMENTS = ("pre", "post", "both")
 
 @dataclass(kw_only=True)
 class Model(Section):
-    """What every model has: a vocabulary and a longest sequence."""
+    """What every model has: a vocabulary and a longest sequence.
 
+    reads_documents: whether it keeps documents apart that share a row: `hidden` takes `documents`.
+    """
+
+    reads_documents: ClassVar[bool] = False
     _target_: str = MISSING
     vocab_size: AutoInt = opt(
         32000,
@@ -65,6 +69,7 @@ class Decoder(Model):
     """A decoder-only transformer: the Llama shape by default, the GPT-2 shape by a few options."""
 
     schema_name = "decoder"
+    reads_documents = True
     _target_: str = "forge.models.decoder.Decoder"
     dim: int = opt(4096, "width of the residual stream", gt=0)
     n_layers: int = opt(32, "number of transformer blocks", gt=0)

@@ -22,10 +22,12 @@ class Objective(Section):
     """Base of every objective section.
 
     metrics: what an evaluation reports; higher_is_better: those of which more is better.
+    reads_documents: whether it keeps documents apart that share a row, wherever it reads a batch.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
     higher_is_better: ClassVar[frozenset[str]] = frozenset()
+    reads_documents: ClassVar[bool] = False
 
     _target_: str = MISSING
 
@@ -56,6 +58,7 @@ class Pretrain(NextToken):
     """Next-token prediction over every target that is not masked."""
 
     schema_name = "pretrain"
+    reads_documents = True
     _target_: str = "forge.objectives.pretrain.Pretrain"
     loss_fn: str = opt(
         "cross_entropy",

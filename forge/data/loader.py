@@ -71,8 +71,10 @@ class _MicroBatches:
         repeat_samples: int,
         rank: int,
         num_ranks: int,
+        end_of_text: int | None,
     ) -> None:
         self.store, self.objective, self.seq_len = store, objective, seq_len
+        self.end_of_text = end_of_text
         self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
         self.repeat_samples = repeat_samples
         self.order = SampleOrder(count_windows(store, seq_len), seed=seed)
@@ -88,7 +90,11 @@ class _MicroBatches:
     def _samples(self, first: int, number: int) -> Samples:
         numbers = range(first, first + number)
         return Samples(
-            store=self.store, seq_len=self.seq_len, numbers=numbers, start_of=self._start
+            store=self.store,
+            seq_len=self.seq_len,
+            numbers=numbers,
+            start_of=self._start,
+            end_of_text=self.end_of_text,
         )
 
     def _start(self, sample: int) -> int:
@@ -122,8 +128,10 @@ class TrainLoader:
         pin_memory: bool = False,
         prefetch_factor: int = 2,
         overfit_batches: int = 0,
+        end_of_text: int | None = None,
     ) -> None:
-        """overfit_batches: read the first N global batches over and over; 0 = off.
+        """overfit_batches: read the first N global batches over and over; 0 = off. end_of_text: as
+        of `Samples`.
 
         ValueError: the split has no sample.
         """
@@ -142,6 +150,7 @@ class TrainLoader:
             repeat_samples=overfit_batches * self.samples_per_step,
             rank=rank,
             num_ranks=num_ranks,
+            end_of_text=end_of_text,
         )
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
@@ -232,13 +241,14 @@ def eval_batches(
     batch_size: int,
     sequences: int = 0,
     part: tuple[int, int] = (0, 1),
+    end_of_text: int | None = None,
 ) -> Iterator[Batch]:
     """At most `sequences` sequences, spread evenly over a split, the same every time; 0 = all.
 
     A split has the order of its corpus, so its beginning alone may be the first of many folders.
     part: (i, n), the i-th of n shares of the rows; all shares have equally many batches of equally
     many rows, some with samples of one token, which have no target. The last batch may have fewer
-    rows.
+    rows. end_of_text: as of `Samples`.
     """
     last, (index, shares) = len(store) - 1, part
     windows = -(-last // seq_len)
@@ -252,5 +262,11 @@ def eval_batches(
 
         numbers = range(start, start + held)
         yield objective.collate(
-            Samples(store=store, seq_len=seq_len, numbers=numbers, start_of=start_of)
+            Samples(
+                store=store,
+                seq_len=seq_len,
+                numbers=numbers,
+                start_of=start_of,
+                end_of_text=end_of_text,
+            )
         )

@@ -39,13 +39,15 @@ class Sample:
 class Samples:
     """Some samples in order, each found when it is its turn: those of all ranks are many.
 
-    start_of: the first token of a sample, by its number.
+    start_of: the first token of a sample, by its number. end_of_text: the token that ends a
+    document, where documents are to be kept apart; null = a sample is one text.
     """
 
     store: TokenStore
     seq_len: int
     numbers: Sequence[int]
     start_of: Callable[[int], int]
+    end_of_text: int | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)

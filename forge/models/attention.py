@@ -30,13 +30,21 @@ class Attention(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+        *seen: Tensor,
     ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the tokens before these."""
-        return self.wo(self.heads(x, rotation, cache))
+        return self.wo(self.heads(x, rotation, cache, *seen))
 
     def heads(
-        self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+        *seen: Tensor,
     ) -> Tensor:
         """x: [batch, seq, dim] -> what all heads give, [batch, seq, heads * head_dim]."""
         batch, seq, _ = x.shape
@@ -46,13 +54,13 @@ class Attention(nn.Module):
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)))
+        heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)), *seen)
         return heads.transpose(1, 2).reshape(batch, seq, -1)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
         """q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, keys, head_dim] -> as q.
 
-        With more keys than queries these are of the last tokens.
+        With more keys than queries these are of the last tokens. seen: as of `causal_attention`.
         """
-        how = {"window": self.window, "scale": self.scale}
+        how = {"window": self.window, "scale": self.scale, "seen": seen}
         return causal_attention(q, k, v, self.backend, **how)

@@ -55,6 +55,16 @@ class Cached(Protocol):
         ...
 
 
+class ReadsDocuments(Protocol):
+    """A model that keeps documents apart that share a row, as its section says."""
+
+    def hidden(self, tokens: Tensor, /, *, documents: Tensor | None = None) -> Tensor:
+        """documents: [batch, seq], the number of each token's document within its row, which never
+        falls; of whole rows, also where a rank has only parts of them.
+        """
+        ...
+
+
 class StepReport(NamedTuple):
     """What a module says of one step, over all ranks; scalars on the device, by name.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import is_moe_layer
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache
+from forge.models.documents import Packed, as_scores, packed
 from forge.models.moe import MoE
 from forge.models.norm import make_norm
 from forge.models.rope import RotaryTable, Rotation
@@ -43,11 +45,17 @@ class Block(nn.Module):
         self.feed_forward_post_norm = make_norm(section) if after else None
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+        *seen: Tensor,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]."""
+        """x: [batch, seq, dim] -> [batch, seq, dim]. seen: what attention sees of rows that
+        documents share, `forge.models.documents.as_scores`; a mixer gets it where there is any.
+        """
         before, after = self.attention_norm, self.attention_post_norm
-        y = self.attention(self._entering(x, before, after), rotation, cache)
+        y = self.attention(self._entering(x, before, after), rotation, cache, *seen)
         x = self._added(x, y, after)
         before, after = self.feed_forward_norm, self.feed_forward_post_norm
         return self._added(x, self.feed_forward(self._entering(x, before, after)), after)
@@ -96,6 +104,7 @@ class Decoder(Balanced, nn.Module):
         of_kind = {kind.name: section.of_kind(kind.name) for kind in section.kinds_in()}
         rotated = (kind for kind, layer in of_kind.items() if layer.position == "rope")
         self.rotary = nn.ModuleDict({kind: RotaryTable(of_kind[kind]) for kind in rotated})
+        self.windows = {kind: layer.sliding_window_size for kind, layer in of_kind.items()}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
         layers = enumerate(self.kinds)
         self.blocks = nn.ModuleDict({str(n): Block(of_kind[kind], n) for n, kind in layers})
@@ -107,27 +116,53 @@ class Decoder(Balanced, nn.Module):
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         return self.logits(self.hidden(tokens, cache=cache))
 
-    def hidden(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, *, cache: KVCache | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim].
 
-        With a cache the tokens follow those in it, and are added. Hidden states come in where
-        `reads_tokens` is false. Raises ValueError past max_seq_len.
+        With a cache the tokens follow those in it, and are added. documents: as of `packed`; each
+        is then read as if it were alone. Hidden states come in where `reads_tokens` is false.
+        Raises ValueError past max_seq_len.
         """
+        assert cache is None or documents is None, "a cache holds one document"
         start, seq = cache.length if cache is not None else 0, tokens.shape[1]
         if start + seq > self.max_seq_len:
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: {start + seq} tokens are too many")
+        if documents is not None:
+            return self._received(self._of_documents(tokens, self.packed(documents)))
         x = self.embed(tokens, start) if self.reads_tokens else tokens
         rotations = {kind: table(start, seq) for kind, table in self.rotary.items()}
         for layer, block in self.blocks.items():
             seen = () if cache is None else (cache.layers[int(layer)],)
             x = block(x, rotations.get(self.kinds[int(layer)]), *seen)
+        return self._received(x)
+
+    def packed(self, documents: Tensor) -> Packed:
+        """What is here of rows that several documents share, [batch, seq]."""
+        here = torch.arange(documents.shape[1], device=documents.device)
+        return packed(documents, self.windows.values(), tokens=here, queries=here)
+
+    def _of_documents(self, tokens: Tensor, rows: Packed) -> Tensor:
+        x = self.embed(tokens, 0, rows.positions) if self.reads_tokens else tokens
+        at: Any = {kind: table.at for kind, table in self.rotary.items()}
+        rotations = {kind: rotation(rows.positions) for kind, rotation in at.items()}
+        seen = {window: as_scores(each, x.dtype) for window, each in rows.seen.items()}
+        for layer, block in self.blocks.items():
+            kind = self.kinds[int(layer)]
+            x = block(x, rotations.get(kind), None, seen[self.windows[kind]])
+        return x
+
+    def _received(self, x: Tensor) -> Tensor:
         if self.norm is None:
             return x
         return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
 
-    def embed(self, tokens: Tensor, start: int) -> Tensor:
-        """tokens: [batch, seq] at positions start, start + 1, ... -> [batch, seq, dim]."""
+    def embed(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
+        """tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch, seq]
+        -> [batch, seq, dim].
+        """
         assert self.embedding is not None
         x = self.embedding(tokens)
         if self.section.embedding_multiplier != 1:
@@ -135,8 +170,9 @@ class Decoder(Balanced, nn.Module):
         x = x if self.residual_dtype is None else x.to(self.residual_dtype)
         if self.positions is None:
             return x
-        index = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        return x + self.positions(index)
+        if positions is None:
+            positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        return x + self.positions(positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.output_weight)
@@ -156,6 +192,7 @@ class Decoder(Balanced, nn.Module):
             del self.blocks[layer]
         here = {self.kinds[layer] for layer in layers}
         self.rotary = nn.ModuleDict({k: table for k, table in self.rotary.items() if k in here})
+        self.windows = {kind: window for kind, window in self.windows.items() if kind in here}
         self.reads_tokens = first
         if not first:
             self.positions = None

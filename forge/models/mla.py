@@ -41,7 +41,11 @@ class MLA(nn.Module):
         self.wo = nn.Linear(heads * own.v_head_dim, dim, bias=False)
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+        *seen: Tensor,
     ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the tokens before these."""
         section = self.section
@@ -55,7 +59,7 @@ class MLA(nn.Module):
             k_shared = rotate(k_shared.unsqueeze(2), rotation).squeeze(2)
         q = q.transpose(1, 2)
         if cache is None:
-            heads = self.attend(q, *self.keys_and_values(latent, k_shared))
+            heads = self.attend(q, *self.keys_and_values(latent, k_shared), *seen)
         elif section.mla_naive_kvcache:
             heads = self.attend(q, *cache.append(*self.keys_and_values(latent, k_shared)))
         else:
@@ -78,13 +82,14 @@ class MLA(nn.Module):
         k_shared = k_shared.unsqueeze(1).expand(-1, k_own.shape[1], -1, -1)
         return torch.cat((k_own, k_shared), -1), v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
         """q: [batch, heads, seq, qk_head_dim] over k: [batch, heads, keys, qk_head_dim] and v:
         [batch, heads, keys, v_head_dim] -> [batch, heads, seq, v_head_dim].
 
-        With more keys than queries these are of the last tokens.
+        With more keys than queries these are of the last tokens. seen: as of `causal_attention`.
         """
-        return causal_attention(q, k, v, self.backend, window=self.window, scale=self.scale)
+        how = {"window": self.window, "scale": self.scale, "seen": seen}
+        return causal_attention(q, k, v, self.backend, **how)
 
     def absorbed(self, q: Tensor, held: Tensor) -> Tensor:
         """One query, [batch, heads, 1, qk_head_dim], over latents with the shared keys behind them,

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from forge.config.model import Decoder as DecoderConfig
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosine and signed sine of a run of positions, each [seq, 1, rotary_dim]."""
+"""Cosine and signed sine of some positions, each [seq, 1, rotary_dim], or of those of each row,
+[batch, seq, 1, rotary_dim].
+"""
 
 
 class RotaryTable(nn.Module):
@@ -40,6 +42,10 @@ class RotaryTable(nn.Module):
 
     def forward(self, start: int, seq: int) -> Rotation:
         return self.cos[start : start + seq], self.sin[start : start + seq]
+
+    def at(self, positions: Tensor) -> Rotation:
+        """positions: [batch, seq]."""
+        return self.cos[positions], self.sin[positions]
 
 
 def frequencies(section: DecoderConfig) -> Tensor:

@@ -27,23 +27,35 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, backend: str, *, window: int = 0, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    backend: str,
+    *,
+    window: int = 0,
+    scale: float | None = None,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq, head_dim].
 
     Query i sees keys 0 to past + i, or the last `window` of these; k and v may have fewer heads
     (GQA, arXiv:2305.13245), and v a width of its own, which is the result's. scale: of the scores;
-    null = 1 / sqrt(head_dim).
+    null = 1 / sqrt(head_dim). seen: says instead which keys each query sees, the window too, by
+    what is added to scores, 0 or -inf: [batch, 1, seq, keys].
 
     Several queries after a past get a GPU's flash kernel where it fits and `backend` allows it,
     else a mask and the kernel that torch chooses, whatever `backend` is; so does a window.
     """
     seq, keys = q.shape[2], k.shape[2]
     more: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": scale}
-    if window and keys > window:
-        if more["enable_gqa"] and q.is_cuda:  # no fused kernel takes a mask and fewer key heads
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-            more["enable_gqa"] = False
+    masked = seen is not None or 0 < window < keys
+    if masked and more["enable_gqa"] and q.is_cuda:
+        # No fused kernel takes a mask and fewer key heads.
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        more["enable_gqa"] = False
+    if seen is not None:
+        return _by_backend(q, k, v, backend, attn_mask=seen.to(q.dtype), **more)
+    if masked:
         if seq == keys and seq % window == 0:
             return _block_by_block(q, k, v, window, more)
         first = max(keys - seq - window + 1, 0)  # the first key that any query sees
@@ -60,7 +72,10 @@ def causal_attention(
             flash = torch.ops.aten._scaled_dot_product_flash_attention
             return flash(q, k, v, is_causal=True, scale=scale)[0]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=_band(q, keys), **more)
-    more["is_causal"] = seq == keys
+    return _by_backend(q, k, v, backend, is_causal=seq == keys, **more)
+
+
+def _by_backend(q: Tensor, k: Tensor, v: Tensor, backend: str, **more: Any) -> Tensor:
     if backend == "auto":
         return F.scaled_dot_product_attention(q, k, v, **more)
     check_backend(backend, q.device.type, q.dtype)

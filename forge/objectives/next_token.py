@@ -13,10 +13,10 @@ from torch import Tensor
 
 from forge.data import IGNORE_INDEX
 from forge.data.loader import Batch
-from forge.data.samples import Samples
+from forge.data.samples import Sample, Samples
 from forge.models.contract import LanguageModel
 from forge.models.head import head_of
-from forge.objectives.objective import Objective
+from forge.objectives.objective import Objective, read
 
 LOGITS_AT_ONCE = 1 << 24
 
@@ -24,6 +24,9 @@ LOGITS_AT_ONCE = 1 << 24
 class NextToken(Objective):
     """Batches of `tokens` and `targets`, int64 [batch, seq]: targets[b, t] is the token after
     tokens[b, t], or IGNORE_INDEX where it does not count.
+
+    Where documents are to be kept apart there are `documents` too, int32 [batch, seq], their
+    numbers within the row, and what follows an end of text does not count.
     """
 
     sums = ("nats", "targets", "correct", "byte_nats", "bytes")
@@ -38,18 +41,24 @@ class NextToken(Objective):
             tokens[row, :end], targets[row, :end] = window[:-1], window[1:]
             if counted is not None:
                 targets[row, :end][counted[1:] == 0] = IGNORE_INDEX
-        return {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}
+        batch = {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}
+        if samples.end_of_text is not None:
+            ends = tokens == samples.end_of_text
+            targets[ends] = IGNORE_INDEX
+            documents = (ends.cumsum(1) - ends).astype(np.int32)
+            batch["documents"] = torch.from_numpy(documents)
+        return batch
 
     def count(self, samples: Samples) -> int:
-        if not samples.masked:
+        if samples.end_of_text is None and not samples.masked:
             return len(samples) * samples.seq_len
-        return sum(int(sample.counted[1:].sum()) for sample in samples)  # type: ignore[index]
+        return sum(_targets(sample, samples.end_of_text) for sample in samples)
 
     def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
         """nats: of cross-entropy. correct: targets that were the likeliest token. byte_nats, bytes:
         of the targets that stand for text. Some rows of logits at a time.
         """
-        hidden, head = model.hidden(batch["tokens"]).flatten(0, 1), head_of(model)
+        hidden, head = read(model, batch).flatten(0, 1), head_of(model)
         sizes_of = self.token_bytes.to(hidden.device)
         rows = max(LOGITS_AT_ONCE // head.vocab_size, 1)
         sums = torch.zeros(5, dtype=torch.float64, device=hidden.device)
@@ -82,3 +91,14 @@ class NextToken(Objective):
         """Bytes of text that each token stands for, int64 [ids of the tokenizer]."""
         assert self.tokenizer is not None
         return torch.as_tensor(self.tokenizer.token_bytes(), dtype=torch.int64)
+
+
+def _targets(sample: Sample, end_of_text: int | None) -> int:
+    """How many of a sample's targets count."""
+    window, counted = sample.tokens, sample.counted
+    kept = np.ones(len(window) - 1, dtype=bool)
+    if counted is not None:
+        kept &= counted[1:] != 0
+    if end_of_text is not None:
+        kept &= window[:-1] != end_of_text
+    return int(kept.sum())

@@ -12,7 +12,7 @@ from forge.data import IGNORE_INDEX
 from forge.data.loader import Batch
 from forge.data.samples import Samples
 from forge.data.tokenizer import Tokenizer
-from forge.models.contract import LanguageModel
+from forge.models.contract import LanguageModel, ReadsDocuments
 from forge.objectives.losses import Losses
 
 
@@ -67,3 +67,14 @@ class Objective:
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """The metrics that the section names, from the totals of what `evaluate` has given."""
         raise NotImplementedError
+
+
+def read(model: LanguageModel, batch: Batch) -> Tensor:
+    """What the output head reads of a batch's `tokens`, [batch, seq, dim]; where the batch has
+    `documents`, each is read as if it were alone.
+    """
+    documents = batch.get("documents")
+    if documents is None:
+        return model.hidden(batch["tokens"])
+    apart: ReadsDocuments = model  # type: ignore[assignment]
+    return apart.hidden(batch["tokens"], documents=documents)

@@ -10,6 +10,7 @@ from forge.objectives.chunked_cross_entropy import chunked_cross_entropy
 from forge.objectives.cross_entropy import cross_entropy
 from forge.objectives.losses import Losses
 from forge.objectives.next_token import NextToken
+from forge.objectives.objective import read
 
 
 class Pretrain(NextToken):
@@ -23,7 +24,7 @@ class Pretrain(NextToken):
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         targets, options = batch["targets"], {"z_loss_weight": self.section.z_loss_weight}
         chunked = self.section.loss_fn == "chunked_cross_entropy"
-        hidden = model.hidden(batch["tokens"])
+        hidden = read(model, batch)
         head = head_of(model)
         # With loss_parallel each rank has logits of its own rows, and no rank gathers them all.
         if chunked or getattr(model, "loss_parallel", False):

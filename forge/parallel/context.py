@@ -2,8 +2,9 @@
 
 all_gather (as for Llama 3, arXiv:2407.21783 section 3.3.2): a rank's queries read the gathered keys
 and values of all. ulysses (arXiv:2309.14509): ranks exchange sequence parts for heads, attend over
-whole sequences with some heads, and exchange back. Positions are those in the whole sequence. FSDP
-sums the gradients of parameters over cp ranks too.
+whole sequences with some heads, and exchange back. Positions are those in the whole sequence. Where
+documents share a row, every rank knows those of the whole row. FSDP sums the gradients of
+parameters over cp ranks too.
 """
 
 from __future__ import annotations
@@ -16,10 +17,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from forge.models.decoder import Decoder, Positions
+from forge.models.documents import Packed, packed
 from forge.models.rope import RotaryTable, Rotation
 from forge.parallel.collectives import exchange, gather
 from forge.parallel.mesh import Mesh
-from forge.parallel.modules import Sequences, blocks_of, cut_sequences, layers_of, mix_in_each
+from forge.parallel.modules import (
+    Sequences,
+    blocks_of,
+    cut_sequences,
+    layers_of,
+    mix_in,
+    mix_in_each,
+)
 
 if TYPE_CHECKING:
     from forge.config.root import Config
@@ -74,7 +83,7 @@ class Attends(Protocol):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
         """q: [batch, heads, seq, dim] over k: [batch, kv_heads, keys, dim] and v: [batch, kv_heads,
         keys, other dim] -> [batch, heads, seq, other dim]; the last query is of the last key's
-        position.
+        position. Where documents share rows, it is also given what is added to scores.
         """
         ...
 
@@ -84,10 +93,14 @@ def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
 
     Raises ValueError for a block without attention.
     """
+    gathered = cfg.parallel.cp_method == "all_gather"
     context = Context(
-        part=part_of(mesh), group=mesh.axes.get_group("cp"), sequences=cut_sequences(model)
+        part=part_of(mesh),
+        group=mesh.axes.get_group("cp"),
+        sequences=cut_sequences(model),
+        whole_queries=not gathered,
     )
-    attention = OverGatheredKeys if cfg.parallel.cp_method == "all_gather" else OverExchangedHeads
+    attention = OverGatheredKeys if gathered else OverExchangedHeads
     seams = SEAMS | {Attends: attention}
     for block in blocks_of(model):
         if not any(isinstance(module, tuple(seams)) for module in block.modules()):
@@ -95,15 +108,19 @@ def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
             what = f"parallel.cp={cfg.parallel.cp}: {kinds} of a block: none has"
             raise ValueError(f"{what} a method attend(q, k, v), whose keys cp could send")
     mix_in_each(model, seams, over_cp=context)
+    mix_in(model, DocumentsOfPart, over_cp=context)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Where the parts of sequences are. group: the ranks that have them."""
+    """Where the parts of sequences are. group: the ranks that have them. whole_queries: whether a
+    rank attends whole sequences.
+    """
 
     part: Part
     group: dist.ProcessGroup
     sequences: Sequences
+    whole_queries: bool
 
 
 class OverGatheredKeys:
@@ -111,15 +128,17 @@ class OverGatheredKeys:
 
     over_cp: Context
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *seen: Tensor) -> Tensor:
+        """seen: of this rank's queries and all keys."""
         part, attend = self.over_cp.part, super().attend  # type: ignore[misc]
         if not self.over_cp.sequences.cut:
-            return attend(q, k, v)
+            return attend(q, k, v, *seen)
         keys, values = self._gathered(k, v)
-        heads = [
-            attend(queries, torch.cat(keys[: chunk + 1], 2), torch.cat(values[: chunk + 1], 2))
-            for queries, chunk in zip(q.chunk(len(part.chunks), 2), part.chunks, strict=True)
-        ]
+        heads, number = [], len(part.chunks)
+        for own, chunk in enumerate(part.chunks):
+            upto = [torch.cat(each[: chunk + 1], 2) for each in (keys, values)]
+            rows = (each.chunk(number, 2)[own][..., : upto[0].shape[2]] for each in seen)
+            heads.append(attend(q.chunk(number, 2)[own], *upto, *rows))
         return torch.cat(heads, 2)
 
     def _gathered(self, *tensors: Tensor) -> list[list[Tensor]]:
@@ -138,13 +157,14 @@ class OverExchangedHeads:
 
     over_cp: Context
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *seen: Tensor) -> Tensor:
+        """seen: of whole sequences."""
         attend, group = super().attend, self.over_cp.group  # type: ignore[misc]
         if not self.over_cp.sequences.cut:
-            return attend(q, k, v)
+            return attend(q, k, v, *seen)
         kv = exchange(torch.cat((k, v), -1), 1, 2, group)
         k, v = kv.split((k.shape[-1], v.shape[-1]), -1)
-        return exchange(attend(exchange(q, 1, 2, group), k, v), 2, 1, group)
+        return exchange(attend(exchange(q, 1, 2, group), k, v, *seen), 2, 1, group)
 
 
 class RotationOfPart:
@@ -167,11 +187,27 @@ class PositionsOfPart:
     over_cp: Context
 
     def forward(self, index: Tensor) -> Tensor:
-        """index: [seq], counted from 0 in this rank's part of a cut sequence -> [seq, dim]."""
-        if self.over_cp.sequences.cut:
+        """index: [seq], counted from 0 in this rank's part of a cut sequence, or [batch, seq], in
+        documents -> [..., dim].
+        """
+        if self.over_cp.sequences.cut and index.dim() == 1:
             part = self.over_cp.part
             index = part.of(torch.arange(len(index) * part.ranks, device=index.device), 0)
         return super().forward(index)  # type: ignore[misc]
+
+
+class DocumentsOfPart:
+    """Mixin of a decoder: of rows that documents share, what this rank has and sees."""
+
+    over_cp: Context
+    windows: dict[str, int]
+
+    def packed(self, documents: Tensor) -> Packed:
+        """documents: [batch, seq], of whole rows."""
+        whole = torch.arange(documents.shape[1], device=documents.device)
+        own = self.over_cp.part.of(whole, 0)
+        queries = whole if self.over_cp.whole_queries else own
+        return packed(documents, self.windows.values(), tokens=own, queries=queries)
 
 
 SEAMS: dict[type, type] = {RotaryTable: RotationOfPart, Positions: PositionsOfPart}

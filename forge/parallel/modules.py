@@ -85,9 +85,9 @@ class CutSequences:
 
     sequences: Sequences
 
-    def hidden(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
+    def hidden(self, tokens: Tensor, *, cache: Any = None, **more: Any) -> Tensor:
         self.sequences.cut = cache is None
-        return super().hidden(tokens, cache=cache)  # type: ignore[misc]
+        return super().hidden(tokens, cache=cache, **more)  # type: ignore[misc]
 
 
 def cut_sequences(model: Any) -> Sequences:

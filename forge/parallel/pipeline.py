@@ -130,25 +130,31 @@ class Pipeline(Balanced, nn.Module):
         """tokens: [batch, seq] -> logits [batch, seq, vocab] on every rank; without gradients."""
         return self.spread_head().logits(self.hidden(tokens))
 
-    def hidden(self, tokens: Tensor, *, cache: dict[int, KVCache] | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        cache: dict[int, KVCache] | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; without gradients.
 
         Zeros on ranks without the last stage. All ranks of the pipeline call it, with the same
         tokens.
         """
         shape = self._between(*tokens.shape, whole=cache is not None)
-        states = pass_through(self.line, self._by_stage(), tokens, shape, cache)
+        states = pass_through(self.line, self._by_stage(), tokens, shape, cache, documents)
         if states is None:
             states = torch.zeros((), dtype=self.line.after, device=self.line.device)
         return states.expand(*tokens.shape, self.section.dim)
 
-    def read(self, tokens: Tensor) -> Read | None:
-        """The model as an objective sees it, which has read tokens [batch, seq] without gradients;
+    def read(self, batch: dict[str, Tensor]) -> Read | None:
+        """The model as an objective sees it, which has read a batch's `tokens` without gradients;
         None on ranks without the last stage. All ranks of the pipeline call it.
         """
         from forge.parallel.pipeline_schedule import Read
 
-        states = self.hidden(tokens)
+        states = self.hidden(batch["tokens"], documents=batch.get("documents"))
         return Read(self._by_stage()[self.line.last], states) if self.last else None
 
     def new_cache(self, max_len: int | None = None) -> dict[int, KVCache]:
@@ -171,7 +177,8 @@ class Pipeline(Balanced, nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Forward and backward of one step; gradients are then in `.grad`, summed over data ranks.
 
-        batches: micro-batches, tensors [batch, ...] by name, with `tokens` [batch, seq]. Their
+        batches: micro-batches, tensors [batch, ...] by name, with `tokens` [batch, seq], and
+        `documents` where documents share rows. Their
         sequences go through the stages in `parallel.pp_microbatches` equal parts. weight: 1 /
         target tokens of the step. Returns the sum of the weighted losses and the objective's sums
         on the rank of the last stage; zeros elsewhere.
@@ -186,6 +193,8 @@ class Pipeline(Balanced, nn.Module):
             self._schedule, self._shape = self._make_schedule(*tokens.shape), tokens.shape
         inputs: tuple[Tensor, ...] = (tokens,) if self.first else ()
         kwargs: dict[str, Any] = {"return_outputs": False}
+        if "documents" in fields:  # which every stage reads
+            kwargs["documents"] = fields["documents"]
         if self.last:
             chunks = zip(*(field.chunk(count) for field in fields.values()), strict=True)
             micro = [dict(zip(fields, tensors, strict=True)) for tensors in chunks]

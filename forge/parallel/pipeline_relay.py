@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,7 @@ def pass_through(
     tokens: Tensor,
     shape: tuple[int, ...],
     caches: dict[int, KVCache] | None,
+    documents: Tensor | None,
 ) -> Tensor | None:
     """Tokens through all stages; the last one's hidden states on its rank. A collective.
 
@@ -62,8 +64,10 @@ def pass_through(
         if stage > 0 and not line.has(stage - 1):
             x = torch.empty(shape, dtype=line.between, device=line.device)
             dist.recv(x, group=line.group, group_src=line.owner(stage - 1))
-        own = {} if caches is None else {"cache": caches[stage]}
-        x = part.hidden(x, **own).to(line.gives(stage)).contiguous()  # type: ignore[operator]
+        more: dict[str, Any] = {} if documents is None else {"documents": documents}
+        if caches is not None:
+            more["cache"] = caches[stage]
+        x = part.hidden(x, **more).to(line.gives(stage)).contiguous()  # type: ignore[operator]
         if stage < line.last and not line.has(stage + 1):
             dist.send(x, group=line.group, group_dst=line.owner(stage + 1))
     return x if line.has(line.last) else None

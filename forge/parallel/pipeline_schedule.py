@@ -35,10 +35,10 @@ class Stage:
 
     gives: torch.dtype
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, **more: Tensor) -> Tensor:
         """Tokens [batch, seq] or hidden states [batch, seq, dim] -> hidden states."""
         # The class's own method: the instance's is wrapped by FSDP, which would act twice.
-        return super().hidden(x).to(self.gives)  # type: ignore[misc]
+        return super().hidden(x, **more).to(self.gives)  # type: ignore[misc]
 
 
 def make_stage(part: nn.Module, gives: torch.dtype) -> None:
@@ -76,7 +76,7 @@ class Read:
     def __init__(self, part: nn.Module, states: Tensor) -> None:
         self.part, self.states = part, states
 
-    def hidden(self, tokens: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, **read: Any) -> Tensor:
         return self.states
 
     def __call__(self, tokens: Tensor) -> Tensor:

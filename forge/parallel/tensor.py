@@ -159,8 +159,9 @@ class PartOfPositions:
     over_tp: Width
 
     def forward(self, index: Tensor) -> Tensor:
-        """[seq] -> [seq, dim], or this rank's part of it."""
-        part = index.chunk(self.over_tp.size)[self.over_tp.rank] if self.over_tp.cut else index
+        """[..., seq] -> [..., seq, dim], or this rank's part of it."""
+        width = self.over_tp
+        part = index.chunk(width.size, -1)[width.rank] if width.cut else index
         return super().forward(part)  # type: ignore[misc]
 
 
@@ -187,8 +188,8 @@ class SpreadDecoder:
     norm: Any
     output_weight: Tensor
 
-    def hidden(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
-        x = super().hidden(tokens, cache=cache)  # type: ignore[misc]
+    def hidden(self, tokens: Tensor, **more: Any) -> Tensor:
+        x = super().hidden(tokens, **more)  # type: ignore[misc]
         return x if self.norm is None else self.over_tp.enter(x)
 
     def spread_head(self) -> SpreadHead:

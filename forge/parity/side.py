@@ -9,6 +9,7 @@ import torch
 
 from forge.config.root import Config
 from forge.data.store import TokenStore
+from forge.data.tokenizer import Tokenizer
 from forge.parallel.gather import Tensors, gather
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
@@ -54,14 +55,16 @@ def measure(
     steps: int = 5,
     lr: float = LR,
     device: torch.device | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Record:
     """Record `steps` updates of plain SGD on the run's first batches.
 
-    All ranks call it; the main rank gets the record. dtype: of all that is computed.
+    All ranks call it; the main rank gets the record. dtype: of all that is computed. tokenizer: of
+    the store, where the objective needs it.
     """
     device = device or torch.device("cpu")
     model = build_model(config, device, ranks, dtype)
-    objective = build_objective(config, device, ranks, dtype=dtype)
+    objective = build_objective(config, device, ranks, tokenizer=tokenizer, dtype=dtype)
     update = Update(
         model=model,
         objective=objective,

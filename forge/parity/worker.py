@@ -44,6 +44,7 @@ def _measure(folder: Path) -> None:
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
     how["dtype"] = getattr(torch, how["dtype"])
+    how["tokenizer"] = prepared.tokenizer
     record = measure(config, ranks, prepared.train, device=device, **how)
     if ranks.main:
         record.save(folder)

@@ -80,6 +80,7 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         seq_len=train.seq_len,
         tp=parallel.tp,
         cuda=config.run.device == "cuda",
+        masked=config.data.pack_sequences,
     )
     rows = _rows_of_token(config, model, sequences)
     blocks = [
@@ -106,11 +107,24 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         final = numbers.norm(model.norm_type, model.dim, residual) + width * model.dim
         of_blocks = round(in_flight * of_blocks)
         parts["activations"] = tokens * (of_blocks + (final if share.last else 0))
+        if config.data.pack_sequences:
+            of_token = _of_documents(config, model, share, residual)
+            parts["masks of documents"] = round(in_flight * tokens * of_token)
     if share.last:
         vocab = -(-model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
         sizes = {"tokens": tokens, "vocab": vocab, "dim": model.dim, "width": width}
         parts["logits"] = config.objective.logits_bytes(**sizes)
     return parts
+
+
+def _of_documents(config: Config, model: Decoder, share: _Share, residual: int) -> int:
+    """Bytes a token of what layers share to keep documents apart: masks and rotations."""
+    parallel, kinds = config.parallel, {kind.name for kind in share.kinds}
+    layers = [model.of_kind(kind) for kind in kinds]
+    windows = {layer.sliding_window_size for layer in layers}
+    queries = parallel.cp if parallel.cp_method == "ulysses" else 1
+    rotary = [layer.rotary_dim for layer in layers if layer.position == "rope"]
+    return len(windows) * queries * residual * config.train.seq_len + 2 * FP32 * sum(rotary)
 
 
 def _frozen_models(config: Config) -> Iterator[Decoder]:
@@ -176,7 +190,9 @@ class _Block:
         if recompute == "selective":  # of layers alone: `forge.parallel.activation_checkpoint`
             around = layer.moe.kept_around(layer, numbers, **over) if moe else last.products
             return kept + mixer.products + around
-        return kept + mixer.all + last.all
+        recast = numbers.masked and self.residual != numbers.width  # its own copy of the mask
+        mask = numbers.width * numbers.seq_len if recast else 0
+        return kept + mixer.all + last.all + mask
 
     def _norms(self, layer: Decoder) -> int:
         """Norms of what enters the two layers, and of what they give."""

@@ -91,4 +91,13 @@ def train_loader(
         pin_memory=data.pin_memory and device.type == "cuda",
         prefetch_factor=data.prefetch_factor,
         overfit_batches=data.overfit_batches,
+        end_of_text=end_of_text(config, objective),
     )
+
+
+def end_of_text(config: Config, objective: Objective) -> int | None:
+    """The token that ends a document, where documents are to be kept apart."""
+    if not config.data.pack_sequences:
+        return None
+    assert objective.tokenizer is not None
+    return objective.tokenizer.eos_id

@@ -17,6 +17,7 @@ from forge.objectives.objective import Objective
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
+from forge.training.data import end_of_text
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
@@ -46,7 +47,7 @@ def evaluate(
     with evaluating(model):
         for batch in batches:
             own = ranks.own_batch(batch, objective.along_sequence, device)
-            read: Any = model.read(own["tokens"]) if isinstance(model, Pipeline) else model
+            read: Any = model.read(own) if isinstance(model, Pipeline) else model
             if read is None:
                 continue
             found = objective.evaluate(read, own)
@@ -128,6 +129,7 @@ class Evaluation(Callback):
                 batch_size=train.batch_size,
                 sequences=most_sequences(session.config.eval, train),  # the same on every layout
                 part=session.ranks.batch,
+                end_of_text=end_of_text(session.config, session.objective),
             )
             metrics = evaluate(
                 session.model,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from parity_cases import TOKENIZER
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -48,7 +49,7 @@ class Calls:
     def _tokens(config: Config, ranks: Ranks, store: Any, steps: int) -> list[Tensor]:
         """What this rank reads in each micro-batch, [tokens]."""
         found: list[Tensor] = []
-        objective = build(config.objective, path="objective")
+        objective = build(config.objective, path="objective", tokenizer=TOKENIZER)
         loader = train_loader(config, store, objective, ranks, torch.device("cpu"))
         for _, step in zip(range(steps), loader, strict=False):
             batches = [ranks.own_part(batch["tokens"]) for batch in step.batches]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+
+TOKENIZER = SimpleNamespace(eos_id=7)
+"""What is asked of the tokenizer of drawn tokens."""
 
 # Uneven where it can be: 301 rows of vocabulary, a width that is no power of two, three blocks,
 # fewer heads of keys than of queries.
@@ -46,6 +50,9 @@ MLA = (
     "model.rope_factor=4 model.original_max_position_embeddings=8"
 )
 
+PACKED = ("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "moe")
+"""Models that are also tried with documents that share sequences."""
+
 
 def _moe(options: str) -> list[str]:
     """Words without a section are options of `model.moe`."""
@@ -82,6 +89,7 @@ MODELS = {
     "moe, pairs": f"{MOE} balance_scope={SCOPE} train.batch_size=2",
     "moe, capacity, micro-batch": f"{MOE} {CAPACITY} {MICRO_BATCH}",
 }
+MODELS |= {f"packed {name}": f"{MODELS[name]} data.pack_sequences=true" for name in PACKED}
 MODELS = {name: _moe(options) for name, options in MODELS.items()}
 """Overrides of both sides."""
 
@@ -233,6 +241,24 @@ mla: cp2 x tp2 | cp=2 tp=2 | mla
 mla: pp2 | pp2 | mla | float64
 mla: fsdp2, selective recompute | dp_shard=2 recompute=selective | mla
 mla: fsdp2, compiled | dp_shard=2 compiled | mla
+packed: one device, full recompute | recompute=full | packed kinds | float64
+packed: one device, compiled | compiled | packed kinds | float64
+packed: fsdp2 | dp_shard=2 | packed llama, clipped | float64 float32
+packed: fsdp2, selective recompute | dp_shard=2 recompute=selective | packed kinds
+packed: tp2 | tp=2 | packed kinds | float64
+packed: tp2 without sequence parallel | tp=2 no_sp | packed kinds | float64
+packed: tp2, gpt2 | tp=2 | packed gpt2 | float64
+packed: cp2 all_gather | cp=2 | packed kinds | float64 float32
+packed: cp2 all_gather, contiguous parts | cp=2 cp_load_balance=false | packed llama
+packed: cp2 all_gather, gpt2 | cp=2 | packed gpt2
+packed: cp2 ulysses | cp=2 ulysses | packed kinds | float64
+packed: cp2 x tp2, gpt2 | cp=2 tp=2 | packed gpt2
+packed: pp2 | pp2 | packed kinds | float64
+packed: pp2 zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | packed llama, 5 blocks
+packed: pp2 x cp2 | pp2 cp=2 | packed llama
+packed: mla, cp2 all_gather | cp=2 | packed mla | float64
+packed: mla, cp2 ulysses | cp=2 ulysses | packed mla
+packed: mla, tp2 | tp=2 | packed mla
 """)
 
 MOE_CASES = cases("""
@@ -283,6 +309,10 @@ moe: pp2 x ep2, capacity | pp2 ep=2 batch=4 | moe, capacity
 mla: ep2 | ep=2 | mla, moe | float64
 mla: ep2 x tp2 | ep=2 tp=2 | mla, moe
 mla: ep2, selective recompute | ep=2 recompute=selective | mla, moe
+packed: moe, ep2 | ep=2 | packed moe | float64
+packed: moe, cp2 | cp=2 | packed moe
+packed: moe, ep2 x tp2 | ep=2 tp=2 | packed moe
+packed: moe, pp2 | pp2 | packed moe
 """)
 
 

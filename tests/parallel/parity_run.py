@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from choices import recorded
-from parity_cases import Case, overrides_of
+from parity_cases import TOKENIZER, Case, overrides_of
 from ranks import on_ranks
 from torch import Tensor
 
@@ -40,8 +40,12 @@ class Tokens:
 
     counted: Any = None
 
-    def __init__(self, rows: int = 4096, vocab: int = 301) -> None:
-        self.ids = np.random.default_rng(0).integers(vocab, size=rows)
+    def __init__(self, rows: int = 4096, vocab: int = 301, *, documents: bool = False) -> None:
+        """documents: whether some tokens end one, six in a sequence of 16 tokens at times."""
+        draw = np.random.default_rng(0)
+        self.ids = draw.integers(vocab, size=rows)
+        if documents:
+            self.ids[draw.random(rows) < 0.15] = TOKENIZER.eos_id
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -73,9 +77,10 @@ def record_of(config: Config, ranks: Ranks, dtype: torch.dtype) -> tuple[Record,
     seen = config.model.is_moe and not config.train.compile_model
     with recorded() if seen else nullcontext() as calls:
         steps = STEPS[dtype]
-        tokens: Any = Tokens()
-        record = measure(config, ranks, tokens, dtype=dtype, steps=steps, lr=LR)
-    return record, None if calls is None else calls.counts(config, ranks, Tokens(), STEPS[dtype])
+        tokens: Any = Tokens(documents=config.data.pack_sequences)
+        how: dict[str, Any] = {"dtype": dtype, "steps": steps, "lr": LR, "tokenizer": TOKENIZER}
+        record = measure(config, ranks, tokens, **how)
+    return record, None if calls is None else calls.counts(config, ranks, tokens, STEPS[dtype])
 
 
 def world_of(config: Config) -> int:

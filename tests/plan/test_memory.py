@@ -142,6 +142,33 @@ def test_activations_are_what_forward_leaves_alive(
     assert held == pytest.approx(memory_by_part(chosen)["activations"], rel=0.01, abs=640)
 
 
+@pytest.mark.parametrize("mode", ["none", "full"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_kv_heads": 2},
+        {"position": "learned", "sliding_window_size": 4},
+        {"kinds": "{a:{sliding_window_size:4,rope_theta:100}}", "layers": "[a,default]"},
+    ],
+    ids=str,
+)
+def test_documents_apart_cost_the_masks_that_layers_share(
+    config: Callable[..., Config], options: dict[str, Any], mode: str
+) -> None:
+    chosen = config("data.pack_sequences=true", f"train.activation_checkpointing={mode}", **options)
+    model = Decoder(chosen.model)  # type: ignore[arg-type]
+    recompute(model, mode)
+    tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+    documents = torch.arange(SEQ).expand(BATCH, SEQ) // 5
+    with Live(model) as live:
+        kept = model.hidden(tokens, documents=documents)
+        held = live.bytes() - kept.nbytes
+    parts = memory_by_part(chosen)
+    expected = parts["activations"] + parts["masks of documents"]
+    expected -= BATCH * SEQ * 4 * SIZES["dim"]  # what the head reads is not held besides
+    assert held == pytest.approx(expected, rel=0.03, abs=640)
+
+
 @pytest.mark.parametrize("format", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("loss", "z_loss_weight", "chunk"),

@@ -17,7 +17,11 @@ class GatedAttention(Attention):
         self.w_gate = nn.Linear(section.dim, width, bias=False)
 
     def forward(
-        self, x: Tensor, rotation: Rotation | None = None, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+        *seen: Tensor,
     ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
-        return self.wo(self.w_gate(x).sigmoid() * self.heads(x, rotation, cache))
+        return self.wo(self.w_gate(x).sigmoid() * self.heads(x, rotation, cache, *seen))

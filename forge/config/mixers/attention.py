@@ -20,6 +20,7 @@ class Attention(Mixer):
     """Multi-head attention; its heads, biases and window are options of the model."""
 
     schema_name = "attention"
+    reads_documents = True
     _target_: str = "forge.models.attention.Attention"
 
     def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
@@ -45,8 +46,10 @@ class Attention(Mixer):
         made = width * (heads + 2 * kv_heads) * head_dim
         output = width * heads * head_dim + FP32 * heads  # and the log-partition of each head
         window, seq = layer.seen(numbers.seq_len), numbers.seq_len
-        joined, keys = 0, 2 * kv_heads
-        if window < seq and seq % window == 0:  # block by block: `forge.models.sdpa`
+        repeated = numbers.masked and numbers.cuda  # keys, as often as heads read them
+        joined, keys = 0, 2 * (heads if repeated else kv_heads)
+        by_block = window < seq and seq % window == 0 and not numbers.masked
+        if by_block:  # `forge.models.sdpa`
             joined = width * heads * head_dim
             keys = 2 * (heads if numbers.cuda else kv_heads) * (2 * seq - window) / seq
         read = width * (heads + keys) * head_dim

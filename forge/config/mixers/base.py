@@ -21,11 +21,13 @@ class Mixer(Section):
     """What tokens learn of those before them with. The target is built with the section of its
     layer, in which this one is `mixer`, and called with hidden states, rotation and cache.
 
-    unread: options of the layer's attention that it does not read. layer: that section, in each of
-    the methods.
+    unread: options of the layer's attention that it does not read. reads_documents: whether it
+    keeps documents apart that share a row: then it is also called with what is added to scores.
+    layer: that section, in each of the methods.
     """
 
     unread: ClassVar[tuple[str, ...]] = ()
+    reads_documents: ClassVar[bool] = False
     _target_: str = MISSING
 
     def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:

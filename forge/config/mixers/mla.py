@@ -22,6 +22,7 @@ class MLA(Mixer):
     """
 
     schema_name = "mla"
+    reads_documents = True
     unread = ("n_kv_heads", "head_dim", "qk_norm", "bias", "q_bias", "k_bias", "v_bias", "o_bias")
     _target_: str = "forge.models.mla.MLA"
     q_lora_rank: int = opt(0, "width of the latent of queries; 0 = made of the token itself", ge=0)
@@ -62,11 +63,11 @@ class MLA(Mixer):
 
     def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
         """With values filled up to the width of keys, which flash kernels ask for."""
-        if layer.seen(numbers.seq_len) < numbers.seq_len:
+        if layer.seen(numbers.seq_len) < numbers.seq_len or (numbers.masked and not numbers.cuda):
             return None
         width, heads = numbers.width, -(-layer.n_heads // numbers.tp)
         qk, v = self.qk_head_dim, self.v_head_dim
-        filled = v < qk and not (numbers.cuda and width == FP32)
+        filled = v < qk and not (numbers.cuda and width == FP32) and not numbers.masked
         both, given = self.qk_nope_head_dim + v, qk if filled else v
         latents = [rank for rank in (self.q_lora_rank, self.kv_lora_rank) if rank]
         values = qk + v if filled else both  # with what wo reads, or as a part of what wkv_b makes

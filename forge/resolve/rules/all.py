@@ -12,11 +12,12 @@ from forge.resolve.rules import (
     evaluation,
     launch,
     model,
+    packing,
     run,
     run_directory,
     training,
 )
 
 OF_COMPONENTS = [sys.modules[name] for name in schemas.modules()]
-OF_ALL = (model, training, evaluation, degrees, devices, run, run_directory, launch)
+OF_ALL = (model, packing, training, evaluation, degrees, devices, run, run_directory, launch)
 RULES = rules_of(*OF_COMPONENTS, *OF_ALL)

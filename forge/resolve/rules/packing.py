@@ -1,0 +1,37 @@
+"""Rules on documents that share a sequence and are kept apart."""
+
+from __future__ import annotations
+
+from forge.config.data import Data
+from forge.config.model import Decoder, Model
+from forge.config.objective import Objective
+from forge.config.rule import Findings, rule
+
+OPTION = "data.pack_sequences"
+WITHOUT_MASK = ("flash", "cudnn")
+"""Kernels of attention that are given no mask."""
+
+
+@rule(OPTION, OPTION, "model.mixer", "model.kinds", "model.layers")
+def pack_sequences(data: Data, model: Model, objective: Objective) -> Findings:
+    """With data.pack_sequences the objective, the model and the mixers of its layers must keep
+    documents apart.
+    """
+    if not data.pack_sequences:
+        return
+    layers = [layer for _, layer in model.in_use()] if isinstance(model, Decoder) else []
+    for section in (objective, model, *(layer.mixer for layer in layers)):
+        # A class of one's own in a section of forge's may do less than that section says.
+        if not section.reads_documents or section._target_ != type(section)._target_:
+            what = f"{section._target_} reads a sequence as one text."
+            yield OPTION, what, f"{OPTION}=false"
+            return
+
+
+@rule("data.pack_kernel", OPTION, "model.sdpa_backend")
+def pack_kernel(data: Data, model: Decoder) -> Findings:
+    """With data.pack_sequences the kernel of attention must take a mask: model.sdpa_backend is
+    auto, efficient or math.
+    """
+    if data.pack_sequences and model.sdpa_backend in WITHOUT_MASK:
+        yield "model.sdpa_backend", "model.sdpa_backend=auto"

@@ -12,7 +12,8 @@ HEAVY = {"torch", "numpy", "datasets", "transformers", "tokenizers", "wandb"}
 RUN = """
 import json
 from pathlib import Path
-from forge import cancel, check, checkpoints, cli, explain, export, generate, resume, status, train
+from forge import cancel, check, checkpoints, cli, explain, export, generate, prepare, resume
+from forge import status, train
 from forge.parity import __main__ as parity
 from forge.rundir import directory
 import forge, forge.worker, forge.compose.help
@@ -35,6 +36,7 @@ COMMANDS = (
     ("parity", "a=seed=1 b=", 2),
     ("generate", "nope", 2),
     ("export", "nope file", 2),
+    ("prepare", "out data=nope", 2),
 )
 FINISHED = """
 result = {"status": "finished", "reason": "end", "step": 1, "metrics": {},

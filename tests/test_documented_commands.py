@@ -25,7 +25,9 @@ def commands() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        for verb in re.findall(r"python -m forge\.(?:train|check|explain) ?([^#`\n]*)", text):
+        for verb in re.findall(
+            r"python -m forge\.(?:train|check|explain|prepare) ?([^#`\n]*)", text
+        ):
             found.append((page.name, verb.strip()))
         for span in re.findall(r"`([^`\n]+)`", text) if page.name not in PARTS else ():
             if all(re.fullmatch(r"[\w.]+=\S+", word) for word in span.split()):
@@ -45,9 +47,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text("text\n")
     (tmp_path / "my.jsonl").write_text('{"prompt": "2+2=", "response": "4"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"body": "text"}\n')
-    (tmp_path / "my" / "tokens").mkdir()
+    (tmp_path / "my" / "tokens" / "tokenizer").mkdir(parents=True)
     (tmp_path / "my" / "tokens" / "a.npy").touch()
-    for name in ("tokenizer.json", "my/tokenizer.json"):
+    for name in ("tokenizer.json", "my/tokenizer.json", "my/tokens/tokenizer/tokenizer.json"):
         content = {"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}
         (tmp_path / name).write_text(json.dumps(content))
     return tmp_path

@@ -17,7 +17,7 @@ SPLITS = ("train", "val")
 
 
 @dataclass
-class _Side:
+class Side:
     """One split. counted: which of its tokens are targets, where not all are. pending: pieces, and
     None where a document ends.
     """
@@ -29,6 +29,30 @@ class _Side:
     pending: list[Piece | None] = field(default_factory=list)
     in_document: bool = False
 
+    @staticmethod
+    def open(folder: Path, *, vocab_size: int, masked: bool) -> Side:
+        writer = ShardWriter(folder, vocab_size=vocab_size)
+        return Side(writer, ShardWriter(folder / COUNTED, dtype="u1") if masked else None)
+
+    def flush(self, tokenizer: Tokenizer) -> None:
+        """Encode and write what is pending."""
+        texts = [piece.text for piece in self.pending if piece]
+        self.n_bytes += sum(piece.n_bytes for piece in self.pending if piece)
+        self.n_documents += self.pending.count(None)
+        ids = iter(tokenizer.encode_batch(texts))
+        parts = [next(ids) if piece else [tokenizer.eos_id] for piece in self.pending]
+        if parts:
+            self.writer.append(np.concatenate([np.array(part, dtype=np.uint32) for part in parts]))
+        if parts and self.counted is not None:
+            counts = [piece is None or piece.counted for piece in self.pending]
+            self.counted.append(np.repeat(counts, [len(part) for part in parts]))
+        self.pending.clear()
+
+    def close(self) -> Index:
+        if self.counted is not None:
+            self.counted.close(n_bytes=0, n_documents=0)
+        return self.writer.close(n_bytes=self.n_bytes, n_documents=self.n_documents)
+
 
 def encode_splits(
     split: Split, tokenizer: Tokenizer, directory: Path, *, on_bytes: Callable[[int], None]
@@ -38,50 +62,29 @@ def encode_splits(
     One end-of-text follows every document in each split that has a piece of it. on_bytes is called
     with the bytes read so far.
     """
-    size = tokenizer.vocab_size
-    sides = []
-    for folder in (directory / name for name in SPLITS):
-        writer = ShardWriter(folder, vocab_size=size)
-        masked = split.corpus.masked
-        sides.append(_Side(writer, ShardWriter(folder / COUNTED, dtype="u1") if masked else None))
+    size, masked = tokenizer.vocab_size, split.corpus.masked
+    sides = [Side.open(directory / name, vocab_size=size, masked=masked) for name in SPLITS]
     waiting = done = 0
     for piece, is_validation in split.pieces():
         side = sides[is_validation]
         side.pending.append(piece)
-        side.n_bytes += piece.n_bytes
         side.in_document = True
         if piece.last:
             _end_document(sides)
         waiting += piece.n_bytes
         if waiting >= BATCH_BYTES:
             done, waiting = done + waiting, 0
-            _flush(sides, tokenizer)
+            for each in sides:
+                each.flush(tokenizer)
             on_bytes(done)
-    _flush(sides, tokenizer)
+    for each in sides:
+        each.flush(tokenizer)
     on_bytes(done + waiting)
-    for counted in filter(None, (side.counted for side in sides)):
-        counted.close(n_bytes=0, n_documents=0)
-    return {
-        name: side.writer.close(n_bytes=side.n_bytes, n_documents=side.n_documents)
-        for name, side in zip(SPLITS, sides, strict=True)
-    }
+    return {name: side.close() for name, side in zip(SPLITS, sides, strict=True)}
 
 
-def _end_document(sides: list[_Side]) -> None:
+def _end_document(sides: list[Side]) -> None:
     for side in sides:
         if side.in_document:
             side.pending.append(None)
-            side.n_documents += 1
             side.in_document = False
-
-
-def _flush(sides: list[_Side], tokenizer: Tokenizer) -> None:
-    for side in sides:
-        ids = iter(tokenizer.encode_batch([piece.text for piece in side.pending if piece]))
-        parts = [next(ids) if piece else [tokenizer.eos_id] for piece in side.pending]
-        if parts:
-            side.writer.append(np.concatenate([np.array(part, dtype=np.uint32) for part in parts]))
-        if parts and side.counted is not None:
-            counts = [piece is None or piece.counted for piece in side.pending]
-            side.counted.append(np.repeat(counts, [len(part) for part in parts]))
-        side.pending.clear()

@@ -63,9 +63,9 @@ def prepare(
     with explained(root):
         identity = {
             "format": FORMAT,
-            "corpus": _fingerprint(corpus, root / "fingerprints", data.val_fraction),
+            "corpus": fingerprint_of(corpus, root / "fingerprints", data.val_fraction),
             "val_fraction": data.val_fraction,
-            "tokenizer": _identity(tokenizer),
+            "tokenizer": identity_of(tokenizer),
         }
         entry = root / "data" / f"{corpus.name}-{hash_json(identity)[:16]}"
         if (prepared := _open(entry, corpus, on_broken=log.debug)) is not None:
@@ -96,7 +96,8 @@ def with_sets(
     return replace(prepared, sets=sets, manifest=prepared.manifest | more)
 
 
-def _fingerprint(corpus: Corpus, memo: Path, val_fraction: float) -> str:
+def fingerprint_of(corpus: Corpus, memo: Path, val_fraction: float) -> str:
+    """Hash of a corpus. ValueError, naming them all: files that cannot be read."""
     try:
         return corpus.fingerprint(memo=memo)
     except BadFile:
@@ -104,7 +105,7 @@ def _fingerprint(corpus: Corpus, memo: Path, val_fraction: float) -> str:
         raise
 
 
-def _identity(section: TokenizerSection | Tokenizer) -> dict[str, Any]:
+def identity_of(section: TokenizerSection | Tokenizer) -> dict[str, Any]:
     """What a tokenizer depends on besides the text: options, and the content of its file."""
     if isinstance(section, Tokenizer):
         return {"fingerprint": section.fingerprint}
@@ -124,7 +125,7 @@ def _in_place(
     train, val = source.splits(tokenizer, data.val_fraction)
     stores = {"train": train, "val": val}
     manifest = {
-        "tokenizer": _facts(tokenizer),
+        "tokenizer": facts_of(tokenizer),
         "splits": {
             name: {"tokens": len(store), "sha256": store.fingerprint}
             for name, store in stores.items()
@@ -135,7 +136,8 @@ def _in_place(
     return Prepared(tokenizer=tokenizer, train=train, val=val, manifest=manifest)
 
 
-def _facts(tokenizer: Tokenizer) -> dict[str, Any]:
+def facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a manifest says of a tokenizer."""
     names = ("fingerprint", "vocab_size", "eos_token")
     return {name: getattr(tokenizer, name) for name in names}
 
@@ -196,7 +198,7 @@ def _make(
         "identity": identity,
         "bytes": split.n_bytes,
         "split_unit": split.unit,
-        "tokenizer": _facts(tokenizer),
+        "tokenizer": facts_of(tokenizer),
         "splits": {
             name: {
                 "documents": index.n_documents,

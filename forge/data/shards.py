@@ -38,11 +38,17 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
+    """What a store holds. tokenizer: its fingerprint. documents: the file of where each begins,
+    int64, and behind them where the last one ends. Both are of forge.prepare alone.
+    """
+
     dtype: str
     n_tokens: int
     n_bytes: int
     n_documents: int
     shards: tuple[Shard, ...]
+    tokenizer: str = ""
+    documents: str = ""
 
 
 class IndexedStore(MappedStore):
@@ -50,7 +56,7 @@ class IndexedStore(MappedStore):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.index = _read_index(directory)
+        self.index = read_index(directory)
         super().__init__(
             [
                 _map(directory / shard.file, self.index.dtype, shard.n_tokens)
@@ -86,7 +92,8 @@ class IndexedStore(MappedStore):
                 raise BrokenStore(f"{file} does not have the content that was written")
 
 
-def _read_index(directory: Path) -> Index:
+def read_index(directory: Path) -> Index:
+    """BrokenStore: it is missing, or not as forge writes it."""
     name = f"{directory.name}/{INDEX_FILE}"
     with damage_of(name):
         content: dict[str, Any] = json.loads((directory / INDEX_FILE).read_text())
@@ -94,6 +101,12 @@ def _read_index(directory: Path) -> Index:
             raise BrokenStore(f"{name} is of another format")
         shards = tuple(Shard(**shard) for shard in content.pop("shards"))
         return Index(shards=shards, **content)
+
+
+def write_index(directory: Path, index: Index) -> None:
+    """Write what a directory of shards holds."""
+    content = {name: value for name, value in asdict(index).items() if value != ""}
+    (directory / INDEX_FILE).write_text(json.dumps({"format": FORMAT} | content, indent=2))
 
 
 @contextmanager
@@ -165,8 +178,7 @@ class ShardWriter:
             n_documents=n_documents,
             shards=tuple(self._shards),
         )
-        content = {"format": FORMAT} | asdict(index)
-        (self._directory / INDEX_FILE).write_text(json.dumps(content, indent=2))
+        write_index(self._directory, index)
         return index
 
     def _name(self) -> str:

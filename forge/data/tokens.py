@@ -122,23 +122,17 @@ def _indexed(directory: Path, tokenizer: Tokenizer) -> IndexedStore:
     try:
         store = IndexedStore(directory)
         store.verify()
-        theirs = _tokenizer_of(directory)
+        theirs, beside = store.index.tokenizer, directory.parent / "tokenizer"
+        if beside.is_dir():  # as the library that is installed now has it
+            read_manifest(directory.parent)
+            theirs = Tokenizer.load(beside).fingerprint
     except BrokenStore as error:
         raise ValueError(f"data.path = {directory}: {error}. Prepare it again.") from error
-    if theirs not in (None, tokenizer.fingerprint):
+    if theirs not in ("", tokenizer.fingerprint):
         what = "these shards were made with another tokenizer"
-        fix = f"Choose theirs: tokenizer=file tokenizer.path={directory.parent / 'tokenizer'}."
-        raise ValueError(f"data.path = {directory}: {what}. {fix}")
+        its = f": tokenizer=file tokenizer.path={beside}" if beside.is_dir() else ""
+        raise ValueError(f"data.path = {directory}: {what}. Choose theirs{its}.")
     return store
-
-
-def _tokenizer_of(directory: Path) -> str | None:
-    """The fingerprint of the tokenizer beside a split, by the library that is installed now."""
-    beside = directory.parent / "tokenizer"
-    if not beside.is_dir():
-        return None
-    read_manifest(directory.parent)
-    return Tokenizer.load(beside).fingerprint
 
 
 def _cut(source: str, store: TokenStore, val_fraction: float) -> Splits:

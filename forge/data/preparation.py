@@ -1,0 +1,305 @@
+"""Text to a directory of token shards: in parallel, and after a kill from where it was.
+
+The corpus is cut into parts, which depend on nothing but its content. Each is tokenised by one of
+several processes to a folder of OUT/.parts that gets its name once it is complete; the same command
+makes those that are missing. At the end their files become the shards of OUT.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from forge.config.data import Data
+from forge.config.tokenizer import Tokenizer as TokenizerSection
+from forge.data.cache import cache_root, one_builder
+from forge.data.corpus import Corpus
+from forge.data.encode import SPLITS
+from forge.data.fingerprint import hash_file
+from forge.data.manifest import MANIFEST_FILE, read_manifest, write_manifest
+from forge.data.parts import DOCUMENTS, OFFSET, TOKENIZER, Tally, encode_part, parts_of
+from forge.data.prepare import Build, facts_of, fingerprint_of, identity_of
+from forge.data.shards import (
+    COUNTED,
+    FORMAT,
+    INDEX_FILE,
+    BrokenStore,
+    Index,
+    IndexedStore,
+    Shard,
+    read_index,
+    write_index,
+)
+from forge.data.split import Split, TrainingText, split_corpus
+from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
+from forge.data.tokens import TokenSource
+from forge.rundir.files import read_json, write_json
+
+PARTS, PLAN = ".parts", "plan.json"
+LEAST_PART, LARGEST_PART, PARTS_AT_LEAST = 1 << 20, 1 << 26, 64
+Progress = Callable[[str, int, int, int], None]
+"""(stage, bytes of text done, of how many, tokens made)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is made. identity: of all that the shards depend on."""
+
+    out: Path
+    corpus: Corpus
+    val_fraction: float
+    tokenizer: TokenizerSection
+    deduplicate: bool
+    identity: dict[str, Any]
+
+    @property
+    def parts(self) -> Path:
+        return self.out / PARTS
+
+
+def prepare_shards(
+    out: Path,
+    data: Data,
+    tokenizer: TokenizerSection,
+    *,
+    build: Build,
+    processes: int,
+    deduplicate: bool = False,
+    progress: Progress = lambda stage, done, of, tokens: None,
+) -> dict[str, Any]:
+    """Make OUT, or go on with it. Returns its manifest.
+
+    processes: 1 = this one alone, with the threads of the tokenizers library. ValueError: no text,
+    bad text, no tokenizer, OUT holds something else or cannot be written.
+    """
+    corpus: Corpus | TokenSource = build(data, path="data")
+    if isinstance(corpus, TokenSource):
+        raise ValueError("data: these are tokens already. Train on them as they are.")
+    progress("read the corpus", 0, 0, 0)
+    memo = cache_root(data.cache_dir) / "fingerprints"
+    identity = {
+        "format": FORMAT,
+        "corpus": fingerprint_of(corpus, memo, data.val_fraction),
+        "val_fraction": data.val_fraction,
+        "tokenizer": identity_of(tokenizer),
+        "deduplicate": deduplicate,
+    }
+    order = Order(
+        out=out,
+        corpus=corpus,
+        val_fraction=data.val_fraction,
+        tokenizer=tokenizer,
+        deduplicate=deduplicate,
+        identity=identity,
+    )
+    with _writable(out), one_builder(out):
+        if (out / MANIFEST_FILE).exists():
+            return _complete(order)
+        split = _planned(order, build, progress)
+        tally = Tally()
+        _make_parts(order, split, tally, processes, progress)
+        return _finish(order, split, tally)
+
+
+@contextmanager
+def _writable(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot write there ({error.strerror or error})"
+        fix = "Make room or name another directory; the same command goes on with what is made"
+        raise ValueError(f"{out}: {what}. {fix}.") from error
+    except BrokenProcessPool as error:
+        what = "a process that tokenises was ended, most often because memory ran out"
+        fix = "The same command goes on, with --processes fewer at a time"
+        raise ValueError(f"{out}: {what}. {fix}.") from error
+
+
+def _complete(order: Order) -> dict[str, Any]:
+    try:
+        manifest = read_manifest(order.out)
+    except BrokenStore as error:
+        raise ValueError(f"{order.out}: {error}. Remove it, or name another directory.") from error
+    _same(order, manifest["identity"])
+    return manifest
+
+
+def _same(order: Order, identity: dict[str, Any]) -> None:
+    names = sorted(name for name in order.identity if order.identity[name] != identity.get(name))
+    if names:
+        what = f"it was made with another {', '.join(names)}"
+        raise ValueError(f"{order.out}: {what}. Remove it, or name another directory.")
+
+
+def _planned(order: Order, build: Build, progress: Progress) -> Split:
+    """How the corpus is divided, and a tokenizer in OUT/.parts: as begun before, or now."""
+    plan_file = order.parts / PLAN
+    if plan_file.exists():
+        plan = read_json(plan_file)
+        _same(order, plan["identity"])
+        return Split(corpus=order.corpus, **plan["split"])
+    if order.out.exists() and any(path.name != PARTS for path in order.out.iterdir()):
+        what = "it has files that forge.prepare did not make"
+        raise ValueError(f"{order.out}: {what}. Name another directory.")
+    shutil.rmtree(order.parts, ignore_errors=True)
+    order.parts.mkdir(parents=True)
+    split = split_corpus(order.corpus, order.val_fraction)
+    progress("make the tokenizer", 0, split.n_bytes, 0)
+    text = TrainingText(split=split)
+    tokenizer: Tokenizer = build(order.tokenizer, path="tokenizer", text=text)
+    tokenizer.save(order.parts / TOKENIZER)
+    how = {name: getattr(split, name) for name in ("unit", "threshold", "n_bytes")}
+    write_json(plan_file, {"identity": order.identity, "split": how})
+    return split
+
+
+def _make_parts(
+    order: Order, split: Split, tally: Tally, processes: int, progress: Progress
+) -> None:
+    """Every part that is not there. A few parts are in memory at a time, whatever the corpus."""
+    size = min(max(split.n_bytes // PARTS_AT_LEAST, LEAST_PART), LARGEST_PART)
+    found = parts_of(split, part_bytes=size, deduplicate=order.deduplicate, tally=tally)
+    masked = order.corpus.masked
+    done = tokens = 0
+    running: dict[Future[int], int] = {}
+
+    def collect(finished: Iterator[Future[int]] | set[Future[int]]) -> None:
+        nonlocal done, tokens
+        for future in finished:
+            tokens += future.result()
+            done += running.pop(future)
+            progress("tokenise", done, split.n_bytes, tokens)
+
+    progress("tokenise", 0, split.n_bytes, 0)
+    with _pool(processes) as pool:
+        for part in found:
+            if (order.parts / f"{part.number:05d}").is_dir():
+                done += part.n_bytes
+                progress("go on", done, split.n_bytes, tokens)
+            elif pool is None:
+                tokens += encode_part(part, order.parts, masked=masked)
+                done += part.n_bytes
+                progress("tokenise", done, split.n_bytes, tokens)
+            else:
+                future = pool.submit(encode_part, part, order.parts, masked=masked)
+                running[future] = part.n_bytes
+                if len(running) > 2 * processes:
+                    collect(wait(running, return_when=FIRST_COMPLETED).done)
+        collect(wait(running).done)
+
+
+@contextmanager
+def _pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
+    if processes == 1:
+        yield None
+        return
+    # The threads of the tokenizers library do not survive a fork of this process.
+    ways = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in ways else "spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    """Let a process tokenise by one thread, and end with the one that started it."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:
+    """The files of the parts become the shards of OUT; what is half done is gone on with."""
+    out, masked = order.out, order.corpus.masked
+    folders = sorted(path for path in order.parts.iterdir() if path.name.isdecimal())
+    tokenizer = Tokenizer.load(order.parts / TOKENIZER)
+    tokenizer.save(out / TOKENIZER)
+    indices = {}
+    for name in SPLITS:
+        if masked:
+            _gather(folders, f"{name}/{COUNTED}", out)
+        index = _gather(folders, name, out)
+        _offsets([folder / name for folder in folders], out / name / DOCUMENTS)
+        indices[name] = replace(index, tokenizer=tokenizer.fingerprint, documents=DOCUMENTS)
+        write_index(out / name, indices[name])
+    files = [f"{TOKENIZER}/{name}" for name in (TOKENIZER_FILE, CONFIG_FILE)]
+    files += [f"{name}/{INDEX_FILE}" for name in SPLITS]
+    files += [f"{name}/{COUNTED}/{INDEX_FILE}" for name in SPLITS if masked]
+    manifest = {
+        "identity": order.identity,
+        "bytes": split.n_bytes,
+        "split_unit": split.unit,
+        "tokenizer": facts_of(tokenizer),
+        "read": asdict(tally),
+        "splits": {
+            name: {
+                "documents": index.n_documents,
+                "bytes": index.n_bytes,
+                "tokens": index.n_tokens,
+                "sha256": IndexedStore(out / name).fingerprint,
+                "offsets_sha256": hash_file(out / name / DOCUMENTS),
+            }
+            for name, index in indices.items()
+        },
+        "source": order.corpus.source,
+        "files": len(order.corpus.files),
+        "tokenizers_version": tokenizers.__version__,
+        "sha256": {name: hash_file(out / name) for name in files},
+    }
+    write_manifest(out, manifest)
+    shutil.rmtree(order.parts)
+    return manifest
+
+
+def _gather(folders: Sequence[Path], name: str, out: Path) -> Index:
+    """The shards of the parts, moved to OUT/NAME and numbered as these are."""
+    (out / name).mkdir(parents=True, exist_ok=True)
+    shards: list[Shard] = []
+    found = [read_index(folder / name) for folder in folders]
+    for folder, index in zip(folders, found, strict=True):
+        for shard in index.shards:
+            moved = f"{folder.name}.bin"
+            with suppress(FileNotFoundError):  # moved before a kill
+                (folder / name / shard.file).replace(out / name / moved)
+            shards.append(replace(shard, file=moved))
+    whole = Index(
+        dtype=found[0].dtype,
+        n_tokens=sum(index.n_tokens for index in found),
+        n_bytes=sum(index.n_bytes for index in found),
+        n_documents=sum(index.n_documents for index in found),
+        shards=tuple(shards),
+    )
+    write_index(out / name, whole)
+    return whole
+
+
+def _offsets(folders: Sequence[Path], file: Path) -> None:
+    """Where each document begins, and the last one ends: int64 in one file."""
+    start = 0
+    with open(file, "wb") as output:
+        np.zeros(1, OFFSET).tofile(output)
+        for folder in folders:
+            (np.fromfile(folder / DOCUMENTS, OFFSET) + start).tofile(output)
+            start += read_index(folder).n_tokens

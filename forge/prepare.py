@@ -1,0 +1,165 @@
+"""`python -m forge.prepare OUT data=text data.path=...`: text to token shards for data=shards."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forge import cli
+from forge.compose import help
+from forge.config.numbers import counted, duration, time_span
+from forge.config.problems import COMMAND_LINE, refusal
+
+DESCRIPTION = "Text of any data kind to a directory of token shards, which data=shards reads."
+EVERY = 10.0  # seconds between lines, where there is no terminal
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make OUT, or go on with it, and say what it holds; 2 for what cannot be."""
+    arguments = cli.parser("forge.prepare OUT", DESCRIPTION)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add = arguments.add_argument
+    many = f"processes that tokenise (default {cores}: one a core)"
+    add("--processes", type=int, default=cores, metavar="N", help=many)
+    once = "leave out documents that came before, word for word"
+    add("--deduplicate", action="store_true", help=once)
+    add("--validate", action="store_true", help="read all of OUT and say what is wrong with it")
+    options = cli.parse(arguments, argv)
+    if options.help:
+        return cli.show(help.page("forge.prepare OUT", arguments, options.overrides))
+    return cli.refuse(lambda: _verb(options))
+
+
+def _verb(options: argparse.Namespace) -> int:
+    places = [word for word in options.overrides if "=" not in word and not word.startswith("~")]
+    if len(places) != 1:
+        what = f"one directory is made, and {counted(len(places), 'is', 'are')} named."
+        fix = "python -m forge.prepare my/tokens data=text data.path=my.txt"
+        raise refusal("OUT", what, fix, COMMAND_LINE)
+    out = Path(places[0]).expanduser().absolute()
+    overrides = [word for word in options.overrides if word != places[0]]
+    if options.processes < 1:
+        raise refusal("--processes", "at least one process tokenises.", "--processes 1")
+    try:
+        if options.validate:
+            return _validate(out)
+        return _prepare(out, overrides, options)
+    except ValueError as error:
+        if type(error) is not ValueError:  # a refusal prints itself
+            raise
+        print(cli.printable(str(error)), file=sys.stderr)
+        return 2
+
+
+def _prepare(out: Path, overrides: Sequence[str], options: argparse.Namespace) -> int:
+    config = cli.resolved(overrides, options.config_dir)[1].config
+    from forge.build import build
+    from forge.data.preparation import prepare_shards
+
+    meter = _Meter()
+    manifest = prepare_shards(
+        out,
+        config.data,
+        config.tokenizer,
+        build=partial(build, trust=config.run.trust),
+        processes=options.processes,
+        deduplicate=options.deduplicate,
+        progress=meter,
+    )
+    meter.end()
+    print(_summary(out, manifest))
+    return 0
+
+
+def _validate(out: Path) -> int:
+    from forge.data.manifest import read_manifest
+    from forge.data.soundness import damage
+
+    meter = _Meter()
+    faults = damage(out, progress=meter)
+    meter.end()
+    if faults:
+        lines = [f"{out}: {counted(len(faults), 'fault')}", *(f"  {fault}" for fault in faults)]
+        fix = "  -> remove it and prepare it again"
+        print(cli.printable("\n".join([*lines, fix])), file=sys.stderr)
+        return 2
+    print(_summary(out, read_manifest(out)))
+    print("all of it is as it was written")
+    return 0
+
+
+def _summary(out: Path, manifest: dict[str, Any]) -> str:
+    read = manifest["read"]
+    rows = [f"{out}, of {manifest['source']}"]
+    rows.append(
+        f"  read   {counted(read['documents'], 'document')} of {counted(manifest['files'], 'file')}"
+    )
+    for name, split in manifest["splits"].items():
+        documents = counted(split["documents"], "document")
+        rows.append(
+            f"  {name:<5}  {split['tokens']:,} tokens, {documents}, {split['bytes']:,} bytes"
+        )
+    left_out = {
+        "empty documents": read["empty"],
+        "documents that came before": read["duplicates"],
+        "files without text": read["files_without_text"],
+    }
+    named = ", ".join(f"{number:,} {what}" for what, number in left_out.items() if number)
+    more = f" ({read['duplicate_bytes']:,} bytes)" if read["duplicates"] else ""
+    rows.append(f"  left out: {named or 'nothing'}{more}")
+    rows.append(
+        f"  train on it: data=shards data.path={out} tokenizer=file tokenizer.path={out}/tokenizer"
+    )
+    return "\n".join(rows)
+
+
+class _Meter:
+    """How far it is and how long it will take: one line that changes, or a line every 10 s."""
+
+    def __init__(self) -> None:
+        self.shows = sys.stderr.isatty()
+        self.said = ""
+        self.began: float | None = None
+        self.at_first = 0
+        self.next = 0.0
+
+    def __call__(self, stage: str, done: int, of: int, tokens: int) -> None:
+        now = time.monotonic()
+        if stage == "go on":
+            self.at_first = done
+        if stage != "tokenise" or not done:
+            self._show(f"{stage}: {done / of:.0%} is there" if stage == "go on" else stage, stage)
+            self.began = now
+            return
+        began = self.began or now
+        seconds, left = now - began, of - done
+        rate = (done - self.at_first) / max(seconds, 1e-9)
+        speed = f"{tokens / max(seconds, 1e-9) / 1e6:.2f}M tokens a second"
+        text = f"tokenise: {done / of:.1%}, {tokens:,} tokens, {speed}"
+        text += f", {time_span(left / rate)} left" if left and rate else f", {duration(seconds)}"
+        if self.shows or now >= self.next or not left:
+            self.next = now + EVERY
+            self._show(text, text)
+
+    def _show(self, text: str, once: str) -> None:
+        if once == self.said:
+            return
+        self.said = once
+        if self.shows:
+            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self.shows:
+            print(file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

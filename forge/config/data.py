@@ -141,3 +141,22 @@ class Synthetic(Data):
     tokens: int = opt(1 << 30, "tokens of the corpus, of which none are kept", ge=64)
     seed: int = opt(0, "seed of the tokens", ge=0)
     val_fraction: float = opt(0.05, "share held out for validation: the last tokens", gt=0, lt=1)
+
+
+@dataclass(kw_only=True)
+class HuggingFace(Data):
+    """A dataset that the `datasets` library loads, of the hub or of this machine."""
+
+    schema_name = "hf"
+    _target_: str = "forge.data.hub.dataset"
+    path: str = opt(
+        "",
+        "a dataset on this machine: a directory, also of save_to_disk, or a file",
+        path=True,
+    )
+    hf_dataset_name: str = opt("", "id of a dataset on the hub, such as roneneldan/TinyStories")
+    hf_dataset_config: str | None = opt(None, "its configuration; null = the only one")
+    hf_dataset_split: str = opt("train", "its split, or a part of one: train[:10%]")
+    hf_dataset_text_field: str = opt("text", "column of the text")
+    hf_data_dir: str | None = opt(None, "a directory inside the dataset; null = all of it")
+    hf_data_files: str | None = opt(None, "files, or a glob of them, inside; null = all")

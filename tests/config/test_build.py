@@ -171,6 +171,7 @@ FORGE = {
         "forge.data.corpus.python_source",
         "forge.data.corpus.text_files",
         "forge.data.pairs.pairs",
+        "forge.data.hub.dataset",
         "forge.data.tokens.shards",
         "forge.data.tokens.synthetic",
     },

@@ -46,6 +46,7 @@ def needs(file: str, folder: Path) -> list[str]:
     return {
         "data/text": [f"data.path={folder / 'my.txt'}"],
         "data/pairs": [f"data.path={folder / 'my.txt'}"],
+        "data/hf": [f"data.path={folder / 'my.txt'}"],
         "data/shards": [f"data.path={folder}", "data.file_pattern=*.txt", "tokenizer=bytes"],
         "data/synthetic": ["tokenizer=bytes"],
         "tokenizer/file": [f"tokenizer.path={folder / 'tokenizer.json'}"],

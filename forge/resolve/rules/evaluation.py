@@ -7,7 +7,7 @@ from typing import Any
 
 from forge.config.bounds import fits, kind
 from forge.config.checkpoint import Checkpoint
-from forge.config.data import Data
+from forge.config.data import Data, Files
 from forge.config.eval import Eval
 from forge.config.eval_sets import KIND, NAME, kinds, metric_names, options_of, schema_of
 from forge.config.field import types_of
@@ -80,7 +80,11 @@ def _faults(key: str, entry: dict[str, Any], schema: type[Data]) -> Findings:
             yield at, f"it must be {kind(hints[option])}.", "another value"
         elif value and known[option].metadata.get("path") and (fault := path_fault(value)):
             yield at, *fault
-    if "path" in known and not entry.keys() - known.keys() - {KIND} and not entry.get("path"):
+    if (
+        issubclass(schema, Files)
+        and not entry.keys() - known.keys() - {KIND}
+        and not entry.get("path")
+    ):
         yield key, "it has no path of what is evaluated.", f"+{key}.path=my.jsonl"
 
 

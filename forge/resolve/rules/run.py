@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from forge.config import schemas
-from forge.config.data import Data, Files, Shards
+from forge.config.data import Data, Files, HuggingFace, Shards
 from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
@@ -43,6 +43,16 @@ def data_path(data: Files) -> Findings:
     if not data.path:
         yield "data.path", "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"
     elif fault := path_fault(data.path):
+        yield "data.path", *fault
+
+
+@rule("data.hf_dataset_name", "data.hf_dataset_name", "data.path")
+def one_dataset(data: HuggingFace) -> Findings:
+    """data=hf reads one dataset: data.hf_dataset_name of the hub, or data.path on this machine."""
+    if bool(data.path) == bool(data.hf_dataset_name):
+        key = "data.path" if data.path else "data.hf_dataset_name"
+        yield key, "data.hf_dataset_name=my/dataset alone, or data.path=my/dataset alone"
+    elif data.path and (fault := path_fault(data.path)):
         yield "data.path", *fault
 
 

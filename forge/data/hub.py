@@ -1,0 +1,118 @@
+"""Datasets that the `datasets` library loads, whole, as corpora."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from forge.config.data import HuggingFace
+from forge.data.cache import cache_root
+from forge.data.corpus import Corpus
+from forge.data.reading import BadFile, Document
+from forge.data.rows import text_of
+
+ROWS_AT_ONCE = 1000
+BUILDERS = {".jsonl": "json", ".ndjson": "json", ".tsv": "csv", ".txt": "text"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(Corpus):
+    """The rows of a table. Its one file is a name for messages."""
+
+    table: Any
+    text_field: str
+
+    @property
+    def n_bytes(self) -> int:
+        return self.table.select_columns([self.text_field]).data.nbytes
+
+    def fingerprint(self, memo: Path | None = None) -> str:
+        """Hash of the texts, wherever the library keeps them."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(self.reader.encode())
+        for document in self.documents():
+            for text in document:
+                encoded = text.encode()
+                digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        return digest.hexdigest()
+
+
+def dataset(section: HuggingFace) -> Corpus:
+    """A document for each row of a split. ValueError, naming the key: it cannot be loaded, or has
+    no such column.
+    """
+    table, field = _load(section), section.hf_dataset_text_field
+    source = section.path or section.hf_dataset_name
+    if field not in table.column_names:
+        columns = ", ".join(table.column_names)
+        what = f"{source} has no such column (its columns: {columns})"
+        raise ValueError(f"data.hf_dataset_text_field = {field}: {what}. Name one of them.")
+
+    def read(name: Path) -> Iterator[Document]:
+        number = 0
+        for batch in table.select_columns([field]).iter(ROWS_AT_ONCE):
+            for text in batch[field]:
+                number += 1
+                where, option = f"{name} row {number}", "data.hf_dataset_text_field"
+                try:
+                    yield iter((text_of(where, {field: text}, field, option=option),))
+                except UnicodeEncodeError as error:
+                    raise BadFile(f"{where} is not UTF-8 text", "Leave it out") from error
+
+    return Rows(
+        name="hf",
+        source=source,
+        files=(Path(source),),
+        reader=f"hf:{field}",
+        read=read,
+        table=table,
+        text_field=field,
+    )
+
+
+def _load(section: HuggingFace) -> Any:
+    import datasets
+    from datasets.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    source, split, path = section.hf_dataset_name, section.hf_dataset_split, Path(section.path)
+    key = "data.hf_dataset_name"
+    files: Any = {"data_files": section.hf_data_files} if section.hf_data_files else {}
+    if section.path:
+        source, key = section.path, "data.path"
+    try:
+        if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+            saved = datasets.load_from_disk(source)
+            if isinstance(saved, datasets.DatasetDict):
+                if split not in saved:
+                    names = ", ".join(map(str, saved))
+                    raise ValueError(f"its splits are {names}, and not {split}")
+                return saved[split]
+            return saved
+        if section.path and path.is_file():
+            kind = path.suffixes[-2 if path.suffix == ".gz" else -1]
+            source, files = BUILDERS.get(kind, kind[1:]), {"data_files": section.path}
+        return datasets.load_dataset(
+            source,
+            section.hf_dataset_config,
+            split=split,
+            data_dir=section.hf_data_dir,
+            cache_dir=str(cache_root(section.cache_dir) / "huggingface"),
+            **files,
+        )
+    except Exception as error:  # the library raises its own, of many kinds
+        lines = [*str(error).splitlines(), type(error).__name__]
+        text = next(line for line in lines if line.strip()).strip().rstrip(".")
+        fix = "Check its name, data.hf_dataset_config and data.hf_dataset_split"
+        if isinstance(error, ConnectionError) or os.environ.get("HF_HUB_OFFLINE"):
+            fix += "; without a network give a copy on this machine, data.path=my/dataset"
+        where = section.path or section.hf_dataset_name
+        raise ValueError(f"{key} = {where}: {text}. {fix}.") from error

@@ -39,6 +39,15 @@ class Data(Section):
         "read each document of a sequence as if it were alone: attention, positions and targets "
         "end with it",
     )
+    packing: str = opt(
+        "concat_then_split",
+        "cut the text at every seq_len; or put whole documents into the first sequence that has "
+        "room for them, or the one that they fill best",
+        choices=("concat_then_split", "first_fit", "best_fit"),
+    )
+    max_segments_per_seq: int = opt(
+        -1, "documents that share a sequence at most; -1 or 0 = any number", ge=-1
+    )
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from forge.data.order import SampleOrder
-from forge.data.samples import Samples
+from forge.data.packing import Plan
+from forge.data.samples import Pieces, Samples
 from forge.data.store import TokenStore
 
 Batch = dict[str, Tensor]
@@ -57,6 +58,18 @@ def count_windows(store: TokenStore, seq_len: int) -> int:
     return n_windows
 
 
+def count_samples(store: TokenStore, seq_len: int, plan: Plan | None) -> int:
+    """Samples of an epoch: those of a plan, else windows. ValueError: none."""
+    if plan is None:
+        return count_windows(store, seq_len)
+    if not len(plan):
+        raise ValueError(
+            "data.packing: no document of the training split has two tokens, so there is nothing "
+            "to predict. Give other text, or another tokenizer."
+        )
+    return len(plan)
+
+
 class _MicroBatches:
     """The dataset of loader processes: micro-batches by the number of their first sample."""
 
@@ -72,12 +85,13 @@ class _MicroBatches:
         rank: int,
         num_ranks: int,
         end_of_text: int | None,
+        plan: Plan | None,
     ) -> None:
         self.store, self.objective, self.seq_len = store, objective, seq_len
-        self.end_of_text = end_of_text
+        self.end_of_text, self.plan = end_of_text, plan
         self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
         self.repeat_samples = repeat_samples
-        self.order = SampleOrder(count_windows(store, seq_len), seed=seed)
+        self.order = SampleOrder(count_samples(store, seq_len, plan), seed=seed)
 
     def __getitem__(self, first_sample: int) -> tuple[Batch, int]:
         """The batch of this rank; and the number of targets of all ranks, which each finds by
@@ -93,14 +107,17 @@ class _MicroBatches:
             store=self.store,
             seq_len=self.seq_len,
             numbers=numbers,
-            start_of=self._start,
+            pieces_of=self._pieces,
             end_of_text=self.end_of_text,
         )
 
-    def _start(self, sample: int) -> int:
-        """The first token of a sample."""
+    def _pieces(self, sample: int) -> Pieces:
         sample = sample % self.repeat_samples if self.repeat_samples else sample
-        return self.order.window(sample) * self.seq_len
+        window = self.order.window(sample)
+        if self.plan is not None:
+            return self.plan.pieces_of(window)
+        start = window * self.seq_len
+        return [(start, start + self.seq_len + 1)]
 
 
 class TrainLoader:
@@ -129,15 +146,16 @@ class TrainLoader:
         prefetch_factor: int = 2,
         overfit_batches: int = 0,
         end_of_text: int | None = None,
+        plan: Plan | None = None,
     ) -> None:
         """overfit_batches: read the first N global batches over and over; 0 = off. end_of_text: as
-        of `Samples`.
+        of `Samples`. plan: of samples; null = windows, seq_len apart.
 
         ValueError: the split has no sample.
         """
         assert 0 <= rank < num_ranks, (rank, num_ranks)
         self.samples = start_sample
-        self.samples_per_epoch = count_windows(store, seq_len)
+        self.samples_per_epoch = count_samples(store, seq_len, plan)
         self.samples_per_step = grad_accum_steps * num_ranks * batch_size
         self._grad_accum_steps = grad_accum_steps
         self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
@@ -151,6 +169,7 @@ class TrainLoader:
             rank=rank,
             num_ranks=num_ranks,
             end_of_text=end_of_text,
+            plan=plan,
         )
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
@@ -257,8 +276,9 @@ def eval_batches(
         held = -(-min(batch_size * shares, count - first) // shares)
         start, end = first + index * held, min(first + batch_size * shares, count)
 
-        def start_of(row: int, end: int = end) -> int:
-            return row * windows // count * seq_len if row < end else last
+        def pieces_of(row: int, end: int = end) -> Pieces:
+            start = row * windows // count * seq_len if row < end else last
+            return [(start, min(start + seq_len, last) + 1)]
 
         numbers = range(start, start + held)
         yield objective.collate(
@@ -266,7 +286,7 @@ def eval_batches(
                 store=store,
                 seq_len=seq_len,
                 numbers=numbers,
-                start_of=start_of,
+                pieces_of=pieces_of,
                 end_of_text=end_of_text,
             )
         )

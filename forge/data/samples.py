@@ -9,55 +9,58 @@ import numpy as np
 
 from forge.data.store import TokenStore
 
+Pieces = Sequence[tuple[int, int]]
+"""Of a split: the number of the first token, and of the one behind the last."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Sample:
-    """A window of a split, read when asked for. number: among the samples of a run, or of an
-    evaluation, on any number of ranks the same.
+    """A window of a split, or pieces of it one behind the other, read when asked for. number: among
+    the samples of a run, or of an evaluation, on any number of ranks the same.
     """
 
     store: TokenStore
     number: int
-    start: int
-    stop: int
+    pieces: Pieces
 
     @property
     def tokens(self) -> np.ndarray:
-        """Unsigned integers [seq_len + 1]; at the end of a split fewer. A single one has no target:
-        such samples fill up the share of a rank that has fewer than others.
+        """Unsigned integers [seq_len + 1], or fewer: at the end of a split, and of pieces. A single
+        one has no target: such samples fill up the share of a rank that has fewer than others.
         """
-        return self.store.read(self.start, self.stop)
+        return self._read(self.store)
 
     @property
     def counted(self) -> np.ndarray | None:
         """Whether each of the tokens counts as a target, 0 or 1; None where all do."""
         counted = self.store.counted
-        return None if counted is None else counted.read(self.start, self.stop)
+        return None if counted is None else self._read(counted)
+
+    def _read(self, store: TokenStore) -> np.ndarray:
+        parts = [store.read(start, stop) for start, stop in self.pieces]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
     """Some samples in order, each found when it is its turn: those of all ranks are many.
 
-    start_of: the first token of a sample, by its number. end_of_text: the token that ends a
+    pieces_of: what a sample is made of, by its number. end_of_text: the token that ends a
     document, where documents are to be kept apart; null = a sample is one text.
     """
 
     store: TokenStore
     seq_len: int
     numbers: Sequence[int]
-    start_of: Callable[[int], int]
+    pieces_of: Callable[[int], Pieces]
     end_of_text: int | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[Sample]:
-        end = len(self.store)
         for number in self.numbers:
-            start = self.start_of(number)
-            stop = min(start + self.seq_len + 1, end)
-            yield Sample(store=self.store, number=number, start=start, stop=stop)
+            yield Sample(store=self.store, number=number, pieces=self.pieces_of(number))
 
     @property
     def masked(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from forge.build import build
 from forge.config.eval_sets import data_of
 from forge.config.root import Config
 from forge.config.rule import Derived
-from forge.data.loader import TrainLoader, count_windows
+from forge.data.loader import TrainLoader, count_samples
+from forge.data.packing import Plan, plan
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.store import TokenStore
+from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.resolve.derivations import fit_epochs
@@ -53,7 +55,14 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     derived = {one["key"]: one for one in read_json(derived_file(run_dir))}
     fitted = copy.deepcopy(config)
     fitted.thaw()
-    found = fit_epochs(fitted, count_windows(prepared.train, config.train.seq_len), derived)
+    packed = plan_of(config, prepared.train, prepared.tokenizer)
+    samples = count_samples(prepared.train, config.train.seq_len, packed)
+    if packed is not None:
+        say(
+            f"data: {len(packed.pieces):,} pieces of documents in {samples:,} sequences, which are "
+            f"{packed.filled(config.train.seq_len):.1%} full   (data.packing={config.data.packing})"
+        )
+    found = fit_epochs(fitted, samples, derived)
     for one in found:
         say(f"{one.key} = {one.value}   ({one.why})")
     if not config.eval.sample_prompts:
@@ -78,6 +87,7 @@ def train_loader(
 ) -> TrainLoader:
     """This rank's part of every batch."""
     train, data = config.train, config.data
+    tokenizer: Any = objective.tokenizer
     return TrainLoader(
         store,
         objective,
@@ -92,7 +102,21 @@ def train_loader(
         prefetch_factor=data.prefetch_factor,
         overfit_batches=data.overfit_batches,
         end_of_text=end_of_text(config, objective),
+        plan=plan_of(config, store, tokenizer),
     )
+
+
+def plan_of(config: Config, store: TokenStore, tokenizer: Tokenizer) -> Plan | None:
+    """Which documents share a sequence; None where they are cut at every seq_len."""
+    data, most = config.data, max(config.data.max_segments_per_seq, 0)
+    if data.packing == "concat_then_split" and not most:
+        return None
+    return _planned(store, tokenizer.eos_id, config.train.seq_len, data.packing, most)
+
+
+@lru_cache(maxsize=1)  # both the number of samples and the loader need it
+def _planned(store: TokenStore, end: int, seq_len: int, policy: str, most: int) -> Plan:
+    return plan(store, end_of_text=end, seq_len=seq_len, policy=policy, max_segments=most)
 
 
 def end_of_text(config: Config, objective: Objective) -> int | None:

@@ -34,8 +34,8 @@ IDENTITY = {
     "": "seed",
     "checkpoint": "dir exclude_from_loading init_from",
     "data": "_target_ dtype file_pattern hf_data_dir hf_data_files hf_dataset_config "
-    "hf_dataset_name hf_dataset_split hf_dataset_text_field overfit_batches pack_sequences "
-    "path prompt_field response_field seed text_field tokens val_fraction",
+    "hf_dataset_name hf_dataset_split hf_dataset_text_field max_segments_per_seq overfit_batches "
+    "pack_sequences packing path prompt_field response_field seed text_field tokens val_fraction",
     "train": "global_batch_size global_batch_tokens grad_clip_norm max_steps seq_len",
 }
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "scheduler", "tokenizer"}

@@ -35,3 +35,16 @@ def pack_kernel(data: Data, model: Decoder) -> Findings:
     """
     if data.pack_sequences and model.sdpa_backend in WITHOUT_MASK:
         yield "model.sdpa_backend", "model.sdpa_backend=auto"
+
+
+@rule("data.packing", "data.packing", "data.max_segments_per_seq", OPTION)
+def packing(data: Data) -> Findings:
+    """Which documents share a sequence is planned only where they are kept apart: with
+    data.pack_sequences.
+    """
+    if data.pack_sequences:
+        return
+    if data.packing != "concat_then_split":
+        yield "data.packing", f"{OPTION}=true"
+    elif data.max_segments_per_seq > 0:
+        yield "data.max_segments_per_seq", f"{OPTION}=true"

@@ -106,11 +106,11 @@ def _summary(out: Path, manifest: dict[str, Any]) -> str:
             f"  {name:<5}  {split['tokens']:,} tokens, {documents}, {split['bytes']:,} bytes"
         )
     left_out = {
-        "empty documents": read["empty"],
-        "documents that came before": read["duplicates"],
-        "files without text": read["files_without_text"],
+        ("empty document", ""): read["empty"],
+        ("document that came before", "documents that came before"): read["duplicates"],
+        ("file without text", "files without text"): read["files_without_text"],
     }
-    named = ", ".join(f"{number:,} {what}" for what, number in left_out.items() if number)
+    named = ", ".join(counted(number, *noun) for noun, number in left_out.items() if number)
     more = f" ({read['duplicate_bytes']:,} bytes)" if read["duplicates"] else ""
     rows.append(f"  left out: {named or 'nothing'}{more}")
     rows.append(

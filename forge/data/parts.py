@@ -18,7 +18,7 @@ from forge.data.split import Piece, Split, pieces
 from forge.data.tokenizer import Tokenizer
 from forge.rundir.files import sync
 
-TOKENIZER, DOCUMENTS = "tokenizer", "documents.bin"
+TOKENIZER, DOCUMENTS = "tokenizer", "documents.i64"
 OFFSET = np.dtype("<i8")
 
 

@@ -199,6 +199,8 @@ def _make_parts(
                 if len(running) > 2 * processes:
                     collect(wait(running, return_when=FIRST_COMPLETED).done)
         collect(wait(running).done)
+    if done < split.n_bytes:  # what was left out is done too
+        progress("tokenise", split.n_bytes, split.n_bytes, tokens)
 
 
 @contextmanager

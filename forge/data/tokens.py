@@ -102,13 +102,13 @@ def shards(section: Shards) -> TokenSource:
     def splits(tokenizer: Tokenizer, val_fraction: float) -> Splits:
         root = Path(section.path)
         if section.is_prepared:
-            stores = [_indexed(root / name, tokenizer) for name in ("train", "val")]
+            stores = [_indexed(root / name, section, tokenizer) for name in ("train", "val")]
             if val_fraction < 1:
                 return stores[0], stores[1]
             what = f"it has the splits of forge.prepare. Name one of them, {section.path}/val."
             raise ValueError(f"data.path = {section.path}: {what}")
         if section.is_indexed:
-            return _cut(section.path, _indexed(root, tokenizer), val_fraction)
+            return _cut(section.path, _indexed(root, section, tokenizer), val_fraction)
         found = [token_file(path, section.dtype) for path in files]
         store = FileStore(found, n_ids=tokenizer.vocab_size)
         store.verify()
@@ -117,7 +117,7 @@ def shards(section: Shards) -> TokenSource:
     return TokenSource(source=section.path, n_files=len(files), splits=splits)
 
 
-def _indexed(directory: Path, tokenizer: Tokenizer) -> IndexedStore:
+def _indexed(directory: Path, section: Shards, tokenizer: Tokenizer) -> IndexedStore:
     """A store that forge wrote, if it is in the tokens of this tokenizer."""
     try:
         store = IndexedStore(directory)
@@ -128,6 +128,9 @@ def _indexed(directory: Path, tokenizer: Tokenizer) -> IndexedStore:
             theirs = Tokenizer.load(beside).fingerprint
     except BrokenStore as error:
         raise ValueError(f"data.path = {directory}: {error}. Prepare it again.") from error
+    if section.dtype not in (None, np.dtype(store.index.dtype).name):
+        what = f"has tokens of {np.dtype(store.index.dtype)}, and data.dtype={section.dtype}"
+        raise bad(directory, what, "Leave data.dtype out: its index.json says it")
     if theirs not in ("", tokenizer.fingerprint):
         what = "these shards were made with another tokenizer"
         its = f": tokenizer=file tokenizer.path={beside}" if beside.is_dir() else ""

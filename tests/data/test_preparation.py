@@ -78,7 +78,7 @@ def test_shards_are_what_a_plain_loop_makes(tmp_path: Path, data: Text) -> None:
     seen = []
     for split in ("train", "val"):
         ids = tokens(tmp_path / "out", split)
-        offsets = np.fromfile(tmp_path / "out" / split / "documents.bin", "<i8").tolist()
+        offsets = np.fromfile(tmp_path / "out" / split / "documents.i64", "<i8").tolist()
         assert (offsets[0], offsets[-1]) == (0, len(ids))
         here = [ids[a:b] for a, b in itertools.pairwise(offsets)]
         texts = [plain.decode(each[:-1]) for each in here]
@@ -108,6 +108,7 @@ def test_they_are_trained_on_as_those_of_the_cache(tmp_path: Path, data: Text) -
         cached = prepare(each, BPE(vocab_size=300), build=build_section)
         own = TokenizerFile(path=str(out / "tokenizer" / "tokenizer.json"))
         read = prepare(Shards(path=str(out)), own, build=build_section)
+        assert read.manifest["files"] == len(list(out.glob("*/0*.bin")))
         for split in ("train", "val"):
             one, other = getattr(cached, split), getattr(read, split)
             assert one.read(0, len(one)).tolist() == other.read(0, len(other)).tolist()
@@ -315,8 +316,8 @@ DAMAGES: dict[str, tuple[Any, str]] = {
         "train: 00000.bin has the token 65535 of 300 ids",
     ),
     "offsets": (
-        lambda out: overwrite(out / "val/documents.bin", 8, b"\x01\x00"),
-        "val: documents.bin does not have the places where documents end",
+        lambda out: overwrite(out / "val/documents.i64", 8, b"\x01\x00"),
+        "val: documents.i64 does not have the places where documents end",
     ),
     "index": (
         lambda out: overwrite(out / "train/index.json", 30, b"7"),
@@ -350,7 +351,7 @@ OUT, of DIR/docs.jsonl
   read   4 documents of 1 file
   train  TRAIN
   val    VAL
-  left out: 1 empty documents, 1 documents that came before (210 bytes)
+  left out: 1 empty document, 1 document that came before (210 bytes)
   train on it: data=shards data.path=OUT tokenizer=file tokenizer.path=OUT/tokenizer
 """
 
@@ -368,8 +369,10 @@ def test_the_verb_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixtur
         SUMMARY.replace("TRAIN", a).replace("VAL", b),
         SUMMARY.replace("TRAIN", b).replace("VAL", a),
     )
-    stages = [line.partition(":")[0] for line in shown.err.splitlines()]
-    assert stages == ["read the corpus", "make the tokenizer", "tokenise", "tokenise"]
+    lines = shown.err.splitlines()
+    stages = dict.fromkeys(line.partition(":")[0] for line in lines)
+    assert list(stages) == ["read the corpus", "make the tokenizer", "tokenise"]
+    assert lines[-1].startswith("tokenise: 100.0%, 512 tokens, ")
 
 
 @pytest.mark.parametrize(

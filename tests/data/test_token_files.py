@@ -126,6 +126,11 @@ def test_what_forge_wrote_is_read_by_its_index(tmp_path: Path) -> None:
     of_forge(tmp_path / "x", IDS)
     assert all_of(opened(tmp_path / "d")) == IDS
     assert all_of(opened(tmp_path / "d", file_pattern="0000[01].bin")) == IDS[:8]
+    assert all_of(opened(tmp_path / "d", dtype="uint16")) == IDS
+    assert refusal(tmp_path / "d", dtype="int32") == (
+        "data.path: DIR has tokens of uint16, and data.dtype=int32. "
+        "Leave data.dtype out: its index.json says it."
+    )
     (tmp_path / "d" / "00001.bin").write_bytes(b"abc")
     said = "data.path = DIR: d/00001.bin has 3 bytes instead of 8. Prepare it again."
     assert refusal(tmp_path / "d") == said

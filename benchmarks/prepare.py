@@ -1,0 +1,116 @@
+"""forge.prepare against datasets.map with the same tokenizer on the same file: tokens a second from
+the shell to the end, and the memory of a corpus and of one eight times as large.
+
+    python benchmarks/prepare.py > benchmarks/results/prepare.md
+
+The file has the sources of the Python standard library, one a row. forge reads it three times
+(hash, split, tokens) and writes shards with offsets and counts; datasets reads it into Arrow and
+writes Arrow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import datasets
+import tokenizers
+
+from forge.config.data import PythonSource
+from forge.data.corpus import python_source
+
+MAP = """
+import sys, datasets, tokenizers
+file, tokenizer, cache, processes = sys.argv[1:]
+known = tokenizers.Tokenizer.from_file(tokenizer)
+def encode(rows):
+    return {"ids": [e.ids for e in known.encode_batch(rows["text"], add_special_tokens=False)]}
+rows = datasets.load_dataset("json", data_files=file, split="train", cache_dir=cache)
+rows.map(encode, batched=True, num_proc=int(processes), remove_columns=["text"])
+"""
+TIMES = 3
+
+
+def measured(command: list[str], folder: str) -> tuple[float, float]:
+    """(seconds, MiB of the largest process) of a command."""
+    program = (
+        "import resource, subprocess, sys, time; begin = time.time();"
+        "subprocess.run(sys.argv[1:], check=True, stdout=2);"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss;"
+        "print(time.time() - begin, used / 1024)"
+    )
+    environment = {**os.environ, "FORGE_CACHE": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command],
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+    seconds, used = done.stdout.split()[-2:]
+    return float(seconds), float(used)
+
+
+def forge(out: str, file: Path, tokenizer: str, processes: int) -> list[str]:
+    words = [sys.executable, "-m", "forge.prepare", out, "--processes", str(processes)]
+    return [*words, "data=text", f"data.path={file}", *tokenizer.split(), "run.device=cpu"]
+
+
+def write(file: Path, copies: int) -> None:
+    """The rows, a number before each, so that no copy is like another."""
+    with file.open("w") as output:
+        for copy in range(copies):
+            for document in python_source(PythonSource()).documents():
+                output.write(json.dumps({"text": f"# {copy}\n" + "".join(document)}) + "\n")
+
+
+def main() -> None:
+    cores = len(os.sched_getaffinity(0))
+    versions = f"datasets {datasets.__version__}, tokenizers {tokenizers.__version__}"
+    print(f"`python {' '.join(sys.argv)}`, {versions}, {cores} cores.\n")
+    print("| what | text | seconds | tokens a second | largest process |")
+    print("| --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        one, eight = Path(folder, "one.jsonl"), Path(folder, "eight.jsonl")
+        write(one, 1)
+        write(eight, 8)
+        trained = forge(f"{folder}/trained", one, "tokenizer.vocab_size=4096", cores)
+        measured(trained, folder)
+        own = f"tokenizer=file tokenizer.path={folder}/trained/tokenizer/tokenizer.json"
+        manifest = json.loads(Path(folder, "trained", "manifest.json").read_text())["manifest"]
+        tokens = sum(split["tokens"] for split in manifest["splits"].values())
+
+        def rows(file: Path, copies: int, times: int) -> None:
+            """A line for each way; they take turns, so that whatever else runs slows all."""
+            taken: dict[str, list[tuple[float, float]]] = {}
+            for turn in range(times):
+                out = f"{folder}/{copies}_{turn}"
+                words = [str(file), own.rpartition("=")[2], f"{out}_map", str(cores)]
+                ways = {
+                    f"forge.prepare, {cores} processes": forge(out, file, own, cores),
+                    "forge.prepare, one process with threads": forge(f"{out}_1", file, own, 1),
+                    f"datasets.map, num_proc={cores}": [sys.executable, "-c", MAP, *words],
+                }
+                for name, command in ways.items():
+                    taken.setdefault(name, []).append(measured(command, folder))
+            for name, found in taken.items():
+                seconds = statistics.median(each for each, _ in found)
+                size = f"{file.stat().st_size / 1e6:.1f} MB"
+                speed = f"{copies * tokens / seconds / 1e6:.2f} M"
+                used = max(mib for _, mib in found)
+                print(f"| {name} | {size} | {seconds:.1f} | {speed} | {used:.0f} MiB |", flush=True)
+
+        rows(one, 1, TIMES)
+        rows(eight, 8, 1)
+    load = os.getloadavg()[1]
+    print(f"\nLoad of the machine in the last five minutes, with all that ran beside: {load:.1f}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -18,6 +18,7 @@ class Data(Section):
     # a text to continue that fits the corpus; empty = the beginning of a validation document
     prompt = ""
     tokenized = False  # whether it is tokens already, so that no tokenizer can learn from it
+    mixes = False  # whether it is several corpora
     _target_: str = MISSING
     val_fraction: float = opt(
         0.05, "share of documents held out for validation, chosen by a hash", gt=0, lt=1
@@ -57,6 +58,15 @@ class PythonSource(Data):
     schema_name = "python"
     prompt = "def"
     _target_: str = "forge.data.corpus.python_source"
+
+
+@dataclass(kw_only=True)
+class PythonDocs(Data):
+    """English of the Python standard library on this machine: its help topics and docstrings."""
+
+    schema_name = "python_docs"
+    prompt = "The"
+    _target_: str = "forge.data.corpus.python_docs"
 
 
 @dataclass(kw_only=True)

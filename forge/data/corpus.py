@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from forge.config.data import PythonSource, Text
+from forge.config.data import PythonDocs, PythonSource, Text
 from forge.data.fingerprint import fingerprint
+from forge.data.python_docs import read_docs
 from forge.data.reading import Document, kind, read_python, read_text
 from forge.data.rows import read_csv, read_json, read_jsonl, read_parquet
 
@@ -56,6 +57,15 @@ def python_source(section: PythonSource) -> Corpus:
         raise ValueError(f"{what} Use data=text data.path=... with text of your own.")
     name, reader = "python_source", "python"
     return Corpus(name=name, source=str(root), files=files, reader=reader, read=read_python)
+
+
+def python_docs(section: PythonDocs) -> Corpus:
+    """The help topics of `pydoc`, and the docstrings of the same .py files, of which each is a
+    document where it is longer than a line.
+    """
+    files = python_source(PythonSource()).files
+    name, source = "python_docs", sysconfig.get_paths()["stdlib"]
+    return Corpus(name=name, source=source, files=files, reader=name, read=read_docs)
 
 
 def text_files(section: Text) -> Corpus:

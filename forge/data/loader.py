@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from forge.data.order import SampleOrder
+from forge.data.mixture import Mixture, MixtureOrder
 from forge.data.packing import Plan
 from forge.data.samples import Pieces, Samples
 from forge.data.store import TokenStore
@@ -46,28 +46,46 @@ class Collates(Protocol):
     def count(self, samples: Samples, /) -> int: ...
 
 
-def count_windows(store: TokenStore, seq_len: int) -> int:
-    """Samples of an epoch: windows of seq_len + 1 tokens, seq_len apart. ValueError: none."""
-    n_windows = (len(store) - 1) // seq_len
-    if n_windows < 1:
-        raise ValueError(
-            f"train.seq_len = {seq_len}: the training split has {len(store):,} tokens, less than "
-            f"one sample of seq_len + 1. Set train.seq_len={max(len(store) - 1, 1)} or less, or "
-            "give more text."
-        )
-    return n_windows
+def count_samples(text: TokenStore | Mixture, seq_len: int) -> int:
+    """Samples of an epoch, in which a mixture has as many as all of its sources. ValueError: a
+    source has none.
+    """
+    return sum(_of_sources(Mixture.of(text), seq_len))
 
 
-def count_samples(store: TokenStore, seq_len: int, plan: Plan | None) -> int:
-    """Samples of an epoch: those of a plan, else windows. ValueError: none."""
-    if plan is None:
-        return count_windows(store, seq_len)
+def _of_sources(mixture: Mixture, seq_len: int) -> list[int]:
+    """Samples of each source: those of its plan, else windows of seq_len + 1 tokens, seq_len
+    apart.
+    """
+    return [
+        _planned(name, mixture.plans[name])
+        if name in mixture.plans
+        else _windows(name, store, seq_len)
+        for name, store in mixture.stores.items()
+    ]
+
+
+def _planned(name: str, plan: Plan) -> int:
     if not len(plan):
         raise ValueError(
-            "data.packing: no document of the training split has two tokens, so there is nothing "
-            "to predict. Give other text, or another tokenizer."
+            f"data.packing: no document of the training split{_of(name)} has two tokens, so there "
+            "is nothing to predict. Give other text, or another tokenizer."
         )
     return len(plan)
+
+
+def _windows(name: str, store: TokenStore, seq_len: int) -> int:
+    if len(store) <= seq_len:
+        raise ValueError(
+            f"train.seq_len = {seq_len}: the training split{_of(name)} has {len(store):,} tokens, "
+            f"less than one sample of seq_len + 1. Set train.seq_len={max(len(store) - 1, 1)} or "
+            "less, or give more text."
+        )
+    return (len(store) - 1) // seq_len
+
+
+def _of(name: str) -> str:
+    return f" of data.sources.{name}" if name else ""
 
 
 class _MicroBatches:
@@ -75,23 +93,22 @@ class _MicroBatches:
 
     def __init__(
         self,
-        store: TokenStore,
+        mixture: Mixture,
         objective: Collates,
         *,
         seq_len: int,
-        seed: int,
+        order: MixtureOrder,
         batch_size: int,
         repeat_samples: int,
         rank: int,
         num_ranks: int,
         end_of_text: int | None,
-        plan: Plan | None,
     ) -> None:
-        self.store, self.objective, self.seq_len = store, objective, seq_len
-        self.end_of_text, self.plan = end_of_text, plan
+        self.mixture, self.names = mixture, tuple(mixture.stores)
+        self.objective, self.seq_len, self.order = objective, seq_len, order
+        self.end_of_text = end_of_text
         self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
         self.repeat_samples = repeat_samples
-        self.order = SampleOrder(count_samples(store, seq_len, plan), seed=seed)
 
     def __getitem__(self, first_sample: int) -> tuple[Batch, int]:
         """The batch of this rank; and the number of targets of all ranks, which each finds by
@@ -102,22 +119,23 @@ class _MicroBatches:
         return self.objective.collate(own), self.objective.count(of_all)
 
     def _samples(self, first: int, number: int) -> Samples:
-        numbers = range(first, first + number)
         return Samples(
-            store=self.store,
             seq_len=self.seq_len,
-            numbers=numbers,
-            pieces_of=self._pieces,
+            numbers=range(first, first + number),
+            find=self._find,
+            masked=self.mixture.masked,
             end_of_text=self.end_of_text,
         )
 
-    def _pieces(self, sample: int) -> Pieces:
+    def _find(self, sample: int) -> tuple[TokenStore, Pieces]:
+        """The store of a sample, and what it is made of there."""
         sample = sample % self.repeat_samples if self.repeat_samples else sample
-        window = self.order.window(sample)
-        if self.plan is not None:
-            return self.plan.pieces_of(window)
-        start = window * self.seq_len
-        return [(start, start + self.seq_len + 1)]
+        source, number = self.order.find(sample)
+        name = self.names[source]
+        if name in self.mixture.plans:
+            return self.mixture.stores[name], self.mixture.plans[name].pieces_of(number)
+        start = number * self.seq_len
+        return self.mixture.stores[name], [(start, start + self.seq_len + 1)]
 
 
 class TrainLoader:
@@ -131,7 +149,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        store: TokenStore,
+        text: TokenStore | Mixture,
         objective: Collates,
         *,
         seq_len: int,
@@ -146,30 +164,32 @@ class TrainLoader:
         prefetch_factor: int = 2,
         overfit_batches: int = 0,
         end_of_text: int | None = None,
-        plan: Plan | None = None,
     ) -> None:
         """overfit_batches: read the first N global batches over and over; 0 = off. end_of_text: as
-        of `Samples`. plan: of samples; null = windows, seq_len apart.
+        of `Samples`.
 
-        ValueError: the split has no sample.
+        ValueError: the split, or that of a source, has no sample.
         """
         assert 0 <= rank < num_ranks, (rank, num_ranks)
         self.samples = start_sample
-        self.samples_per_epoch = count_samples(store, seq_len, plan)
+        mixture = Mixture.of(text)
+        samples = _of_sources(mixture, seq_len)
+        self.sources, self.samples_per_epoch = tuple(mixture.stores), sum(samples)
         self.samples_per_step = grad_accum_steps * num_ranks * batch_size
+        phases = [(one.start_step * self.samples_per_step, one.weights) for one in mixture.phases]
+        self.order = MixtureOrder(samples, phases or [(0, [1.0])], seed=seed)
         self._grad_accum_steps = grad_accum_steps
         self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
         self._dataset = _MicroBatches(
-            store,
+            mixture,
             objective,
             seq_len=seq_len,
-            seed=seed,
+            order=self.order,
             batch_size=batch_size,
             repeat_samples=overfit_batches * self.samples_per_step,
             rank=rank,
             num_ranks=num_ranks,
             end_of_text=end_of_text,
-            plan=plan,
         )
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
@@ -195,6 +215,12 @@ class TrainLoader:
             n_tokens=self._num_ranks * sum(batch["tokens"].numel() for batch in batches),
             n_targets=sum(count for _, count in read),
         )
+
+    def realised(self) -> dict[str, int]:
+        """How many of the samples handed out so far are of each source of a mixture, by name."""
+        if len(self.sources) == 1:
+            return {}
+        return dict(zip(self.sources, self.order.drawn(self.samples), strict=True))
 
     def state_dict(self) -> dict[str, int]:
         return {"samples": self.samples}
@@ -276,17 +302,16 @@ def eval_batches(
         held = -(-min(batch_size * shares, count - first) // shares)
         start, end = first + index * held, min(first + batch_size * shares, count)
 
-        def pieces_of(row: int, end: int = end) -> Pieces:
-            start = row * windows // count * seq_len if row < end else last
-            return [(start, min(start + seq_len, last) + 1)]
+        def find(row: int, end: int = end) -> tuple[TokenStore, Pieces]:
+            first = row * windows // count * seq_len if row < end else last
+            return store, [(first, min(first + seq_len + 1, last + 1))]
 
-        numbers = range(start, start + held)
         yield objective.collate(
             Samples(
-                store=store,
                 seq_len=seq_len,
-                numbers=numbers,
-                pieces_of=pieces_of,
+                numbers=range(start, start + held),
+                find=find,
+                masked=store.counted is not None,
                 end_of_text=end_of_text,
             )
         )

@@ -15,7 +15,7 @@ ROUNDS = 8
 BLOCK = 1024
 
 
-def permute(indices: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
+def permute(indices: np.ndarray, n: int, key: tuple[int | str, int]) -> np.ndarray:
     """Where the permutation of range(n) for `key` = (seed, epoch) sends `indices`: int64, any
     shape.
 
@@ -36,7 +36,7 @@ def _ceil_sqrt(n: int) -> int:
     return isqrt(n - 1) + 1
 
 
-def _round_keys(key: tuple[int, int]) -> np.ndarray:
+def _round_keys(key: tuple[int | str, int]) -> np.ndarray:
     seed, epoch = key
     text = f"{seed}/{epoch}".encode()
     digest = blake2b(text, digest_size=8 * ROUNDS, person=b"forge.order").digest()
@@ -59,7 +59,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 class SampleOrder:
     """Windows by sample number, for a reader that goes forward: permuted 1,024 at a time."""
 
-    def __init__(self, n_windows: int, *, seed: int) -> None:
+    def __init__(self, n_windows: int, *, seed: int | str) -> None:
         self.n_windows = n_windows
         self.seed = seed
         self._block: tuple[int, int] | None = None

@@ -30,6 +30,7 @@ from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS
 from forge.data.fingerprint import hash_file
 from forge.data.manifest import MANIFEST_FILE, read_manifest, write_manifest
+from forge.data.mixed import Mixed
 from forge.data.parts import DOCUMENTS, OFFSET, TOKENIZER, Tally, encode_part, parts_of
 from forge.data.prepare import Build, facts_of, fingerprint_of, identity_of
 from forge.data.shards import (
@@ -85,7 +86,10 @@ def prepare_shards(
     processes: 1 = this one alone, with the threads of the tokenizers library. ValueError: no text,
     bad text, no tokenizer, OUT holds something else or cannot be written.
     """
-    corpus: Corpus | TokenSource = build(data, path="data")
+    corpus: Corpus | TokenSource | Mixed = build(data, path="data")
+    if isinstance(corpus, Mixed):
+        what = "shards are of one corpus, and this mixes several"
+        raise ValueError(f"data: {what}. Prepare each by itself; data=mix mixes shards too.")
     if isinstance(corpus, TokenSource):
         raise ValueError("data: these are tokens already. Train on them as they are.")
     progress("read the corpus", 0, 0, 0)
@@ -158,7 +162,7 @@ def _planned(order: Order, build: Build, progress: Progress) -> Split:
     order.parts.mkdir(parents=True)
     split = split_corpus(order.corpus, order.val_fraction)
     progress("make the tokenizer", 0, split.n_bytes, 0)
-    text = TrainingText(split=split)
+    text = TrainingText(splits=(split,))
     tokenizer: Tokenizer = build(order.tokenizer, path="tokenizer", text=text)
     tokenizer.save(order.parts / TOKENIZER)
     how = {name: getattr(split, name) for name in ("unit", "threshold", "n_bytes")}

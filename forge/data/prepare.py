@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from forge.data.cache import cache_root, explained, one_builder, replacing
 from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
 from forge.data.fingerprint import hash_file, hash_json
+from forge.data.joined import Joined
 from forge.data.manifest import read_manifest, write_manifest
+from forge.data.mixed import Mixed
+from forge.data.mixture import Mixture
 from forge.data.reading import BadFile
 from forge.data.shards import COUNTED, FORMAT, INDEX_FILE, BrokenStore, IndexedStore
 from forge.data.split import TrainingText, split_corpus
@@ -27,6 +31,7 @@ from forge.data.tokens import NoText, TokenSource
 
 log = logging.getLogger(__name__)
 
+TOKENIZER_FILES = (f"tokenizer/{TOKENIZER_FILE}", f"tokenizer/{CONFIG_FILE}")
 Build = Callable[..., Any]
 Progress = Callable[[str, float], None]
 
@@ -36,7 +41,7 @@ class Prepared:
     """A tokenizer and the text in its tokens. sets: what is evaluated besides, by name."""
 
     tokenizer: Tokenizer
-    train: TokenStore
+    train: TokenStore | Mixture
     val: TokenStore
     manifest: dict[str, Any]
     sets: dict[str, TokenStore] = field(default_factory=dict)
@@ -56,10 +61,12 @@ def prepare(
     of processes may call this at once: one does the work. ValueError, naming the key: no text, bad
     text, no tokenizer, or a cache that cannot be written.
     """
-    corpus: Corpus | TokenSource = build(data, path="data")
+    corpus: Corpus | TokenSource | Mixed = build(data, path="data")
     if isinstance(corpus, TokenSource):
         return _in_place(corpus, data, tokenizer, build)
     root = cache_root(data.cache_dir)
+    if isinstance(corpus, Mixed):
+        return _prepare_mixed(corpus, tokenizer, root, build=build, progress=progress)
     with explained(root):
         identity = {
             "format": FORMAT,
@@ -87,13 +94,95 @@ def with_sets(
     """The same with evaluation sets in its tokens. ValueError, naming the set: as for `prepare`."""
     found = {}
     for name, section in sections.items():
-        try:
+        with _named(f"eval.sets.{name}"):
             found[name] = prepare(section, prepared.tokenizer, build=build, progress=progress)
-        except ValueError as error:
-            raise ValueError(f"eval.sets.{name}: {error}") from error
     sets = {name: one.val for name, one in found.items()}
     more = {"eval_sets": {name: one.manifest for name, one in found.items()}} if found else {}
-    return replace(prepared, sets=sets, manifest=prepared.manifest | more)
+    return replace(prepared, sets=prepared.sets | sets, manifest=prepared.manifest | more)
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    """What is wrong with the text of an entry names its key."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _prepare_mixed(
+    mixed: Mixed,
+    tokenizer: TokenizerSection | Tokenizer,
+    root: Path,
+    *,
+    build: Build,
+    progress: Progress,
+) -> Prepared:
+    """Each source by itself, in the tokens of one tokenizer; their validation splits are sets."""
+    if not isinstance(tokenizer, Tokenizer):
+        with explained(root):
+            tokenizer = _shared_tokenizer(mixed, tokenizer, root, build)
+    parts = {}
+    for name, section in mixed.sections.items():
+        with _named(f"data.sources.{name}"):
+            parts[name] = prepare(section, tokenizer, build=build, progress=progress)
+    stores: Any = {name: one.train for name, one in parts.items()}
+    manifests = {name: one.manifest for name, one in parts.items()}
+    trained = [manifest["splits"]["train"]["sha256"] for manifest in manifests.values()]
+    vals: Any = {name: one.val for name, one in parts.items()}
+    return Prepared(
+        tokenizer=tokenizer,
+        train=Mixture(stores=stores, phases=mixed.phases),
+        val=Joined(tuple(vals.values())),
+        manifest={
+            "sources": manifests,
+            "tokenizer": next(iter(manifests.values()))["tokenizer"],
+            "splits": {"train": {"sha256": hash_json(trained)}},
+        },
+        sets=vals,
+    )
+
+
+def _shared_tokenizer(
+    mixed: Mixed, section: TokenizerSection, root: Path, build: Build
+) -> Tokenizer:
+    """A tokenizer of the text of all sources, from the cache or made now."""
+    corpora: dict[str, Corpus] = {}
+    identity: dict[str, Any] = {"format": FORMAT, "tokenizer": identity_of(section), "corpora": []}
+    for name, part in mixed.sections.items():
+        if part.tokenized:
+            continue
+        with _named(f"data.sources.{name}"):
+            corpora[name] = build(part, path="data")
+            found = fingerprint_of(corpora[name], root / "fingerprints", part.val_fraction)
+            identity["corpora"].append([found, part.val_fraction])
+    entry = root / "tokenizers" / hash_json(identity)[:16]
+    if (made := _open_tokenizer(entry)) is not None:
+        return made
+    with one_builder(entry):
+        if (made := _open_tokenizer(entry)) is None:
+            splits = []
+            for name, corpus in corpora.items():
+                with _named(f"data.sources.{name}"):
+                    splits.append(split_corpus(corpus, mixed.sections[name].val_fraction))
+            text = TrainingText(splits=tuple(splits)) if splits else NoText()
+            made = build(section, path="tokenizer", text=text)
+            with replacing(entry) as directory:
+                made.save(directory / "tokenizer")
+                files = {name: hash_file(directory / name) for name in TOKENIZER_FILES}
+                write_manifest(directory, {"identity": identity, "sha256": files})
+    return made
+
+
+def _open_tokenizer(entry: Path) -> Tokenizer | None:
+    if not entry.exists():
+        return None
+    try:
+        read_manifest(entry)
+        return Tokenizer.load(entry / "tokenizer")
+    except BrokenStore as error:
+        log.warning("the tokenizer in %s is damaged and is made anew: %s", entry, error)
+        return None
 
 
 def fingerprint_of(corpus: Corpus, memo: Path, val_fraction: float) -> str:
@@ -176,7 +265,7 @@ def _make(
     tokenizer: Tokenizer = (
         section
         if isinstance(section, Tokenizer)
-        else build(section, path="tokenizer", text=TrainingText(split=split))
+        else build(section, path="tokenizer", text=TrainingText(splits=(split,)))
     )
     trained = time.perf_counter()
     tokenizer.save(directory / "tokenizer")
@@ -190,7 +279,7 @@ def _make(
     text = f"{split.n_bytes / 1e6:.1f} MB, tokenizer in {trained - started:.1f} s"
     speed = f"{n_tokens:,} tokens in {seconds:.1f} s ({n_tokens / 1e6 / seconds:.2f} M/s)"
     log.info("prepared %s: %s, %s", corpus.source, text, speed)
-    files = [f"tokenizer/{name}" for name in (TOKENIZER_FILE, CONFIG_FILE)]
+    files = [*TOKENIZER_FILES]
     folders = [Path(name) for name in SPLITS]
     folders += [folder / COUNTED for folder in folders if corpus.masked]
     files += [str(folder / INDEX_FILE) for folder in folders]

@@ -45,14 +45,15 @@ class Sample:
 class Samples:
     """Some samples in order, each found when it is its turn: those of all ranks are many.
 
-    pieces_of: what a sample is made of, by its number. end_of_text: the token that ends a
-    document, where documents are to be kept apart; null = a sample is one text.
+    find: the store of a sample and what it is made of there, by its number. masked: whether some
+    tokens do not count as targets. end_of_text: the token that ends a document, where documents are
+    to be kept apart; null = a sample is one text.
     """
 
-    store: TokenStore
     seq_len: int
     numbers: Sequence[int]
-    pieces_of: Callable[[int], Pieces]
+    find: Callable[[int], tuple[TokenStore, Pieces]]
+    masked: bool
     end_of_text: int | None = None
 
     def __len__(self) -> int:
@@ -60,9 +61,5 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         for number in self.numbers:
-            yield Sample(store=self.store, number=number, pieces=self.pieces_of(number))
-
-    @property
-    def masked(self) -> bool:
-        """Whether some tokens do not count as targets."""
-        return self.store.counted is not None
+            store, pieces = self.find(number)
+            yield Sample(store=store, number=number, pieces=pieces)

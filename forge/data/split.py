@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from forge.data.corpus import Corpus
 from forge.data.reading import BadFile, Document, Pair, all_of
@@ -52,13 +53,15 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingText:
-    split: Split
+    """What a tokenizer is made of: the training text of all corpora of a run."""
+
+    splits: tuple[Split, ...]
 
     def sample(self, max_bytes: int) -> Iterator[str]:
         """All pieces, or an even sample of them of at most `max_bytes` in all."""
-        share = min(1.0, max_bytes / self.split.n_bytes)
+        share = min(1.0, max_bytes / sum(split.n_bytes for split in self.splits))
         seen = kept = 0
-        for piece, is_validation in self.split.pieces():
+        for piece, is_validation in chain.from_iterable(s.pieces() for s in self.splits):
             seen += piece.n_bytes
             if not is_validation and kept + piece.n_bytes <= share * seen:
                 kept += piece.n_bytes

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 
 import torch
+
+from forge.config.data import Data
+from forge.config.mixture import Mix
 
 
 class LearningRate:
@@ -22,3 +26,12 @@ class LearningRate:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * group.get("schedule", self.schedule)(number)
         return self.optimizer.param_groups[0]["lr"]
+
+
+def scaled(schedule: Callable[[int], float], data: Data) -> Callable[[int], float]:
+    """A schedule times the `lr_scale` of the phase of a mixture that an update is in."""
+    phases = data.schedule() if isinstance(data, Mix) else ()
+    if all(phase.lr_scale == 1 for phase in phases):
+        return schedule
+    starts = [phase.start_step for phase in phases]
+    return lambda step: schedule(step) * phases[bisect_right(starts, step) - 1].lr_scale

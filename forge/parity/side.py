@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from forge.config.root import Config
+from forge.data.mixture import Mixture
 from forge.data.store import TokenStore
 from forge.data.tokenizer import Tokenizer
 from forge.parallel.gather import Tensors, gather
@@ -49,7 +50,7 @@ class Record:
 def measure(
     config: Config,
     ranks: Ranks,
-    store: TokenStore,
+    text: TokenStore | Mixture,
     *,
     dtype: torch.dtype,
     steps: int = 5,
@@ -76,7 +77,7 @@ def measure(
         ranks=ranks,
         reduce_each=config.parallel.reduce_gradients == "micro_batch",
     )
-    loader = train_loader(config, store, objective, ranks, device)
+    loader = train_loader(config, text, objective, ranks, device)
     record = Record(before=gather(model.named_parameters(), ranks).tensors)
     for number, step in zip(range(steps), loader, strict=False):
         output = update.gradients(step, number)

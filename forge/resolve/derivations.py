@@ -7,12 +7,14 @@ import os
 from collections.abc import Collection, Iterator
 
 from forge.config import schemas
+from forge.config.data import Data
 from forge.config.eval import Eval
-from forge.config.eval_sets import NAME, options_of, schema_of
 from forge.config.launch import Slurm
+from forge.config.mixture import Mix
 from forge.config.model import Decoder, Model
 from forge.config.precision import Precision
 from forge.config.problems import Problem
+from forge.config.reading import NAME, options_of, schema_of
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, walk
 from forge.config.run import Run
@@ -110,18 +112,22 @@ def paths(config: Config) -> Iterator[Derived]:
             yield Derived(key, absolute, why)
 
 
-@derivation("eval.sets", writes=("eval.sets",))
-def set_paths(config: Config, eval: Eval) -> Iterator[Derived]:
-    """So do those of the evaluation sets."""
-    for name, entry in eval.sets.items():
-        known = isinstance(entry, dict) and NAME.fullmatch(name) and schema_of(config, entry)
+@derivation("eval.sets", "data.sources", writes=("eval.sets", "data.sources"))
+def paths_of_entries(config: Config, data: Data, eval: Eval) -> Iterator[Derived]:
+    """So do those of evaluation sets and of the sources of a mixture."""
+    entries = {f"eval.sets.{name}": entry for name, entry in eval.sets.items()}
+    if isinstance(data, Mix):
+        entries |= {f"data.sources.{name}": entry for name, entry in data.sources.items()}
+    for key, entry in entries.items():
+        named = isinstance(entry, dict) and NAME.fullmatch(key.split(".", 2)[2])
+        known = named and schema_of(data, entry)
         for option, field in options_of(known).items() if known else ():
             path = entry.get(option)
             if path and isinstance(path, str) and field.metadata.get("path"):
                 absolute = os.path.abspath(os.path.expanduser(path))
                 if absolute != path:
                     why = "from where the command was typed"
-                    yield Derived(f"eval.sets.{name}.{option}", absolute, why)
+                    yield Derived(f"{key}.{option}", absolute, why)
 
 
 @derivation(
@@ -175,7 +181,7 @@ DERIVATIONS = (
     job,
     objective,
     paths,
-    set_paths,
+    paths_of_entries,
     vocabulary,
     home,
     auto,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict
-from functools import cache, lru_cache, partial
+from dataclasses import asdict, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from forge.config.eval_sets import data_of
 from forge.config.root import Config
 from forge.config.rule import Derived
 from forge.data.loader import TrainLoader, count_samples
+from forge.data.mixture import Mixture
 from forge.data.packing import Plan, plan
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.store import TokenStore
@@ -55,14 +56,14 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     derived = {one["key"]: one for one in read_json(derived_file(run_dir))}
     fitted = copy.deepcopy(config)
     fitted.thaw()
-    packed = plan_of(config, prepared.train, prepared.tokenizer)
-    samples = count_samples(prepared.train, config.train.seq_len, packed)
-    if packed is not None:
+    text = planned(config, prepared.train, prepared.tokenizer)
+    for name, one in text.plans.items():
+        pieces, full = len(one.pieces), one.filled(config.train.seq_len)
         say(
-            f"data: {len(packed.pieces):,} pieces of documents in {samples:,} sequences, which are "
-            f"{packed.filled(config.train.seq_len):.1%} full   (data.packing={config.data.packing})"
+            f"data: {pieces:,} pieces of documents{f' of {name}' if name else ''} in {len(one):,} "
+            f"sequences, which are {full:.1%} full   (data.packing={config.data.packing})"
         )
-    found = fit_epochs(fitted, samples, derived)
+    found = fit_epochs(fitted, count_samples(text, config.train.seq_len), derived)
     for one in found:
         say(f"{one.key} = {one.value}   ({one.why})")
     if not config.eval.sample_prompts:
@@ -83,13 +84,17 @@ def derived_file(run_dir: Path) -> Path:
 
 
 def train_loader(
-    config: Config, store: TokenStore, objective: Objective, ranks: Ranks, device: torch.device
+    config: Config,
+    text: TokenStore | Mixture,
+    objective: Objective,
+    ranks: Ranks,
+    device: torch.device,
 ) -> TrainLoader:
     """This rank's part of every batch."""
     train, data = config.train, config.data
     tokenizer: Any = objective.tokenizer
     return TrainLoader(
-        store,
+        planned(config, text, tokenizer),
         objective,
         seq_len=train.seq_len,
         seed=config.seed,
@@ -102,20 +107,24 @@ def train_loader(
         prefetch_factor=data.prefetch_factor,
         overfit_batches=data.overfit_batches,
         end_of_text=end_of_text(config, objective),
-        plan=plan_of(config, store, tokenizer),
     )
 
 
-def plan_of(config: Config, store: TokenStore, tokenizer: Tokenizer) -> Plan | None:
-    """Which documents share a sequence; None where they are cut at every seq_len."""
-    data, most = config.data, max(config.data.max_segments_per_seq, 0)
+def planned(config: Config, text: TokenStore | Mixture, tokenizer: Tokenizer) -> Mixture:
+    """A text with plans of which documents share a sequence, where data cuts them otherwise than
+    at every seq_len.
+    """
+    data, most, mixture = config.data, max(config.data.max_segments_per_seq, 0), Mixture.of(text)
     if data.packing == "concat_then_split" and not most:
-        return None
-    return _planned(store, tokenizer.eos_id, config.train.seq_len, data.packing, most)
+        return mixture
+    how = (tokenizer.eos_id, config.train.seq_len, data.packing, most)
+    return replace(
+        mixture, plans={name: _plan(store, *how) for name, store in mixture.stores.items()}
+    )
 
 
-@lru_cache(maxsize=1)  # both the number of samples and the loader need it
-def _planned(store: TokenStore, end: int, seq_len: int, policy: str, most: int) -> Plan:
+@cache  # both the number of samples and the loader need it
+def _plan(store: TokenStore, end: int, seq_len: int, policy: str, most: int) -> Plan:
     return plan(store, end_of_text=end, seq_len=seq_len, policy=policy, max_segments=most)
 
 

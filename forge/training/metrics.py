@@ -114,6 +114,7 @@ class Logger(Callback):
         self.last = {_name(name): mean for name, mean in gathered.means().items()}
         self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
         self.last |= {"tokens": loop.state.tokens, "skipped_steps": loop.state.skipped}
+        self.last |= of_sources(loop)
         loop.trackers.log(loop.state.step, self.last | self._speed(loop))
         self.since = loop.clock.seconds()
 
@@ -149,6 +150,14 @@ class Logger(Callback):
         if self.peak_rate:
             values["mfu"] = rate / self.peak_rate
         return values
+
+
+def of_sources(loop: Loop) -> dict[str, float]:
+    """Tokens read of each source of a mixture, and their share of all so far."""
+    drawn = loop.loader.realised()
+    seq_len, total = loop.config.train.seq_len, sum(drawn.values())
+    found: dict[str, float] = {f"data/{name}/tokens": n * seq_len for name, n in drawn.items()}
+    return found | {f"data/{name}/share": n / max(total, 1) for name, n in drawn.items()}
 
 
 def peak_rate(session: Session) -> float | None:

@@ -168,8 +168,10 @@ FORGE = {
         f"forge.data.tokenizer.{name}" for name in ("train_bpe", "load_file", "byte_ids")
     },
     "data": {
+        "forge.data.corpus.python_docs",
         "forge.data.corpus.python_source",
         "forge.data.corpus.text_files",
+        "forge.data.mixed.mixed",
         "forge.data.pairs.pairs",
         "forge.data.hub.dataset",
         "forge.data.tokens.shards",

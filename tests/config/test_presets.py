@@ -49,6 +49,7 @@ def needs(file: str, folder: Path) -> list[str]:
         "data/hf": [f"data.path={folder / 'my.txt'}"],
         "data/shards": [f"data.path={folder}", "data.file_pattern=*.txt", "tokenizer=bytes"],
         "data/synthetic": ["tokenizer=bytes"],
+        "data/mix": [f"+data.sources.mine.path={folder / 'my.txt'}"],
         "tokenizer/file": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "train/long": ["model.max_seq_len=2048"],
         "parallel/pp4": ["model=llama7b"],

@@ -13,7 +13,7 @@ from forge.config import schemas
 from forge.config.field import default_of, freeze_value
 from forge.config.problems import literal
 from forge.config.rule import get
-from forge.config.schemas import walk_options
+from forge.config.schemas import variants, walk_options
 
 ROOT = Path(__file__).parents[2]
 FIELDS = [(key, name, field) for key, name, _, field in walk_options() if field.name != "_target_"]
@@ -51,8 +51,13 @@ def reads() -> dict[tuple[str, str], set[str]]:
                     found[name, node.attr].add(str(file.relative_to(ROOT)))
     used = {attribute for _, attribute in found}
     for group in schemas.sections():  # what a method reads of its own section, if it is called
-        file = ROOT / "forge" / "config" / f"{group}.py"
-        for method in ast.walk(ast.parse(file.read_text())) if file.exists() else ():
+        modules = {
+            group,
+            *(each.__module__.rpartition(".")[2] for each in variants(group).values()),
+        }
+        files = [ROOT / "forge" / "config" / f"{module}.py" for module in modules]
+        trees = ((file, ast.parse(file.read_text())) for file in files if file.exists())
+        for file, method in ((file, node) for file, tree in trees for node in ast.walk(tree)):
             if isinstance(method, ast.FunctionDef) and method.name in used:
                 for node in ast.walk(method):
                     if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":

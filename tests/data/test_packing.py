@@ -13,6 +13,7 @@ import pytest
 from forge.config.objective import Pretrain as PretrainConfig
 from forge.data import IGNORE_INDEX
 from forge.data.loader import TrainLoader, count_samples
+from forge.data.mixture import Mixture
 from forge.data.packing import best_fit, find_ends, first_fit, plan
 from forge.objectives.pretrain import Pretrain
 
@@ -101,8 +102,9 @@ def test_a_text_without_ends_and_an_empty_plan(store) -> None:
         assert [made.pieces_of(n) for n in range(len(made))] == [[(0, 17)], [(16, 33)], [(32, 39)]]
     ends = store([END] * 40)
     for policy in ("first_fit", "best_fit"):
+        empty = Mixture(stores={"": ends}, plans={"": plan(ends, policy=policy, **how)})
         with pytest.raises(ValueError, match="no document of the training split has two tokens"):
-            count_samples(ends, SEQ, plan(ends, policy=policy, **how))
+            count_samples(empty, SEQ)
     assert find_ends(store(np.arange(1, 40)), END).tolist() == []
 
 
@@ -113,10 +115,11 @@ def test_a_loader_obeys(store, num_workers) -> None:
     whole = store(tokens)
     made = plan(whole, end_of_text=END, seq_len=SEQ, policy="best_fit", max_segments=0)
     samples = len(made) - len(made) % 2
-    options = {"seq_len": SEQ, "seed": 5, "batch_size": 1, "end_of_text": END, "plan": made}
+    options = {"seq_len": SEQ, "seed": 5, "batch_size": 1, "end_of_text": END}
+    planned = Mixture(stores={"": whole}, plans={"": made})
     loaders = [
         TrainLoader(
-            whole,
+            planned,
             Pretrain(PretrainConfig()),
             **options,
             rank=rank,

@@ -24,6 +24,7 @@ from data_helpers import build_section, make_prose
 
 from forge import prepare as verb
 from forge.config.data import Pairs, Shards, Synthetic, Text
+from forge.config.mixture import Mix
 from forge.config.tokenizer import BPE, Bytes, TokenizerFile
 from forge.data import preparation
 from forge.data.parts import parts_of
@@ -253,6 +254,9 @@ def test_refusals(tmp_path: Path, data: Text, monkeypatch: pytest.MonkeyPatch) -
     out, other = tmp_path / "out", "Remove it, or name another directory."
     tokens = "data: these are tokens already. Train on them as they are."
     assert refusal(out, Synthetic()) == tokens
+    several = "data: shards are of one corpus, and this mixes several. Prepare each by itself; "
+    mix = Mix(sources={"a": {"data": "python"}})
+    assert refusal(out, mix) == f"{several}data=mix mixes shards too."
     made(out, data)
     said = f"OUT: it was made with another deduplicate, tokenizer. {other}"
     assert refusal(out, data, section=BPE(vocab_size=301), deduplicate=True) == said

@@ -126,7 +126,7 @@ def test_training_sample_is_even_and_never_validation(tmp_path) -> None:
     path.write_text(make_prose(4000))
     split = of(path)
     train, _ = sides(split)
-    text = TrainingText(split=split)
+    text = TrainingText(splits=(split,))
     assert list(text.sample(1 << 40)) == train
     sample = list(text.sample(split.n_bytes // 4))
     assert 0.15 * split.n_bytes < sum(len(part.encode()) for part in sample) <= split.n_bytes // 4

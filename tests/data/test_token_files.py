@@ -14,7 +14,7 @@ from data_helpers import build_section
 
 from forge.config.data import Shards, Synthetic, Text
 from forge.config.tokenizer import BPE, Bytes, TokenizerFile
-from forge.data.loader import count_windows
+from forge.data.loader import count_samples
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.shards import ShardWriter
 from forge.data.store import TokenStore
@@ -267,7 +267,7 @@ def test_no_shards_too_few_tokens_and_shorter_than_a_sample(tmp_path: Path) -> N
     assert refusal(tmp_path) == f"{said} Give more shards."
     np.save(tmp_path / "a.npy", np.arange(20))
     with pytest.raises(ValueError, match=r"train.seq_len = 64: the training split has 16 tokens"):
-        count_windows(opened(tmp_path).train, 64)
+        count_samples(opened(tmp_path).train, 64)
 
 
 def test_ids_that_the_tokenizer_does_not_have(tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "profiling", "run", 
 IDENTITY = {
     "": "seed",
     "checkpoint": "dir exclude_from_loading init_from",
-    "data": "_target_ dtype file_pattern hf_data_dir hf_data_files hf_dataset_config "
-    "hf_dataset_name hf_dataset_split hf_dataset_text_field max_segments_per_seq overfit_batches "
-    "pack_sequences packing path prompt_field response_field seed text_field tokens val_fraction",
+    "data": "_target_ anneal_start_step anneal_weights dtype file_pattern hf_data_dir "
+    "hf_data_files hf_dataset_config hf_dataset_name hf_dataset_split hf_dataset_text_field "
+    "max_segments_per_seq mix_temperature overfit_batches pack_sequences packing path phases "
+    "prompt_field response_field seed sources text_field tokens val_fraction",
     "train": "global_batch_size global_batch_tokens grad_clip_norm max_steps seq_len",
 }
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "scheduler", "tokenizer"}

@@ -47,9 +47,11 @@ def new_run(tmp_path: Path, text_file: Path) -> Callable[..., Path]:
     """
 
     def make(*overrides: str) -> Path:
-        data = ["data=text", f"data.path={text_file}", f"run.root={tmp_path / 'runs'}"]
         more = [one for text in overrides for one in shlex.split(text)]
-        composition, resolution = cli.resolved([*data, *TWO_LAYERS, "run.inline=true", *more])
+        own = any(one.startswith("data=") for one in more)
+        data = [] if own else ["data=text", f"data.path={text_file}"]
+        data += [f"run.root={tmp_path / 'runs'}", "run.inline=true"]
+        composition, resolution = cli.resolved([*data, *TWO_LAYERS, *more])
         return directory.create(resolution, overrides=composition.overrides)[0]
 
     return make

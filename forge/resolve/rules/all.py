@@ -11,6 +11,7 @@ from forge.resolve.rules import (
     devices,
     evaluation,
     launch,
+    mixture,
     model,
     packing,
     run,
@@ -19,5 +20,16 @@ from forge.resolve.rules import (
 )
 
 OF_COMPONENTS = [sys.modules[name] for name in schemas.modules()]
-OF_ALL = (model, packing, training, evaluation, degrees, devices, run, run_directory, launch)
+OF_ALL = (
+    model,
+    packing,
+    training,
+    mixture,
+    evaluation,
+    degrees,
+    devices,
+    run,
+    run_directory,
+    launch,
+)
 RULES = rules_of(*OF_COMPONENTS, *OF_ALL)

@@ -19,7 +19,7 @@ from forge.config.mixers.base import Mixer
 from forge.config.root import Config
 
 if TYPE_CHECKING:
-    from hydra.core.config_store import ConfigStore
+    from hydra.core.config_store import ConfigNode, ConfigStore
 
 
 def _is_section(hint: Any) -> bool:
@@ -53,10 +53,40 @@ def register(root: type[Config] = Config) -> None:
 
 @functools.cache
 def _register(store: ConfigStore, root: type[Config]) -> None:
-    store.store(group="schema", name="config", node=root)
+    _keep(store, "schema", "config", root)
     for group, variants in SCHEMAS.items():
         for name, node in variants.items():
-            store.store(group=f"schema/{group}", name=name, node=node)
+            _keep(store, f"schema/{group}", name, node)
+
+
+def _keep(store: ConfigStore, group: str, name: str, schema: type[Section]) -> None:
+    """What `store.store` does, but a node is made of the schema when a config is composed of it:
+    most are of options that are not chosen.
+    """
+    folder: dict[str, Any] = store.repo
+    for part in group.split("/"):
+        folder = folder.setdefault(part, {})
+    file = f"{name}.yaml"
+    node: Any = schema
+    folder[file] = _late_node()(name=file, node=node, group=group, package=None, provider=None)
+
+
+@functools.cache
+def _late_node() -> type[ConfigNode]:
+    from hydra.core.config_store import ConfigNode
+    from omegaconf import OmegaConf
+
+    class LateNode(ConfigNode):
+        @property
+        def node(self) -> Any:
+            kept = self.__dict__["kept"]
+            return OmegaConf.structured(kept) if isinstance(kept, type) else kept
+
+        @node.setter
+        def node(self, kept: Any) -> None:
+            self.__dict__["kept"] = kept
+
+    return LateNode
 
 
 def add(group: str, name: str, schema: type[Section]) -> None:
@@ -76,7 +106,7 @@ def add(group: str, name: str, schema: type[Section]) -> None:
         raise ValueError(f"{place}: the name is taken by {before.__module__}.{before.__qualname__}")
     schema.schema_name = name
     SCHEMAS[group][name] = schema
-    _store().store(group=f"schema/{group}", name=name, node=schema)
+    _keep(_store(), f"schema/{group}", name, schema)
 
 
 def _store() -> ConfigStore:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from forge.config.data import Data
 from forge.config.field import opt
-from forge.config.reading import WEIGHT, read_as
+from forge.config.reading import WEIGHT, read_as, schema_of
 
 ANNEALING = "annealing"
 
@@ -43,6 +44,12 @@ class Mix(Data):
     )
     anneal_start_step: int = opt(0, "short for one phase, from this step on; 0 = off", ge=0)
     anneal_weights: dict[str, Any] = opt({}, "weights of sources in that phase, by name")
+
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]
+        """Whether a source is tokens already, of a tokenizer that all must have then."""
+        entries = (entry for entry in self.sources.values() if isinstance(entry, Mapping))
+        return any((schema := schema_of(self, entry)) and schema.tokenized for entry in entries)
 
     def source_sections(self) -> dict[str, Data]:
         """The section of each source; what is of all data is this one's, where it says no other."""

@@ -60,9 +60,7 @@ def python_source(section: PythonSource) -> Corpus:
 
 
 def python_docs(section: PythonDocs) -> Corpus:
-    """The help topics of `pydoc`, and the docstrings of the same .py files, of which each is a
-    document where it is longer than a line.
-    """
+    """The help topics of `pydoc` and the docstrings of the same .py files, short ones left out."""
     files = python_source(PythonSource()).files
     name, source = "python_docs", sysconfig.get_paths()["stdlib"]
     return Corpus(name=name, source=source, files=files, reader=name, read=read_docs)

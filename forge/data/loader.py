@@ -220,7 +220,10 @@ class TrainLoader:
         """How many of the samples handed out so far are of each source of a mixture, by name."""
         if len(self.sources) == 1:
             return {}
-        return dict(zip(self.sources, self.order.drawn(self.samples), strict=True))
+        repeated = self._dataset.repeat_samples
+        times, rest = divmod(self.samples, repeated) if repeated else (0, self.samples)
+        drawn = zip(self.order.drawn(repeated), self.order.drawn(rest), strict=True)
+        return dict(zip(self.sources, (times * all_ + some for all_, some in drawn), strict=True))
 
     def state_dict(self) -> dict[str, int]:
         return {"samples": self.samples}

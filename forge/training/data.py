@@ -16,7 +16,7 @@ from forge.config.root import Config
 from forge.config.rule import Derived
 from forge.data.loader import TrainLoader, count_samples
 from forge.data.mixture import Mixture
-from forge.data.packing import Plan, plan
+from forge.data.packing import plan
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.store import TokenStore
 from forge.data.tokenizer import Tokenizer
@@ -37,7 +37,8 @@ def prepare_data(config: Config, ranks: Ranks) -> Prepared:
     with ranks.main_first():
         prepared = prepare(config.data, config.tokenizer, **making)
         names = config.eval.sets if config.eval.enabled else ()
-        return with_sets(prepared, {name: data_of(config, name) for name in names}, **making)
+        found = with_sets(prepared, {name: data_of(config, name) for name in names}, **making)
+    return replace(found, train=planned(config, found.train, found.tokenizer))
 
 
 def check_vocabulary(config: Config, prepared: Prepared) -> None:
@@ -56,7 +57,7 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     derived = {one["key"]: one for one in read_json(derived_file(run_dir))}
     fitted = copy.deepcopy(config)
     fitted.thaw()
-    text = planned(config, prepared.train, prepared.tokenizer)
+    text = Mixture.of(prepared.train)
     for name, one in text.plans.items():
         pieces, full = len(one.pieces), one.filled(config.train.seq_len)
         say(
@@ -92,9 +93,8 @@ def train_loader(
 ) -> TrainLoader:
     """This rank's part of every batch."""
     train, data = config.train, config.data
-    tokenizer: Any = objective.tokenizer
     return TrainLoader(
-        planned(config, text, tokenizer),
+        text,
         objective,
         seq_len=train.seq_len,
         seed=config.seed,
@@ -117,15 +117,10 @@ def planned(config: Config, text: TokenStore | Mixture, tokenizer: Tokenizer) ->
     data, most, mixture = config.data, max(config.data.max_segments_per_seq, 0), Mixture.of(text)
     if data.packing == "concat_then_split" and not most:
         return mixture
-    how = (tokenizer.eos_id, config.train.seq_len, data.packing, most)
-    return replace(
-        mixture, plans={name: _plan(store, *how) for name, store in mixture.stores.items()}
-    )
-
-
-@cache  # both the number of samples and the loader need it
-def _plan(store: TokenStore, end: int, seq_len: int, policy: str, most: int) -> Plan:
-    return plan(store, end_of_text=end, seq_len=seq_len, policy=policy, max_segments=most)
+    how: Any = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
+    how |= {"policy": data.packing, "max_segments": most}
+    plans = {name: plan(store, **how) for name, store in mixture.stores.items()}
+    return replace(mixture, plans=plans)
 
 
 def end_of_text(config: Config, objective: Objective) -> int | None:

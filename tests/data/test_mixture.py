@@ -142,6 +142,14 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(mixture, num_ranks,
     assert sum(of_b[:5]) < 15 < sum(of_b[5:])
 
 
+def test_what_is_read_again_is_counted_again(mixture):
+    loader = TrainLoader(mixture, Text(), seq_len=SEQ, seed=5, batch_size=6, overfit_batches=2)  # type: ignore[abstract]
+    of_b = 0
+    for _ in range(5):
+        of_b += int((next(loader).batches[0]["tokens"][:, 0] >= 1000).sum())
+    assert loader.realised() == {"a": 30 - of_b, "b": of_b}
+
+
 def test_a_source_that_is_shorter_than_a_sample_is_named(mixture):
     with pytest.raises(ValueError, match=r"split of data\.sources\.b has 61 tokens, less than"):
         TrainLoader(mixture, Text(), seq_len=61, seed=0, batch_size=1)  # type: ignore[abstract]

@@ -47,7 +47,7 @@ def reference(loop: Loop) -> tuple[list[dict[str, float]], dict[int, Decoder]]:
     """ce, z and gradient norm of every step from a plain loop in fp32; the model after steps 3 and
     5.
     """
-    config, store = loop.config, loop.session.prepared.train
+    config, store = loop.config, loop.session.prepared.train.stores[""]
     tokens = store.read(0, len(store)).astype(np.int64)
     model = Decoder(config.model)
     init_weights(model, config.seed)

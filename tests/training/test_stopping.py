@@ -24,7 +24,7 @@ SCHEDULES = ["", "scheduler=wsd scheduler.warmup_steps=2", "scheduler.decay_step
 def test_max_epochs_becomes_steps_and_the_schedule_follows(new_run, options):
     path = new_run("train.max_steps=10000 train.max_epochs=0.05", options)
     loop = built(path)
-    steps = math.ceil(0.05 * ((len(loop.session.prepared.train) - 1) // 16) / 4)
+    steps = math.ceil(0.05 * ((len(loop.session.prepared.train.stores[""]) - 1) // 16) / 4)
     assert 5 < steps < 100
     schedule = loop.config.scheduler
     if "wsd" in options:

@@ -9,10 +9,12 @@ from pathlib import Path
 from forge import cli
 from forge.compose import help
 from forge.compose.composition import Composition
+from forge.config.batch_sizes import BatchSizes
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
 from forge.config.numbers import byte_size
 from forge.config.root import Config
+from forge.config.train import Train
 from forge.plan.allocation import Allocation, allocation
 from forge.plan.memory import memory_by_part
 from forge.plan.world import ranks_of
@@ -93,7 +95,7 @@ def _model(config: Config) -> list[Row]:
     if model.is_moe:
         rows.append(("active parameters", f"{model.num_active_params:,} (what one token meets)"))
     context = f"(forward and backward, {train.seq_len} tokens of context)"
-    total = flops * (train.global_batch_tokens or 0) * train.max_steps
+    total = flops * _tokens(train)
     return [*rows, ("FLOPs a token", f"{flops:.4g} {context}"), ("FLOPs in all", f"{total:.4g}")]
 
 
@@ -105,9 +107,22 @@ def _training(config: Config) -> list[Row]:
     ends += [f"{train.max_time:g} minutes"] if train.max_time else []
     return [
         ("global batch", f"{train.global_batch_size:,} sequences = {tokens:,} tokens"),
+        *_rampup(train.batch_sizes),
         ("ends after", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else "")),
-        ("tokens", f"{tokens * train.max_steps:,}"),
+        ("tokens", f"{_tokens(train):,}"),
     ]
+
+
+def _tokens(train: Train) -> int:
+    return train.batch_sizes.samples(train.max_steps) * train.seq_len
+
+
+def _rampup(sizes: BatchSizes) -> list[Row]:
+    if not sizes.full_from:
+        return []
+    stages = len(sizes.stages) - 1
+    text = f"from {sizes.first:,} sequences in {stages} stages, full from step {sizes.full_from:,}"
+    return [("  ramp-up", text)]
 
 
 def _job(config: Config, ranks: int) -> list[Row]:

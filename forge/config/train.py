@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forge.config.batch_sizes import BatchSizes
 from forge.config.field import Condition, Section, opt
 from forge.config.parallel import SEVERAL_RANKS
 
@@ -11,6 +12,7 @@ RECOMPUTED = Condition(
     lambda config, ranks: config.train.activation_checkpointing != "none",
     "with train.activation_checkpointing=none",
 )
+GROWS = Condition(lambda config, ranks: config.train.rampup_start > 0, "with train.rampup_start=0")
 FEW, AT_ONCE = 4, 2
 """Sequences that train.batch_size=-1 takes in a step, over all ranks, and in a micro-batch.
 
@@ -32,6 +34,15 @@ class Train(Section):
         None, "sequences a step over all ranks; grad_accum_steps follows", gt=0
     )
     global_batch_tokens: int | None = opt(None, "the same in tokens", gt=0)
+    rampup_start: int = opt(
+        0, "sequences of the first steps, which grow to global_batch_size; 0 = no ramp-up", ge=0
+    )
+    rampup_increment: int | None = opt(
+        None, "sequences by which they grow; null = rampup_start", gt=0, acts_when=GROWS
+    )
+    rampup_samples: int = opt(
+        500, "sequences over which they grow, an equal share at each size", gt=0, acts_when=GROWS
+    )
     max_steps: int = opt(100_000, "stop after this many optimizer updates", gt=0)
     max_epochs: float = opt(
         0.0, "stop after this many passes over the training split; 0 = off", ge=0, free=True
@@ -67,3 +78,14 @@ class Train(Section):
         free=True,
         acts_when=SEVERAL_RANKS,
     )
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """Sequences of each step, once global_batch_size is worked out."""
+        size, start = self.global_batch_size or 0, self.rampup_start
+        if not 0 < start < size:
+            return BatchSizes.constant(size)
+        increment = self.rampup_increment or start
+        return BatchSizes.growing(
+            size, start=start, increment=increment, samples=self.rampup_samples
+        )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from forge.config.batch_sizes import BatchSizes
 from forge.data.mixture import Mixture, MixtureOrder
 from forge.data.packing import Plan
 from forge.data.samples import Pieces, Samples
@@ -141,10 +142,9 @@ class _MicroBatches:
 class TrainLoader:
     """An endless iterator of steps for one rank.
 
-    Step s of the run is samples [s * G, (s + 1) * G), G = grad_accum_steps * num_ranks *
-    batch_size; each micro-batch takes the next num_ranks * batch_size, and each rank its contiguous
-    part. So the global batch depends on G only, and the whole state is the number of samples handed
-    out.
+    A step is the next G samples, G = grad_accum_steps * num_ranks * batch_size, or as `sizes` has
+    it; each micro-batch takes the next num_ranks * batch_size, and each rank its contiguous part.
+    So the global batch depends on G only, and the whole state is the number of samples handed out.
     """
 
     def __init__(
@@ -156,6 +156,7 @@ class TrainLoader:
         seed: int,
         batch_size: int,
         grad_accum_steps: int = 1,
+        sizes: BatchSizes | None = None,
         num_ranks: int = 1,
         rank: int = 0,
         start_sample: int = 0,
@@ -165,8 +166,8 @@ class TrainLoader:
         overfit_batches: int = 0,
         end_of_text: int | None = None,
     ) -> None:
-        """overfit_batches: read the first N global batches over and over; 0 = off. end_of_text: as
-        of `Samples`.
+        """sizes: sequences of each step, where they grow. overfit_batches: read the first N global
+        batches over and over; 0 = off. end_of_text: as of `Samples`.
 
         ValueError: the split, or that of a source, has no sample.
         """
@@ -175,18 +176,17 @@ class TrainLoader:
         mixture = Mixture.of(text)
         samples = _of_sources(mixture, seq_len)
         self.sources, self.samples_per_epoch = tuple(mixture.stores), sum(samples)
-        self.samples_per_step = grad_accum_steps * num_ranks * batch_size
-        phases = [(one.start_step * self.samples_per_step, one.weights) for one in mixture.phases]
-        self.order = MixtureOrder(samples, phases or [(0, [1.0])], seed=seed)
-        self._grad_accum_steps = grad_accum_steps
         self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
+        self.sizes = sizes or BatchSizes.constant(grad_accum_steps * self._stride)
+        phases = [(self.sizes.samples(one.start_step), one.weights) for one in mixture.phases]
+        self.order = MixtureOrder(samples, phases or [(0, [1.0])], seed=seed)
         self._dataset = _MicroBatches(
             mixture,
             objective,
             seq_len=seq_len,
             order=self.order,
             batch_size=batch_size,
-            repeat_samples=overfit_batches * self.samples_per_step,
+            repeat_samples=overfit_batches * self.sizes.last,
             rank=rank,
             num_ranks=num_ranks,
             end_of_text=end_of_text,
@@ -207,8 +207,9 @@ class TrainLoader:
     def __next__(self) -> Step:
         if self._stream is None:
             self._stream = self._open_stream()
-        read = [next(self._stream) for _ in range(self._grad_accum_steps)]
-        self.samples += self.samples_per_step
+        size = self.sizes.of_step_at(self.samples)
+        read = [next(self._stream) for _ in range(size // self._stride)]
+        self.samples += size
         batches = [batch for batch, _ in read]
         return Step(
             batches=batches,
@@ -224,6 +225,11 @@ class TrainLoader:
         times, rest = divmod(self.samples, repeated) if repeated else (0, self.samples)
         drawn = zip(self.order.drawn(repeated), self.order.drawn(rest), strict=True)
         return dict(zip(self.sources, (times * all_ + some for all_, some in drawn), strict=True))
+
+    def range_of_last(self, steps: int) -> tuple[int, int]:
+        """The first and the last sample of the last steps handed out."""
+        before = max(int(self.sizes.steps(self.samples)) - steps, 0)
+        return self.sizes.samples(before), self.samples - 1
 
     def state_dict(self) -> dict[str, int]:
         return {"samples": self.samples}

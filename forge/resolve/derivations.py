@@ -202,11 +202,12 @@ def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[D
     in place.
     """
     train, scheduler = config.train, config.scheduler
-    steps = train.max_epochs * samples / (train.global_batch_size or 1)
+    steps = train.batch_sizes.steps(train.max_epochs * samples)
     if not train.max_epochs or steps > train.max_steps - 1:
         return []
     train.max_steps = max(math.ceil(steps), 1)
-    why = f"{train.max_epochs:g} epochs * {samples} sequences / {train.global_batch_size} a step"
+    size = f"{train.global_batch_size} a step" + ", after ramp-up" * (train.rampup_start > 0)
+    why = f"{train.max_epochs:g} epochs * {samples} sequences / {size}"
     found = [Derived("train.max_steps", train.max_steps, why)]
     for key in SCHEDULE:
         if key in derived:

@@ -99,7 +99,7 @@ def train_loader(
         seq_len=train.seq_len,
         seed=config.seed,
         batch_size=train.batch_size,
-        grad_accum_steps=train.grad_accum_steps,
+        sizes=train.batch_sizes,
         rank=ranks.batch[0],
         num_ranks=ranks.batch[1],
         num_workers=data.num_workers,

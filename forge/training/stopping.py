@@ -186,7 +186,7 @@ class BadSteps(Callback):
 
     def _fault(self, loop: Loop) -> str:
         state, bad = loop.state, loop.state.bad_in_a_row
-        first, last = state.samples - bad * loop.loader.samples_per_step, state.samples - 1
+        first, last = loop.loader.range_of_last(bad)
         steps = f"steps {state.step - bad + 1} to {state.step}" if bad > 1 else f"step {state.step}"
         kept = ""
         if self.checkpoints:

@@ -99,10 +99,10 @@ def mixture(tmp_path: Path) -> Mixture:
     return Mixture(stores={"a": first, "b": second}, phases=phases)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
 def test_the_global_batch_is_the_same_on_any_number_of_ranks(mixture, num_ranks, num_workers):
-    """6 samples a step, over an edge of a phase; and after a resume in the middle of one."""
+    """84 samples a step, over an edge of a phase; and after a resume in the middle of one."""
     options = {"seq_len": SEQ, "seed": 5}
 
     def steps(ranks: int, start: int, number: int, workers: int = 0) -> list[tuple]:
@@ -111,10 +111,10 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(mixture, num_ranks,
                 mixture,
                 Text(),  # type: ignore[abstract]
                 **options,
-                batch_size=6 // ranks,
+                batch_size=84 // ranks,
                 num_ranks=ranks,
                 rank=rank,
-                start_sample=6 * start,
+                start_sample=84 * start,
                 num_workers=workers,
             )
             for rank in range(ranks)
@@ -135,11 +135,12 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(mixture, num_ranks,
     assert steps(num_ranks, 0, 12, num_workers) == whole
     assert steps(num_ranks, 7, 5, num_workers) == whole[7:]
     of_b = [sum(row[0] >= 1000 for row in rows) for rows, _ in whole]
-    loader = TrainLoader(mixture, Text(), **options, batch_size=6)  # type: ignore[abstract]
+    loader = TrainLoader(mixture, Text(), **options, batch_size=84)  # type: ignore[abstract]
     for _ in range(12):
         next(loader)
-    assert loader.realised() == {"a": 72 - sum(of_b), "b": sum(of_b)}
-    assert sum(of_b[:5]) < 15 < sum(of_b[5:])
+    assert loader.realised() == {"a": 12 * 84 - sum(of_b), "b": sum(of_b)}
+    assert sum(of_b[:5]) < 0.3 * 5 * 84
+    assert sum(of_b[5:]) > 0.75 * 7 * 84
 
 
 def test_what_is_read_again_is_counted_again(mixture):

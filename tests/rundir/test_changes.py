@@ -37,7 +37,8 @@ IDENTITY = {
     "hf_data_files hf_dataset_config hf_dataset_name hf_dataset_split hf_dataset_text_field "
     "max_segments_per_seq mix_temperature overfit_batches pack_sequences packing path phases "
     "prompt_field response_field seed sources text_field tokens val_fraction",
-    "train": "global_batch_size global_batch_tokens grad_clip_norm max_steps seq_len",
+    "train": "global_batch_size global_batch_tokens grad_clip_norm max_steps rampup_increment "
+    "rampup_samples rampup_start seq_len",
 }
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "scheduler", "tokenizer"}
 

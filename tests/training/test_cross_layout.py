@@ -85,7 +85,7 @@ def rank_of(path: Path, rank: int, environ: dict[str, str]):
     read = TrainLoader.__next__
 
     def noted(loader: TrainLoader) -> Step:
-        number = loader.samples // loader.samples_per_step + 1
+        number = loader.samples // loader.sizes.last + 1
         step = read(loader)
         pairs = [
             (batch["tokens"].numpy(), batch["targets"].numpy()[:, -1:]) for batch in step.batches

@@ -118,7 +118,9 @@ def test_what_goes_on_has_no_further_patience_until_a_good_step(bad, reason, tmp
     """Else the same command again and again would take a run that has diverged to its end."""
     sections = {"train": Train(max_bad_steps=3), "metrics": Metrics(), "checkpoint": Checkpoint()}
     session: Any = SimpleNamespace(config=SimpleNamespace(**sections), run_dir=tmp_path)
-    loop: Any = SimpleNamespace(state=TrainState(), loader=SimpleNamespace(samples_per_step=8))
+    loop: Any = SimpleNamespace(
+        state=TrainState(), loader=SimpleNamespace(range_of_last=lambda steps: (0, 8))
+    )
     loop.end = lambda reason, fault: setattr(loop, "reason", reason)
     for steps in ([True, True, True], bad):
         loop.reason = None

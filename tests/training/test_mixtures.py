@@ -79,3 +79,17 @@ def test_what_is_wrong_with_the_text_of_a_source_names_it(new_run, assembled, tm
     entry = f"+data.sources.bad={{path:{tmp_path}/bad.jsonl}}"
     with pytest.raises(ValueError, match=r"^data\.sources\.bad: data\.path: .*bad\.jsonl"):
         assembled("data=mix", "+data.sources.code={data:python}", entry)
+
+
+def test_a_batch_that_grows_goes_on_where_it_was(trained):
+    """2, 2, 4, 4, 6, 6 sequences; a run that stopped at step 3 ends with the same bits."""
+    options = "train.rampup_start=2 train.rampup_samples=8 train.global_batch_size=6"
+    options += " train.batch_size=2 checkpoint.interval=3 checkpoint.keep_last_n=3"
+    whole, other = trained(options, "train.max_steps=6"), trained(options, "train.max_steps=6")
+    sizes = [2, 2, 4, 6, 6, 6]
+    assert logged(whole, "tokens") == {n: 16 * sum(sizes[:n]) for n in range(1, 7)}
+    for path in (other / "checkpoints").glob("step_6"):
+        path.rename(other / "gone")
+    (other / "result.json").unlink()
+    assert worker.main([str(other)]) == 0
+    assert_bit_equal(stored(step_of(other, 6)), stored(step_of(whole, 6)))

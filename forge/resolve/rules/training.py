@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge.config.checkpoint import Checkpoint
+from forge.config.parallel import Parallel
 from forge.config.precision import Precision
 from forge.config.profiling import Profiling
 from forge.config.root import Config
@@ -14,6 +15,7 @@ from forge.plan.layout import data_ranks
 from forge.plan.world import World, ranks_of
 
 SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
+RAMPUP, INCREMENT = "train.rampup_start", "train.rampup_increment"
 BATCH = ("train.batch_size", "train.seq_len", "train.grad_accum_steps", SIZE, TOKENS)
 
 
@@ -44,6 +46,47 @@ def global_batch_size(config: Config, train: Train) -> Findings:
         if size < of_all and size % ranks == 0:
             fix = f"train.batch_size={size // ranks}"
         yield SIZE, f"{what} = {of_all}.", fix
+
+
+@rule(RAMPUP, RAMPUP, INCREMENT, *BATCH)
+def rampup(config: Config, train: Train) -> Findings:
+    """train.rampup_start must be less than train.global_batch_size."""
+    size, start = train.global_batch_size or 0, train.rampup_start
+    if start and start >= size:
+        below = size // 2 // max(_of_all(config), 1) * _of_all(config)
+        yield RAMPUP, f"{RAMPUP} ({start}) is not less than {SIZE} ({size}).", f"{RAMPUP}={below}"
+
+
+@rule("train.rampup_sizes", RAMPUP, INCREMENT, *BATCH)
+def rampup_sizes(config: Config, train: Train) -> Findings:
+    """Under ramp-up each size is a whole number of micro-batches on every rank, and the last is
+    train.global_batch_size.
+    """
+    size, start, of_all = train.global_batch_size or 0, train.rampup_start, _of_all(config)
+    increment = train.rampup_increment or start
+    if not 0 < start < size or not of_all or size % of_all:
+        return
+    of_ranks = f"a multiple of train.batch_size ({train.batch_size}) * {data_ranks(config)} ranks"
+    if start % of_all:
+        what = f"{RAMPUP} ({start}) is not {of_ranks} = {of_all}."
+        yield RAMPUP, what, f"{RAMPUP}={_nearest_multiple(start, of_all)} {INCREMENT}={of_all}"
+    elif increment % of_all or (size - start) % increment:
+        what = f"{INCREMENT} ({increment}) does not lead from {RAMPUP} ({start}) to {SIZE} ({size})"
+        what += f" in equal steps, each {of_ranks} = {of_all}."
+        legal = [n for n in range(of_all, size - start + 1, of_all) if not (size - start) % n]
+        yield INCREMENT, what, f"{INCREMENT}={min(legal, key=lambda n: abs(n - increment))}"
+
+
+@rule("train.rampup_pp", RAMPUP, "parallel.pp")
+def rampup_pp(train: Train, parallel: Parallel) -> Findings:
+    """A pipeline has as many micro-batches in every step, so that no batch grows."""
+    if train.rampup_start and parallel.pp > 1:
+        yield RAMPUP, f"{RAMPUP}=0, or parallel.pp=1"
+
+
+def _of_all(config: Config) -> int:
+    """Sequences of a micro-batch of all ranks."""
+    return config.train.batch_size * data_ranks(config)
 
 
 def _nearest_multiple(size: int, micro: int) -> int:

@@ -1,0 +1,60 @@
+"""The sequences of each step: one number over a run, or one that grows in stages."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Sequences a step over all ranks, in stages: (first step, first sample, size) each."""
+
+    stages: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def constant(cls, size: int) -> BatchSizes:
+        return cls(((0, 0, size),))
+
+    @classmethod
+    def growing(cls, size: int, *, start: int, increment: int, samples: int) -> BatchSizes:
+        """From `start` by `increment` to `size`, over `samples` sequences, of which every stage
+        before the last has an equal share, in whole steps.
+        """
+        stages, step, sample = [], 0, 0
+        increments = (size - start) // increment
+        for now in range(start, size, increment):
+            stages.append((step, sample, now))
+            steps = -(-samples // (increments * now))
+            step, sample = step + steps, sample + steps * now
+        return cls((*stages, (step, sample, size)))
+
+    @property
+    def first(self) -> int:
+        return self.stages[0][2]
+
+    @property
+    def last(self) -> int:
+        return self.stages[-1][2]
+
+    @property
+    def full_from(self) -> int:
+        """The first step of full size."""
+        return self.stages[-1][0]
+
+    def of_step_at(self, sample: int) -> int:
+        """Sequences of the step that begins with this sample."""
+        return self.stages[self._stage(1, sample)][2]
+
+    def samples(self, steps: int) -> int:
+        """Samples of the first steps."""
+        step, sample, size = self.stages[self._stage(0, steps)]
+        return sample + (steps - step) * size
+
+    def steps(self, samples: float) -> float:
+        """Steps that read so many samples, the last one in part."""
+        step, sample, size = self.stages[self._stage(1, samples)]
+        return step + (samples - sample) / size
+
+    def _stage(self, of: int, at: float) -> int:
+        return bisect_right(self.stages, at, key=lambda stage: stage[of]) - 1

@@ -101,7 +101,7 @@ def xz_bits_per_byte() -> float:
     """Bits per byte of `xz -9` on the text of the same validation split."""
     config = forge.compose(FIXED)
     corpus: Corpus = build(config.data, path="data")
-    split = split_corpus(corpus, config.data.val_fraction)
+    split = split_corpus(corpus, config.data.held_out)
     text = "".join(piece.text for piece, is_val in split.pieces() if is_val).encode()
     return 8 * len(lzma.compress(text, preset=9)) / len(text)
 

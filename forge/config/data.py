@@ -5,10 +5,24 @@ from __future__ import annotations
 import glob
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What is kept for validation: a share of the text, where 1 is all of it, or so many documents
+    of it.
+    """
+
+    share: float = 0.0
+    documents: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.share or self.documents)
 
 
 @dataclass(kw_only=True)
@@ -21,7 +35,13 @@ class Data(Section):
     mixes = False  # whether it is several corpora
     _target_: str = MISSING
     val_fraction: float = opt(
-        0.05, "share of documents held out for validation, chosen by a hash", gt=0, lt=1
+        0.05, "share of documents held out for validation, chosen by a hash; 0 = none", ge=0, lt=1
+    )
+    val_documents: int = opt(
+        0, "hold out this many documents instead, those of the lowest hashes; 0 = off", ge=0
+    )
+    validation: dict[str, Any] = opt(
+        {}, "other text to validate on, with options of data: {path: val.jsonl}; all is trained on"
     )
     cache_dir: str | None = opt(
         None,
@@ -32,6 +52,8 @@ class Data(Section):
     num_workers: int = opt(4, "loader processes; 0 = load in the training process", ge=0, free=True)
     pin_memory: bool = opt(True, "page-locked batches, which copy faster to a GPU", free=True)
     prefetch_factor: int = opt(2, "batches each loader process keeps ready", ge=1, free=True)
+    shuffle: bool = opt(True, "read the samples of each epoch in another order, not in their own")
+    shuffle_seed: int | None = opt(None, "seed of that order; null = seed", ge=0)
     overfit_batches: int = opt(
         0, "train on the first N global batches over and over; 0 = off", ge=0
     )
@@ -49,6 +71,18 @@ class Data(Section):
     max_segments_per_seq: int = opt(
         -1, "documents that share a sequence at most; -1 or 0 = any number", ge=-1
     )
+
+    @property
+    def held_out(self) -> HeldOut:
+        """What of this text is kept for validation."""
+        if self.validation:
+            return HeldOut()
+        return HeldOut(0.0 if self.val_documents else self.val_fraction, self.val_documents)
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is a validation split."""
+        return bool(self.validation or self.held_out)
 
 
 @dataclass(kw_only=True)
@@ -121,8 +155,9 @@ class Shards(Files):
     )
     val_fraction: float = opt(
         0.05,
-        "share held out for validation: the last tokens; what forge.prepare made has its own split",
-        gt=0,
+        "share held out for validation: the last tokens; what forge.prepare made has its own "
+        "split; 0 = none",
+        ge=0,
         lt=1,
     )
 
@@ -159,7 +194,9 @@ class Synthetic(Data):
     _target_: str = "forge.data.tokens.synthetic"
     tokens: int = opt(1 << 30, "tokens of the corpus, of which none are kept", ge=64)
     seed: int = opt(0, "seed of the tokens", ge=0)
-    val_fraction: float = opt(0.05, "share held out for validation: the last tokens", gt=0, lt=1)
+    val_fraction: float = opt(
+        0.05, "share held out for validation: the last tokens; 0 = none", ge=0, lt=1
+    )
 
 
 @dataclass(kw_only=True)

@@ -20,6 +20,9 @@ class Eval(Section):
     interval: int = opt(1000, "evaluate every N steps", gt=0)
     steps: int = opt(50, "evaluate as many sequences as N steps train on; 0 = all", ge=0)
     max_tokens: int = opt(1_000_000, "evaluate at most this many tokens; 0 = all", ge=0)
+    batch_size: int | None = opt(
+        None, "sequences a rank and batch of an evaluation; null = train.batch_size", gt=0
+    )
     target: float | None = opt(None, "stop once `metric` is at least this good; null = off")
     metric: str = opt(
         "loss", "what target and patience look at: a metric of the objective, or SET/METRIC"

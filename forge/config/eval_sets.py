@@ -6,20 +6,19 @@ from collections.abc import Iterator
 
 from forge.config.data import Data
 from forge.config.mixture import sources_of
-from forge.config.reading import read_as
+from forge.config.reading import read_whole
 from forge.config.root import Config
-
-WHOLE = 1.0  # the share of a set that is held out of training
 
 
 def data_of(config: Config, name: str) -> Data:
     """The section of a set, all of which is held out."""
-    return read_as(config.data, config.eval.sets[name], val_fraction=WHOLE)
+    return read_whole(config.data, config.eval.sets[name])
 
 
 def metric_names(config: Config) -> Iterator[str]:
     """What an evaluation reports: metrics of the validation split, and those of a set or of the
     validation split of a source as NAME/METRIC.
     """
-    for name in ("", *sources_of(config.data), *config.eval.sets):
+    own = ("", *sources_of(config.data)) if config.data.validates else ()
+    for name in (*own, *config.eval.sets):
         yield from (f"{name}/{metric}".lstrip("/") for metric in config.objective.metrics)

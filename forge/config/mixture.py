@@ -52,8 +52,9 @@ class Mix(Data):
         return any((schema := schema_of(self, entry)) and schema.tokenized for entry in entries)
 
     def source_sections(self) -> dict[str, Data]:
-        """The section of each source; what is of all data is this one's, where it says no other."""
-        return {name: read_as(self, entry) for name, entry in self.sources.items()}
+        """The section of each source; what is of all data is this one's."""
+        held: dict[str, Any] = {"validation": {}, "val_fraction": self.held_out.share}
+        return {name: read_as(self, entry, **held) for name, entry in self.sources.items()}
 
     def schedule(self) -> tuple[Phase, ...]:
         """All phases, in order; the first is from update 0."""
@@ -85,5 +86,5 @@ class Mix(Data):
 
 
 def sources_of(data: Data) -> tuple[str, ...]:
-    """The names of what a section mixes; none where it is one corpus."""
-    return tuple(data.sources) if isinstance(data, Mix) else ()
+    """The names of sources that have a validation split each."""
+    return tuple(data.sources) if isinstance(data, Mix) and data.held_out else ()

@@ -157,6 +157,7 @@ class TrainLoader:
         batch_size: int,
         grad_accum_steps: int = 1,
         sizes: BatchSizes | None = None,
+        shuffle: bool = True,
         num_ranks: int = 1,
         rank: int = 0,
         start_sample: int = 0,
@@ -166,8 +167,9 @@ class TrainLoader:
         overfit_batches: int = 0,
         end_of_text: int | None = None,
     ) -> None:
-        """sizes: sequences of each step, where they grow. overfit_batches: read the first N global
-        batches over and over; 0 = off. end_of_text: as of `Samples`.
+        """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, where
+        they grow. overfit_batches: read the first N global batches over and over; 0 = off.
+        end_of_text: as of `Samples`.
 
         ValueError: the split, or that of a source, has no sample.
         """
@@ -179,7 +181,7 @@ class TrainLoader:
         self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
         self.sizes = sizes or BatchSizes.constant(grad_accum_steps * self._stride)
         phases = [(self.sizes.samples(one.start_step), one.weights) for one in mixture.phases]
-        self.order = MixtureOrder(samples, phases or [(0, [1.0])], seed=seed)
+        self.order = MixtureOrder(samples, phases or [(0, [1.0])], seed=seed, shuffle=shuffle)
         self._dataset = _MicroBatches(
             mixture,
             objective,

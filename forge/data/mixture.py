@@ -50,10 +50,15 @@ class MixtureOrder:
     """Source and window of each sample, for a reader that goes forward."""
 
     def __init__(
-        self, windows: Sequence[int], phases: Sequence[tuple[int, Sequence[float]]], *, seed: int
+        self,
+        windows: Sequence[int],
+        phases: Sequence[tuple[int, Sequence[float]]],
+        *,
+        seed: int,
+        shuffle: bool = True,
     ) -> None:
         """windows: of each source. phases: (first sample, weights of the sources) each, the first
-        from sample 0.
+        from sample 0. shuffle: whether the windows of a source are permuted.
         """
         self.seed = seed
         self.starts = [start for start, _ in phases]
@@ -62,7 +67,10 @@ class MixtureOrder:
         # A source alone has the order that it has without a mixture.
         alone = len(windows) == 1
         seeds = [seed if alone else f"{seed}/{source}" for source in range(len(windows))]
-        self.orders = [SampleOrder(n, seed=key) for n, key in zip(windows, seeds, strict=True)]
+        self.orders = [
+            SampleOrder(n, seed=key if shuffle else None)
+            for n, key in zip(windows, seeds, strict=True)
+        ]
         self._drawn = [[0] * len(windows)]  # of each source, before each phase
         self._block: tuple[int, int] | None = None
         self._sources: list[int] = []

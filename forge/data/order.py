@@ -57,9 +57,11 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 class SampleOrder:
-    """Windows by sample number, for a reader that goes forward: permuted 1,024 at a time."""
+    """Windows by sample number, for a reader that goes forward: permuted 1,024 at a time. seed:
+    None = as they are.
+    """
 
-    def __init__(self, n_windows: int, *, seed: int | str) -> None:
+    def __init__(self, n_windows: int, *, seed: int | str | None) -> None:
         self.n_windows = n_windows
         self.seed = seed
         self._block: tuple[int, int] | None = None
@@ -67,6 +69,8 @@ class SampleOrder:
 
     def window(self, sample: int) -> int:
         epoch, index = divmod(sample, self.n_windows)
+        if self.seed is None:
+            return index
         block, offset = divmod(index, BLOCK)
         if self._block != (epoch, block):
             indices = np.arange(block * BLOCK, min((block + 1) * BLOCK, self.n_windows))

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from forge.config.data import Data
+from forge.config.data import Data, HeldOut
 from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.data.cache import cache_root, one_builder
 from forge.data.corpus import Corpus
@@ -61,7 +61,7 @@ class Order:
 
     out: Path
     corpus: Corpus
-    val_fraction: float
+    held_out: HeldOut
     tokenizer: TokenizerSection
     deduplicate: bool
     identity: dict[str, Any]
@@ -92,19 +92,22 @@ def prepare_shards(
         raise ValueError(f"data: {what}. Prepare each by itself; data=mix mixes shards too.")
     if isinstance(corpus, TokenSource):
         raise ValueError("data: these are tokens already. Train on them as they are.")
+    if data.validation:
+        what = "this prepares one text, and data.validation is another"
+        raise ValueError(f"data.validation: {what}. Prepare each, with data.val_fraction=0.")
     progress("read the corpus", 0, 0, 0)
     memo = cache_root(data.cache_dir) / "fingerprints"
     identity = {
         "format": FORMAT,
-        "corpus": fingerprint_of(corpus, memo, data.val_fraction),
-        "val_fraction": data.val_fraction,
+        "corpus": fingerprint_of(corpus, memo),
+        "held_out": asdict(data.held_out),
         "tokenizer": identity_of(tokenizer),
         "deduplicate": deduplicate,
     }
     order = Order(
         out=out,
         corpus=corpus,
-        val_fraction=data.val_fraction,
+        held_out=data.held_out,
         tokenizer=tokenizer,
         deduplicate=deduplicate,
         identity=identity,
@@ -160,7 +163,7 @@ def _planned(order: Order, build: Build, progress: Progress) -> Split:
         raise ValueError(f"{order.out}: {what}. Name another directory.")
     shutil.rmtree(order.parts, ignore_errors=True)
     order.parts.mkdir(parents=True)
-    split = split_corpus(order.corpus, order.val_fraction)
+    split = split_corpus(order.corpus, order.held_out)
     progress("make the tokenizer", 0, split.n_bytes, 0)
     text = TrainingText(splits=(split,))
     tokenizer: Tokenizer = build(order.tokenizer, path="tokenizer", text=text)

@@ -12,7 +12,8 @@ from typing import Any
 
 import tokenizers
 
-from forge.config.data import Data
+from forge.config.data import Data, HeldOut
+from forge.config.reading import read_whole
 from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.data.cache import cache_root, explained, one_builder, replacing
 from forge.data.corpus import Corpus
@@ -61,6 +62,8 @@ def prepare(
     of processes may call this at once: one does the work. ValueError, naming the key: no text, bad
     text, no tokenizer, or a cache that cannot be written.
     """
+    if data.validation:
+        return _validated_elsewhere(data, tokenizer, build, progress)
     corpus: Corpus | TokenSource | Mixed = build(data, path="data")
     if isinstance(corpus, TokenSource):
         return _in_place(corpus, data, tokenizer, build)
@@ -70,8 +73,8 @@ def prepare(
     with explained(root):
         identity = {
             "format": FORMAT,
-            "corpus": fingerprint_of(corpus, root / "fingerprints", data.val_fraction),
-            "val_fraction": data.val_fraction,
+            "corpus": fingerprint_of(corpus, root / "fingerprints"),
+            "held_out": asdict(data.held_out),
             "tokenizer": identity_of(tokenizer),
         }
         entry = root / "data" / f"{corpus.name}-{hash_json(identity)[:16]}"
@@ -86,6 +89,19 @@ def prepare(
         prepared = _open(entry, corpus, on_broken=log.warning)
     assert prepared is not None, f"{entry} is broken right after it was written"
     return prepared
+
+
+def _validated_elsewhere(
+    data: Data, tokenizer: TokenizerSection | Tokenizer, build: Build, progress: Progress
+) -> Prepared:
+    """All of the text for training, and other text for validation."""
+    whole = replace(data, validation={}, val_fraction=0.0, val_documents=0)
+    prepared = prepare(whole, tokenizer, build=build, progress=progress)
+    section = read_whole(data, data.validation)
+    with _named("data.validation"):
+        other = prepare(section, prepared.tokenizer, build=build, progress=progress)
+    more = {"validation": other.manifest}
+    return replace(prepared, val=other.val, manifest=prepared.manifest | more)
 
 
 def with_sets(
@@ -139,7 +155,7 @@ def _prepare_mixed(
             "tokenizer": next(iter(manifests.values()))["tokenizer"],
             "splits": {"train": {"sha256": hash_json(trained)}},
         },
-        sets=vals,
+        sets={name: val for name, val in vals.items() if len(val)},
     )
 
 
@@ -154,8 +170,8 @@ def _shared_tokenizer(
             continue
         with _named(f"data.sources.{name}"):
             corpora[name] = build(part, path="data")
-            found = fingerprint_of(corpora[name], root / "fingerprints", part.val_fraction)
-            identity["corpora"].append([found, part.val_fraction])
+            found = fingerprint_of(corpora[name], root / "fingerprints")
+            identity["corpora"].append([found, asdict(part.held_out)])
     entry = root / "tokenizers" / hash_json(identity)[:16]
     if (made := _open_tokenizer(entry)) is not None:
         return made
@@ -164,7 +180,7 @@ def _shared_tokenizer(
             splits = []
             for name, corpus in corpora.items():
                 with _named(f"data.sources.{name}"):
-                    splits.append(split_corpus(corpus, mixed.sections[name].val_fraction))
+                    splits.append(split_corpus(corpus, mixed.sections[name].held_out))
             text = TrainingText(splits=tuple(splits)) if splits else NoText()
             made = build(section, path="tokenizer", text=text)
             with replacing(entry) as directory:
@@ -185,12 +201,12 @@ def _open_tokenizer(entry: Path) -> Tokenizer | None:
         return None
 
 
-def fingerprint_of(corpus: Corpus, memo: Path, val_fraction: float) -> str:
+def fingerprint_of(corpus: Corpus, memo: Path) -> str:
     """Hash of a corpus. ValueError, naming them all: files that cannot be read."""
     try:
         return corpus.fingerprint(memo=memo)
     except BadFile:
-        split_corpus(corpus, val_fraction)  # which names the other bad files too
+        split_corpus(corpus, HeldOut())  # which names the other bad files too
         raise
 
 
@@ -211,7 +227,7 @@ def _in_place(
     """Tokens that are not copied."""
     made = isinstance(section, Tokenizer)
     tokenizer = section if made else build(section, path="tokenizer", text=NoText())
-    train, val = source.splits(tokenizer, data.val_fraction)
+    train, val = source.splits(tokenizer, data.held_out.share)
     stores = {"train": train, "val": val}
     manifest = {
         "tokenizer": facts_of(tokenizer),
@@ -260,7 +276,7 @@ def _make(
 ) -> None:
     started = time.perf_counter()
     progress("read the corpus", 0.0)
-    split = split_corpus(corpus, data.val_fraction)
+    split = split_corpus(corpus, data.held_out)
     progress("make the tokenizer", 0.0)
     tokenizer: Tokenizer = (
         section

@@ -1,7 +1,8 @@
 """Training and validation text, divided by a hash of the content.
 
-A document goes to validation when the hash of its text is below `val_fraction`, so its split never
-depends on other documents, and equal documents are in one split. A document larger than a unit (64
+A document goes to validation when the hash of its text is below the share that is held out, so its
+split never depends on other documents, and equal documents are in one split. Where a number of them
+is held out it is those of the lowest hashes. A document larger than a unit (64
 KiB; in a small corpus 1/128 of it) is cut between lines into pieces of at most a unit, which are
 divided instead. One end-of-text closes every document in each split that has a piece of it. A split
 that would be empty gets the piece whose hash is nearest.
@@ -10,10 +11,13 @@ that would be empty gets the piece whose hash is nearest.
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
+from forge.config.data import HeldOut
 from forge.data.corpus import Corpus
 from forge.data.reading import BadFile, Document, Pair, all_of
 
@@ -68,19 +72,39 @@ class TrainingText:
                 yield piece.text
 
 
-def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
-    """Read the corpus once and divide it. val_fraction: 1 = all of it is held out.
+class Lowest:
+    """The lowest different numbers of many."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.heap, self.kept = most, [], set()
+
+    def add(self, number: int) -> None:
+        if number in self.kept or not self.most:
+            return
+        heapq.heappush(self.heap, -number)
+        self.kept.add(number)
+        if len(self.heap) > self.most:
+            self.kept.remove(-heapq.heappop(self.heap))
+
+    @property
+    def greatest(self) -> int:
+        return -self.heap[0]
+
+
+def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
+    """Read the corpus once and divide it.
 
     ValueError: it is empty, too small to divide, or files cannot be read, which are all named.
     """
     unit = unit_of(corpus.n_bytes)
-    n_bytes, least, greatest = 0, HASH_RANGE, -1
+    n_bytes, least, greatest, lowest = 0, HASH_RANGE, -1, Lowest(held_out.documents)
     bad: list[BadFile] = []
     for path in corpus.files:
         try:
             for piece in pieces(corpus.read(path), unit):
                 n_bytes += piece.n_bytes
                 least, greatest = min(least, piece.digest), max(greatest, piece.digest)
+                lowest.add(piece.digest)
         except BadFile as error:
             bad.append(error)
     if bad:
@@ -88,14 +112,19 @@ def split_corpus(corpus: Corpus, val_fraction: float) -> Split:
     if n_bytes == 0:
         what = f"no text in it ({len(corpus.files)} file(s), all empty)"
         raise ValueError(f"data.path = {corpus.source}: {what}. Give some text to train on.")
-    if val_fraction == 1:
-        return Split(corpus=corpus, unit=unit, threshold=HASH_RANGE, n_bytes=n_bytes)
+    divided = partial(Split, corpus=corpus, unit=unit, n_bytes=n_bytes)
+    if held_out.share == 1 or not held_out:
+        return divided(threshold=HASH_RANGE if held_out else 0)
     if least == greatest:
         what = f"{n_bytes:,} bytes of text are too few to hold some out for validation"
         fix = f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."
         raise ValueError(f"data.path = {corpus.source}: {what}. {fix}")
-    threshold = min(max(round(val_fraction * HASH_RANGE), least + 1), greatest)
-    return Split(corpus=corpus, unit=unit, threshold=threshold, n_bytes=n_bytes)
+    if held_out.documents:
+        if lowest.greatest == greatest:
+            what = f"it has {len(lowest.heap):,} documents, and some must be left to train on"
+            raise ValueError(f"data.val_documents = {held_out.documents}: {what}. Hold out fewer.")
+        return divided(threshold=lowest.greatest + 1)
+    return divided(threshold=min(max(round(held_out.share * HASH_RANGE), least + 1), greatest))
 
 
 def unit_of(corpus_bytes: int) -> int:

@@ -103,6 +103,8 @@ def shards(section: Shards) -> TokenSource:
         root = Path(section.path)
         if section.is_prepared:
             stores = [_indexed(root / name, section, tokenizer) for name in ("train", "val")]
+            if not val_fraction:
+                return stores[0], Slice(stores[1], 0, 0)
             if val_fraction < 1:
                 return stores[0], stores[1]
             what = f"it has the splits of forge.prepare. Name one of them, {section.path}/val."
@@ -142,7 +144,9 @@ def _cut(source: str, store: TokenStore, val_fraction: float) -> Splits:
     """The last tokens for validation, the rest for training."""
     whole = val_fraction == 1
     held = len(store) if whole else max(round(len(store) * val_fraction), 2)
-    if held < 2 or len(store) - held < (0 if whole else 2):
+    if not val_fraction:
+        held = 0
+    elif held < 2 or len(store) - held < (0 if whole else 2):
         what = f"{len(store):,} tokens are too few to hold some out for validation"
         raise ValueError(f"data.path = {source}: {what}. Give more shards.")
     border = len(store) - held

@@ -71,8 +71,11 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
         prompt, why = config.data.prompt, "it fits the data"
         if not prompt:
             longest = config.model.max_seq_len // 2
-            prompt = opening(prepared.val, prepared.tokenizer, longest)
-            why = "the validation split begins with it"
+            split, begins = "validation", prepared.val
+            if not len(begins):
+                split, begins = "training", next(iter(text.stores.values()))
+            prompt = opening(begins, prepared.tokenizer, longest)
+            why = f"the {split} split begins with it"
         fitted.eval.sample_prompts = [prompt]
         found.append(Derived("eval.sample_prompts", [prompt], why))
     fitted.freeze()
@@ -97,7 +100,8 @@ def train_loader(
         text,
         objective,
         seq_len=train.seq_len,
-        seed=config.seed,
+        seed=data.shuffle_seed if data.shuffle_seed is not None else config.seed,
+        shuffle=data.shuffle,
         batch_size=train.batch_size,
         sizes=train.batch_sizes,
         rank=ranks.batch[0],

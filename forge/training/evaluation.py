@@ -119,15 +119,17 @@ class Evaluation(Callback):
 
     def run(self, interrupted: Callable[[], bool]) -> dict[str, float]:
         """interrupted: asked between batches; raises Interrupted where it is true."""
-        session, train = self.session, self.session.config.train
+        session, train, section = self.session, self.session.config.train, self.session.config.eval
         every, found = 1 if session.ranks.size == 1 else BATCHES_PER_VOTE, {}
         for name, store in {"": session.prepared.val, **session.prepared.sets}.items():
+            if not len(store):
+                continue
             batches = eval_batches(
                 store,
                 session.objective,
                 seq_len=train.seq_len,
-                batch_size=train.batch_size,
-                sequences=most_sequences(session.config.eval, train),  # the same on every layout
+                batch_size=section.batch_size or train.batch_size,
+                sequences=most_sequences(section, train),  # the same on every layout
                 part=session.ranks.batch,
                 end_of_text=end_of_text(session.config, session.objective),
             )

@@ -12,7 +12,7 @@ from typing import Any
 import pandas
 import pytest
 
-from forge.config.data import PythonSource, Text
+from forge.config.data import HeldOut, PythonSource, Text
 from forge.data import fingerprint as fingerprinting
 from forge.data.corpus import Corpus, python_source, text_files
 from forge.data.split import split_corpus
@@ -201,7 +201,7 @@ def test_all_bad_files_are_named_at_once(tmp_path, monkeypatch) -> None:
     for name, content in {"fine.txt": b"fine", **BAD}.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError) as caught:
-        split_corpus(text_files(Text(path=str(tmp_path))), 0.1)
+        split_corpus(text_files(Text(path=str(tmp_path))), HeldOut(0.1))
     assert str(caught.value).replace(str(tmp_path), "DIR") == SCREEN.rstrip()
 
 

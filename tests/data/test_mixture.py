@@ -182,3 +182,14 @@ def test_shares_follow_weights_and_temperature():
     assert annealed.schedule() == same.schedule()
     shares = [Fraction(w) for w in annealed.schedule()[1].weights]
     assert float(sum(shares)) == pytest.approx(1.0)
+
+
+def test_unshuffled_sources_are_read_in_their_own_order_by_the_same_shares():
+    weights = [(0, [0.5, 0.25, 0.25])]
+    plain = MixtureOrder([7, 11, 300], weights, seed=3, shuffle=False)
+    shuffled = MixtureOrder([7, 11, 300], weights, seed=3)
+    found = [plain.find(n) for n in range(BLOCK)]
+    assert [source for source, _ in found] == [shuffled.find(n)[0] for n in range(BLOCK)]
+    for source, windows in enumerate([7, 11, 300]):
+        read = [window for of, window in found if of == source]
+        assert read == [n % windows for n in range(len(read))]

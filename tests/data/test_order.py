@@ -74,3 +74,8 @@ def test_sample_order_is_the_permutation_of_each_epoch(n) -> None:
     assert [order.window(i) for i in samples] == [
         scalar_permute(i % n, n, 9, i // n) for i in samples
     ]
+
+
+def test_without_a_seed_windows_are_in_their_own_order():
+    order = SampleOrder(5, seed=None)
+    assert [order.window(n) for n in range(12)] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]

@@ -295,3 +295,23 @@ def test_where_the_cache_is(data, tmp_path, monkeypatch) -> None:
     data.cache_dir = None
     cache = prepared_of(data).manifest["cache"]
     assert cache.startswith(str(tmp_path / "env" / "data"))
+
+
+def test_other_text_is_the_validation_split_and_all_of_the_text_is_trained_on(data, tmp_path):
+    (tmp_path / "val.txt").write_text(make_prose(20, 99))
+    data.validation = {"path": str(tmp_path / "val.txt")}
+    prepared = prepared_of(data)
+    assert decoded(prepared, "val") == make_prose(20, 99) + "<|endoftext|>"
+    written = {make_prose(4, seed) for seed in range(DOCUMENTS)}
+    assert set(decoded(prepared, "train").split("<|endoftext|>")) == written | {""}
+    (tmp_path / "val.txt").write_text("")
+    with pytest.raises(ValueError, match=r"^data\.validation: data\.path = .*val\.txt: no text"):
+        prepared_of(data)
+
+
+def test_a_run_without_a_validation_split_has_an_empty_one(data):
+    data.val_fraction = 0.0
+    prepared = prepared_of(data)
+    assert len(prepared.val) == 0
+    assert decoded(prepared, "train").count("<|endoftext|>") == DOCUMENTS
+    assert len(prepared_of(data, build=no_build).val) == 0, "read from the cache"

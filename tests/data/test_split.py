@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,13 @@ from data_helpers import make_prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.config.data import Text
+from forge.config.data import HeldOut, Text
 from forge.data.corpus import text_files
 from forge.data.split import MAX_UNIT, MIN_UNIT, Split, TrainingText, cut, split_corpus, unit_of
 
 
 def of(path: Path, val_fraction: float = 0.2) -> Split:
-    return split_corpus(text_files(Text(path=str(path))), val_fraction)
+    return split_corpus(text_files(Text(path=str(path))), HeldOut(val_fraction))
 
 
 def sides(split: Split) -> tuple[list[str], list[str]]:
@@ -134,3 +135,27 @@ def test_training_sample_is_even_and_never_validation(tmp_path) -> None:
     positions = [train.index(part) / len(train) for part in sample]
     assert positions[0] < 0.15
     assert positions[-1] > 0.85
+
+
+def held(path: Path, **how: float) -> tuple[list[str], list[str]]:
+    return sides(split_corpus(text_files(Text(path=str(path))), HeldOut(**how)))  # type: ignore[arg-type]
+
+
+def test_a_number_of_documents_is_held_out_those_of_the_lowest_hashes(tmp_path: Path) -> None:
+    documents = [f"document {n}" for n in range(50)]
+    path = write_documents(tmp_path / "x.jsonl", [*documents, "document 3"])
+    hashes = {text: blake2b(text.encode(), digest_size=8).digest()[::-1] for text in documents}
+    lowest = sorted(documents, key=lambda text: hashes[text])
+    for number in (1, 7, 49):
+        train, val = held(path, documents=number)
+        assert set(val) == set(lowest[:number])
+        assert sorted([*train, *val]) == sorted([*documents, "document 3"])
+        assert not set(train) & set(val)  # equal ones are on one side
+    what = "data.val_documents = 50: it has 50 documents, and some must be left to train on."
+    with pytest.raises(ValueError, match=f"^{what} Hold out fewer.$"):
+        held(path, documents=50)
+
+
+def test_nothing_is_held_out(tmp_path: Path) -> None:
+    path = write_documents(tmp_path / "x.jsonl", ["one alone"])
+    assert held(path) == (["one alone"], [])

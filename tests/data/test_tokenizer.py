@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from forge.config.data import Text
+from forge.config.data import HeldOut, Text
 from forge.config.tokenizer import BPE, Bytes, Facts, TokenizerFile
 from forge.data.corpus import text_files
 from forge.data.split import TrainingText, split_corpus
@@ -26,7 +26,7 @@ from forge.data.tokenizer import Tokenizer, byte_ids, load_file, train_bpe
 def text(tmp_path_factory: pytest.TempPathFactory) -> TrainingText:
     path = tmp_path_factory.mktemp("text") / "x.txt"
     path.write_text(make_prose(1500) + "def f(x):\n    return x + 1  # größer €\n" * 50)
-    return TrainingText(splits=(split_corpus(text_files(Text(path=str(path))), 0.1),))
+    return TrainingText(splits=(split_corpus(text_files(Text(path=str(path))), HeldOut(0.1)),))
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +77,13 @@ def test_saved_loaded_and_read_by_transformers(bpe, tmp_path) -> None:
 
 def test_training_is_the_same_in_another_process(bpe, text) -> None:
     program = f"""if True:
-        from forge.config.data import Text
+        from forge.config.data import HeldOut, Text
         from forge.config.tokenizer import BPE
         from forge.data.corpus import text_files
         from forge.data.split import TrainingText, split_corpus
         from forge.data.tokenizer import train_bpe
         corpus = text_files(Text(path={text.splits[0].corpus.source!r}))
-        text = TrainingText(splits=(split_corpus(corpus, 0.1),))
+        text = TrainingText(splits=(split_corpus(corpus, HeldOut(0.1)),))
         print(train_bpe(BPE(vocab_size=600), text=text).fingerprint)
         import sys
         assert "torch" not in sys.modules
@@ -98,7 +98,7 @@ def test_validation_text_is_not_seen(tmp_path) -> None:
     path = tmp_path / "x.jsonl"
     words = ("zebra", "quokka", "lynx", "vixen")
     path.write_text("".join(json.dumps({"text": f"{word} " * 40}) + "\n" for word in words))
-    split = split_corpus(text_files(Text(path=str(path))), 0.3)
+    split = split_corpus(text_files(Text(path=str(path))), HeldOut(0.3))
     train = "".join(piece.text for piece, is_validation in split.pieces() if not is_validation)
     tokenizer = train_bpe(BPE(vocab_size=1000), text=TrainingText(splits=(split,)))
     for word in words:
@@ -108,7 +108,7 @@ def test_validation_text_is_not_seen(tmp_path) -> None:
 def test_a_small_text_gives_a_small_vocabulary_and_says_so(tmp_path, caplog) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "ab"}\n{"text": "abc"}\n{"text": "abcd"}\n')
-    split = split_corpus(text_files(Text(path=str(path))), 0.1)
+    split = split_corpus(text_files(Text(path=str(path))), HeldOut(0.1))
     tokenizer = train_bpe(BPE(vocab_size=4096), text=TrainingText(splits=(split,)))
     held_out = [piece.text for piece, is_validation in split.pieces() if is_validation]
     entries = 257 + (2 if "abcd" in held_out else 3)

@@ -23,6 +23,7 @@ NOTHING_TO_TYPE = {
     "data.path": "a path",
     "data.hf_dataset_name": "a name or a path",
     "data.sources": "a path",
+    "data.validation": "a path",
     "data.file_pattern": "a path, or a pattern",
     "eval.sets": "a path, or another name",
     "tokenizer.path": "a path",

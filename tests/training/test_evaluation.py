@@ -159,3 +159,26 @@ def test_compiled_models_are_evaluated_and_sampled_without_compiling_anew(assemb
     assert evaluation_of(compiled).metrics == pytest.approx(evaluation_of(plain).metrics, rel=1e-5)
     rows = (compiled.run_dir / "metrics.jsonl").read_text().splitlines()
     assert sum("eval/loss" in row for row in rows) == 3, "once at the end, where it is due twice"
+
+
+def test_batches_of_an_evaluation_have_a_size_of_their_own(assembled):
+    """The loss is the same, of three rows at a time where a step has two."""
+    loop, other = assembled(EVALUATE), assembled(EVALUATE, "eval.batch_size=3")
+    rows = []
+    embedding = next(m for m in other.model.modules() if isinstance(m, torch.nn.Embedding))
+    embedding.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
+    expected = evaluation_of(loop).run(never)
+    assert evaluation_of(other).run(never) == pytest.approx(expected, rel=1e-6)
+    assert rows[0] == 3
+
+
+def test_a_run_without_a_validation_split_evaluates_its_sets(trained, tmp_path):
+    (tmp_path / "a.txt").write_text("the white whale of the sea, said the captain\n")
+    run = trained(
+        EVALUATE.replace("eval.sample_prompts=[the]", ""),
+        f"data.val_fraction=0 +eval.sets.mine.path={tmp_path}/a.txt eval.metric=mine/loss",
+    )
+    assert logged(run, "eval/loss") == {}
+    assert set(logged(run, "eval/mine/loss")) == {2, 4, 6}
+    derived = {one["key"]: one for one in json.loads((run / "derived.json").read_text())}
+    assert derived["eval.sample_prompts"]["why"] == "the training split begins with it"

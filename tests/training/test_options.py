@@ -144,3 +144,18 @@ def test_a_reader_that_leaves_early_does_not_fail_the_run(trained, monkeypatch):
         monkeypatch.setattr("sys.stdout", gone)
         path = trained("metrics.enable_console=true", SAMPLES)
     assert read(path / "result.json")["status"] == "finished"
+
+
+def test_the_order_of_samples_has_a_seed_of_its_own_or_none(assembled):
+    """Another seed of data leaves the weights as they are; without shuffling the text begins."""
+    plain, other = assembled(), assembled("data.shuffle_seed=5")
+    same, text = assembled("data.shuffle_seed=5 seed=7"), assembled("data.shuffle=false")
+    rows = [next(loop.loader).batches[0]["tokens"] for loop in (plain, other, same, text)]
+    assert not torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[1], rows[2])
+    first, second, third = (next(loop.model.parameters()) for loop in (plain, other, same))
+    assert torch.equal(first, second)
+    assert not torch.equal(second, third)
+    (store,) = text.session.prepared.train.stores.values()
+    begins = store.read(0, rows[3].numel()).astype(np.int64)
+    assert (rows[3].flatten().numpy() == begins).all()

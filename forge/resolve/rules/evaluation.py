@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge.config.checkpoint import Checkpoint
+from forge.config.data import Data
 from forge.config.eval import Eval
 from forge.config.eval_sets import metric_names
 from forge.config.root import Config
@@ -33,11 +34,30 @@ def eval_interval(eval: Eval, train: Train) -> Findings:
 def metric(config: Config, eval: Eval) -> Findings:
     """eval.metric is one that the objective reports, or SET/METRIC with a set of eval.sets."""
     names = list(metric_names(config))
-    if not names and eval.enabled:
+    if not config.objective.metrics and eval.enabled:
         yield "eval.enabled", "the objective reports no metrics.", "eval.enabled=false"
+    elif not names and eval.enabled:
+        what = "there is nothing to evaluate: no text is held out, and eval.sets has none."
+        yield "eval.enabled", what, "eval.enabled=false; data.val_fraction=0.05"
     elif eval.metric not in names and eval.enabled:
         what = f"there is no metric {eval.metric}."
         yield "eval.metric", what, meant(eval.metric, names, "eval.metric=")
+
+
+@rule("data.validation")
+def validation(config: Config, data: Data) -> Findings:
+    """data.validation has options of the data group that say what is read."""
+    if data.validation:
+        yield from entry_faults(data, "data", "validation", data.validation)
+
+
+@rule("data.val_documents", "data.val_documents", "data.validation")
+def val_documents(data: Data) -> Findings:
+    """data.val_documents holds out documents of a text: not of token shards, nor with
+    data.validation.
+    """
+    if data.val_documents and (data.tokenized or data.validation):
+        yield "data.val_documents", "data.val_documents=0"
 
 
 @rule("eval.sets")

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -117,7 +118,16 @@ class _MicroBatches:
         """
         own = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
         of_all = self._samples(first_sample, self.num_ranks * self.batch_size)
-        return self.objective.collate(own), self.objective.count(of_all)
+        batch = self.objective.collate(own)
+        if len(self.names) > 1:
+            batch["sources"] = self._sources(own, rows=len(batch["tokens"]))
+        return batch, self.objective.count(of_all)
+
+    def _sources(self, samples: Samples, rows: int) -> Tensor:
+        """Of which source each row is: uint8 [rows, sources], with a single 1 in each row."""
+        sources = torch.tensor([self.order.find(self._read(n))[0] for n in samples.numbers])
+        each = sources.repeat_interleave(rows // len(samples))
+        return torch.nn.functional.one_hot(each, len(self.names)).to(torch.uint8)
 
     def _samples(self, first: int, number: int) -> Samples:
         return Samples(
@@ -128,10 +138,13 @@ class _MicroBatches:
             end_of_text=self.end_of_text,
         )
 
+    def _read(self, sample: int) -> int:
+        """The sample that is read in its place, where the first ones are read over and over."""
+        return sample % self.repeat_samples if self.repeat_samples else sample
+
     def _find(self, sample: int) -> tuple[TokenStore, Pieces]:
         """The store of a sample, and what it is made of there."""
-        sample = sample % self.repeat_samples if self.repeat_samples else sample
-        source, number = self.order.find(sample)
+        source, number = self.order.find(self._read(sample))
         name = self.names[source]
         if name in self.mixture.plans:
             return self.mixture.stores[name], self.mixture.plans[name].pieces_of(number)
@@ -197,6 +210,7 @@ class TrainLoader:
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._prefetch_factor = prefetch_factor
         self._stream: Iterator[tuple[Batch, int]] | None = None
+        self.waited = 0.0  # seconds in which steps were waited for, since somebody set it to 0
 
     @property
     def epoch(self) -> float:
@@ -210,7 +224,9 @@ class TrainLoader:
         if self._stream is None:
             self._stream = self._open_stream()
         size = self.sizes.of_step_at(self.samples)
+        begin = time.perf_counter()
         read = [next(self._stream) for _ in range(size // self._stride)]
+        self.waited += time.perf_counter() - begin
         self.samples += size
         batches = [batch for batch, _ in read]
         return Step(

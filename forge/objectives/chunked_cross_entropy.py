@@ -15,7 +15,13 @@ from forge.objectives.cross_entropy import CrossEntropySums
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, head: Head, targets: Tensor, *, z_loss_weight: float = 0.0, chunk_size: int = 0
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    *,
+    z_loss_weight: float = 0.0,
+    chunk_size: int = 0,
+    each: bool = False,
 ) -> CrossEntropySums:
     """The sums of `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
 
@@ -34,6 +40,7 @@ def chunked_cross_entropy(
         z_loss_weight,
         chunk_size or auto_chunk_size(vocab=rows, dim=dim),
         torch.is_grad_enabled(),
+        each,
     )
     return CrossEntropySums(*sums)
 
@@ -49,6 +56,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         z_loss_weight: float,
         chunk_size: int,
         grad_enabled: bool,
+        each: bool,
     ) -> tuple[Tensor, ...]:
         want_hidden, want_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -59,6 +67,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden, dtype=grad_dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if want_weight else None
         ce, z_loss = hidden.new_zeros((), dtype=sum_dtype), hidden.new_zeros((), dtype=sum_dtype)
+
+        parts = ce.new_empty(len(targets) if each else 0)
 
         for start in range(0, len(targets), chunk_size):
             rows = slice(start, start + chunk_size)
@@ -72,7 +82,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             peaks = head.largest(logits.amax(1, keepdim=True))
             partition = head.total(logits.sub_(peaks).exp_().sum(1))
             log_partition = partition.log() + peaks.squeeze(1)
-            ce += (log_partition - target_logits).where(unmasked, 0).sum()
+            losses = (log_partition - target_logits).where(unmasked, 0)
+            ce += losses.sum()
+            if each:
+                parts[rows] = losses
             if z_loss_weight:
                 z_loss += log_partition.where(unmasked, 0).square().sum()
 
@@ -92,8 +105,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad_weight = grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.mark_non_differentiable(ce, z_loss)
-        return ce + z_loss_weight * z_loss, ce, z_loss
+        ctx.mark_non_differentiable(ce, z_loss, parts)
+        return ce + z_loss_weight * z_loss, ce, z_loss, parts
 
     @staticmethod
     @once_differentiable
@@ -103,7 +116,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None if grad is None else (grad.to(grad_total.dtype) * grad_total).to(dtype)
             for grad, dtype in saved
         )
-        return *grads, None, None, None, None, None
+        return *grads, None, None, None, None, None, None
 
 
 def _add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:

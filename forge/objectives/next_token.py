@@ -26,7 +26,8 @@ class NextToken(Objective):
     tokens[b, t], or IGNORE_INDEX where it does not count.
 
     Where documents are to be kept apart there are `documents` too, int32 [batch, seq], their
-    numbers within the row, and what follows an end of text does not count.
+    numbers within the row, and what follows an end of text does not count. Of a mixture there are
+    `sources`, [batch, sources], 1 where the row is of the source and 0 elsewhere.
     """
 
     sums = ("nats", "targets", "correct", "byte_nats", "bytes")
@@ -91,6 +92,21 @@ class NextToken(Objective):
         """Bytes of text that each token stands for, int64 [ids of the tokenizer]."""
         assert self.tokenizer is not None
         return torch.as_tensor(self.tokenizer.token_bytes(), dtype=torch.int64)
+
+
+def of_sources(batch: Batch, ce: Tensor) -> dict[str, Tensor]:
+    """Cross-entropy and number of targets of each source of a mixture, as `ce/i` and `targets/i`,
+    from the cross-entropy of each target, [batch * seq].
+    """
+    sources = batch["sources"].to(ce.dtype)
+    counted = batch["targets"] != IGNORE_INDEX
+    of_rows = torch.stack([ce.view_as(counted).sum(1), counted.sum(1).to(ce.dtype)])
+    found = (of_rows @ sources).unbind(1)
+    return {
+        f"{name}/{source}": value
+        for source, values in enumerate(found)
+        for name, value in zip(("ce", "targets"), values, strict=True)
+    }
 
 
 def _targets(sample: Sample, end_of_text: int | None) -> int:

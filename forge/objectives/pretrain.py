@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from forge.config.objective import Pretrain as PretrainConfig
 from forge.data.loader import Batch
 from forge.models.contract import LanguageModel
@@ -9,7 +11,7 @@ from forge.models.head import head_of
 from forge.objectives.chunked_cross_entropy import chunked_cross_entropy
 from forge.objectives.cross_entropy import cross_entropy
 from forge.objectives.losses import Losses
-from forge.objectives.next_token import NextToken
+from forge.objectives.next_token import NextToken, of_sources
 from forge.objectives.objective import read
 
 
@@ -22,7 +24,8 @@ class Pretrain(NextToken):
     section: PretrainConfig
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
-        targets, options = batch["targets"], {"z_loss_weight": self.section.z_loss_weight}
+        targets, options = batch["targets"], dict[str, Any](each="sources" in batch)
+        options["z_loss_weight"] = self.section.z_loss_weight
         chunked = self.section.loss_fn == "chunked_cross_entropy"
         hidden = read(model, batch)
         head = head_of(model)
@@ -35,4 +38,6 @@ class Pretrain(NextToken):
         sums = {"ce": found.ce, "z_loss": found.z_loss}
         if not self.section.z_loss_weight > 0:
             del sums["z_loss"]
+        if "sources" in batch:
+            sums |= of_sources(batch, found.each)
         return Losses(total=found.total, sums=sums)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from forge.training.step import StepOutput
 
 
+OF_SOURCE = ("ce/", "targets/")
+
+
 @dataclass(kw_only=True)
 class Gathered:
     """Steps since the last log as plain numbers, those whose update was skipped not in the sums.
@@ -45,6 +48,12 @@ class Gathered:
                 sums[name] = sums.get(name, 0.0) + (0.0 if skipped else value.item())
         self.grad_norm, self.lr = output.grad_norm.item(), output.lr
 
+    def losses(self) -> dict[int, float]:
+        """Mean loss of each source of a mixture that had targets."""
+        counts = {name: n for name, n in self.sums.items() if name.startswith("targets/") and n}
+        numbers = {name: int(name.removeprefix("targets/")) for name in counts}
+        return {n: self.sums[f"ce/{n}"] / counts[name] for name, n in numbers.items()}
+
     def means(self) -> dict[str, float]:
         """Means over the target tokens of the updates that were made, or over those updates; NaN
         where none was.
@@ -54,6 +63,7 @@ class Gathered:
             name: sums[name] / max(count, 1) if self.kept else math.nan
             for sums, count in parts
             for name in sorted(sums)
+            if not name.startswith(OF_SOURCE)
         }
 
 
@@ -114,9 +124,9 @@ class Logger(Callback):
         self.last = {_name(name): mean for name, mean in gathered.means().items()}
         self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
         self.last |= {"tokens": loop.state.tokens, "skipped_steps": loop.state.skipped}
-        self.last |= of_sources(loop)
+        self.last |= of_sources(loop, gathered.losses())
         loop.trackers.log(loop.state.step, self.last | self._speed(loop))
-        self.since = loop.clock.seconds()
+        self.since, loop.loader.waited = loop.clock.seconds(), 0.0
 
     def results(self) -> dict[str, float]:
         """Of the last log; tokens a second of all logs but the first, in which kernels warm up."""
@@ -145,6 +155,7 @@ class Logger(Callback):
         values = {
             "tokens_per_second": rate,
             "step_seconds": seconds / steps,
+            "data_seconds": loop.loader.waited / steps,
             "memory_gib": peak_memory(self.device) / 2**30,
         }
         if self.peak_rate:
@@ -152,12 +163,14 @@ class Logger(Callback):
         return values
 
 
-def of_sources(loop: Loop) -> dict[str, float]:
-    """Tokens read of each source of a mixture, and their share of all so far."""
+def of_sources(loop: Loop, losses: dict[int, float]) -> dict[str, float]:
+    """Of each source of a mixture the tokens read so far, their share of all, and the loss."""
     drawn = loop.loader.realised()
     seq_len, total = loop.config.train.seq_len, sum(drawn.values())
     found: dict[str, float] = {f"data/{name}/tokens": n * seq_len for name, n in drawn.items()}
-    return found | {f"data/{name}/share": n / max(total, 1) for name, n in drawn.items()}
+    found |= {f"data/{name}/share": n / max(total, 1) for name, n in drawn.items()}
+    names = loop.loader.sources
+    return found | {f"data/{names[source]}/loss": loss for source, loss in losses.items()}
 
 
 def peak_rate(session: Session) -> float | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forge.training.session import Session
 
 log = logging.getLogger(__name__)
-WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "mfu", "memory_gib"})
+WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})
 FINISH_SECONDS = 120.0  # what W&B has not sent by then stays in the run directory for `wandb sync`
 
 

@@ -172,7 +172,11 @@ def test_speed_and_mfu_leave_out_pauses(assembled):
             time.sleep(0.2)
 
     at_step(loop, None, slow)
+    read = loop.loader._dataset.objective.collate
+    loop.loader._dataset.objective.collate = lambda own: (time.sleep(0.02), read(own))[1]
     loop.run()
+    waits = logged(loop.run_dir, "data_seconds", file="performance.jsonl")
+    assert all(0.02 <= wait < 0.1 for wait in waits.values())
     names = ("step_seconds", "tokens_per_second", "mfu", "memory_gib")
     seconds, rate, mfu, memory = (
         logged(loop.run_dir, name, file="performance.jsonl") for name in names

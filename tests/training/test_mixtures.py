@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from run_helpers import assert_bit_equal, logged, read, step_of, stored
 
 from forge import worker
 from forge.data.mixture import Mixture
+from forge.rundir.files import read_rows
 
 PHASES = "+data.phases.late={start_step:3,dataset_weights:{sea:0},lr_scale:0.25}"
 
@@ -55,6 +57,29 @@ def test_a_mixture_is_trained_on_by_weight_and_goes_on_where_it_was(mix, trained
     (other / "result.json").unlink()
     assert worker.main([str(other)]) == 0
     assert_bit_equal(stored(step_of(other, 6)), stored(step_of(whole, 6)))
+
+
+@pytest.mark.parametrize("loss_fn", ["cross_entropy", "chunked_cross_entropy"])
+def test_the_loss_of_each_source_is_that_of_its_rows(mix, trained, assembled, loss_fn):
+    """Of the first step, whose weights are the initial ones, over the targets that count."""
+    mix += " train.batch_size=8 train.global_batch_size=16"
+    path = trained(mix, f"objective.loss_fn={loss_fn} train.max_steps=1 metrics.log_interval=1")
+    loop = assembled(mix)
+    batches = next(loop.loader).batches
+    rows = torch.cat([batch["tokens"] for batch in batches])
+    targets = torch.cat([batch["targets"] for batch in batches])
+    sources = torch.tensor([loop.loader.order.find(n)[0] for n in range(len(rows))])
+    for source, name in enumerate(("sea", "sums")):
+        of = sources == source
+        with torch.no_grad():
+            logits = loop.model(rows[of]).flatten(0, 1)
+            expected = torch.nn.functional.cross_entropy(logits, targets[of].flatten())
+        assert logged(path, f"data/{name}/loss")[1] == pytest.approx(expected.item(), rel=1e-6)
+    assert not any(key.startswith(("train/ce", "train/targets")) for key in keys(path))
+
+
+def keys(path: Path) -> set[str]:
+    return {key for row in read_rows(path / "metrics.jsonl") for key in row}
 
 
 def test_sources_are_read_in_the_tokens_of_one_tokenizer(mix, assembled):

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from forge.config.field import Section, opt
+from forge.config.field import Condition, Section, opt
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Data(Section):
     prompt = ""
     tokenized = False  # whether it is tokens already, so that no tokenizer can learn from it
     mixes = False  # whether it is several corpora
+    streamed = False  # whether it is read while it trains, so that its length is not known
     _target_: str = MISSING
     val_fraction: float = opt(
         0.05, "share of documents held out for validation, chosen by a hash; 0 = none", ge=0, lt=1
@@ -199,6 +200,11 @@ class Synthetic(Data):
     )
 
 
+STREAMED = Condition(
+    lambda config, ranks: config.data.hf_streaming, "without data.hf_streaming=true"
+)
+
+
 @dataclass(kw_only=True)
 class HuggingFace(Data):
     """A dataset that the `datasets` library loads, of the hub or of this machine."""
@@ -216,3 +222,30 @@ class HuggingFace(Data):
     hf_dataset_text_field: str = opt("text", "column of the text")
     hf_data_dir: str | None = opt(None, "a directory inside the dataset; null = all of it")
     hf_data_files: str | None = opt(None, "files, or a glob of them, inside; null = all")
+    hf_streaming: bool = opt(
+        False, "read, tokenise and cut it while training, in the loader processes; prepare nothing"
+    )
+    stream_parts: int = opt(
+        64,
+        "parts that a stream is read in side by side, at most as many as its files or row groups; "
+        "each is read once where this is a multiple of micro-batch x ranks x loader processes, "
+        "else by several processes",
+        gt=0,
+        acts_when=STREAMED,
+    )
+    shuffle_buffer: int = opt(
+        1000,
+        "documents that are shuffled at a time in each part of a stream; 1 = as they come",
+        gt=0,
+        acts_when=STREAMED,
+    )
+    val_from_first: int = opt(
+        10_000,
+        "first documents of a stream, of which those are that are held out for validation",
+        gt=1,
+        acts_when=STREAMED,
+    )
+
+    @property
+    def streamed(self) -> bool:  # type: ignore[override]
+        return self.hf_streaming

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forge.config.data import Data
+from forge.config.data import Data, HuggingFace
 from forge.config.field import opt
 from forge.config.reading import WEIGHT, read_as, schema_of
 
 ANNEALING = "annealing"
+STREAMING = "hf_streaming"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,12 @@ class Mix(Data):
         """Whether a source is tokens already, of a tokenizer that all must have then."""
         entries = (entry for entry in self.sources.values() if isinstance(entry, Mapping))
         return any((schema := schema_of(self, entry)) and schema.tokenized for entry in entries)
+
+    @property
+    def streamed(self) -> bool:  # type: ignore[override]
+        """Whether a source is."""
+        entries = [entry for entry in self.sources.values() if isinstance(entry, Mapping)]
+        return any(schema_of(self, one) is HuggingFace and one.get(STREAMING) for one in entries)
 
     def source_sections(self) -> dict[str, Data]:
         """The section of each source; what is of all data is this one's."""

@@ -13,6 +13,7 @@ from typing import Any
 from forge.config.data import HuggingFace
 from forge.data.cache import cache_root
 from forge.data.corpus import Corpus
+from forge.data.hub_stream import FIELD, StreamSource, no_column, reason_of, stream
 from forge.data.reading import BadFile, Document
 from forge.data.rows import text_of
 
@@ -45,25 +46,26 @@ class Rows(Corpus):
         return digest.hexdigest()
 
 
-def dataset(section: HuggingFace) -> Corpus:
-    """A document for each row of a split. ValueError, naming the key: it cannot be loaded, or has
-    no such column.
+def dataset(section: HuggingFace) -> Corpus | StreamSource:
+    """A document for each row of a split, or a stream of them; what is held out as a whole is none.
+    ValueError, naming the key: it cannot be loaded, or has no such column.
     """
-    table, field = _load(section), section.hf_dataset_text_field
+    streaming = section.hf_streaming and section.held_out.share < 1
+    table, field = _load(section, streaming=streaming), section.hf_dataset_text_field
+    if streaming:
+        return stream(section, table)
     source = section.path or section.hf_dataset_name
     if field not in table.column_names:
-        columns = ", ".join(table.column_names)
-        what = f"{source} has no such column (its columns: {columns})"
-        raise ValueError(f"data.hf_dataset_text_field = {field}: {what}. Name one of them.")
+        raise ValueError(no_column(source, field, table.column_names))
 
     def read(name: Path) -> Iterator[Document]:
         number = 0
         for batch in table.select_columns([field]).iter(ROWS_AT_ONCE):
             for text in batch[field]:
                 number += 1
-                where, option = f"{name} row {number}", "data.hf_dataset_text_field"
+                where = f"{name} row {number}"
                 try:
-                    yield iter((text_of(where, {field: text}, field, option=option),))
+                    yield iter((text_of(where, {field: text}, field, option=FIELD),))
                 except UnicodeEncodeError as error:
                     raise BadFile(f"{where} is not UTF-8 text", "Leave it out") from error
 
@@ -78,11 +80,13 @@ def dataset(section: HuggingFace) -> Corpus:
     )
 
 
-def _load(section: HuggingFace) -> Any:
+def _load(section: HuggingFace, *, streaming: bool) -> Any:
     import datasets
-    from datasets.utils.logging import disable_progress_bar
+    from datasets.utils.logging import CRITICAL, disable_progress_bar, set_verbosity
 
     disable_progress_bar()
+    if streaming:
+        set_verbosity(CRITICAL)  # what is wrong is raised too
     source, split, path = section.hf_dataset_name, section.hf_dataset_split, Path(section.path)
     key = "data.hf_dataset_name"
     files: Any = {"data_files": section.hf_data_files} if section.hf_data_files else {}
@@ -95,8 +99,9 @@ def _load(section: HuggingFace) -> Any:
                 if split not in saved:
                     names = ", ".join(map(str, saved))
                     raise ValueError(f"its splits are {names}, and not {split}")
-                return saved[split]
-            return saved
+                saved = saved[split]
+            parts = min(section.stream_parts, max(len(saved), 1))
+            return saved.to_iterable_dataset(num_shards=parts) if streaming else saved
         if section.path and path.is_file():
             kind = path.suffixes[-2 if path.suffix == ".gz" else -1]
             source, files = BUILDERS.get(kind, kind[1:]), {"data_files": section.path}
@@ -106,13 +111,12 @@ def _load(section: HuggingFace) -> Any:
             split=split,
             data_dir=section.hf_data_dir,
             cache_dir=str(cache_root(section.cache_dir) / "huggingface"),
+            streaming=streaming,
             **files,
         )
     except Exception as error:  # the library raises its own, of many kinds
-        lines = [*str(error).splitlines(), type(error).__name__]
-        text = next(line for line in lines if line.strip()).strip().rstrip(".")
         fix = "Check its name, data.hf_dataset_config and data.hf_dataset_split"
         if isinstance(error, ConnectionError) or os.environ.get("HF_HUB_OFFLINE"):
             fix += "; without a network give a copy on this machine, data.path=my/dataset"
         where = section.path or section.hf_dataset_name
-        raise ValueError(f"{key} = {where}: {text}. {fix}.") from error
+        raise ValueError(f"{key} = {where}: {reason_of(error)}. {fix}.") from error

@@ -8,25 +8,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from forge.config.batch_sizes import BatchSizes
+from forge.data.micro_batches import Batch, Collates, MicroBatches, Read
 from forge.data.mixture import Mixture, MixtureOrder
 from forge.data.packing import Plan
 from forge.data.samples import Pieces, Samples
 from forge.data.store import TokenStore
-
-Batch = dict[str, Tensor]
-"""One micro-batch by field, [batch, ...] each; `tokens`, int64 [batch, seq], are what a model
-reads, and the objective that made it says what others there are.
-"""
+from forge.data.streams import Positions, Streamed, Unreadable, further, positions_of, state_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,28 +36,27 @@ class Step:
     n_targets: int
 
 
-class Collates(Protocol):
-    """What makes batches: an objective. It is sent to loader processes."""
-
-    def collate(self, samples: Samples, /) -> Batch: ...
-
-    def count(self, samples: Samples, /) -> int: ...
-
-
-def count_samples(text: TokenStore | Mixture, seq_len: int) -> int:
-    """Samples of an epoch, in which a mixture has as many as all of its sources. ValueError: a
-    source has none.
+def count_samples(text: TokenStore | Streamed | Mixture, seq_len: int) -> int | None:
+    """Samples of an epoch, in which a mixture has as many as all of its sources; None where one is
+    streamed. ValueError: a source has none.
     """
-    return sum(_of_sources(Mixture.of(text), seq_len))
+    return _total(_of_sources(Mixture.of(text), seq_len))
 
 
-def _of_sources(mixture: Mixture, seq_len: int) -> list[int]:
+def _total(samples: Sequence[int | None]) -> int | None:
+    known = [number for number in samples if number is not None]
+    return sum(known) if len(known) == len(samples) else None
+
+
+def _of_sources(mixture: Mixture, seq_len: int) -> list[int | None]:
     """Samples of each source: those of its plan, else windows of seq_len + 1 tokens, seq_len
-    apart.
+    apart; None where they are not known.
     """
     return [
         _planned(name, mixture.plans[name])
         if name in mixture.plans
+        else None
+        if isinstance(store, Streamed)
         else _windows(name, store, seq_len)
         for name, store in mixture.stores.items()
     ]
@@ -90,79 +85,18 @@ def _of(name: str) -> str:
     return f" of data.sources.{name}" if name else ""
 
 
-class _MicroBatches:
-    """The dataset of loader processes: micro-batches by the number of their first sample."""
-
-    def __init__(
-        self,
-        mixture: Mixture,
-        objective: Collates,
-        *,
-        seq_len: int,
-        order: MixtureOrder,
-        batch_size: int,
-        repeat_samples: int,
-        rank: int,
-        num_ranks: int,
-        end_of_text: int | None,
-    ) -> None:
-        self.mixture, self.names = mixture, tuple(mixture.stores)
-        self.objective, self.seq_len, self.order = objective, seq_len, order
-        self.end_of_text = end_of_text
-        self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
-        self.repeat_samples = repeat_samples
-
-    def __getitem__(self, first_sample: int) -> tuple[Batch, int]:
-        """The batch of this rank; and the number of targets of all ranks, which each finds by
-        itself. first_sample: of all ranks.
-        """
-        own = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
-        of_all = self._samples(first_sample, self.num_ranks * self.batch_size)
-        batch = self.objective.collate(own)
-        if len(self.names) > 1:
-            batch["sources"] = self._sources(own, rows=len(batch["tokens"]))
-        return batch, self.objective.count(of_all)
-
-    def _sources(self, samples: Samples, rows: int) -> Tensor:
-        """Of which source each row is: uint8 [rows, sources], with a single 1 in each row."""
-        sources = torch.tensor([self.order.find(self._read(n))[0] for n in samples.numbers])
-        each = sources.repeat_interleave(rows // len(samples))
-        return torch.nn.functional.one_hot(each, len(self.names)).to(torch.uint8)
-
-    def _samples(self, first: int, number: int) -> Samples:
-        return Samples(
-            seq_len=self.seq_len,
-            numbers=range(first, first + number),
-            find=self._find,
-            masked=self.mixture.masked,
-            end_of_text=self.end_of_text,
-        )
-
-    def _read(self, sample: int) -> int:
-        """The sample that is read in its place, where the first ones are read over and over."""
-        return sample % self.repeat_samples if self.repeat_samples else sample
-
-    def _find(self, sample: int) -> tuple[TokenStore, Pieces]:
-        """The store of a sample, and what it is made of there."""
-        source, number = self.order.find(self._read(sample))
-        name = self.names[source]
-        if name in self.mixture.plans:
-            return self.mixture.stores[name], self.mixture.plans[name].pieces_of(number)
-        start = number * self.seq_len
-        return self.mixture.stores[name], [(start, start + self.seq_len + 1)]
-
-
 class TrainLoader:
     """An endless iterator of steps for one rank.
 
     A step is the next G samples, G = grad_accum_steps * num_ranks * batch_size, or as `sizes` has
     it; each micro-batch takes the next num_ranks * batch_size, and each rank its contiguous part.
-    So the global batch depends on G only, and the whole state is the number of samples handed out.
+    So the global batch depends on G only, and the whole state is the number of samples handed out,
+    and where what is streamed goes on.
     """
 
     def __init__(
         self,
-        text: TokenStore | Mixture,
+        text: TokenStore | Streamed | Mixture,
         objective: Collates,
         *,
         seq_len: int,
@@ -190,12 +124,13 @@ class TrainLoader:
         self.samples = start_sample
         mixture = Mixture.of(text)
         samples = _of_sources(mixture, seq_len)
-        self.sources, self.samples_per_epoch = tuple(mixture.stores), sum(samples)
+        self.sources, self.samples_per_epoch = tuple(mixture.stores), _total(samples)
+        self.streams = any(isinstance(one, Streamed) for one in mixture.stores.values())
         self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
         self.sizes = sizes or BatchSizes.constant(grad_accum_steps * self._stride)
         phases = [(self.sizes.samples(one.start_step), one.weights) for one in mixture.phases]
         self.order = MixtureOrder(samples, phases or [(0, [1.0])], seed=seed, shuffle=shuffle)
-        self._dataset = _MicroBatches(
+        self._dataset = MicroBatches(
             mixture,
             objective,
             seq_len=seq_len,
@@ -209,13 +144,14 @@ class TrainLoader:
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._prefetch_factor = prefetch_factor
-        self._stream: Iterator[tuple[Batch, int]] | None = None
+        self._positions: dict[str, Positions] = {}
+        self._stream: Iterator[Read | Unreadable] | None = None
         self.waited = 0.0  # seconds in which steps were waited for, since somebody set it to 0
 
     @property
-    def epoch(self) -> float:
-        """Passes over the training split so far."""
-        return self.samples / self.samples_per_epoch
+    def epoch(self) -> float | None:
+        """Passes over the training split so far; None where its length is not known."""
+        return self.samples / self.samples_per_epoch if self.samples_per_epoch else None
 
     def __iter__(self) -> TrainLoader:
         return self
@@ -225,15 +161,24 @@ class TrainLoader:
             self._stream = self._open_stream()
         size = self.sizes.of_step_at(self.samples)
         begin = time.perf_counter()
-        read = [next(self._stream) for _ in range(size // self._stride)]
+        read = [self._next(self._stream) for _ in range(size // self._stride)]
         self.waited += time.perf_counter() - begin
         self.samples += size
-        batches = [batch for batch, _ in read]
+        for one in read:
+            self._positions = further(self._positions, one.positions)
+        batches = [one.batch for one in read]
         return Step(
             batches=batches,
             n_tokens=self._num_ranks * sum(batch["tokens"].numel() for batch in batches),
-            n_targets=sum(count for _, count in read),
+            n_targets=sum(one.n_targets for one in read),
         )
+
+    @staticmethod
+    def _next(stream: Iterator[Read | Unreadable]) -> Read:
+        read = next(stream)
+        if isinstance(read, Unreadable):
+            raise ValueError(str(read))
+        return read
 
     def realised(self) -> dict[str, int]:
         """How many of the samples handed out so far are of each source of a mixture, by name."""
@@ -249,20 +194,22 @@ class TrainLoader:
         before = max(int(self.sizes.steps(self.samples)) - steps, 0)
         return self.sizes.samples(before), self.samples - 1
 
-    def state_dict(self) -> dict[str, int]:
-        return {"samples": self.samples}
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank knows of where all are; `forge.data.streams.joined` has what all know."""
+        return state_of(self.samples, self._positions)
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind the samples of `state`, on any number of ranks."""
         self.close()
-        self.samples = state["samples"]
+        self.samples, self._positions = state["samples"], positions_of(state)
 
     def close(self) -> None:
         """End the loader processes; the next step starts new ones."""
         self._stream = None
 
-    def _open_stream(self) -> Iterator[tuple[Batch, int]]:
+    def _open_stream(self) -> Iterator[Read | Unreadable]:
         first_samples = count(self.samples, self._stride)
+        self._dataset.go_on_from(self._positions)
         if self._num_workers == 0:
             stream = map(self._dataset.__getitem__, first_samples)
             return map(_pinned, stream) if self._pin_memory else stream
@@ -278,9 +225,10 @@ class TrainLoader:
         return iter(loader)
 
 
-def _pinned(read: tuple[Batch, int]) -> tuple[Batch, int]:
-    batch, n_targets = read
-    return {name: tensor.pin_memory() for name, tensor in batch.items()}, n_targets
+def _pinned(read: Read | Unreadable) -> Read | Unreadable:
+    if isinstance(read, Unreadable):
+        return read
+    return read._replace(batch={name: one.pin_memory() for name, one in read.batch.items()})
 
 
 def _leave_signals_to_the_rank(worker: int) -> None:

@@ -21,6 +21,7 @@ from forge.config.mixture import Phase
 from forge.data.order import SampleOrder, permute
 from forge.data.packing import Plan
 from forge.data.store import TokenStore
+from forge.data.streams import Streamed
 
 BLOCK = 1024
 
@@ -33,12 +34,12 @@ class Mixture:
     plans: of the samples of those sources that are not cut at every seq_len.
     """
 
-    stores: Mapping[str, TokenStore]
+    stores: Mapping[str, TokenStore | Streamed]
     phases: tuple[Phase, ...] = ()
     plans: Mapping[str, Plan] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, text: TokenStore | Mixture) -> Mixture:
+    def of(cls, text: TokenStore | Streamed | Mixture) -> Mixture:
         return text if isinstance(text, Mixture) else cls(stores={"": text})
 
     @cached_property
@@ -51,14 +52,15 @@ class MixtureOrder:
 
     def __init__(
         self,
-        windows: Sequence[int],
+        windows: Sequence[int | None],
         phases: Sequence[tuple[int, Sequence[float]]],
         *,
         seed: int,
         shuffle: bool = True,
     ) -> None:
-        """windows: of each source. phases: (first sample, weights of the sources) each, the first
-        from sample 0. shuffle: whether the windows of a source are permuted.
+        """windows: of each source, None of a stream, which is read as it comes. phases: (first
+        sample, weights of the sources) each, the first from sample 0. shuffle: whether the windows
+        of a source are permuted.
         """
         self.seed = seed
         self.starts = [start for start, _ in phases]
@@ -66,10 +68,10 @@ class MixtureOrder:
         self.bounds = [_cumulated(weights) for _, weights in phases]
         # A source alone has the order that it has without a mixture.
         alone = len(windows) == 1
-        seeds = [seed if alone else f"{seed}/{source}" for source in range(len(windows))]
+        self.seeds = [seed if alone else f"{seed}/{source}" for source in range(len(windows))]
         self.orders = [
-            SampleOrder(n, seed=key if shuffle else None)
-            for n, key in zip(windows, seeds, strict=True)
+            SampleOrder(n, seed=key if shuffle else None) if n is not None else None
+            for n, key in zip(windows, self.seeds, strict=True)
         ]
         self._drawn = [[0] * len(windows)]  # of each source, before each phase
         self._block: tuple[int, int] | None = None
@@ -77,11 +79,10 @@ class MixtureOrder:
         self._numbers: list[int] = []
 
     def find(self, sample: int) -> tuple[int, int]:
-        """(source, window of it) of a sample."""
-        if len(self.orders) == 1:
-            return 0, self.orders[0].window(sample)
-        source, number = self.draw(sample)
-        return source, self.orders[source].window(number)
+        """(source, window of it) of a sample; of a stream how many samples of it come before."""
+        source, number = self.draw(sample) if len(self.orders) > 1 else (0, sample)
+        order = self.orders[source]
+        return source, number if order is None else order.window(number)
 
     def draw(self, sample: int) -> tuple[int, int]:
         """(source, how many samples of it come before) of a sample."""

@@ -29,6 +29,7 @@ from forge.data.cache import cache_root, one_builder
 from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS
 from forge.data.fingerprint import hash_file
+from forge.data.hub_stream import StreamSource
 from forge.data.manifest import MANIFEST_FILE, read_manifest, write_manifest
 from forge.data.mixed import Mixed
 from forge.data.parts import DOCUMENTS, OFFSET, TOKENIZER, Tally, encode_part, parts_of
@@ -86,7 +87,10 @@ def prepare_shards(
     processes: 1 = this one alone, with the threads of the tokenizers library. ValueError: no text,
     bad text, no tokenizer, OUT holds something else or cannot be written.
     """
-    corpus: Corpus | TokenSource | Mixed = build(data, path="data")
+    corpus: Corpus | TokenSource | StreamSource | Mixed = build(data, path="data")
+    if isinstance(corpus, StreamSource):
+        what = "a stream is read while it trains, and not prepared"
+        raise ValueError(f"data.hf_streaming=true: {what}. Leave it out to prepare the text.")
     if isinstance(corpus, Mixed):
         what = "shards are of one corpus, and this mixes several"
         raise ValueError(f"data: {what}. Prepare each by itself; data=mix mixes shards too.")

@@ -19,6 +19,8 @@ from forge.data.cache import cache_root, explained, one_builder, replacing
 from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
 from forge.data.fingerprint import hash_file, hash_json
+from forge.data.held_out import hold_out
+from forge.data.hub_stream import StreamSource
 from forge.data.joined import Joined
 from forge.data.manifest import read_manifest, write_manifest
 from forge.data.mixed import Mixed
@@ -27,6 +29,7 @@ from forge.data.reading import BadFile
 from forge.data.shards import COUNTED, FORMAT, INDEX_FILE, BrokenStore, IndexedStore
 from forge.data.split import TrainingText, split_corpus
 from forge.data.store import TokenStore
+from forge.data.streams import Streamed
 from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
 from forge.data.tokens import NoText, TokenSource
 
@@ -42,7 +45,7 @@ class Prepared:
     """A tokenizer and the text in its tokens. sets: what is evaluated besides, by name."""
 
     tokenizer: Tokenizer
-    train: TokenStore | Mixture
+    train: TokenStore | Streamed | Mixture
     val: TokenStore
     manifest: dict[str, Any]
     sets: dict[str, TokenStore] = field(default_factory=dict)
@@ -64,10 +67,12 @@ def prepare(
     """
     if data.validation:
         return _validated_elsewhere(data, tokenizer, build, progress)
-    corpus: Corpus | TokenSource | Mixed = build(data, path="data")
+    corpus: Corpus | TokenSource | StreamSource | Mixed = build(data, path="data")
     if isinstance(corpus, TokenSource):
         return _in_place(corpus, data, tokenizer, build)
     root = cache_root(data.cache_dir)
+    if isinstance(corpus, StreamSource):
+        return _streamed(corpus, tokenizer, root, build=build, progress=progress)
     if isinstance(corpus, Mixed):
         return _prepare_mixed(corpus, tokenizer, root, build=build, progress=progress)
     with explained(root):
@@ -166,7 +171,7 @@ def _shared_tokenizer(
     corpora: dict[str, Corpus] = {}
     identity: dict[str, Any] = {"format": FORMAT, "tokenizer": identity_of(section), "corpora": []}
     for name, part in mixed.sections.items():
-        if part.tokenized:
+        if part.tokenized or part.streamed:
             continue
         with _named(f"data.sources.{name}"):
             corpora[name] = build(part, path="data")
@@ -225,8 +230,7 @@ def _in_place(
     source: TokenSource, data: Data, section: TokenizerSection | Tokenizer, build: Build
 ) -> Prepared:
     """Tokens that are not copied."""
-    made = isinstance(section, Tokenizer)
-    tokenizer = section if made else build(section, path="tokenizer", text=NoText())
+    tokenizer = _without_text(section, build)
     train, val = source.splits(tokenizer, data.held_out.share)
     stores = {"train": train, "val": val}
     manifest = {
@@ -237,6 +241,39 @@ def _in_place(
         },
         "source": source.source,
         "files": source.n_files,
+    }
+    return Prepared(tokenizer=tokenizer, train=train, val=val, manifest=manifest)
+
+
+def _without_text(section: TokenizerSection | Tokenizer, build: Build) -> Tokenizer:
+    if isinstance(section, Tokenizer):
+        return section
+    return build(section, path="tokenizer", text=NoText())
+
+
+def _streamed(
+    source: StreamSource,
+    section: TokenizerSection | Tokenizer,
+    root: Path,
+    *,
+    build: Build,
+    progress: Progress,
+) -> Prepared:
+    """Text that is read while it trains; its validation split is kept."""
+    tokenizer = _without_text(section, build)
+    val, digests, more = Joined(()), frozenset(), {}
+    if source.section.held_out:
+        val, digests, more = hold_out(source, tokenizer, root, progress)
+    train = source.tokens(tokenizer, digests)
+    manifest = {
+        "tokenizer": facts_of(tokenizer),
+        "splits": {
+            "train": {"parts": len(source.parts), "sha256": train.fingerprint},
+            "val": {"tokens": len(val), "sha256": val.fingerprint},
+        },
+        "held_out": more,
+        "source": source.source,
+        "units": len(source.units.names),
     }
     return Prepared(tokenizer=tokenizer, train=train, val=val, manifest=manifest)
 

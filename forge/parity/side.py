@@ -10,6 +10,7 @@ import torch
 from forge.config.root import Config
 from forge.data.mixture import Mixture
 from forge.data.store import TokenStore
+from forge.data.streams import Streamed
 from forge.data.tokenizer import Tokenizer
 from forge.parallel.gather import Tensors, gather
 from forge.parallel.ranks import Ranks
@@ -50,7 +51,7 @@ class Record:
 def measure(
     config: Config,
     ranks: Ranks,
-    text: TokenStore | Mixture,
+    text: TokenStore | Streamed | Mixture,
     *,
     dtype: torch.dtype,
     steps: int = 5,

@@ -19,6 +19,7 @@ from forge.data.mixture import Mixture
 from forge.data.packing import plan
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.store import TokenStore
+from forge.data.streams import Streamed
 from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
@@ -64,7 +65,8 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
             f"data: {pieces:,} pieces of documents{f' of {name}' if name else ''} in {len(one):,} "
             f"sequences, which are {full:.1%} full   (data.packing={config.data.packing})"
         )
-    found = fit_epochs(fitted, count_samples(text, config.train.seq_len), derived)
+    samples = count_samples(text, config.train.seq_len)
+    found = [] if samples is None else fit_epochs(fitted, samples, derived)
     for one in found:
         say(f"{one.key} = {one.value}   ({one.why})")
     if not config.eval.sample_prompts:
@@ -73,7 +75,11 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
             longest = config.model.max_seq_len // 2
             split, begins = "validation", prepared.val
             if not len(begins):
-                split, begins = "training", next(iter(text.stores.values()))
+                first = next(iter(text.stores.values()))
+                begins = (
+                    first.opening(config.train.seq_len) if isinstance(first, Streamed) else first
+                )
+                split = "training"
             prompt = opening(begins, prepared.tokenizer, longest)
             why = f"the {split} split begins with it"
         fitted.eval.sample_prompts = [prompt]
@@ -89,7 +95,7 @@ def derived_file(run_dir: Path) -> Path:
 
 def train_loader(
     config: Config,
-    text: TokenStore | Mixture,
+    text: TokenStore | Streamed | Mixture,
     objective: Objective,
     ranks: Ranks,
     device: torch.device,
@@ -114,7 +120,7 @@ def train_loader(
     )
 
 
-def planned(config: Config, text: TokenStore | Mixture, tokenizer: Tokenizer) -> Mixture:
+def planned(config: Config, text: TokenStore | Streamed | Mixture, tokenizer: Tokenizer) -> Mixture:
     """A text with plans of which documents share a sequence, where data cuts them otherwise than
     at every seq_len.
     """
@@ -123,7 +129,8 @@ def planned(config: Config, text: TokenStore | Mixture, tokenizer: Tokenizer) ->
         return mixture
     how: Any = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
     how |= {"policy": data.packing, "max_segments": most}
-    plans = {name: plan(store, **how) for name, store in mixture.stores.items()}
+    stores = {n: one for n, one in mixture.stores.items() if not isinstance(one, Streamed)}
+    plans = {name: plan(store, **how) for name, store in stores.items()}
     return replace(mixture, plans=plans)
 
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from forge.config.objective import is_higher_better
+from forge.data.streams import joined
 from forge.optim.modes import Modes
 from forge.rundir.files import row_sizes
 from forge.rundir.progress import row_files
@@ -79,6 +80,7 @@ class Saving(Callback):
                 "best_by": self.metric,
                 "higher_is_better": is_higher_better(self.metric),
                 "train": loop.state.state_dict(),
+                "loader": self._place(loop),
                 "seconds": loop.clock.total(),
                 "data": self.session.data_identity,
                 "scaler": self.session.scaler.state_dict(),
@@ -123,6 +125,11 @@ class Saving(Callback):
         """
         moments = [*loop.acting_at("on_step_start"), *loop.acting_at("on_gradients")]
         return isinstance(loop.optimizer, Modes) or any(one is not self for one in moments)
+
+    def _place(self, loop: Loop) -> dict[str, Any]:
+        """Where the run is in its data. Of a stream each rank knows what it has read itself."""
+        own = loop.loader.state_dict()
+        return joined(self.ranks.of_all(own)) if loop.loader.streams else own
 
     def _is_best(self, loop: Loop) -> bool:
         step, metrics = self.evaluated

@@ -128,7 +128,10 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
         load_state(start.meta, tensors, loop)
         if not same_text:
             loop.state.samples = 0
-        loop.loader.load_state_dict({"samples": loop.state.samples})
+        place = {"samples": loop.state.samples}
+        if same_text:
+            place |= start.meta.get("loader", {})  # older checkpoints have none
+        loop.loader.load_state_dict(place)
         source = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
         where = "where it stopped in the data"
         if not same_text:

@@ -47,6 +47,7 @@ def needs(file: str, folder: Path) -> list[str]:
         "data/text": [f"data.path={folder / 'my.txt'}"],
         "data/pairs": [f"data.path={folder / 'my.txt'}"],
         "data/hf": [f"data.path={folder / 'my.txt'}"],
+        "data/parquet": [f"data.path={folder / 'my.txt'}", "tokenizer=bytes"],
         "data/shards": [f"data.path={folder}", "data.file_pattern=*.txt", "tokenizer=bytes"],
         "data/synthetic": ["tokenizer=bytes"],
         "data/mix": [f"+data.sources.mine.path={folder / 'my.txt'}"],

@@ -64,7 +64,9 @@ class Case:
     def typed(self, text: str) -> list[str]:
         words = shlex.split(text.replace("{tmp}", str(self.place)))
         untrained = any(
-            word.startswith(("tokenizer=", "data=synthetic")) or "{data:synthetic}" in word
+            word.startswith(("tokenizer=", "data=synthetic", "data=parquet"))
+            or "{data:synthetic}" in word
+            or "hf_streaming:true" in word
             for word in words
         )
         return [*(s for s in SMALL if not (untrained and s.startswith("tokenizer."))), *words]

@@ -16,6 +16,7 @@ from forge.resolve.rules import (
     packing,
     run,
     run_directory,
+    streaming,
     training,
 )
 
@@ -23,6 +24,7 @@ OF_COMPONENTS = [sys.modules[name] for name in schemas.modules()]
 OF_ALL = (
     model,
     packing,
+    streaming,
     training,
     mixture,
     evaluation,

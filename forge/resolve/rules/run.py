@@ -69,9 +69,12 @@ def file_pattern(data: Shards) -> Findings:
 
 @rule("tokenizer.trained")
 def trained(data: Data, tokenizer: BPE) -> Findings:
-    """tokenizer=bpe is trained on text, and data that is tokens already has none."""
-    if data.tokenized:
-        fix = "the one of these tokens, tokenizer=file tokenizer.path=my/tokenizer.json; "
+    """tokenizer=bpe is trained on text, and data that is tokens already has none; a stream is not
+    read before training.
+    """
+    if data.tokenized or data.streamed:
+        one = "the one of these tokens" if data.tokenized else "one that is trained already"
+        fix = f"{one}, tokenizer=file tokenizer.path=my/tokenizer.json; "
         yield "tokenizer", fix + "tokenizer=bytes"
 
 

@@ -1,0 +1,106 @@
+"""What is held out of a stream: some of its first documents, by their hash, kept as tokens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forge.config.data import HuggingFace
+from forge.data.cache import explained, one_builder, replacing
+from forge.data.fingerprint import hash_file, hash_json
+from forge.data.hub_stream import StreamSource
+from forge.data.manifest import read_manifest, write_manifest
+from forge.data.shards import FORMAT, INDEX_FILE, BrokenStore, IndexedStore, ShardWriter
+from forge.data.split import HASH_RANGE
+from forge.data.streams import DIGEST_BYTES, digest_of
+from forge.data.tokenizer import Tokenizer
+
+STORE, DIGESTS = "val", "held_out.bin"
+log = logging.getLogger(__name__)
+HeldOut = tuple[IndexedStore, frozenset[bytes], dict[str, Any]]
+"""The tokens of the documents, their digests, and a manifest."""
+
+
+def hold_out(
+    source: StreamSource, tokenizer: Tokenizer, root: Path, progress: Callable[[str, float], None]
+) -> HeldOut:
+    """From the cache or made now. ValueError: no text, or too little to hold some out."""
+    section: HuggingFace = source.section
+    identity = {
+        "format": FORMAT,
+        "stream": source.fingerprint,
+        "from_first": section.val_from_first,
+        "held_out": asdict(section.held_out),
+        "tokenizer": tokenizer.fingerprint,
+    }
+    entry = root / "data" / f"stream-{hash_json(identity)[:16]}"
+    with explained(root):
+        if (found := _open(entry, log.debug)) is not None:
+            return found
+        with one_builder(entry):
+            # The process that held the lock before may have made it.
+            if (found := _open(entry, log.warning)) is not None:
+                return found
+            progress("hold out the validation split", 0.0)
+            with replacing(entry) as directory:
+                _make(directory, source, tokenizer, identity)
+        found = _open(entry, log.warning)
+    assert found is not None, f"{entry} is broken right after it was written"
+    return found
+
+
+def _open(entry: Path, on_broken: Callable[..., None]) -> HeldOut | None:
+    if not entry.exists():
+        return None
+    try:
+        manifest = read_manifest(entry)
+        store = IndexedStore(entry / STORE)
+        store.verify()
+    except BrokenStore as error:
+        on_broken("what is held out in %s is damaged and is made anew: %s", entry, error)
+        return None
+    kept = (entry / DIGESTS).read_bytes()
+    digests = (kept[at : at + DIGEST_BYTES] for at in range(0, len(kept), DIGEST_BYTES))
+    return store, frozenset(digests), manifest
+
+
+def _make(
+    directory: Path, source: StreamSource, tokenizer: Tokenizer, identity: dict[str, Any]
+) -> None:
+    """As `split_corpus` has it, but among the first documents, and each as a whole."""
+    section: HuggingFace = source.section
+    texts = [*source.first(section.val_from_first)]
+    if not texts:
+        raise ValueError(f"data: there is no text in {source.source}. Give some to train on.")
+    digests = [digest_of(text) for text in texts]
+    values = sorted({int.from_bytes(digest, "little") for digest in digests})
+    if len(values) == 1:
+        what = f"{source.source} has one document, too little to hold some out for validation"
+        fix = "Give more text; or other text to validate on, data.validation"
+        raise ValueError(f"data: {what}. {fix}.")
+    if (number := section.held_out.documents) >= len(values):
+        what = f"the first {len(texts):,} have {len(values):,} different ones, and some must be "
+        fix = "Hold out fewer, or look at more with data.val_from_first"
+        raise ValueError(f"data.val_documents = {number}: {what}left to train on. {fix}.")
+    wanted = values[number] if number else round(section.held_out.share * HASH_RANGE)
+    threshold = min(max(wanted, values[0] + 1), values[-1])
+    below = [int.from_bytes(digest, "little") < threshold for digest in digests]
+    held = [text for text, is_held in zip(texts, below, strict=True) if is_held]
+    writer = ShardWriter(directory / STORE, vocab_size=tokenizer.vocab_size)
+    for ids in tokenizer.encode_batch(held):
+        writer.append(np.array([*ids, tokenizer.eos_id], dtype=np.uint32))
+    writer.close(n_bytes=sum(len(text.encode()) for text in held), n_documents=len(held))
+    kept = sorted({digest for digest, is_held in zip(digests, below, strict=True) if is_held})
+    (directory / DIGESTS).write_bytes(b"".join(kept))
+    files = (f"{STORE}/{INDEX_FILE}", DIGESTS)
+    manifest = {
+        "identity": identity,
+        "looked_at": len(texts),
+        "sha256": {name: hash_file(directory / name) for name in files},
+    }
+    write_manifest(directory, manifest)

@@ -1,0 +1,38 @@
+"""Rules on text that is read while it trains."""
+
+from __future__ import annotations
+
+from forge.config.data import Data
+from forge.config.rule import Findings, rule
+from forge.config.train import Train
+
+
+@rule("data.streamed_epochs", "data.hf_streaming", "data.sources", "train.max_epochs")
+def epochs(data: Data, train: Train) -> Findings:
+    """The length of a stream is not known, so that train.max_epochs cannot end a run on one."""
+    if data.streamed and train.max_epochs:
+        yield "train.max_epochs", "train.max_epochs=0, and train.max_steps=... ends the run"
+
+
+@rule(
+    "data.streamed_packing",
+    "data.hf_streaming",
+    "data.sources",
+    "data.packing",
+    "data.max_segments_per_seq",
+)
+def packing(data: Data) -> Findings:
+    """Which documents of a stream share a sequence is not planned: it is cut at every seq_len."""
+    if not data.streamed:
+        return
+    if data.packing != "concat_then_split":
+        yield "data.packing", "data.packing=concat_then_split"
+    elif data.max_segments_per_seq > 0:
+        yield "data.max_segments_per_seq", "data.max_segments_per_seq=-1"
+
+
+@rule("data.streamed_overfit", "data.hf_streaming", "data.sources", "data.overfit_batches")
+def overfit(data: Data) -> Findings:
+    """A stream goes forward, and data.overfit_batches goes back to its beginning."""
+    if data.streamed and data.overfit_batches:
+        yield "data.overfit_batches", "data.overfit_batches=0"

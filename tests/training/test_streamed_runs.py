@@ -1,0 +1,149 @@
+"""Runs on text that is read while it trains: on other ranks, killed, and on files that break."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas
+import pytest
+from going_on_helpers import take
+from run_helpers import assert_bit_equal, logged, meta, step_of, stored
+from tiny import TINY
+
+from forge import worker
+from forge.launch.local.processes import free_port
+
+SMALL = [
+    "tokenizer=bytes",
+    *(option for option in TINY if "vocab_size" not in option),
+    "scheduler=constant",
+    "checkpoint.interval=2",
+    "checkpoint.keep_last_n=0",
+    "data.stream_parts=6",
+    "data.shuffle_buffer=5",
+    "data.val_from_first=40",
+]
+WORDS = ["the", "a", "of", "sea", "ship", "whale", "white", "captain"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """240 documents in three Parquet files, in row groups of 20; a step reads some 6."""
+    made, draw = tmp_path_factory.mktemp("parquet"), random.Random(0)
+    for number in range(3):
+        texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 5))) for _ in range(80)]
+        pandas.DataFrame({"text": texts}).to_parquet(made / f"{number}.parquet", row_group_size=20)
+    return made
+
+
+def begin(run_dir: Path, data: Path, *more: str) -> Path:
+    common = ["data=parquet", f"data.path={data}", f"run.dir={run_dir}", *SMALL]
+    return take(*common, *more)[0]
+
+
+def train(run_dir: Path, data: Path, *more: str, ranks: int = 1) -> Path:
+    """On forked ranks, to the end."""
+    path = begin(run_dir, data, *more)
+    where = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    fork = multiprocessing.get_context("fork").Process
+    processes = [fork(target=rank_of, args=(path, rank, where)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(90)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    error = path / "error.json"
+    assert codes == [0] * ranks, (codes, error.exists() and error.read_text())
+    return path
+
+
+def rank_of(path: Path, rank: int, where: dict[str, str]) -> None:
+    os.environ.update(where | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    os._exit(worker.main([str(path)]))
+
+
+def test_a_run_on_two_ranks_goes_on_on_one(folder: Path, tmp_path: Path) -> None:
+    """A checkpoint says the same of the place in the text, whatever ranks and loader processes
+    were, and the losses are those of one rank.
+    """
+    batch = "train.global_batch_size=8"
+    whole = train(tmp_path / "one", folder, batch, "train.batch_size=8", "train.max_steps=40")
+    two = ["parallel.dp_shard=2", "train.batch_size=4", "train.max_steps=20", "data.num_workers=1"]
+    other = train(tmp_path / "two", folder, batch, *two, ranks=2)
+    place = meta(step_of(other, 20))["loader"]
+    assert place == meta(step_of(whole, 20))["loader"]
+    assert place["samples"] == 160
+    assert len(place["streams"][""]) == 6
+    train(other, folder, batch, "train.batch_size=4", "train.max_steps=40")
+    assert meta(step_of(other, 40))["loader"] == meta(step_of(whole, 40))["loader"]
+    positions = meta(step_of(other, 40))["loader"]["streams"][""].values()
+    assert any(int(one.split()[0]) > 0 for one in positions)  # in the next epoch by then
+    assert logged(other, "train/loss") == pytest.approx(logged(whole, "train/loss"), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ends_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
+    """Of the whole group, in the middle of training; with loader processes."""
+    common = ["data=parquet", f"data.path={folder}", *SMALL]
+    common += ["train.max_steps=40", "data.num_workers=2", "checkpoint.interval=5"]
+    whole = train(tmp_path / "whole", folder, *common[2:])
+    place = tmp_path / "killed"
+    command = [sys.executable, "-m", "forge.train", *common, f"run.dir={place}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    end = time.monotonic() + 60
+    while not step_of(place, 5).exists() and time.monotonic() < end:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert not (place / "result.json").exists()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    assert again.returncode == 0, again.stderr
+    assert "where it stopped in the data" in again.stdout + again.stderr
+    assert_bit_equal(stored(step_of(place, 40)), stored(step_of(whole, 40)))
+    assert logged(place, "train/loss") == logged(whole, "train/loss")
+    assert meta(step_of(place, 40))["loader"] == meta(step_of(whole, 40))["loader"]
+
+
+def broken(folder: Path, capfd: pytest.CaptureFixture[str], *more: str) -> str:
+    """What is said of a run whose text breaks while it trains."""
+    path = begin(folder / "run", folder / "corpus", "train.max_steps=40", *more)
+    assert worker.main([str(path)]) == 2
+    said = capfd.readouterr().err.replace(str(folder), "DIR")
+    assert "DataLoader worker" not in said
+    return said.partition("\n(the traceback")[0].strip()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_is_not_complete_is_named_and_the_checkpoint_is_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int
+) -> None:
+    """It is found in the middle of training, which goes on once the file is mended."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    lines = [json.dumps({"text": f"the ship number {n} was white"}) for n in range(120)]
+    (corpus / "a.jsonl").write_text("\n".join(lines[:60]))
+    bad, whole = corpus / "b.jsonl", "\n".join(lines[60:])
+    bad.write_text(whole[:-20] + 20 * "#")
+    options = ["data.stream_parts=1", "data.shuffle_buffer=1", f"data.num_workers={workers}"]
+    said = broken(tmp_path, capfd, *options)
+    assert "data: cannot read DIR/corpus/b.jsonl after row 0 (" in said
+    assert said.endswith("Check that it is complete.")
+    run = tmp_path / "run"
+    step = max(int(path.name[5:]) for path in (run / "checkpoints").glob("step_*"))
+    assert step >= 10
+    assert meta(step_of(run, step))["loader"]["samples"] == 4 * step
+    bad.write_text(whole)
+    assert worker.main([str(run)]) == 0
+    assert max(logged(run, "train/loss")) == 40
+    again = train(tmp_path / "again", corpus, "train.max_steps=40", *options)
+    assert logged(run, "train/loss") == logged(again, "train/loss")

@@ -113,9 +113,10 @@ def _summary(out: Path, manifest: dict[str, Any]) -> str:
     named = ", ".join(counted(number, *noun) for noun, number in left_out.items() if number)
     more = f" ({read['duplicate_bytes']:,} bytes)" if read["duplicates"] else ""
     rows.append(f"  left out: {named or 'nothing'}{more}")
-    rows.append(
-        f"  train on it: data=shards data.path={out} tokenizer=file tokenizer.path={out}/tokenizer"
-    )
+    from forge.data.tokenizer import Tokenizer
+
+    own = out / "tokenizer"
+    rows.append(f"  train on it: data=shards data.path={out} {Tokenizer.load(own).typed(own)}")
     return "\n".join(rows)
 
 

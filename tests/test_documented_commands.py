@@ -1,5 +1,6 @@
 """Every command in the README and the docs composes and resolves."""
 
+import base64
 import json
 import re
 import shlex
@@ -49,7 +50,20 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "corpus.jsonl").write_text('{"body": "text"}\n')
     (tmp_path / "my" / "tokens" / "tokenizer").mkdir(parents=True)
     (tmp_path / "my" / "tokens" / "a.npy").touch()
-    for name in ("tokenizer.json", "my/tokenizer.json", "my/tokens/tokenizer/tokenizer.json"):
+    (tmp_path / "my" / "tokenizer").mkdir()
+    (tmp_path / "my" / "tokenizer.model").write_bytes(
+        b"\n\x07\n\x05<unk>\n\x05\n\x03<s>\n\x06\n\x04</s>"
+    )
+    ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
+    (tmp_path / "my" / "ranks.tiktoken").write_text("".join(ranks))
+    kept = str(tmp_path / "tokenizer.json")
+    monkeypatch.setattr("forge.config.hub.fetched", lambda name, revision: (kept, ""))
+    for name in (
+        "tokenizer.json",
+        "my/tokenizer.json",
+        "my/tokenizer/tokenizer.json",
+        "my/tokens/tokenizer/tokenizer.json",
+    ):
         content = {"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}
         (tmp_path / name).write_text(json.dumps(content))
     return tmp_path

@@ -11,7 +11,8 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import forge.config.mixture  # noqa: F401  to be imported is to be known
+import forge.config.mixture  # to be imported is to be known
+import forge.config.tokenizer_files  # noqa: F401
 from forge.config import feed_forwards, mixers
 from forge.config.feed_forwards.base import FeedForward
 from forge.config.field import Section, default_of, types_of, variants_of

@@ -1,31 +1,17 @@
-"""The `tokenizer` group: text to token ids, and what is known of a tokenizer before it is built."""
+"""The `tokenizer` group: text to token ids, and how documents begin and end in them; those of files
+are in forge.config.tokenizer_files.
+"""
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt
-from forge.config.problems import quoted
 from forge.config.rule import Findings, rule
 
-FILE_NAME = "tokenizer.json"
-LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
-USUAL_EOS = (
-    "<|endoftext|>",
-    "</s>",
-    "<|end_of_text|>",
-    "<eos>",
-    "[EOS]",
-    "<|eos|>",
-    "<｜end▁of▁sentence｜>",
-)
+END_OF_TEXT, BEGIN_OF_TEXT = "<|endoftext|>", "<|bos|>"
 
 
 @dataclass(kw_only=True)
@@ -33,11 +19,25 @@ class Tokenizer(Section):
     """Base of every tokenizer section."""
 
     _target_: str = MISSING
+    add_bos: bool = opt(False, "begin every document, and every prompt, with bos_token")
+    add_eos: bool = opt(
+        True, "end every document with eos_token; false = bos_token alone tells them apart"
+    )
+    bos_token: str | None = opt(
+        None,
+        f"token that begins a document; null = that of the file, else a new {BEGIN_OF_TEXT}",
+        verbatim=True,
+    )
 
     @property
     def n_ids(self) -> int | None:
         """How many token ids it has; None where that is not known before it is built."""
         return None
+
+    @property
+    def begin(self) -> str:
+        """The token that begins a document, of a tokenizer that is made here."""
+        return BEGIN_OF_TEXT if self.bos_token is None else self.bos_token
 
 
 @dataclass(kw_only=True)
@@ -65,94 +65,21 @@ class Bytes(Tokenizer):
 
     @property
     def n_ids(self) -> int | None:
-        return 257
+        return 258 if self.add_bos and self.begin != END_OF_TEXT else 257
 
 
-@dataclass(kw_only=True)
-class TokenizerFile(Tokenizer):
-    """Any tokenizer.json of the Hugging Face `tokenizers` library."""
-
-    schema_name = "file"
-    _target_: str = "forge.data.tokenizer.load_file"
-    path: str = opt("", "a tokenizer.json, or its directory", path=True)
-    eos_token: str | None = opt(
-        None, "token that ends a document; null = a usual one", verbatim=True
-    )
-
-    @property
-    def n_ids(self) -> int | None:
-        known = self.facts()
-        return known.n_ids if isinstance(known, Facts) else None
-
-    def facts(self) -> Facts | str:
-        """What the file says of itself, or why it cannot be used."""
-        try:
-            stat = os.stat(self.path)
-        except OSError as error:
-            return (error.strerror or str(error)).lower()
-        return _facts(self.path, stat.st_mtime_ns, stat.st_size)
-
-    def end_token(self, known: Collection[str]) -> str | None:
-        """The token that ends a document, if it is one of the known."""
-        tokens = USUAL_EOS if self.eos_token is None else (self.eos_token,)
-        return next((token for token in tokens if token in known), None)
-
-    def no_end_token(self, added: Sequence[str]) -> tuple[str, str]:
-        """(what is wrong, what to do) where `end_token` finds none. added: the file's own."""
-        wanted = self.eos_token or f"like {USUAL_EOS[0]} that ends a document"
-        fix = "tokenizer.eos_token=... with one of its tokens"
-        if added:
-            others = ", ".join(added[:12])
-            fix = f'"tokenizer.eos_token={quoted(added[0])}", or another of {others}'
-        return f"there is no token {wanted} in {self.path}.", fix
+@rule("tokenizer.add_eos", "tokenizer.add_bos", "tokenizer.add_eos")
+def borders(tokenizer: Tokenizer) -> Findings:
+    """A document has a token that ends it, or at least one that begins it."""
+    if not (tokenizer.add_bos or tokenizer.add_eos):
+        what = "with tokenizer.add_bos=false nothing says where a document ends."
+        yield "tokenizer.add_eos", what, "tokenizer.add_eos=true, or tokenizer.add_bos=true"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What a tokenizer.json says: ids up to the last one, all tokens, and the added ones."""
-
-    n_ids: int
-    tokens: frozenset[str]
-    added: tuple[str, ...]
-
-
-@functools.lru_cache(maxsize=8)  # the points of a sweep ask for the same file
-def _facts(path: str, changed: int, size: int) -> Facts | str:
-    if size > LARGEST_FILE:
-        return f"it has {size:,} bytes, and no tokenizer has more than {LARGEST_FILE:,}"
-    try:
-        content = json.loads(Path(path).read_bytes())
-        vocab = content["model"]["vocab"]  # a dict, or of Unigram a list of pairs
-        is_list = isinstance(vocab, list)
-        ids = {pair[0]: index for index, pair in enumerate(vocab)} if is_list else dict(vocab)
-        added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
-        tokens = ids | added
-        return Facts(n_ids=max(tokens.values()) + 1, tokens=frozenset(tokens), added=tuple(added))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "it is not a tokenizer.json of the tokenizers library"
-
-
-@rule("tokenizer.path")
-def tokenizer_path(tokenizer: TokenizerFile) -> Findings:
-    """tokenizer=file needs the path of an existing tokenizer.json."""
-    path, facts = tokenizer.path, tokenizer.facts()
-    what, fix = "", "check the path; it is relative to where you are"
-    if not path:
-        yield "tokenizer.path", "tokenizer.path=my/tokenizer.json"
-    elif os.path.isdir(path):
-        what = f"the directory {path} has no {FILE_NAME}."
-    elif not os.path.exists(path):
-        what = f"there is no file {path}."
-    elif isinstance(facts, str):
-        what = f"{path} cannot be used: {facts}."
-        fix = "one that tokenizer.save() wrote, or that of a transformers model"
-    if what:
-        yield "tokenizer.path", what, fix
-
-
-@rule("tokenizer.eos_token", "tokenizer.path", "tokenizer.eos_token")
-def eos_token(tokenizer: TokenizerFile) -> Findings:
-    """tokenizer.eos_token is a token of the file; null finds one of the usual names."""
-    facts = tokenizer.facts()
-    if isinstance(facts, Facts) and tokenizer.end_token(facts.tokens) is None:
-        yield "tokenizer.eos_token", *tokenizer.no_end_token(facts.added)
+@rule("tokenizer.vocab_size", "tokenizer.add_bos", "tokenizer.vocab_size")
+def room_for_tokens(tokenizer: BPE) -> Findings:
+    """tokenizer.vocab_size has room for 256 bytes, the end of text and, with tokenizer.add_bos, its
+    beginning.
+    """
+    if tokenizer.add_bos and tokenizer.begin != END_OF_TEXT and tokenizer.vocab_size < 258:
+        yield "tokenizer.vocab_size", "tokenizer.vocab_size=258"

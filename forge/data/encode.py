@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +15,30 @@ from forge.data.tokenizer import Tokenizer
 
 BATCH_BYTES = 1 << 21
 SPLITS = ("train", "val")
+OFFSET = np.dtype("<i8")
+
+
+class Border(Enum):
+    """Where a document begins and ends in a split."""
+
+    BEGIN = 1
+    END = 2
+
+
+Items = list[Piece | Border]
 
 
 @dataclass
 class Side:
-    """One split. counted: which of its tokens are targets, where not all are. pending: pieces, and
-    None where a document ends.
+    """One split. counted: which of its tokens are targets, where not all are. ends: how many tokens
+    there are up to the end of each document.
     """
 
     writer: ShardWriter
     counted: ShardWriter | None
     n_bytes: int = 0
-    n_documents: int = 0
-    pending: list[Piece | None] = field(default_factory=list)
-    in_document: bool = False
+    pending: Items = field(default_factory=list)
+    ends: list[np.ndarray] = field(default_factory=list)
 
     @staticmethod
     def open(folder: Path, *, vocab_size: int, masked: bool) -> Side:
@@ -36,22 +47,31 @@ class Side:
 
     def flush(self, tokenizer: Tokenizer) -> None:
         """Encode and write what is pending."""
-        texts = [piece.text for piece in self.pending if piece]
-        self.n_bytes += sum(piece.n_bytes for piece in self.pending if piece)
-        self.n_documents += self.pending.count(None)
-        ids = iter(tokenizer.encode_batch(texts))
-        parts = [next(ids) if piece else [tokenizer.eos_id] for piece in self.pending]
-        if parts:
-            self.writer.append(np.concatenate([np.array(part, dtype=np.uint32) for part in parts]))
-        if parts and self.counted is not None:
-            counts = [piece is None or piece.counted for piece in self.pending]
-            self.counted.append(np.repeat(counts, [len(part) for part in parts]))
+        if not self.pending:
+            return
+        pieces = [item for item in self.pending if isinstance(item, Piece)]
+        self.n_bytes += sum(piece.n_bytes for piece in pieces)
+        ids = iter(tokenizer.encode_batch([piece.text for piece in pieces]))
+        borders = {Border.BEGIN: tokenizer.begin_id, Border.END: tokenizer.last_id}
+        of = {border: [] if token is None else [token] for border, token in borders.items()}
+        parts = [of[item] if isinstance(item, Border) else next(ids) for item in self.pending]
+        lengths = [len(part) for part in parts]
+        is_end = [item is Border.END for item in self.pending]
+        self.ends.append(self.writer.n_tokens + np.cumsum(lengths)[is_end])
+        self.writer.append(np.concatenate([np.array(part, dtype=np.uint32) for part in parts]))
+        if self.counted is not None:
+            counts = [
+                item is Border.END or (isinstance(item, Piece) and item.counted)
+                for item in self.pending
+            ]
+            self.counted.append(np.repeat(counts, lengths))
         self.pending.clear()
 
     def close(self) -> Index:
         if self.counted is not None:
             self.counted.close(n_bytes=0, n_documents=0)
-        return self.writer.close(n_bytes=self.n_bytes, n_documents=self.n_documents)
+        n_documents = sum(map(len, self.ends))
+        return self.writer.close(n_bytes=self.n_bytes, n_documents=n_documents)
 
 
 def encode_splits(
@@ -59,19 +79,15 @@ def encode_splits(
 ) -> dict[str, Index]:
     """Write directory/train and directory/val; at most a few MiB of text are in memory.
 
-    One end-of-text follows every document in each split that has a piece of it. on_bytes is called
-    with the bytes read so far.
+    Every document begins and ends in each split that has a piece of it. on_bytes is called with the
+    bytes read so far.
     """
     size, masked = tokenizer.vocab_size, split.corpus.masked
     sides = [Side.open(directory / name, vocab_size=size, masked=masked) for name in SPLITS]
     waiting = done = 0
-    for piece, is_validation in split.pieces():
-        side = sides[is_validation]
-        side.pending.append(piece)
-        side.in_document = True
-        if piece.last:
-            _end_document(sides)
-        waiting += piece.n_bytes
+    for is_validation, item in with_borders(split.pieces()):
+        sides[is_validation].pending.append(item)
+        waiting += item.n_bytes if isinstance(item, Piece) else 0
         if waiting >= BATCH_BYTES:
             done, waiting = done + waiting, 0
             for each in sides:
@@ -83,8 +99,18 @@ def encode_splits(
     return {name: side.close() for name, side in zip(SPLITS, sides, strict=True)}
 
 
-def _end_document(sides: list[Side]) -> None:
-    for side in sides:
-        if side.in_document:
-            side.pending.append(None)
-            side.in_document = False
+def with_borders(
+    pieces: Iterable[tuple[Piece, bool]],
+) -> Iterator[tuple[bool, Piece | Border]]:
+    """Pieces, and where documents begin and end, each with whether it is of the validation split: a
+    document begins and ends in every split that has a piece of it.
+    """
+    inside = [False, False]
+    for piece, is_validation in pieces:
+        if not inside[is_validation]:
+            yield is_validation, Border.BEGIN
+            inside[is_validation] = True
+        yield is_validation, piece
+        if piece.last:
+            yield from ((bool(side), Border.END) for side in (0, 1) if inside[side])
+            inside = [False, False]

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from forge.config.data import HuggingFace
 from forge.data.cache import explained, one_builder, replacing
 from forge.data.fingerprint import hash_file, hash_json
@@ -93,7 +91,7 @@ def _make(
     held = [text for text, is_held in zip(texts, below, strict=True) if is_held]
     writer = ShardWriter(directory / STORE, vocab_size=tokenizer.vocab_size)
     for ids in tokenizer.encode_batch(held):
-        writer.append(np.array([*ids, tokenizer.eos_id], dtype=np.uint32))
+        writer.append(tokenizer.document(ids))
     writer.close(n_bytes=sum(len(text.encode()) for text in held), n_documents=len(held))
     kept = sorted({digest for digest, is_held in zip(digests, below, strict=True) if is_held})
     (directory / DIGESTS).write_bytes(b"".join(kept))

@@ -11,15 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from forge.data.encode import BATCH_BYTES, SPLITS, Side
+from forge.data.encode import (
+    BATCH_BYTES,
+    OFFSET,
+    SPLITS,
+    Border,
+    Items,
+    Side,
+    with_borders,
+)
 from forge.data.reading import Document, Pair
-from forge.data.shards import IndexedStore
 from forge.data.split import Piece, Split, pieces
 from forge.data.tokenizer import Tokenizer
 from forge.rundir.files import sync
 
 TOKENIZER, DOCUMENTS = "tokenizer", "documents.i64"
-OFFSET = np.dtype("<i8")
 
 
 @dataclass(kw_only=True)
@@ -35,12 +41,10 @@ class Tally:
 
 @dataclass(kw_only=True)
 class Part:
-    """Pieces of either split in order, and None where a document ends in it."""
+    """Pieces of either split in order, and where documents begin and end."""
 
     number: int
-    items: dict[str, list[Piece | None]] = field(
-        default_factory=lambda: {name: [] for name in SPLITS}
-    )
+    items: dict[str, Items] = field(default_factory=lambda: {name: [] for name in SPLITS})
     n_bytes: int = 0
 
 
@@ -50,19 +54,14 @@ def parts_of(split: Split, *, part_bytes: int, deduplicate: bool, tally: Tally) 
     deduplicate: leave out a document whose text came before; it takes about 120 bytes of memory a
     document, and each is in memory as a whole.
     """
-    part, inside = Part(number=0), dict[str, bool]()
-    for piece in _pieces(split, deduplicate, tally):
-        name = SPLITS[piece.digest < split.threshold]
-        part.items[name].append(piece)
-        part.n_bytes += piece.n_bytes
-        inside[name] = True
-        if piece.last:
-            for each in (name for name in SPLITS if inside.get(name)):
-                part.items[each].append(None)
-                inside[each] = False
-        if part.n_bytes >= part_bytes:
+    part = Part(number=0)
+    pieces = ((each, each.digest < split.threshold) for each in _pieces(split, deduplicate, tally))
+    for is_validation, item in with_borders(pieces):
+        if part.n_bytes >= part_bytes and item is not Border.END:
             yield part
             part = Part(number=part.number + 1)
+        part.items[SPLITS[is_validation]].append(item)
+        part.n_bytes += item.n_bytes if isinstance(item, Piece) else 0
     if any(part.items.values()):
         yield part
 
@@ -112,16 +111,14 @@ def encode_part(part: Part, folder: Path, *, masked: bool) -> int:
         waiting = 0
         for item in items:
             side.pending.append(item)
-            waiting += item.n_bytes if item else 0
+            waiting += item.n_bytes if isinstance(item, Piece) else 0
             if waiting >= BATCH_BYTES:
                 side.flush(tokenizer)
                 waiting = 0
         side.flush(tokenizer)
         n_tokens += side.close().n_tokens
-        # No text spells the end of text, so that it stands at the end of documents alone.
-        tokens = IndexedStore(scratch / name).parts
-        ends = [np.flatnonzero(shard == tokenizer.eos_id) + 1 for shard in tokens]
-        np.concatenate([*ends, []]).astype(OFFSET).tofile(scratch / name / DOCUMENTS)
+        ends = np.concatenate([*side.ends, np.zeros(0, OFFSET)])
+        ends.astype(OFFSET).tofile(scratch / name / DOCUMENTS)
     for path in scratch.rglob("*"):
         sync(path)
     scratch.rename(folder / f"{part.number:05d}")

@@ -27,12 +27,12 @@ from forge.config.data import Data, HeldOut
 from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.data.cache import cache_root, one_builder
 from forge.data.corpus import Corpus
-from forge.data.encode import SPLITS
+from forge.data.encode import OFFSET, SPLITS
 from forge.data.fingerprint import hash_file
 from forge.data.hub_stream import StreamSource
 from forge.data.manifest import MANIFEST_FILE, read_manifest, write_manifest
 from forge.data.mixed import Mixed
-from forge.data.parts import DOCUMENTS, OFFSET, TOKENIZER, Tally, encode_part, parts_of
+from forge.data.parts import DOCUMENTS, TOKENIZER, Tally, encode_part, parts_of
 from forge.data.prepare import Build, facts_of, fingerprint_of, identity_of
 from forge.data.shards import (
     COUNTED,

@@ -15,6 +15,7 @@ import tokenizers
 from forge.config.data import Data, HeldOut
 from forge.config.reading import read_whole
 from forge.config.tokenizer import Tokenizer as TokenizerSection
+from forge.config.tokenizer_files import Existing, Facts
 from forge.data.cache import cache_root, explained, one_builder, replacing
 from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
@@ -220,7 +221,13 @@ def identity_of(section: TokenizerSection | Tokenizer) -> dict[str, Any]:
     if isinstance(section, Tokenizer):
         return {"fingerprint": section.fingerprint}
     identity = asdict(section)
-    if "path" in identity:
+    if isinstance(section, Existing):
+        for name in ("path", "name", "revision"):
+            identity.pop(name, None)
+        if isinstance(facts := section.facts(), Facts) and facts.file is not None:
+            identity["file"] = hash_file(facts.file)
+            identity |= {"begins": section.begin_token(facts), "ends": section.end_token(facts)}
+    elif "path" in identity:
         path = Path(identity["path"]).expanduser()
         identity["path"] = hash_file(path) if path.is_file() else None
     return identity
@@ -280,7 +287,7 @@ def _streamed(
 
 def facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
     """What a manifest says of a tokenizer."""
-    names = ("fingerprint", "vocab_size", "eos_token")
+    names = ("fingerprint", "vocab_size", "eos_token", "bos_token", "add_bos", "add_eos")
     return {name: getattr(tokenizer, name) for name in names}
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from forge.data.encode import SPLITS
+from forge.data.encode import OFFSET, SPLITS
 from forge.data.fingerprint import hash_file
 from forge.data.manifest import read_manifest
-from forge.data.parts import OFFSET, TOKENIZER
+from forge.data.parts import TOKENIZER
 from forge.data.preparation import Progress
 from forge.data.shards import COUNTED, BrokenStore, IndexedStore
 from forge.data.tokenizer import Tokenizer
@@ -44,8 +44,7 @@ def _faults(store: IndexedStore, manifest: dict[str, Any], tokenizer: Tokenizer)
     stated = manifest["splits"][name]
     if index.tokenizer not in ("", manifest["tokenizer"]["fingerprint"]):
         yield "its index names another tokenizer than the manifest"
-    ends = [np.zeros(1, OFFSET)]
-    start = 0
+    borders, start = [np.zeros(0, OFFSET)], 0
     for each in filter(None, (store, store.counted)):
         for shard in each.index.shards:
             if hash_file(each.directory / shard.file) != shard.sha256:
@@ -53,7 +52,8 @@ def _faults(store: IndexedStore, manifest: dict[str, Any], tokenizer: Tokenizer)
     for shard, tokens in zip(index.shards, store.parts, strict=True):
         if (greatest := int(tokens.max())) >= tokenizer.vocab_size:
             yield f"{shard.file} has the token {greatest} of {tokenizer.vocab_size} ids"
-        ends.append(np.flatnonzero(tokens == tokenizer.eos_id) + start + 1)
+        # No text spells these tokens, so that they stand at borders of documents alone.
+        borders.append(np.flatnonzero(tokens == tokenizer.end_id) + start)
         start += len(tokens)
     if store.counted is not None and len(store.counted) != len(store):
         yield f"{COUNTED} is of another length"
@@ -61,5 +61,7 @@ def _faults(store: IndexedStore, manifest: dict[str, Any], tokenizer: Tokenizer)
         yield f"{start:,} tokens, and the manifest has {stated['tokens']:,}"
     if index.documents:
         offsets = np.fromfile(store.directory / index.documents, OFFSET)
-        if not np.array_equal(offsets, np.concatenate(ends)):
+        found = np.concatenate(borders)
+        expected = [0, *(found + 1)] if tokenizer.add_eos else [*found, start]
+        if not np.array_equal(offsets, expected):
             yield f"{index.documents} does not have the places where documents end"

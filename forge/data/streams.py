@@ -131,7 +131,7 @@ class Part:
             for first in range(at.document, len(texts), TOGETHER):
                 together = [texts[place] for place in order[first : first + TOGETHER]]
                 for place, ids in enumerate(tokenizer.encode_batch(together), start=first):
-                    tokens = np.array([*ids, tokenizer.eos_id], dtype=np.uint32)
+                    tokens = tokenizer.document(ids)
                     yield at._replace(document=place, token=token), tokens
                     token += len(tokens)
             if following.epoch > at.epoch and epoch_start is not None:

@@ -9,36 +9,65 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from forge.config.tokenizer import BPE, FILE_NAME, Bytes, TokenizerFile
+from forge.config.tokenizer import BPE, END_OF_TEXT, Bytes
+from forge.config.tokenizer_files import (
+    CONFIG_NAME,
+    FILE_NAME,
+    Existing,
+    Facts,
+)
 from forge.data.split import TrainingText
 from forge.rundir.files import read_json
 
-END_OF_TEXT = "<|endoftext|>"
-TOKENIZER_FILE = FILE_NAME
-CONFIG_FILE = "tokenizer_config.json"
+TOKENIZER_FILE, CONFIG_FILE = FILE_NAME, CONFIG_NAME
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 SENTENCEPIECE_SPACE = "▁"
 log = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """Ids of plain text: nothing is added, cut or padded; no text spells a special token."""
+    """Ids of plain text: nothing is added, cut or padded; no text spells a special token.
 
-    def __init__(self, raw: tokenizers.Tokenizer, *, eos_token: str) -> None:
-        eos_id = raw.token_to_id(eos_token)
-        assert eos_id is not None, eos_token
+    Documents begin with the token `begin_id` and end with `last_id`, where these are not None; and
+    `end_id` says that one is over: what ends it, else what begins the next.
+    """
+
+    def __init__(
+        self,
+        raw: tokenizers.Tokenizer,
+        *,
+        eos_token: str,
+        bos_token: str | None = None,
+        add_bos: bool = False,
+        add_eos: bool = True,
+    ) -> None:
+        """add_bos: documents begin with bos_token. add_eos: they end with eos_token."""
+        assert add_bos or add_eos
         raw.no_truncation()
         raw.no_padding()
         raw.encode_special_tokens = True
         self._raw = raw
-        self.eos_token = eos_token
-        self.eos_id = eos_id
+        self.eos_token, self.bos_token = eos_token, bos_token
+        self.add_bos, self.add_eos = add_bos, add_eos
+        self.eos_id = self._id(eos_token)
+        self.begin_id = self._id(bos_token) if add_bos else None
+        if bos_token is not None and self.begin_id is not None:  # for other readers of the file
+            begin = {"special_tokens": [(bos_token, self.begin_id)], "single": [bos_token, "$A"]}
+            raw.post_processor = processors.TemplateProcessing(**begin)  # type: ignore[assignment]
+        self.last_id = self.eos_id if add_eos else None
+        self.end_id = self.eos_id if self.begin_id is None or add_eos else self.begin_id
         self.vocab_size = max(raw.get_vocab().values()) + 1
+
+    def _id(self, token: str | None) -> int:
+        found = None if token is None else self._raw.token_to_id(token)
+        assert found is not None, token
+        return found
 
     def encode(self, text: str) -> list[int]:
         return self._raw.encode(text, add_special_tokens=False).ids
@@ -47,6 +76,12 @@ class Tokenizer:
         """Ids of several texts, on all cores."""
         encodings = self._raw.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def document(self, ids: Sequence[int]) -> np.ndarray:
+        """Ids of a whole document, with what begins and ends it: uint32 [tokens]."""
+        borders = ([] if token is None else [token] for token in (self.begin_id, self.last_id))
+        first, last = borders
+        return np.array([*first, *ids, *last], dtype=np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens spelled out; ids that end within a character give U+FFFD."""
@@ -74,6 +109,7 @@ class Tokenizer:
             else:
                 plain = token.replace(SENTENCEPIECE_SPACE, " ")
                 result[index] = len((token.removeprefix("##") if is_word_piece else plain).encode())
+        result[[index for index in (self.begin_id, self.last_id) if index is not None]] = 0
         return result
 
     def _uses(self, component: str) -> bool:
@@ -84,20 +120,44 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.eos_token}\n{self._raw.to_str()}".encode()).hexdigest()
+        """Hash of what text becomes, and of how documents begin and end."""
+        borders = [self.eos_token]
+        borders += [f"begins with {self.bos_token}"] if self.add_bos else []
+        borders += [] if self.add_eos else ["does not end with it"]
+        return hashlib.sha256("\n".join([*borders, self._raw.to_str()]).encode()).hexdigest()
+
+    def typed(self, path: Path) -> str:
+        """What is typed to have the same of its file."""
+        words = [f"tokenizer=file tokenizer.path={path}"]
+        words += ["tokenizer.add_bos=true"] if self.add_bos else []
+        return " ".join([*words, *([] if self.add_eos else ["tokenizer.add_eos=false"])])
 
     def save(self, directory: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / TOKENIZER_FILE).write_text(self._raw.to_str(), encoding="utf-8")
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.eos_token}
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config["eos_token"] = self.eos_token
+        if self.bos_token is not None:
+            config["bos_token"] = self.bos_token
+        if self.add_bos:
+            config["add_bos_token"] = True
+        if not self.add_eos:
+            config["documents_end_with_eos_token"] = False
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     @staticmethod
     def load(directory: Path) -> Tokenizer:
+        """One that `save` wrote."""
         raw = tokenizers.Tokenizer.from_file(str(directory / TOKENIZER_FILE))
         config = read_json(directory / CONFIG_FILE)
-        return Tokenizer(raw, eos_token=config["eos_token"])
+        return Tokenizer(
+            raw,
+            eos_token=config["eos_token"],
+            bos_token=config.get("bos_token"),
+            add_bos=config.get("add_bos_token", False),
+            add_eos=config.get("documents_end_with_eos_token", True),
+        )
 
 
 def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
@@ -107,7 +167,7 @@ def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=section.vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=_own_tokens(section),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -119,43 +179,84 @@ def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
             section.vocab_size,
             raw.get_vocab_size(),
         )
-    return Tokenizer(raw, eos_token=END_OF_TEXT)
+    return _made(raw, section)
 
 
 def byte_ids(section: Bytes, *, text: TrainingText) -> Tokenizer:
-    """The byte b as id b, and 256 for the end of text; `text` is not read.
-
-    In the library a byte is the letter that GPT-2 writes for it: itself where it can be seen, else
-    one of those from 256 on, in order (openai/gpt-2, src/encoder.py, bytes_to_unicode).
-    """
-    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    unseen = iter(range(256, 512))
-    letters = [chr(byte if byte in seen else next(unseen)) for byte in range(256)]
-    vocab = {letter: byte for byte, letter in enumerate(letters)}
+    """The byte b as id b, 256 for the end of text and 257 for the beginning; `text` is not read."""
+    vocab = {letter: byte for byte, letter in enumerate(visible_bytes())}
     raw = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens([END_OF_TEXT])
-    return Tokenizer(raw, eos_token=END_OF_TEXT)
+    raw.add_special_tokens(_own_tokens(section))
+    return _made(raw, section)
 
 
-def load_file(section: TokenizerFile, *, text: TrainingText) -> Tokenizer:
+def visible_bytes() -> list[str]:
+    """The letter that the library, as GPT-2, writes for each byte: itself where it can be seen,
+    else one of those from 256 on, in order (openai/gpt-2, src/encoder.py, bytes_to_unicode).
+    """
+    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    unseen = iter(range(256, 512))
+    return [chr(byte if byte in seen else next(unseen)) for byte in range(256)]
+
+
+def _own_tokens(section: BPE | Bytes) -> list[str]:
+    return list(dict.fromkeys([END_OF_TEXT, *([section.begin] if section.add_bos else [])]))
+
+
+def _made(raw: tokenizers.Tokenizer, section: BPE | Bytes) -> Tokenizer:
+    return Tokenizer(
+        raw,
+        eos_token=END_OF_TEXT,
+        bos_token=section.begin if section.add_bos else None,
+        add_bos=section.add_bos,
+        add_eos=section.add_eos,
+    )
+
+
+def load_file(section: Existing, *, text: TrainingText) -> Tokenizer:
     """A trained tokenizer.json; `text`, which every tokenizer is offered, is not read."""
-    path = Path(section.path).expanduser()
-    if not section.path:
-        raise ValueError("tokenizer.path is empty. Give the path of a tokenizer.json.")
-    if not path.is_file():
-        what = f"tokenizer.path = {section.path}: no such file, seen from {Path.cwd()}."
-        raise ValueError(f"{what} Give the path of a tokenizer.json.")
+    facts = usable(section, "a tokenizer.json")
     try:
-        raw = tokenizers.Tokenizer.from_file(str(path))
+        raw = tokenizers.Tokenizer.from_file(str(facts.file))
     except Exception as error:  # the library raises a bare Exception
         what = f"not a tokenizer.json of the tokenizers library ({error})"
         fix = "Save one with tokenizer.save(), or take the tokenizer.json of a transformers model."
-        raise ValueError(f"tokenizer.path = {section.path}: {what}. {fix}") from error
-    eos_token = section.end_token(raw.get_vocab())
-    if eos_token is None:
-        added = [token.content for token in raw.get_added_tokens_decoder().values()]
-        what, fix = section.no_end_token(added)
-        raise ValueError(f"tokenizer.eos_token: {what} Set {fix}.")
-    return Tokenizer(raw, eos_token=eos_token)
+        raise ValueError(f"{_key(section)} = {section.place}: {what}. {fix}") from error
+    return finished(raw, section, facts)
+
+
+def usable(section: Existing, kind: str) -> Facts:
+    """What a file says. ValueError, naming its key: it is not there or of another kind."""
+    key, facts = _key(section), section.facts()
+    fix = f"Give the {section.where} of {kind}."
+    if not section.place:
+        raise ValueError(f"{key} is empty. {fix}")
+    if isinstance(facts, str):
+        missing = section.where == "path" and not Path(section.place).expanduser().exists()
+        seen = f", seen from {Path.cwd()}" if missing else ""
+        raise ValueError(f"{key} = {section.place}: {facts}{seen}. {fix}")
+    return facts
+
+
+def _key(section: Existing) -> str:
+    return f"tokenizer.{section.where}"
+
+
+def finished(raw: tokenizers.Tokenizer, section: Existing, facts: Facts) -> Tokenizer:
+    """The tokens that begin and end documents beside what was read. ValueError: they are not there,
+    or would be spelled by text.
+    """
+    bos, eos = section.begin_token(facts), section.end_token(facts)
+    for option, token, used in (
+        ("eos_token", eos, section.add_eos),
+        ("bos_token", bos, section.add_bos),
+    ):
+        if used and token is None:
+            what, fix = section.no_token(option, facts.added)
+            raise ValueError(f"tokenizer.{option}: {what} Set {fix}.")
+    last = eos or bos
+    assert last is not None
+    borders = {"add_bos": section.add_bos, "add_eos": section.add_eos}
+    return Tokenizer(raw, eos_token=last, bos_token=bos, **borders)

@@ -125,9 +125,11 @@ def _indexed(directory: Path, section: Shards, tokenizer: Tokenizer) -> IndexedS
         store = IndexedStore(directory)
         store.verify()
         theirs, beside = store.index.tokenizer, directory.parent / "tokenizer"
+        known = None
         if beside.is_dir():  # as the library that is installed now has it
             read_manifest(directory.parent)
-            theirs = Tokenizer.load(beside).fingerprint
+            known = Tokenizer.load(beside)
+            theirs = known.fingerprint
     except BrokenStore as error:
         raise ValueError(f"data.path = {directory}: {error}. Prepare it again.") from error
     if section.dtype not in (None, np.dtype(store.index.dtype).name):
@@ -135,7 +137,7 @@ def _indexed(directory: Path, section: Shards, tokenizer: Tokenizer) -> IndexedS
         raise bad(directory, what, "Leave data.dtype out: its index.json says it")
     if theirs not in ("", tokenizer.fingerprint):
         what = "these shards were made with another tokenizer"
-        its = f": tokenizer=file tokenizer.path={beside}" if beside.is_dir() else ""
+        its = f": {known.typed(beside)}" if known else ""
         raise ValueError(f"data.path = {directory}: {what}. Choose theirs{its}.")
     return store
 

@@ -19,7 +19,8 @@ from forge.config.root import Config
 from forge.config.rule import Derived, derivation, walk
 from forge.config.run import Run
 from forge.config.scheduler import SCHEDULE, Scheduler, open_steps
-from forge.config.tokenizer import BPE, FILE_NAME, Tokenizer, TokenizerFile
+from forge.config.tokenizer import BPE, Tokenizer
+from forge.config.tokenizer_files import FILE_NAME, Existing, TokenizerFile
 from forge.config.train import Train
 from forge.plan.world import World
 from forge.resolve.auto import auto, memory_for_time
@@ -106,7 +107,8 @@ def paths(config: Config) -> Iterator[Derived]:
         absolute = os.path.abspath(os.path.expanduser(path))
         why = "from where the command was typed"
         file = os.path.join(absolute, FILE_NAME)
-        if key == "tokenizer.path" and os.path.isfile(file):
+        is_tokenizer = key == "tokenizer.path" and isinstance(section, TokenizerFile)
+        if is_tokenizer and os.path.isfile(file):
             absolute, why = file, "the file of that name in the directory"
         if absolute != path:
             yield Derived(key, absolute, why)
@@ -143,8 +145,8 @@ def vocabulary(model: Model, tokenizer: Tokenizer) -> Iterator[Derived | Problem
     """
     rows, why = model.vocab_size, f"{model.vocab_size} rounded up"
     if rows == "auto":
-        # of a tokenizer file that cannot be read, the rule tokenizer.path says why
-        if tokenizer.n_ids is None and not isinstance(tokenizer, TokenizerFile):
+        # of a tokenizer that cannot be read, its rule says why
+        if tokenizer.n_ids is None and not isinstance(tokenizer, Existing):
             what = f"the number of ids is not known before {type(tokenizer).__name__} is built."
             fix = "model.vocab_size=32000, or a property n_ids of its section"
             key = "model.vocab_size"

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Token ids of a prompt; an empty one begins a new document."""
-    return tokenizer.encode(prompt) or [tokenizer.eos_id]
+    """Token ids of a prompt, which begins as documents do; an empty one begins a new document."""
+    begin = [] if tokenizer.begin_id is None else [tokenizer.begin_id]
+    return begin + tokenizer.encode(prompt) or [tokenizer.eos_id]
 
 
 def continue_text(
@@ -40,21 +41,23 @@ def continue_text(
     """What the model writes after a prompt, at most `tokens` tokens; `sampling` are the options of
     forge.models.sampling.generate.
     """
-    ids, eos = encode_prompt(tokenizer, prompt), tokenizer.eos_id
+    ids, end = encode_prompt(tokenizer, prompt), tokenizer.end_id
     start = torch.tensor([ids], device=device)
-    sampling |= {"eos_id": eos, "n_ids": tokenizer.vocab_size}
+    sampling |= {"eos_id": end, "n_ids": tokenizer.vocab_size}
     out = generate(model, start, tokens, **sampling)  # type: ignore[arg-type]
-    return tokenizer.decode([token for token in out[0, len(ids) :].tolist() if token != eos])
+    return tokenizer.decode([token for token in out[0, len(ids) :].tolist() if token != end])
 
 
 def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
     """The first words of a split, as a prompt of at most `longest` tokens; empty where none fit."""
     ids = store.read(0, min(len(store), 256)).tolist()
-    lines = tokenizer.decode([token for token in ids if token != tokenizer.eos_id]).splitlines()
+    borders = (tokenizer.begin_id, tokenizer.last_id)
+    lines = tokenizer.decode([token for token in ids if token not in borders]).splitlines()
     line = next((line.strip() for line in lines if line.strip()), "").partition("\ufffd")[0]
     words = re.match(r"(?:\S+\s*){1,5}", line)
     text = words[0][:40].strip() if words else ""
-    while len(tokenizer.encode(text)) > longest:
+    room = longest - (tokenizer.begin_id is not None)
+    while text and len(tokenizer.encode(text)) > room:
         text = text[:-1].strip()
     return text
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from forge.config.changes import changes, permitted
 from forge.config.root import Config
+from forge.data.tokenizer import Tokenizer
 from forge.optim.modes import Modes
 from forge.rundir import checkpoints, directory, outcome
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
@@ -204,7 +205,8 @@ def _check_data(start: Start, path: Path, session: Session) -> bool:
         if start.own and not same_text:
             what = "the text has changed under this run, and with it the tokenizer trained on it"
         kept = (run_dir if start.own else path) / TOKENIZER / "tokenizer.json"
-        fix = f"put it back, or take its own: tokenizer=file tokenizer.path={kept}"
+        its = Tokenizer.load(path / TOKENIZER).typed(kept)
+        fix = f"put it back, or take its own: {its}"
         allow = " run.allow_change=[data,tokenizer]" if start.own else ""
         raise CheckpointError(f"{path}: {what}; {fix}{allow}")
     if not same_text and start.own and not permitted("data", allowed):

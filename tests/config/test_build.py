@@ -165,7 +165,9 @@ def test_what_is_under_a_trusted_prefix(path: str, trust: list[str], legal: bool
 FORGE = {
     "model": {"forge.models.decoder.Decoder"},
     "tokenizer": {
-        f"forge.data.tokenizer.{name}" for name in ("train_bpe", "load_file", "byte_ids")
+        *(f"forge.data.tokenizer.{name}" for name in ("train_bpe", "load_file", "byte_ids")),
+        "forge.data.sentencepiece.sentencepiece",
+        "forge.data.tiktoken.tiktoken",
     },
     "data": {
         "forge.data.corpus.python_docs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -41,6 +42,9 @@ def needs(file: str, folder: Path) -> list[str]:
     (folder / "my.txt").write_text("some text")
     vocab = {"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(vocab))
+    (folder / "pieces.model").write_bytes(b"\n\x05\n\x03<s>\n\x06\n\x04</s>")
+    ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
+    (folder / "ranks.tiktoken").write_text("".join(ranks))
     if file.startswith("parallel/ep"):
         return ["model=moe_tiny"]
     return {
@@ -52,6 +56,9 @@ def needs(file: str, folder: Path) -> list[str]:
         "data/synthetic": ["tokenizer=bytes"],
         "data/mix": [f"+data.sources.mine.path={folder / 'my.txt'}"],
         "tokenizer/file": [f"tokenizer.path={folder / 'tokenizer.json'}"],
+        "tokenizer/hf": ["tokenizer.name=my/model"],
+        "tokenizer/sentencepiece": [f"tokenizer.path={folder / 'pieces.model'}"],
+        "tokenizer/tiktoken": [f"tokenizer.path={folder / 'ranks.tiktoken'}"],
         "train/long": ["model.max_seq_len=2048"],
         "parallel/pp4": ["model=llama7b"],
         "parallel/tp8": ["model=llama7b"],
@@ -60,8 +67,10 @@ def needs(file: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
-    file: str, tmp_path: Path
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    kept = str(tmp_path / "tokenizer.json")
+    monkeypatch.setattr("forge.config.hub.fetched", lambda name, revision: (kept, ""))
     group, _, option = file.partition("/")
     choice = f"+{group}@model.{group}" if group in schemas.INNER else group
     config = resolved([f"{choice}={option}", *needs(file, tmp_path)]).config

@@ -25,7 +25,8 @@ from data_helpers import build_section, make_prose
 from forge import prepare as verb
 from forge.config.data import Pairs, Shards, Synthetic, Text
 from forge.config.mixture import Mix
-from forge.config.tokenizer import BPE, Bytes, TokenizerFile
+from forge.config.tokenizer import BPE, Bytes
+from forge.config.tokenizer_files import TokenizerFile
 from forge.data import preparation
 from forge.data.parts import parts_of
 from forge.data.preparation import prepare_shards

@@ -18,7 +18,8 @@ import pytest
 from data_helpers import build_section, make_prose
 
 from forge.config.data import Text
-from forge.config.tokenizer import BPE, TokenizerFile
+from forge.config.tokenizer import BPE
+from forge.config.tokenizer_files import TokenizerFile
 from forge.data import prepare as preparing
 from forge.data import reading
 from forge.data.prepare import Prepared, prepare

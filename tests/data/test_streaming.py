@@ -324,3 +324,32 @@ def test_units_are_divided_into_parts_of_nearly_equal_size() -> None:
     assert sorted(unit for part in parts for unit in part) == list(range(200))
     held = [sum(sizes[unit] for unit in part) for part in parts]
     assert max(held) <= 1.25 * min(held)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_documents_of_a_stream_begin_as_others_do(folder: Path, ends: bool) -> None:
+    """Those that are held out too: the first is found whole behind each beginning."""
+    begin = 257
+    section = Bytes(add_bos=True, add_eos=ends)
+    where: dict[str, Any] = {"path": str(folder), "cache_dir": f"{folder.parent}/cache"}
+    found = prepare(
+        HuggingFace(**where, hf_streaming=True, stream_parts=1), section, build=build_section
+    )
+    known = {tuple(text.encode()) + (EOS,) * ends for texts in TEXTS for text in texts}
+    tokens = found.val.read(0, len(found.val)).tolist()
+    loader = TrainLoader(
+        found.train,
+        Text(),  # type: ignore[abstract]
+        seq_len=SEQ,
+        seed=5,
+        batch_size=1,
+        grad_accum_steps=1,
+    )
+    for _ in range(40):
+        tokens += next(loader).batches[0]["tokens"][0].tolist()
+    loader.close()
+    places = [place for place, token in enumerate(tokens) if token == begin]
+    assert tokens[0] == begin
+    whole = [tuple(tokens[a + 1 : b]) for a, b in pairwise(places)]
+    assert sum(each in known for each in whole) >= len(whole) - 1, "one is cut between the two"
+    assert len(whole) > 10

@@ -13,7 +13,8 @@ import pytest
 from data_helpers import build_section
 
 from forge.config.data import Shards, Synthetic, Text
-from forge.config.tokenizer import BPE, Bytes, TokenizerFile
+from forge.config.tokenizer import BPE, Bytes
+from forge.config.tokenizer_files import TokenizerFile
 from forge.data.loader import count_samples
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.shards import ShardWriter

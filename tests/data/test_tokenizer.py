@@ -16,7 +16,8 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from forge.config.data import HeldOut, Text
-from forge.config.tokenizer import BPE, Bytes, Facts, TokenizerFile
+from forge.config.tokenizer import BPE, Bytes
+from forge.config.tokenizer_files import Facts, TokenizerFile
 from forge.data.corpus import text_files
 from forge.data.split import TrainingText, split_corpus
 from forge.data.tokenizer import Tokenizer, byte_ids, load_file, train_bpe
@@ -176,10 +177,13 @@ def test_messages_about_a_file(tmp_path, text, monkeypatch) -> None:
     saved(word_level("[UNK] the", ("<pad>", "<cls>")), tmp_path / "t.json")
     (tmp_path / "bad.json").write_text("{}")
     assert refusal() == "tokenizer.path is empty. Give the path of a tokenizer.json."
-    what = f"tokenizer.path = no.json: no such file, seen from {tmp_path}."
+    what = f"tokenizer.path = no.json: no such file or directory, seen from {tmp_path}."
     assert refusal(path="no.json") == f"{what} Give the path of a tokenizer.json."
-    what = "tokenizer.path = bad.json: not a tokenizer.json of the tokenizers library ("
-    assert refusal(path="bad.json").startswith(what)
+    what = "tokenizer.path = bad.json: it is not a tokenizer.json of the tokenizers library."
+    assert refusal(path="bad.json") == f"{what} Give the path of a tokenizer.json."
+    (tmp_path / "odd.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    what = "tokenizer.path = odd.json: not a tokenizer.json of the tokenizers library ("
+    assert refusal(path="odd.json").startswith(what)
     fix = "Set \"tokenizer.eos_token='<pad>'\", or another of <pad>, <cls>."
     what = (
         "tokenizer.eos_token: there is no token like <|endoftext|> that ends a document in t.json."
@@ -206,7 +210,7 @@ def test_what_is_known_before_it_is_built_is_what_it_is(tmp_path, bpe, text, kin
         assert isinstance(known, Facts)
         assert known.n_ids == section.n_ids == built.vocab_size
         assert known.tokens == raw.get_vocab().keys()
-        assert section.end_token(known.tokens) == built.eos_token
+        assert section.end_token(known) == built.eos_token
         assert set(added) <= set(known.added)
 
 

@@ -27,7 +27,8 @@ SECTION = Eval(sample_prompts=["ab", "q"], sample_tokens=20, sample_temperature=
 class Characters:
     """A tokenizer of single characters, of which F ends a text."""
 
-    eos_id = 6
+    begin_id = None
+    eos_id = end_id = last_id = 6
     vocab_size = 61
 
     def encode(self, text: str) -> list[int]:

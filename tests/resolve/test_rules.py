@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -27,6 +28,9 @@ NOTHING_TO_TYPE = {
     "data.file_pattern": "a path, or a pattern",
     "eval.sets": "a path, or another name",
     "tokenizer.path": "a path",
+    "tokenizer.name": "a name",
+    "tokenizer.model": "a path",
+    "tokenizer.ranks": "a path",
     "checkpoint.init_from": "a path",
     "checkpoint.resume_from": "a path",
     "entries": "a class",
@@ -108,6 +112,11 @@ def read_cases() -> Iterator[Case]:
 CASES = list(read_cases())
 
 
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("forge.config.hub.reachable", lambda: False)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place")
@@ -120,6 +129,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         content = {"model": {"vocab": vocab}, "added_tokens": added}
         (path / name).write_text(json.dumps(content))
+    (path / "my.model").write_text("some text")
+    ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
+    (path / "bytes.tiktoken").write_text("".join(ranks))
     for step in (2, 10):
         (path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
     saved_config.save(resolved(SMALL, as_point=True).config, path / "run" / "config.yaml")

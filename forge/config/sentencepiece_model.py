@@ -1,0 +1,119 @@
+"""What a SentencePiece .model says: its pieces, and how text is divided into them.
+
+The file is a protocol buffer (google/sentencepiece, src/sentencepiece_model.proto), of which these
+few fields are read without the library.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A text with the score of it; kind: NORMAL, UNKNOWN, CONTROL, ..."""
+
+    text: str
+    score: float
+    kind: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePieceModel:
+    """unk, bos, eos: ids; -1 = there is none. charsmap: the normalisation of characters."""
+
+    pieces: tuple[Piece, ...]
+    model_type: str
+    byte_fallback: bool
+    space_is_suffix: bool
+    unk: int
+    bos: int
+    eos: int
+    charsmap: bytes
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+    escape_whitespaces: bool
+
+    def named(self, index: int) -> str | None:
+        """The text of a piece by its id."""
+        return self.pieces[index].text if 0 <= index < len(self.pieces) else None
+
+
+def read_model(path: Path) -> SentencePieceModel:
+    """ValueError: it is no such file."""
+    try:
+        return _model(path.read_bytes())
+    except (ValueError, IndexError, TypeError, struct.error) as error:
+        raise ValueError("it is not a SentencePiece model") from error
+
+
+def _model(content: bytes) -> SentencePieceModel:
+    pieces: list[Piece] = []
+    trainer: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
+    for number, value in _fields(content):
+        if number == 1:
+            found = dict(_fields(value))
+            (score,) = struct.unpack("<f", found.get(2, bytes(4)))
+            text = bytes(found[1]).decode() if 1 in found else ""
+            pieces.append(Piece(text=text, score=score, kind=int(found.get(3, NORMAL))))
+        elif number in (2, 3):
+            (trainer if number == 2 else normalizer).update(_fields(value))
+    if not pieces or not any(piece.text for piece in pieces):
+        raise ValueError("no pieces")
+    return SentencePieceModel(
+        pieces=tuple(pieces),
+        model_type=MODEL_TYPES[int(trainer.get(3, 1))],
+        byte_fallback=bool(trainer.get(35, 0)),
+        space_is_suffix=bool(trainer.get(24, 0)),
+        unk=_signed(int(trainer.get(40, 0))),
+        bos=_signed(int(trainer.get(41, 1))),
+        eos=_signed(int(trainer.get(42, 2))),
+        charsmap=bytes(normalizer.get(2, b"")),
+        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
+        escape_whitespaces=bool(normalizer.get(5, 1)),
+    )
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
+    """(number, value) of each field of a message: an int, or its bytes."""
+    at = 0
+    while at < len(content):
+        key, at = _varint(content, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = _varint(content, at)
+            yield number, value
+            continue
+        if wire == 2:
+            size, at = _varint(content, at)
+        else:
+            size = {1: 8, 5: 4}.get(wire, -1)
+        if not number or size < 0 or at + size > len(content):
+            raise ValueError("no message")
+        yield number, content[at : at + size]
+        at += size
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = content[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+        if shift > 63:
+            raise ValueError("no number")

@@ -1,0 +1,112 @@
+"""What a file of tiktoken holds, and what goes with the known ones: how text is cut into words, and
+the special tokens behind the last rank.
+
+The patterns are those that openai/tiktoken (tiktoken_ext/openai_public.py), Meta's Llama 3
+(models/llama3/tokenizer.py) and Qwen publish.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K = "|".join(
+    (
+        rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}",
+        rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}",
+    )
+)
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+END = "<|endoftext|>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """pattern: of words. special: tokens, by how far they are behind the last rank."""
+
+    pattern: str
+    special: Mapping[str, int]
+
+
+def _llama3() -> dict[str, int]:
+    first = "begin_of_text end_of_text reserved_special_token_0 reserved_special_token_1 "
+    first += "reserved_special_token_2 reserved_special_token_3 start_header_id end_header_id "
+    first += "reserved_special_token_4 eot_id"
+    names = [*first.split(), *(f"reserved_special_token_{number}" for number in range(5, 251))]
+    return {f"<|{name}|>": place for place, name in enumerate(names)}
+
+
+ENCODINGS = {
+    "gpt2": Encoding(
+        pattern=r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        special={END: 0},
+    ),
+    "cl100k": Encoding(
+        pattern=CL100K,
+        special={
+            END: 1,
+            "<|fim_prefix|>": 2,
+            "<|fim_middle|>": 3,
+            "<|fim_suffix|>": 4,
+            "<|endofprompt|>": 20,
+        },
+    ),
+    "o200k": Encoding(
+        pattern="|".join(
+            (
+                rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+{ENDINGS}?",
+                rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*{ENDINGS}?",
+                r"\p{N}{1,3}",
+                r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+                SPACES,
+            )
+        ),
+        special={END: 1, "<|endofprompt|>": 20},
+    ),
+    "llama3": Encoding(pattern=CL100K, special=_llama3()),
+    "qwen": Encoding(
+        pattern=CL100K.replace(r"\p{N}{1,3}", r"\p{N}"),
+        special={END: 0, "<|im_start|>": 1, "<|im_end|>": 2},
+    ),
+}
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """Tokens and their ranks. ValueError: it is no such file."""
+    ranks: dict[bytes, int] = {}
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not (line := line.strip()):
+                continue
+            try:
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
+            except (ValueError, binascii.Error) as error:
+                raise ValueError(f"line {number} is not a token in base64 and its rank") from error
+    if len(set(ranks.values())) < len(ranks) or not ranks:
+        raise ValueError("it has two tokens of one rank" if ranks else "it is empty")
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise ValueError(f"the byte {missing[0]} is no token of it, so not every text has tokens")
+    return ranks
+
+
+def pattern_of(pattern: str) -> str:
+    """The regular expression that a pattern names, or is."""
+    return ENCODINGS[pattern].pattern if pattern in ENCODINGS else pattern
+
+
+def special_ids(
+    ranks: Mapping[bytes, int], pattern: str, names: Sequence[str] | None
+) -> dict[str, int]:
+    """Ids of the special tokens: names in order behind the last rank, or those of the pattern."""
+    first = max(ranks.values()) + 1
+    if names is not None:
+        return {name: first + place for place, name in enumerate(names)}
+    named = ENCODINGS[pattern if pattern in ENCODINGS else "gpt2"].special
+    return {name: first + place for name, place in named.items()}

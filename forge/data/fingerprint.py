@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from forge.data.reading import kind, readable
+from forge.data.reading import UNPACKED, kind, readable
 
 MEMO_FROM_BYTES = 64 << 20
 SETTLED_SECONDS = 2.0
@@ -52,10 +52,15 @@ def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None)
 
 
 def _hash_contents(files: Sequence[Path], reader: str) -> str:
-    contents = [(kind(path), path.suffix == ".gz", _hash_readable(path)) for path in files]
+    contents = [(kind(path), _packing(path), _hash_readable(path)) for path in files]
     return hash_json([reader, contents])
 
 
 def _hash_readable(path: Path) -> str:
     with readable(path):
         return hash_file(path)
+
+
+def _packing(path: Path) -> bool | str:
+    """How a file is packed; gzip is True, as it was when it was the only way."""
+    return path.suffix == ".gz" or (path.suffix if path.suffix in UNPACKED else False)

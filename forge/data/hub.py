@@ -14,7 +14,7 @@ from forge.config.data import HuggingFace
 from forge.data.cache import cache_root
 from forge.data.corpus import Corpus
 from forge.data.hub_stream import FIELD, StreamSource, no_column, reason_of, stream
-from forge.data.reading import BadFile, Document
+from forge.data.reading import UNPACKED, BadFile, Document
 from forge.data.rows import text_of
 
 ROWS_AT_ONCE = 1000
@@ -103,7 +103,7 @@ def _load(section: HuggingFace, *, streaming: bool) -> Any:
             parts = min(section.stream_parts, max(len(saved), 1))
             return saved.to_iterable_dataset(num_shards=parts) if streaming else saved
         if section.path and path.is_file():
-            kind = path.suffixes[-2 if path.suffix == ".gz" else -1]
+            kind = path.suffixes[-2 if path.suffix in UNPACKED else -1]
             source, files = BUILDERS.get(kind, kind[1:]), {"data_files": section.path}
         return datasets.load_dataset(
             source,

@@ -10,12 +10,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 BLOCK_BYTES = 1 << 20
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 SHOWN = 20  # of many bad files
-PACKED = (".tar.gz", ".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".tar", ".tgz")
+UNPACKED = (".gz", ".zst")  # ways of packing one file that are read
+PACKED = (".tar.gz", ".tar.zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".tar", ".tgz")
 LOOKED_AT = 1 << 13  # bytes of a file in which a NUL shows that it is no text, as git has it
 LEAVE_OUT = "leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder)"
 
@@ -55,7 +56,9 @@ def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
 
 def kind(path: Path) -> str:
     """jsonl, json (an array or one object), csv, tsv, parquet or text, by the suffix."""
-    suffix = next((suffix.lower() for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
+    suffix = next(
+        (suffix.lower() for suffix in reversed(path.suffixes) if suffix not in UNPACKED), ""
+    )
     return _kind_of_json(path) if suffix == ".json" else KINDS.get(suffix, "text")
 
 
@@ -73,8 +76,15 @@ def _kind_of_json(path: Path) -> str:
 
 
 def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """The bytes of a file, unpacked when its name ends in .gz."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+    """The bytes of a file, unpacked when its name ends in .gz or .zst."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix != ".zst":
+        return open(path, "rb")
+    import pyarrow
+
+    packed: Any = open(path, "rb")  # noqa: SIM115
+    return io.BufferedReader(pyarrow.CompressedInputStream(packed, "zstd"), BLOCK_BYTES)
 
 
 def read_text(path: Path) -> Iterator[Document]:
@@ -87,7 +97,7 @@ def _text_blocks(path: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     if path.name.lower().endswith(PACKED):
         what = f"{path} is packed in a way that is not read here"
-        raise BadFile(what, "Unpack it, or pack it with gzip")
+        raise BadFile(what, "Unpack it, or pack it with gzip or zstd")
     with readable(path), open_bytes(path) as file:
         first = block = file.read(BLOCK_BYTES)
         utf_16 = first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from forge.data import reading
-from forge.data.reading import BadFile, Document, open_bytes, readable
+from forge.data.reading import UNPACKED, BadFile, Document, open_bytes, readable
 
 ROWS_AT_ONCE = 1024
 BETWEEN = re.compile(r"[\s,]*")
@@ -120,9 +120,10 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
 
 def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
     """One document a row, from a column."""
-    if path.suffix == ".gz":
-        fix = "Unpack it (gunzip); Parquet is packed by itself"
-        raise BadFile(f"{path} is Parquet inside of gzip", fix)
+    if path.suffix in UNPACKED:
+        how, command = {".gz": ("gzip", "gunzip"), ".zst": ("zstd", "unzstd")}[path.suffix]
+        fix = f"Unpack it ({command}); Parquet is packed by itself"
+        raise BadFile(f"{path} is Parquet inside of {how}", fix)
     import pyarrow
     from pyarrow import parquet
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import pyarrow
 import pytest
 
 from forge.config.data import HeldOut, PythonSource, Text
@@ -79,11 +80,24 @@ ROWS = [
     {"id": 2, "body": "zweite ü 𝄞 [1]\t}"},
     {"id": 3, "body": "x" * 200_000},
 ]
-KINDS = "x.csv x.tsv x.csv.gz x.parquet array.json array.json.gz lines.json x.ndjson x.jsonl.gz"
+KINDS = "x.csv x.tsv x.csv.gz x.parquet array.json array.json.gz lines.json x.ndjson x.jsonl.gz "
+KINDS += "x.csv.zst array.json.zst x.jsonl.zst"
+
+
+def zstd(content: bytes) -> bytes:
+    """Two frames, as tools that pack in parallel write them."""
+    half = len(content) // 2
+    frames = (pyarrow.compress(part, "zstd") for part in (content[:half], content[half:]))
+    return b"".join(frame.to_pybytes() for frame in frames)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """A file of the kind that its name says, by the libraries that people write such files with."""
+    if path.suffix == ".zst":
+        write_rows(plain := path.with_suffix(""), rows)
+        path.write_bytes(zstd(plain.read_bytes()))
+        plain.unlink()
+        return
     frame, name = pandas.DataFrame(rows), path.name.removesuffix(".gz")
     if name.endswith(".parquet"):
         frame.to_parquet(path, row_group_size=2)
@@ -128,7 +142,9 @@ BAD = {
     "d.txt.gz": b"not packed",
     "e.png": b"\x89PNG\0",
     "f.tar.gz": b"\x1f\x8b",
-    "g.jsonl.zst": b"\x28\xb5",
+    "g.jsonl.xz": b"\x28\xb5",
+    "g1.txt.zst": zstd(b"some text, " * 1000)[:-3],
+    "g2.txt.zst": b"not packed",
     "h1.json": b'["a", 3]',
     "h2.json": b'[{"text": "a"}, {"text": null}]',
     "h3.json": b'["a", nope, "' + b"b" * 50 + b'"]',
@@ -147,10 +163,11 @@ BAD = {
     "j5.jsonl": b'{"text": "\xff"}',
     "j6.jsonl": b'{"text": "a\\ud800"}',
     "k.parquet.gz": b"",
+    "k.parquet.zst": b"",
     "l.txt": b"\xff",
 }
 SCREEN = """\
-data.path: 26 of 27 files cannot be read:
+data.path: 29 of 30 files cannot be read:
   DIR/a.txt is not UTF-8 text (invalid start byte)
   DIR/b.txt is not UTF-8 text (unexpected end of data)
   DIR/h6.json is not UTF-8 text (invalid start byte)
@@ -161,12 +178,14 @@ data.path: 26 of 27 files cannot be read:
 takes a part of a folder).
   cannot read DIR/c.txt.gz (Compressed file ended before the end-of-stream marker was reached)
   cannot read DIR/d.txt.gz (Not a gzipped file (b'no'))
+  cannot read DIR/g1.txt.zst (Truncated compressed stream)
+  cannot read DIR/g2.txt.zst (ZSTD decompress failed: Unknown frame descriptor)
   -> Check that it is complete and that you may read it.
   DIR/e.png is not text (it has NUL bytes)
   -> Leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder).
   DIR/f.tar.gz is packed in a way that is not read here
-  DIR/g.jsonl.zst is packed in a way that is not read here
-  -> Unpack it, or pack it with gzip.
+  DIR/g.jsonl.xz is packed in a way that is not read here
+  -> Unpack it, or pack it with gzip or zstd.
   DIR/h1.json element 2 is int, not text
   -> An element is a text, or an object with a field that holds it.
   DIR/h2.json element 2: field 'text' is null, not text
@@ -191,6 +210,8 @@ takes a part of a folder).
   -> Every line must look like {"text": ...}.
   DIR/k.parquet.gz is Parquet inside of gzip
   -> Unpack it (gunzip); Parquet is packed by itself.
+  DIR/k.parquet.zst is Parquet inside of zstd
+  -> Unpack it (unzstd); Parquet is packed by itself.
   ... and 1 more
 """
 

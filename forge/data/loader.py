@@ -175,7 +175,14 @@ class TrainLoader:
 
     @staticmethod
     def _next(stream: Iterator[Read | Unreadable]) -> Read:
-        read = next(stream)
+        try:
+            read = next(stream)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            what = "a loader process was ended, most often because memory ran out"
+            fix = "Lower it or data.prefetch_factor"
+            raise ValueError(f"data.num_workers: {what}. {fix}.") from error
         if isinstance(read, Unreadable):
             raise ValueError(str(read))
         return read

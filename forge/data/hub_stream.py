@@ -6,6 +6,7 @@ import hashlib
 import heapq
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,19 +133,12 @@ def stream(section: HuggingFace, found: Any) -> StreamSource:
         if field not in columns:
             raise ValueError(no_column(source, field, columns))
         found = found.select_columns([field])
-    if found.num_shards < section.stream_parts:
-        found = found.reshard()
-    names, files = _units_of(found, source)
-    sizes = _sizes(names, files)
-    units = Units(
-        source=source,
-        field=field,
-        dataset=found,
-        names=names,
-        sizes=sizes,
-        process=os.getpid(),
-    )
-    return StreamSource(section=section, units=units, parts=divided(sizes, section.stream_parts))
+    units = _units(found, source, field)
+    parts = divided(units.sizes, section.stream_parts)
+    if len(parts) < section.stream_parts:  # files are too few, or too uneven
+        units = _units(found.reshard(), source, field)
+        parts = divided(units.sizes, section.stream_parts)
+    return StreamSource(section=section, units=units, parts=parts)
 
 
 def divided(sizes: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
@@ -165,36 +159,43 @@ def divided(sizes: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
     raise AssertionError("a dataset has a unit")
 
 
-def _units_of(found: Any, source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the library's shards, for messages, and of which file each is."""
+def _units(found: Any, source: str, field: str) -> Units:
+    """The library's shards by name, for messages, with their sizes where they are known."""
     inner = found._ex_iterable
     while not hasattr(inner, "kwargs") and hasattr(inner, "ex_iterable"):
         inner = inner.ex_iterable
     known, number = getattr(inner, "kwargs", {}), found.num_shards
     files = [str(file) for file in known.get("files") or known.get("base_files") or ()]
-    if len(files) != number:
-        return tuple(f"{source} part {unit + 1}" for unit in range(number)), ()
-    groups = known.get("row_groups_list") or [None] * number
-    names = [
-        file if group is None else f"{file} row group {group[0] + 1}"
-        for file, group in zip(files, groups, strict=True)
-    ]
-    return tuple(names), tuple(files)
+    names, sizes = [f"{source} part {unit + 1}" for unit in range(number)], [1] * number
+    if len(files) == number:
+        groups = known.get("row_groups_list") or [None] * number
+        names = [
+            file if group is None else f"{file} row group {group[0] + 1}"
+            for file, group in zip(files, groups, strict=True)
+        ]
+        sizes = _sizes(files) or sizes
+    return Units(
+        source=source,
+        field=field,
+        dataset=found,
+        names=tuple(names),
+        sizes=tuple(sizes),
+        process=os.getpid(),
+    )
 
 
-def _sizes(names: Sequence[str], files: Sequence[str]) -> tuple[int, ...]:
-    """Bytes of each unit, the same for all of a file; 1 each where they are not known."""
+def _sizes(files: Sequence[str]) -> list[int]:
+    """Bytes of each unit, given its file, the same for all of a file; empty where not known."""
     from fsspec.core import url_to_fs
 
-    shares = {file: files.count(file) for file in dict.fromkeys(files)}
+    shares, bytes_of = Counter(files), {}
     try:
-        bytes_of = {}
         for file in shares:
             system, path = url_to_fs(file)
             bytes_of[file] = max(int(system.size(path)) // shares[file], 1)
-        return tuple(bytes_of[file] for file in files) or (1,) * len(names)
     except Exception:  # of a file system that has no sizes
-        return (1,) * len(names)
+        return []
+    return [bytes_of[file] for file in files]
 
 
 def no_column(source: str, field: str, columns: Sequence[str]) -> str:

@@ -114,6 +114,31 @@ def test_a_run_that_is_killed_ends_with_the_same_bits(folder: Path, tmp_path: Pa
     assert meta(step_of(place, 40))["loader"] == meta(step_of(whole, 40))["loader"]
 
 
+def test_a_mixture_with_a_stream_goes_on_where_it_was(
+    folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    """Both sources are read, evaluated and logged; a run that stops and goes on has the bits of one
+    that does not.
+    """
+    stream = f"+data.sources.web={{data:hf,hf_streaming:true,path:{folder},val_from_first:40}}"
+    mine = f"+data.sources.mine={{path:{text_file},weight:2}}"
+    common = [*(one for one in SMALL if not one.startswith("data.")), "data=mix", stream, mine]
+    common += ["eval.enabled=true", "eval.interval=10", "eval.steps=1"]
+
+    def run(name: str, steps: int) -> Path:
+        path = take(*common, f"run.dir={tmp_path / name}", f"train.max_steps={steps}")[0]
+        assert worker.main([str(path)]) == 0
+        return path
+
+    whole, other = run("whole", 20), run("other", 10)
+    assert list(meta(step_of(other, 10))["loader"]["streams"]) == ["web"]
+    run("other", 20)
+    assert_bit_equal(stored(step_of(other, 20)), stored(step_of(whole, 20)))
+    assert meta(step_of(other, 20))["loader"] == meta(step_of(whole, 20))["loader"]
+    assert 0.2 < logged(whole, "data/web/share")[20] < 0.5
+    assert logged(other, "eval/web/loss") == logged(whole, "eval/web/loss")
+
+
 def broken(folder: Path, capfd: pytest.CaptureFixture[str], *more: str) -> str:
     """What is said of a run whose text breaks while it trains."""
     path = begin(folder / "run", folder / "corpus", "train.max_steps=40", *more)

@@ -7,10 +7,11 @@ from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.files import write_json
 from forge.training.callback import Callback, is_users
 from forge.training.checkpoint import Checkpointer
-from forge.training.data import derived_file, train_loader
+from forge.training.data import derived_file, how_streamed, train_loader
 from forge.training.entries import build_entries
 from forge.training.loop import Loop
 from forge.training.metrics import Logger
+from forge.training.process import say
 from forge.training.saving import Saving
 from forge.training.session import Session
 from forge.training.start import begin, choose
@@ -23,6 +24,8 @@ def build(session: Session) -> Loop:
     """The loop of a run, where its last start has left it. Raises ValueError for mistakes."""
     config, run_dir, ranks = session.config, session.run_dir, session.ranks
     loader = train_loader(config, session.prepared.train, session.objective, ranks, session.device)
+    for line in how_streamed(config, session.prepared.train, ranks.batch[1]):
+        say(line)
     update = Update(
         model=session.model,
         objective=session.objective,

@@ -120,6 +120,23 @@ def train_loader(
     )
 
 
+def how_streamed(config: Config, text: TokenStore | Streamed | Mixture, ranks: int) -> list[str]:
+    """What is said of each text that is read while training. ranks: that draw parts of a batch."""
+    stores, said = Mixture.of(text).stores, []
+    processes = ranks * max(config.data.num_workers, 1)
+    once = config.train.batch_size * processes
+    for store in stores.values():
+        if isinstance(store, Streamed):
+            parts = len(store.parts)
+            line = f"data: {store.source} is read while training, in {parts} parts"
+            if processes > 1 and len(stores) > 1:
+                line += f", each by up to {processes} processes, as of any mixture"
+            elif processes > 1 and parts % once:
+                line += f", some by several processes; a multiple of {once} would be read once"
+            said.append(line)
+    return said
+
+
 def planned(config: Config, text: TokenStore | Streamed | Mixture, tokenizer: Tokenizer) -> Mixture:
     """A text with plans of which documents share a sequence, where data cuts them otherwise than
     at every seq_len.

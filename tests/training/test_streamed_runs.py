@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -19,7 +21,11 @@ from run_helpers import assert_bit_equal, logged, meta, step_of, stored
 from tiny import TINY
 
 from forge import worker
+from forge.data.mixture import Mixture
+from forge.data.streams import Streamed
 from forge.launch.local.processes import free_port
+from forge.rundir import saved_config
+from forge.training.data import how_streamed
 
 SMALL = [
     "tokenizer=bytes",
@@ -89,6 +95,23 @@ def test_a_run_on_two_ranks_goes_on_on_one(folder: Path, tmp_path: Path) -> None
     positions = meta(step_of(other, 40))["loader"]["streams"][""].values()
     assert any(int(one.split()[0]) > 0 for one in positions)  # in the next epoch by then
     assert logged(other, "train/loss") == pytest.approx(logged(whole, "train/loss"), rel=1e-5)
+
+
+def test_it_is_said_what_is_read_by_several_processes(folder: Path, tmp_path: Path) -> None:
+    stream = {"source": "books", "fingerprint": "", "read": None, "shuffle_buffer": 1}
+    text: Any = Streamed(**stream, parts=((0,), (1,), (2,), (3,)), tokenizer=None)  # type: ignore
+    config = saved_config.load_own(begin(tmp_path / "run", folder, "train.batch_size=2"))
+    read = "data: books is read while training, in 4 parts"
+    assert how_streamed(config, text, 1) == [read]
+    assert how_streamed(config, text, 2) == [read]
+    often = f"{read}, some by several processes; a multiple of 6 would be read once"
+    assert how_streamed(config, text, 3) == [often]
+    config = replace(config, data=replace(config.data, num_workers=2))
+    often = f"{read}, some by several processes; a multiple of 8 would be read once"
+    assert how_streamed(config, text, 2) == [often]
+    assert how_streamed(config, Mixture(stores={"a": text, "b": text}), 2) == 2 * [
+        f"{read}, each by up to 4 processes, as of any mixture"
+    ]
 
 
 @pytest.mark.slow

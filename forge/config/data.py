@@ -213,7 +213,7 @@ class HuggingFace(Data):
     _target_: str = "forge.data.hub.dataset"
     path: str = opt(
         "",
-        "a dataset on this machine: a directory, also of save_to_disk, or a file",
+        "a dataset on this machine: a directory, also of save_to_disk, a file or a glob",
         path=True,
     )
     hf_dataset_name: str = opt("", "id of a dataset on the hub, such as roneneldan/TinyStories")

@@ -1,7 +1,8 @@
-"""Datasets that the `datasets` library loads, whole, as corpora."""
+"""Datasets that the `datasets` library loads: whole, as corpora, or streamed."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from collections.abc import Iterator
@@ -102,7 +103,8 @@ def _load(section: HuggingFace, *, streaming: bool) -> Any:
                 saved = saved[split]
             parts = min(section.stream_parts, max(len(saved), 1))
             return saved.to_iterable_dataset(num_shards=parts) if streaming else saved
-        if section.path and path.is_file():
+        is_glob = bool(path.suffix) and glob.has_magic(section.path) and not path.exists()
+        if section.path and (path.is_file() or is_glob):
             kind = path.suffixes[-2 if path.suffix in UNPACKED else -1]
             source, files = BUILDERS.get(kind, kind[1:]), {"data_files": section.path}
         return datasets.load_dataset(

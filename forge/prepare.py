@@ -29,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--processes", type=int, default=cores, metavar="N", help=many)
     once = "leave out documents that came before, word for word"
     add("--deduplicate", action="store_true", help=once)
+    alike = "leave out documents that share so much with an earlier one: 0.8 = 80 %% of five words"
+    add("--minhash", type=float, metavar="SHARE", help=alike)
+    over = "leave out documents that repeat up to 13 tokens 32 times in a row, as OLMo does"
+    add("--repetition-filter", action="store_true", help=over)
     add("--validate", action="store_true", help="read all of OUT and say what is wrong with it")
     options = cli.parse(arguments, argv)
     if options.help:
@@ -46,6 +50,9 @@ def _verb(options: argparse.Namespace) -> int:
     overrides = [word for word in options.overrides if word != places[0]]
     if options.processes < 1:
         raise refusal("--processes", "at least one process tokenises.", "--processes 1")
+    if options.minhash is not None and not 0 < options.minhash <= 1:
+        what = "documents are alike from 0, in nothing, to 1, in all."
+        raise refusal("--minhash", what, "--minhash 0.8")
     try:
         if options.validate:
             return _validate(out)
@@ -70,6 +77,8 @@ def _prepare(out: Path, overrides: Sequence[str], options: argparse.Namespace) -
         build=partial(build, trust=config.run.trust),
         processes=options.processes,
         deduplicate=options.deduplicate,
+        minhash=options.minhash,
+        repetition_filter=options.repetition_filter,
         progress=meter,
     )
     meter.end()
@@ -106,13 +115,27 @@ def _summary(out: Path, manifest: dict[str, Any]) -> str:
             f"  {name:<5}  {split['tokens']:,} tokens, {documents}, {split['bytes']:,} bytes"
         )
     left_out = {
-        ("empty document", ""): read["empty"],
-        ("document that came before", "documents that came before"): read["duplicates"],
-        ("file without text", "files without text"): read["files_without_text"],
+        ("empty document", ""): ("empty", ""),
+        ("document that came before", "documents that came before"): (
+            "duplicates",
+            "duplicate_bytes",
+        ),
+        ("document like an earlier one", "documents like an earlier one"): (
+            "near_duplicates",
+            "near_duplicate_bytes",
+        ),
+        ("document that repeats itself", "documents that repeat themselves"): (
+            "repetitive",
+            "repetitive_bytes",
+        ),
+        ("file without text", "files without text"): ("files_without_text", ""),
     }
-    named = ", ".join(counted(number, *noun) for noun, number in left_out.items() if number)
-    more = f" ({read['duplicate_bytes']:,} bytes)" if read["duplicates"] else ""
-    rows.append(f"  left out: {named or 'nothing'}{more}")
+    named = ", ".join(
+        counted(read[number], *noun) + (f" ({read[size]:,} bytes)" if size else "")
+        for noun, (number, size) in left_out.items()
+        if read.get(number)
+    )
+    rows.append(f"  left out: {named or 'nothing'}")
     from forge.data.tokenizer import Tokenizer
 
     own = out / "tokenizer"

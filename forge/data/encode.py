@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -47,25 +47,30 @@ class Side:
 
     def flush(self, tokenizer: Tokenizer) -> None:
         """Encode and write what is pending."""
-        if not self.pending:
+        texts = [item.text for item in self.pending if isinstance(item, Piece)]
+        self.write(self.pending, tokenizer.encode_batch(texts), tokenizer)
+        self.pending.clear()
+
+    def write(
+        self, items: Items, ids: Iterable[Sequence[int] | np.ndarray], tokenizer: Tokenizer
+    ) -> None:
+        """ids: of the pieces among the items."""
+        if not items:
             return
-        pieces = [item for item in self.pending if isinstance(item, Piece)]
-        self.n_bytes += sum(piece.n_bytes for piece in pieces)
-        ids = iter(tokenizer.encode_batch([piece.text for piece in pieces]))
+        self.n_bytes += sum(item.n_bytes for item in items if isinstance(item, Piece))
+        own = iter(ids)
         borders = {Border.BEGIN: tokenizer.begin_id, Border.END: tokenizer.last_id}
         of = {border: [] if token is None else [token] for border, token in borders.items()}
-        parts = [of[item] if isinstance(item, Border) else next(ids) for item in self.pending]
+        parts = [of[item] if isinstance(item, Border) else next(own) for item in items]
         lengths = [len(part) for part in parts]
-        is_end = [item is Border.END for item in self.pending]
+        is_end = [item is Border.END for item in items]
         self.ends.append(self.writer.n_tokens + np.cumsum(lengths)[is_end])
         self.writer.append(np.concatenate([np.array(part, dtype=np.uint32) for part in parts]))
         if self.counted is not None:
             counts = [
-                item is Border.END or (isinstance(item, Piece) and item.counted)
-                for item in self.pending
+                item is Border.END or (isinstance(item, Piece) and item.counted) for item in items
             ]
             self.counted.append(np.repeat(counts, lengths))
-        self.pending.clear()
 
     def close(self) -> Index:
         if self.counted is not None:

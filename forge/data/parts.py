@@ -20,12 +20,14 @@ from forge.data.encode import (
     Side,
     with_borders,
 )
+from forge.data.minhash import signatures
 from forge.data.reading import Document, Pair
+from forge.data.repetition import repetitive
 from forge.data.split import Piece, Split, pieces
 from forge.data.tokenizer import Tokenizer
-from forge.rundir.files import sync
+from forge.rundir.files import sync, write_json
 
-TOKENIZER, DOCUMENTS = "tokenizer", "documents.i64"
+TOKENIZER, DOCUMENTS, LEFT_OUT = "tokenizer", "documents.i64", "left_out.json"
 
 
 @dataclass(kw_only=True)
@@ -36,6 +38,10 @@ class Tally:
     empty: int = 0
     duplicates: int = 0
     duplicate_bytes: int = 0
+    near_duplicates: int = 0
+    near_duplicate_bytes: int = 0
+    repetitive: int = 0
+    repetitive_bytes: int = 0
     files_without_text: int = 0
 
 
@@ -48,29 +54,45 @@ class Part:
     n_bytes: int = 0
 
 
-def parts_of(split: Split, *, part_bytes: int, deduplicate: bool, tally: Tally) -> Iterator[Part]:
+def parts_of(
+    split: Split,
+    *,
+    part_bytes: int,
+    deduplicate: bool,
+    tally: Tally,
+    near: np.ndarray | None = None,
+    whole: bool = False,
+) -> Iterator[Part]:
     """The corpus in parts of about part_bytes of text: the same ones every time.
 
     deduplicate: leave out a document whose text came before; it takes about 120 bytes of memory a
-    document, and each is in memory as a whole.
+    document, and each is in memory as a whole. near: which documents to leave out besides. whole:
+    no part ends within a document.
     """
-    part = Part(number=0)
-    pieces = ((each, each.digest < split.threshold) for each in _pieces(split, deduplicate, tally))
-    for is_validation, item in with_borders(pieces):
-        if part.n_bytes >= part_bytes and item is not Border.END:
+    part, within = Part(number=0), False
+    found = _pieces(split, deduplicate, tally, near)
+    for is_validation, item in with_borders(
+        (each, each.digest < split.threshold) for each in found
+    ):
+        if part.n_bytes >= part_bytes and item is not Border.END and not (whole and within):
             yield part
             part = Part(number=part.number + 1)
         part.items[SPLITS[is_validation]].append(item)
-        part.n_bytes += item.n_bytes if isinstance(item, Piece) else 0
+        if isinstance(item, Piece):
+            part.n_bytes += item.n_bytes
+            within = not item.last
     if any(part.items.values()):
         yield part
 
 
-def _pieces(split: Split, deduplicate: bool, tally: Tally) -> Iterator[Piece]:
+def _pieces(
+    split: Split, deduplicate: bool, tally: Tally, near: np.ndarray | None
+) -> Iterator[Piece]:
     known: set[bytes] = set()
     for path in split.corpus.files:
         before = tally.documents - tally.empty
         for document in split.corpus.read(path):
+            number = tally.documents
             tally.documents += 1
             found = _of_document(document, split.unit)
             if deduplicate:
@@ -83,6 +105,10 @@ def _pieces(split: Split, deduplicate: bool, tally: Tally) -> Iterator[Piece]:
                     tally.duplicate_bytes += sum(piece.n_bytes for piece in found)
                     continue
                 known.add(digest.digest())
+            if near is not None and near[number]:
+                tally.near_duplicates += 1
+                tally.near_duplicate_bytes += sum(piece.n_bytes for piece in found)
+                continue
             empty = True
             for piece in found:
                 empty = False
@@ -91,38 +117,90 @@ def _pieces(split: Split, deduplicate: bool, tally: Tally) -> Iterator[Piece]:
         tally.files_without_text += tally.documents - tally.empty == before
 
 
+def texts_of(split: Split) -> Iterator[str]:
+    """The text of each document, in the order of the corpus."""
+    for document in split.corpus.documents():
+        yield "\n".join(document) if isinstance(document, Pair) else "".join(document)
+
+
 def _of_document(document: Document, unit: int) -> Iterator[Piece]:
     if isinstance(document, Pair) and not (document.prompt or document.response):
         return iter(())
     return pieces([document], unit)
 
 
-def encode_part(part: Part, folder: Path, *, masked: bool) -> int:
+def encode_part(part: Part, folder: Path, *, masked: bool, no_repetition: bool = False) -> int:
     """Tokenise a part to folder/NUMBER, which is there once all of it is. Returns its tokens.
 
-    folder/tokenizer has the tokenizer.
+    folder/tokenizer has the tokenizer. no_repetition: leave out documents in which tokens are
+    repeated over and over; then all tokens of the part are in memory, in which documents are whole.
     """
     tokenizer = _tokenizer(folder / TOKENIZER)
     scratch = folder / f".{part.number:05d}"
     shutil.rmtree(scratch, ignore_errors=True)
-    n_tokens = 0
+    n_tokens, left_out = 0, {"repetitive": 0, "repetitive_bytes": 0}
     for name, items in part.items.items():
         side = Side.open(scratch / name, vocab_size=tokenizer.vocab_size, masked=masked)
+        encoded: list[np.ndarray] = []
         waiting = 0
         for item in items:
             side.pending.append(item)
             waiting += item.n_bytes if isinstance(item, Piece) else 0
             if waiting >= BATCH_BYTES:
-                side.flush(tokenizer)
+                encoded += _encoded(side, tokenizer, keep=no_repetition)
                 waiting = 0
-        side.flush(tokenizer)
+        encoded += _encoded(side, tokenizer, keep=no_repetition)
+        if no_repetition:
+            kept, ids, count, size = without_repetition(items, encoded)
+            side.write(kept, ids, tokenizer)
+            left_out["repetitive"] += count
+            left_out["repetitive_bytes"] += size
         n_tokens += side.close().n_tokens
         ends = np.concatenate([*side.ends, np.zeros(0, OFFSET)])
         ends.astype(OFFSET).tofile(scratch / name / DOCUMENTS)
+    write_json(scratch / LEFT_OUT, left_out)
     for path in scratch.rglob("*"):
         sync(path)
     scratch.rename(folder / f"{part.number:05d}")
     return n_tokens
+
+
+def _encoded(side: Side, tokenizer: Tokenizer, *, keep: bool) -> list[np.ndarray]:
+    """The tokens of what is pending, if they are not to be written yet."""
+    if not keep:
+        side.flush(tokenizer)
+        return []
+    texts = [item.text for item in side.pending if isinstance(item, Piece)]
+    side.pending.clear()
+    return [np.array(ids, dtype=np.uint32) for ids in tokenizer.encode_batch(texts)]
+
+
+def without_repetition(
+    items: Items, ids: list[np.ndarray]
+) -> tuple[Items, list[np.ndarray], int, int]:
+    """Items and the tokens of their pieces, of the documents that are kept; and how many documents
+    and bytes are left out.
+    """
+    pieces = [item for item in items if isinstance(item, Piece)]
+    document = np.cumsum([item is Border.BEGIN for item in items]) - 1  # of each item
+    whose = document[[isinstance(item, Piece) for item in items]]
+    if not pieces:
+        return items, ids, 0, 0
+    lengths = np.bincount(whose, weights=[len(each) for each in ids], minlength=document[-1] + 1)
+    bad = repetitive(np.concatenate(ids), np.cumsum(lengths.astype(np.int64)))
+    kept = [item for item, number in zip(items, document, strict=True) if not bad[number]]
+    own = [each for each, number in zip(ids, whose, strict=True) if not bad[number]]
+    size = sum(piece.n_bytes for piece, number in zip(pieces, whose, strict=True) if bad[number])
+    return kept, own, int(bad.sum()), size
+
+
+def sign(texts: list[str], number: int, folder: Path) -> int:
+    """Signatures of documents to folder/NUMBER.npy, which is there once all of it is."""
+    scratch = folder / f".{number:05d}.npy"
+    np.save(scratch, signatures(texts))
+    sync(scratch)
+    scratch.rename(folder / f"{number:05d}.npy")
+    return 0
 
 
 @cache

@@ -31,8 +31,18 @@ from forge.data.encode import OFFSET, SPLITS
 from forge.data.fingerprint import hash_file
 from forge.data.hub_stream import StreamSource
 from forge.data.manifest import MANIFEST_FILE, read_manifest, write_manifest
+from forge.data.minhash import near_duplicates
 from forge.data.mixed import Mixed
-from forge.data.parts import DOCUMENTS, TOKENIZER, Tally, encode_part, parts_of
+from forge.data.parts import (
+    DOCUMENTS,
+    LEFT_OUT,
+    TOKENIZER,
+    Tally,
+    encode_part,
+    parts_of,
+    sign,
+    texts_of,
+)
 from forge.data.prepare import Build, facts_of, fingerprint_of, identity_of
 from forge.data.shards import (
     COUNTED,
@@ -50,7 +60,8 @@ from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
 from forge.data.tokens import TokenSource
 from forge.rundir.files import read_json, write_json
 
-PARTS, PLAN = ".parts", "plan.json"
+PARTS, PLAN, SIGNATURES = ".parts", "plan.json", "signatures"
+SIGNED_AT_ONCE = 1 << 22  # characters
 LEAST_PART, LARGEST_PART, PARTS_AT_LEAST = 1 << 20, 1 << 26, 64
 Progress = Callable[[str, int, int, int], None]
 """(stage, bytes of text done, of how many, tokens made)."""
@@ -65,6 +76,8 @@ class Order:
     held_out: HeldOut
     tokenizer: TokenizerSection
     deduplicate: bool
+    minhash: float | None
+    repetition_filter: bool
     identity: dict[str, Any]
 
     @property
@@ -80,12 +93,15 @@ def prepare_shards(
     build: Build,
     processes: int,
     deduplicate: bool = False,
+    minhash: float | None = None,
+    repetition_filter: bool = False,
     progress: Progress = lambda stage, done, of, tokens: None,
 ) -> dict[str, Any]:
     """Make OUT, or go on with it. Returns its manifest.
 
-    processes: 1 = this one alone, with the threads of the tokenizers library. ValueError: no text,
-    bad text, no tokenizer, OUT holds something else or cannot be written.
+    processes: 1 = this one alone, with the threads of the tokenizers library. deduplicate, minhash
+    (how alike), repetition_filter: which documents are left out. ValueError: no text, bad text, no
+    tokenizer, OUT holds something else or cannot be written.
     """
     corpus: Corpus | TokenSource | StreamSource | Mixed = build(data, path="data")
     if isinstance(corpus, StreamSource):
@@ -107,6 +123,8 @@ def prepare_shards(
         "held_out": asdict(data.held_out),
         "tokenizer": identity_of(tokenizer),
         "deduplicate": deduplicate,
+        "minhash": minhash,
+        "repetition_filter": repetition_filter,
     }
     order = Order(
         out=out,
@@ -114,6 +132,8 @@ def prepare_shards(
         held_out=data.held_out,
         tokenizer=tokenizer,
         deduplicate=deduplicate,
+        minhash=minhash,
+        repetition_filter=repetition_filter,
         identity=identity,
     )
     with _writable(out), one_builder(out):
@@ -121,7 +141,8 @@ def prepare_shards(
             return _complete(order)
         split = _planned(order, build, progress)
         tally = Tally()
-        _make_parts(order, split, tally, processes, progress)
+        near = _near_duplicates(order, split, processes, progress)
+        _make_parts(order, split, near, tally, processes, progress)
         return _finish(order, split, tally)
 
 
@@ -149,7 +170,8 @@ def _complete(order: Order) -> dict[str, Any]:
 
 
 def _same(order: Order, identity: dict[str, Any]) -> None:
-    names = sorted(name for name in order.identity if order.identity[name] != identity.get(name))
+    known = order.identity
+    names = sorted(name for name in known if (known[name] or None) != (identity.get(name) or None))
     if names:
         what = f"it was made with another {', '.join(names)}"
         raise ValueError(f"{order.out}: {what}. Remove it, or name another directory.")
@@ -177,13 +199,67 @@ def _planned(order: Order, build: Build, progress: Progress) -> Split:
     return split
 
 
+def _near_duplicates(
+    order: Order, split: Split, processes: int, progress: Progress
+) -> np.ndarray | None:
+    """Which documents are left out for being like an earlier one: as found before, or now."""
+    if order.minhash is None:
+        return None
+    folder = order.parts / SIGNATURES
+    folder.mkdir(exist_ok=True)
+    running: list[Future[int]] = []
+    names: list[str] = []
+    with _pool(processes) as pool:
+        for texts in _batches(texts_of(split)):
+            number = len(names)
+            names.append(f"{number:05d}.npy")
+            progress("compare documents", 0, split.n_bytes, 0)
+            if (folder / names[-1]).exists():
+                continue
+            if pool is None:
+                sign(texts, number, folder)
+                continue
+            running.append(pool.submit(sign, texts, number, folder))
+            if len(running) > 2 * processes:
+                running.pop(0).result()
+        for future in running:
+            future.result()
+    return near_duplicates([np.load(folder / n, mmap_mode="r") for n in names], order.minhash)
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Some MiB of texts together: the same ones every time."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text) + 1
+        if size >= SIGNED_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
 def _make_parts(
-    order: Order, split: Split, tally: Tally, processes: int, progress: Progress
+    order: Order,
+    split: Split,
+    near: np.ndarray | None,
+    tally: Tally,
+    processes: int,
+    progress: Progress,
 ) -> None:
     """Every part that is not there. A few parts are in memory at a time, whatever the corpus."""
     size = min(max(split.n_bytes // PARTS_AT_LEAST, LEAST_PART), LARGEST_PART)
-    found = parts_of(split, part_bytes=size, deduplicate=order.deduplicate, tally=tally)
-    masked = order.corpus.masked
+    found = parts_of(
+        split,
+        part_bytes=size,
+        deduplicate=order.deduplicate,
+        tally=tally,
+        near=near,
+        whole=order.repetition_filter,
+    )
+    encode: Any = {"masked": order.corpus.masked, "no_repetition": order.repetition_filter}
     done = tokens = 0
     running: dict[Future[int], int] = {}
 
@@ -201,11 +277,11 @@ def _make_parts(
                 done += part.n_bytes
                 progress("go on", done, split.n_bytes, tokens)
             elif pool is None:
-                tokens += encode_part(part, order.parts, masked=masked)
+                tokens += encode_part(part, order.parts, **encode)
                 done += part.n_bytes
                 progress("tokenise", done, split.n_bytes, tokens)
             else:
-                future = pool.submit(encode_part, part, order.parts, masked=masked)
+                future = pool.submit(encode_part, part, order.parts, **encode)
                 running[future] = part.n_bytes
                 if len(running) > 2 * processes:
                     collect(wait(running, return_when=FIRST_COMPLETED).done)
@@ -247,6 +323,9 @@ def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:
     """The files of the parts become the shards of OUT; what is half done is gone on with."""
     out, masked = order.out, order.corpus.masked
     folders = sorted(path for path in order.parts.iterdir() if path.name.isdecimal())
+    for counts in (read_json(folder / LEFT_OUT) for folder in folders):
+        tally.repetitive += counts["repetitive"]
+        tally.repetitive_bytes += counts["repetitive_bytes"]
     tokenizer = Tokenizer.load(order.parts / TOKENIZER)
     tokenizer.save(out / TOKENIZER)
     indices = {}

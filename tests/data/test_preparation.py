@@ -97,6 +97,10 @@ def test_shards_are_what_a_plain_loop_makes(tmp_path: Path, data: Text) -> None:
         "empty": 0,
         "duplicates": 0,
         "duplicate_bytes": 0,
+        "near_duplicates": 0,
+        "near_duplicate_bytes": 0,
+        "repetitive": 0,
+        "repetitive_bytes": 0,
         "files_without_text": 0,
     }
 
@@ -220,6 +224,10 @@ def test_documents_that_came_before_are_left_out_and_counted(tmp_path: Path) -> 
         "empty": 1,
         "duplicates": 3,
         "duplicate_bytes": sum(len(text.encode()) for text in (texts[3], texts[19], long)),
+        "near_duplicates": 0,
+        "near_duplicate_bytes": 0,
+        "repetitive": 0,
+        "repetitive_bytes": 0,
         "files_without_text": 0,
     }
     for split in ("train", "val"):

@@ -1,4 +1,4 @@
-"""Small token stores."""
+"""Small token stores, and a corpus to stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+from stream_helpers import TEXTS
 
 from forge.data.shards import IndexedStore, ShardWriter
 
@@ -24,3 +26,13 @@ def store(tmp_path: Path) -> Callable[..., IndexedStore]:
         return IndexedStore(directory)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parquet in row groups of 10."""
+    made = tmp_path_factory.mktemp("corpus")
+    for number, texts in enumerate(TEXTS):
+        frame = pandas.DataFrame({"id": range(len(texts)), "text": texts})
+        frame.to_parquet(made / f"{number}.parquet", row_group_size=10)
+    return made

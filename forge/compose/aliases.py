@@ -9,6 +9,8 @@ ALIASES = {
         "optimizer.weight_decay": "wd",
         "scheduler": "lr_scheduler_type",
         "scheduler.warmup_steps": "warmup warmup_iters",
+        "scheduler.warmup_ratio": "warmup_fraction warmup_steps_fraction",
+        "scheduler.decay_ratio": "warmdown_ratio wsd_decay_steps_fraction",
         "train.max_steps": "steps max_iters train_iters num_iterations",
         "train.max_epochs": "epochs num_train_epochs",
         "train.batch_size": "per_device_train_batch_size micro_batch_size device_batch_size",
@@ -51,6 +53,5 @@ HINTS = {
     "min_lr": "scheduler.min_lr_ratio=0.1, a share of optimizer.lr",
     "report_to": "metrics.enable_wandb=true or metrics.enable_tensorboard=true",
     "resume_from_checkpoint": "a run goes on with python -m forge.resume runs/<run>",
-    "warmup_ratio": "scheduler.warmup_steps=..., in steps of train.max_steps",
 }
 """By word what to do where no option takes its place."""

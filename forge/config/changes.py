@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.config.field import Section, freeze_value
+from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.problems import literal
-from forge.config.scheduler import SCHEDULE, open_steps
 
 if TYPE_CHECKING:
     from forge.config.root import Config

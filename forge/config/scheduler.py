@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omegaconf import MISSING
@@ -10,7 +9,6 @@ from omegaconf import MISSING
 from forge.config.field import Section, opt
 
 WARMUP_SHARE, WARMUP_MOST = 10, 40
-SCHEDULE = ("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps")
 WARMUP = f"a tenth, at most {WARMUP_MOST},"
 
 
@@ -38,6 +36,15 @@ class Constant(Scheduler):
     warmup_steps: int | None = opt(
         2000, f"steps of linear warm-up; null = {WARMUP} of train.max_steps", ge=0
     )
+    warmup_ratio: float | None = opt(
+        None, "warm-up as a share of train.max_steps; null = warmup_steps", ge=0, le=1
+    )
+
+    def open_warmup(self, horizon: int) -> tuple[int, str]:
+        """Steps of warm-up of a run of `horizon` steps, and what they are."""
+        if self.warmup_ratio is not None:
+            return round(self.warmup_ratio * horizon), f"{self.warmup_ratio:g}"
+        return min(horizon // WARMUP_SHARE, WARMUP_MOST), WARMUP
 
 
 @dataclass(kw_only=True)
@@ -75,7 +82,20 @@ class WSD(Decay):
     stable_steps: int | None = opt(
         None, "steps at the peak; null = what warm-up and decay leave", ge=0
     )
+    decay_ratio: float | None = opt(
+        None, "decay as a share of train.max_steps; null = decay_steps", ge=0, le=1
+    )
     wsd_decay_type: str = opt("cosine", "shape of the decay", choices=("cosine", "linear", "sqrt"))
+
+    def open_decay(self, horizon: int, warmup: int) -> tuple[int, str]:
+        """Steps of decay of a run of `horizon` steps, and what they are."""
+        if self.decay_ratio is not None:
+            return round(self.decay_ratio * horizon), f"{self.decay_ratio:g}"
+        left, fifth = horizon - warmup - (self.stable_steps or 0), round(0.2 * horizon)
+        # arXiv:2405.18392 finds a cool-down over a fifth as good as a full cosine
+        if self.stable_steps is None and fifth <= left:
+            return fifth, "a fifth"
+        return left, "what warm-up and stable steps leave"
 
 
 @dataclass(kw_only=True)
@@ -85,34 +105,3 @@ class Rex(Decay):
     schema_name = "rex"
     _target_: str = "forge.optim.schedules.rex"
     rex_alpha: float = opt(1.0, "exponent of the published curve; 1 = as published", gt=0)
-
-
-def open_steps(schedule: Scheduler, horizon: int) -> Iterator[tuple[str, int, str]]:
-    """(key, value, why) of each option in steps that is open, for `horizon` updates."""
-    if not isinstance(schedule, Constant):
-        return
-    of, warmup = f"train.max_steps={horizon}", schedule.warmup_steps
-    if warmup is None:
-        warmup = min(horizon // WARMUP_SHARE, WARMUP_MOST)
-        yield "scheduler.warmup_steps", warmup, f"{WARMUP} of {of}"
-    if isinstance(schedule, WSD):
-        if schedule.decay_steps is None:
-            value, fifth = horizon - warmup - (schedule.stable_steps or 0), round(0.2 * horizon)
-            why = f"what warm-up and stable steps leave of {of}"
-            # arXiv:2405.18392 finds a cool-down over a fifth as good as a full cosine
-            if schedule.stable_steps is None and fifth <= value:
-                value, why = fifth, f"a fifth of {of}"
-            yield "scheduler.decay_steps", max(value, 1), why
-        if schedule.stable_steps is None:
-            value = horizon - warmup - (schedule.decay_steps or 0)
-            why = f"{of} - {warmup} of warm-up - {schedule.decay_steps} of decay"
-            yield "scheduler.stable_steps", max(value, 0), why
-    elif isinstance(schedule, Decay) and schedule.decay_steps is None:
-        why = f"{of} - scheduler.warmup_steps={warmup}"
-        yield "scheduler.decay_steps", max(horizon - warmup, 1), why
-
-
-def horizon(schedule: Decay) -> int:
-    """Steps that the schedule spans: warm-up, stable and decay."""
-    stable = schedule.stable_steps if isinstance(schedule, WSD) else 0
-    return (schedule.warmup_steps or 0) + (schedule.decay_steps or 0) + (stable or 0)

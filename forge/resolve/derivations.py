@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from forge.config import schemas
 from forge.config.data import Data
 from forge.config.eval import Eval
+from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.launch import Slurm
 from forge.config.mixture import Mix
 from forge.config.model import Decoder, Model
@@ -18,7 +19,7 @@ from forge.config.reading import NAME, options_of, schema_of
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, walk
 from forge.config.run import Run
-from forge.config.scheduler import SCHEDULE, Scheduler, open_steps
+from forge.config.scheduler import Scheduler
 from forge.config.tokenizer import BPE, Tokenizer
 from forge.config.tokenizer_files import FILE_NAME, Existing, TokenizerFile
 from forge.config.train import Train

@@ -33,7 +33,7 @@ optimizer:
   betas: 0.9
   eps: 1.0e-6
 scheduler:
-  warmup_ratio: 0.1
+  warmup_fraction: 0.1
 train:
   seq_len: 4096
   max_steps: 1e3

@@ -44,7 +44,7 @@ LINES = {
         "name=x",
     ],
     "other frameworks": [
-        "trainer.learning_rate=1", "train.compile=true", "scheduler.warmup_ratio=0.1",
+        "trainer.learning_rate=1", "train.compile=true", "scheduler.warmup_fraction=0.1",
         "min_lr=3e-5", "optimizer.beta1=0.8", "dropout=0.1", "bf16=false", "device=gpu",
         "steps=many", "optim=adam", "--optimizer.lr=3e-3", "--callbacks.ema._target_=x.EMA",
         "--model=smal", "--lr=3e-3", "--bf16", "--learning-rate", "3e-3",

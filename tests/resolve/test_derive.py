@@ -73,6 +73,13 @@ given scheduler.warmup_steps=null
   scheduler.warmup_steps = 10: a tenth, at most 40, of train.max_steps=100
 given scheduler.warmup_steps=null train.max_steps=401
   scheduler.warmup_steps = 40: a tenth, at most 40, of train.max_steps=401
+given scheduler.warmup_steps=null scheduler.warmup_ratio=0.25
+  scheduler.warmup_steps = 25: 0.25 of train.max_steps=100
+  scheduler.decay_steps = 75: train.max_steps=100 - scheduler.warmup_steps=25
+given scheduler=wsd scheduler.warmup_steps=null scheduler.warmup_ratio=0 scheduler.decay_ratio=0.65
+  scheduler.warmup_steps = 0: 0 of train.max_steps=100
+  scheduler.decay_steps = 65: 0.65 of train.max_steps=100
+  scheduler.stable_steps = 35: train.max_steps=100 - 0 of warm-up - 65 of decay
 given scheduler=linear scheduler.warmup_steps=100
   scheduler.decay_steps = 1: train.max_steps=100 - scheduler.warmup_steps=100
 given scheduler=wsd scheduler.warmup_steps=10

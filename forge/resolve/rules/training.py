@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forge.config.checkpoint import Checkpoint
+from forge.config.horizon import SCHEDULE, horizon, open_steps
 from forge.config.parallel import Parallel
 from forge.config.precision import Precision
 from forge.config.profiling import Profiling
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
-from forge.config.scheduler import Constant, Decay, horizon
+from forge.config.scheduler import WSD, Constant, Decay
 from forge.config.train import Train
 from forge.plan.layout import data_ranks
 from forge.plan.world import World, ranks_of
@@ -98,6 +101,27 @@ def warmup(scheduler: Constant, train: Train) -> Findings:
     """scheduler.warmup_steps should be less than train.max_steps, or its peak is not reached."""
     if (scheduler.warmup_steps or 0) >= train.max_steps:
         yield "scheduler.warmup_steps", f"scheduler.warmup_steps={train.max_steps // 10}"
+
+
+@rule("scheduler.ratios", "scheduler.warmup_ratio", "scheduler.decay_ratio")
+def ratios(scheduler: WSD) -> Findings:
+    """scheduler.warmup_ratio and scheduler.decay_ratio are shares of a run, at most 1 together."""
+    warmup, decay = scheduler.warmup_ratio or 0, scheduler.decay_ratio or 0
+    if warmup + decay > 1:
+        yield "scheduler.decay_ratio", f"scheduler.decay_ratio={1 - warmup:g}"
+
+
+@rule("scheduler.steps_or_ratio", *SCHEDULE, "scheduler.warmup_ratio", "scheduler.decay_ratio")
+def steps_or_ratio(scheduler: Constant, train: Train) -> Findings:
+    """Warm-up is given in steps or as a share of train.max_steps, and so is the decay of wsd."""
+    open_ones = replace(scheduler, warmup_steps=None)
+    if isinstance(open_ones, WSD):
+        open_ones = replace(open_ones, decay_steps=None)
+    meant = {key: steps for key, steps, _ in open_steps(open_ones, train.max_steps)}
+    for phase in ("warmup", "decay"):
+        ratio, key = getattr(scheduler, f"{phase}_ratio", None), f"scheduler.{phase}_steps"
+        if ratio is not None and getattr(scheduler, f"{phase}_steps") != meant[key]:
+            yield f"scheduler.{phase}_ratio", f"{key}=null, or scheduler.{phase}_ratio=null"
 
 
 @rule(

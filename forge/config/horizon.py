@@ -1,0 +1,36 @@
+"""The steps of a schedule over a run: those left open, and how far all of them reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forge.config.scheduler import WSD, Constant, Decay, Scheduler
+
+SCHEDULE = ("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps")
+
+
+def open_steps(schedule: Scheduler, horizon: int) -> Iterator[tuple[str, int, str]]:
+    """(key, value, why) of each option in steps that is open, for `horizon` updates."""
+    if not isinstance(schedule, Constant):
+        return
+    of, warmup = f"train.max_steps={horizon}", schedule.warmup_steps
+    if warmup is None:
+        warmup, what = schedule.open_warmup(horizon)
+        yield "scheduler.warmup_steps", warmup, f"{what} of {of}"
+    if isinstance(schedule, WSD):
+        if schedule.decay_steps is None:
+            value, what = schedule.open_decay(horizon, warmup)
+            yield "scheduler.decay_steps", max(value, 1), f"{what} of {of}"
+        if schedule.stable_steps is None:
+            value = horizon - warmup - (schedule.decay_steps or 0)
+            why = f"{of} - {warmup} of warm-up - {schedule.decay_steps} of decay"
+            yield "scheduler.stable_steps", max(value, 0), why
+    elif isinstance(schedule, Decay) and schedule.decay_steps is None:
+        why = f"{of} - scheduler.warmup_steps={warmup}"
+        yield "scheduler.decay_steps", max(horizon - warmup, 1), why
+
+
+def horizon(schedule: Decay) -> int:
+    """Steps that the schedule spans: warm-up, stable and decay."""
+    stable = schedule.stable_steps if isinstance(schedule, WSD) else 0
+    return (schedule.warmup_steps or 0) + (schedule.decay_steps or 0) + (stable or 0)

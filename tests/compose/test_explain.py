@@ -45,6 +45,8 @@ def test_a_derived_value(say: Say) -> None:
         f"  because       null is {at[0]}",
         "  meaning       steps from the peak to the floor; null = what is left of train.max_steps",
         "  admits        greater than 0",
+        "  rule          scheduler.steps_or_ratio: Warm-up is given in steps or as a share of "
+        "train.max_steps, and so is the decay of wsd.",
         "  rule          scheduler.horizon: The schedule should end where the run ends.",
     ]
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import socket
-import urllib.parse
-import urllib.request
 
 FILES = ("tokenizer_config.json", "tokenizer.json")
 ABSENT = "it is not in the cache of Hugging Face, and the hub cannot be reached to fetch it"
@@ -41,6 +38,10 @@ def fetched(name: str, revision: str) -> tuple[str, str]:
 @functools.cache
 def reachable() -> bool:
     """Whether a download may succeed: the library itself tries for most of a minute."""
+    import socket
+    import urllib.parse
+    import urllib.request
+
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge.config import hub, sentencepiece_model, tiktoken_ranks
+from forge.config import hub, tiktoken_ranks
 from forge.config.field import opt
 from forge.config.problems import quoted
 from forge.config.rule import Findings, rule
@@ -220,6 +220,8 @@ def stated_token(path: Path, name: str) -> str | None:
 
 
 def _of_sentencepiece(path: Path) -> Facts:
+    from forge.config import sentencepiece_model  # which few runs read
+
     model = sentencepiece_model.read_model(path)
     if model.model_type not in ("unigram", "bpe"):
         raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -56,26 +55,20 @@ def begin(run_dir: Path, data: Path, *more: str) -> Path:
 
 
 def train(run_dir: Path, data: Path, *more: str, ranks: int = 1) -> Path:
-    """On forked ranks, to the end."""
+    """On ranks of their own, to the end: what is forked here has threads of the test process."""
     path = begin(run_dir, data, *more)
     where = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    fork = multiprocessing.get_context("fork").Process
-    processes = [fork(target=rank_of, args=(path, rank, where)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(90)
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
+    command = [sys.executable, "-m", "forge.worker", str(path)]
+    own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks))
+    processes = [subprocess.Popen(command, env=os.environ | where | one) for one in own]
+    try:
+        codes = [process.wait(90) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     error = path / "error.json"
     assert codes == [0] * ranks, (codes, error.exists() and error.read_text())
     return path
-
-
-def rank_of(path: Path, rank: int, where: dict[str, str]) -> None:
-    os.environ.update(where | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-    os._exit(worker.main([str(path)]))
 
 
 def test_a_run_on_two_ranks_goes_on_on_one(folder: Path, tmp_path: Path) -> None:

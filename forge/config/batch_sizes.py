@@ -23,10 +23,10 @@ class BatchSizes:
         """
         stages, step, sample = [], 0, 0
         increments = (size - start) // increment
-        for now in range(start, size, increment):
-            stages.append((step, sample, now))
-            steps = -(-samples // (increments * now))
-            step, sample = step + steps, sample + steps * now
+        for smaller in range(start, size, increment):
+            stages.append((step, sample, smaller))
+            steps = -(-samples // (increments * smaller))
+            step, sample = step + steps, sample + steps * smaller
         return cls((*stages, (step, sample, size)))
 
     @property

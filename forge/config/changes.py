@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.config.field import Section, freeze_value
-from forge.config.horizon import SCHEDULE, open_steps
+from forge.config.horizon import SCHEDULE, follows
 from forge.config.problems import literal
 
 if TYPE_CHECKING:
@@ -74,18 +73,15 @@ def _follows_or_grows(change: Change, before: Config, after: Config) -> bool:
     if change.key == "train.max_steps":
         return change.after > change.before
     moved = after.train.max_steps != before.train.max_steps
-    return moved and all(_follows(config, change.key) for config in (before, after))
-
-
-def _follows(config: Config, key: str) -> bool:
-    """Whether a value of the schedule is what would be worked out from train.max_steps."""
-    if key not in SCHEDULE:
-        return False
-    probe, name = copy.deepcopy(config.scheduler), key.rpartition(".")[2]
-    probe.thaw()
-    setattr(probe, name, None)
-    found = {key: value for key, value, _ in open_steps(probe, config.train.max_steps)}
-    return found.get(key) == getattr(config.scheduler, name)
+    is_of_schedule = change.key in SCHEDULE
+    return (
+        moved
+        and is_of_schedule
+        and all(
+            follows(config.scheduler, change.key, config.train.max_steps)
+            for config in (before, after)
+        )
+    )
 
 
 def _variant(section: Section) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 from forge.config.scheduler import WSD, Constant, Decay, Scheduler
@@ -28,6 +29,15 @@ def open_steps(schedule: Scheduler, horizon: int) -> Iterator[tuple[str, int, st
     elif isinstance(schedule, Decay) and schedule.decay_steps is None:
         why = f"{of} - scheduler.warmup_steps={warmup}"
         yield "scheduler.decay_steps", max(horizon - warmup, 1), why
+
+
+def follows(schedule: Scheduler, key: str, horizon: int) -> bool:
+    """Whether the value of a key of SCHEDULE is what would be worked out if it were open."""
+    probe, name = copy.deepcopy(schedule), key.rpartition(".")[2]
+    probe.thaw()
+    setattr(probe, name, None)
+    found = {key: value for key, value, _ in open_steps(probe, horizon)}
+    return found.get(key) == getattr(schedule, name)
 
 
 def horizon(schedule: Decay) -> int:

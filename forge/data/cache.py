@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+from forge.data.shards import BrokenStore
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def cache_root(cache_dir: str | None) -> Path:
@@ -66,3 +70,29 @@ def replacing(entry: Path) -> Iterator[Path]:
     finally:
         for leftover in entry.parent.glob(f".{entry.name}.tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def kept(entry: Path, read: Callable[[], T], make: Callable[[Path], None]) -> T:
+    """What is in an entry, made before by `make` into a directory if it is not there or damaged.
+
+    Any number of processes may call this at once: one makes it. read: raises BrokenStore.
+    """
+    if (found := _intact(entry, read, log.debug)) is not None:
+        return found
+    with one_builder(entry):
+        # The process that held the lock before may have made it.
+        if (found := _intact(entry, read, log.warning)) is not None:
+            return found
+        with replacing(entry) as directory:
+            make(directory)
+    return read()
+
+
+def _intact(entry: Path, read: Callable[[], T], on_broken: Callable[..., None]) -> T | None:
+    if not entry.exists():
+        return None
+    try:
+        return read()
+    except BrokenStore as error:
+        on_broken("prepared data in %s is damaged and is made anew: %s", entry, error)
+        return None

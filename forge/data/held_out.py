@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from forge.config.data import HuggingFace
-from forge.data.cache import explained, one_builder, replacing
+from forge.data.cache import explained, kept
 from forge.data.fingerprint import hash_file, hash_json
 from forge.data.hub_stream import StreamSource
 from forge.data.manifest import read_manifest, write_manifest
-from forge.data.shards import FORMAT, INDEX_FILE, BrokenStore, IndexedStore, ShardWriter
+from forge.data.shards import FORMAT, INDEX_FILE, IndexedStore, ShardWriter
 from forge.data.split import HASH_RANGE
 from forge.data.streams import DIGEST_BYTES, digest_of
 from forge.data.tokenizer import Tokenizer
 
 STORE, DIGESTS = "val", "held_out.bin"
-log = logging.getLogger(__name__)
-HeldOut = tuple[IndexedStore, frozenset[bytes], dict[str, Any]]
+Kept = tuple[IndexedStore, frozenset[bytes], dict[str, Any]]
 """The tokens of the documents, their digests, and a manifest."""
 
 
 def hold_out(
     source: StreamSource, tokenizer: Tokenizer, root: Path, progress: Callable[[str, float], None]
-) -> HeldOut:
+) -> Kept:
     """From the cache or made now. ValueError: no text, or too little to hold some out."""
     section: HuggingFace = source.section
     identity = {
@@ -38,32 +37,20 @@ def hold_out(
     }
     entry = root / "data" / f"stream-{hash_json(identity)[:16]}"
     with explained(root):
-        if (found := _open(entry, log.debug)) is not None:
-            return found
-        with one_builder(entry):
-            # The process that held the lock before may have made it.
-            if (found := _open(entry, log.warning)) is not None:
-                return found
+
+        def make(directory: Path) -> None:
             progress("hold out the validation split", 0.0)
-            with replacing(entry) as directory:
-                _make(directory, source, tokenizer, identity)
-        found = _open(entry, log.warning)
-    assert found is not None, f"{entry} is broken right after it was written"
-    return found
+            _make(directory, source, tokenizer, identity)
+
+        return kept(entry, partial(_open, entry), make)
 
 
-def _open(entry: Path, on_broken: Callable[..., None]) -> HeldOut | None:
-    if not entry.exists():
-        return None
-    try:
-        manifest = read_manifest(entry)
-        store = IndexedStore(entry / STORE)
-        store.verify()
-    except BrokenStore as error:
-        on_broken("what is held out in %s is damaged and is made anew: %s", entry, error)
-        return None
-    kept = (entry / DIGESTS).read_bytes()
-    digests = (kept[at : at + DIGEST_BYTES] for at in range(0, len(kept), DIGEST_BYTES))
+def _open(entry: Path) -> Kept:
+    manifest, store = read_manifest(entry), IndexedStore(entry / STORE)
+    store.verify()
+    all_of_them = (entry / DIGESTS).read_bytes()
+    starts = range(0, len(all_of_them), DIGEST_BYTES)
+    digests = (all_of_them[at : at + DIGEST_BYTES] for at in starts)
     return store, frozenset(digests), manifest
 
 
@@ -93,8 +80,8 @@ def _make(
     for ids in tokenizer.encode_batch(held):
         writer.append(tokenizer.document(ids))
     writer.close(n_bytes=sum(len(text.encode()) for text in held), n_documents=len(held))
-    kept = sorted({digest for digest, is_held in zip(digests, below, strict=True) if is_held})
-    (directory / DIGESTS).write_bytes(b"".join(kept))
+    left_out = sorted({digest for digest, is_held in zip(digests, below, strict=True) if is_held})
+    (directory / DIGESTS).write_bytes(b"".join(left_out))
     files = (f"{STORE}/{INDEX_FILE}", DIGESTS)
     manifest = {
         "identity": identity,

@@ -90,7 +90,7 @@ class MicroBatches:
 
     def _sources(self, samples: Samples, rows: int) -> Tensor:
         """Of which source each row is: uint8 [rows, sources], with a single 1 in each row."""
-        sources = torch.tensor([self.order.find(self._read(n))[0] for n in samples.numbers])
+        sources = torch.tensor([self.order.draw(self._read(n))[0] for n in samples.numbers])
         each = sources.repeat_interleave(rows // len(samples))
         return torch.nn.functional.one_hot(each, len(self.names)).to(torch.uint8)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from forge.config.data import Data, HeldOut
 from forge.config.reading import read_whole
 from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizer_files import Existing, Facts
-from forge.data.cache import cache_root, explained, one_builder, replacing
+from forge.data.cache import cache_root, explained, kept
 from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
 from forge.data.fingerprint import hash_file, hash_json
@@ -27,7 +28,7 @@ from forge.data.manifest import read_manifest, write_manifest
 from forge.data.mixed import Mixed
 from forge.data.mixture import Mixture
 from forge.data.reading import BadFile
-from forge.data.shards import COUNTED, FORMAT, INDEX_FILE, BrokenStore, IndexedStore
+from forge.data.shards import COUNTED, FORMAT, INDEX_FILE, IndexedStore
 from forge.data.split import TrainingText, split_corpus
 from forge.data.store import TokenStore
 from forge.data.streams import Streamed
@@ -84,17 +85,8 @@ def prepare(
             "tokenizer": identity_of(tokenizer),
         }
         entry = root / "data" / f"{corpus.name}-{hash_json(identity)[:16]}"
-        if (prepared := _open(entry, corpus, on_broken=log.debug)) is not None:
-            return prepared
-        with one_builder(entry):
-            # The process that held the lock before may have made it.
-            if (prepared := _open(entry, corpus, on_broken=log.warning)) is not None:
-                return prepared
-            with replacing(entry) as directory:
-                _make(directory, corpus, identity, data, tokenizer, build, progress)
-        prepared = _open(entry, corpus, on_broken=log.warning)
-    assert prepared is not None, f"{entry} is broken right after it was written"
-    return prepared
+        make = partial(_make, corpus, identity, data, tokenizer, build, progress)
+        return kept(entry, partial(_open, entry, corpus), make)
 
 
 def _validated_elsewhere(
@@ -179,32 +171,22 @@ def _shared_tokenizer(
             found = fingerprint_of(corpora[name], root / "fingerprints")
             identity["corpora"].append([found, asdict(part.held_out)])
     entry = root / "tokenizers" / hash_json(identity)[:16]
-    if (made := _open_tokenizer(entry)) is not None:
-        return made
-    with one_builder(entry):
-        if (made := _open_tokenizer(entry)) is None:
-            splits = []
-            for name, corpus in corpora.items():
-                with _named(f"data.sources.{name}"):
-                    splits.append(split_corpus(corpus, mixed.sections[name].held_out))
-            text = TrainingText(splits=tuple(splits)) if splits else NoText()
-            made = build(section, path="tokenizer", text=text)
-            with replacing(entry) as directory:
-                made.save(directory / "tokenizer")
-                files = {name: hash_file(directory / name) for name in TOKENIZER_FILES}
-                write_manifest(directory, {"identity": identity, "sha256": files})
-    return made
 
+    def make(directory: Path) -> None:
+        splits = []
+        for name, corpus in corpora.items():
+            with _named(f"data.sources.{name}"):
+                splits.append(split_corpus(corpus, mixed.sections[name].held_out))
+        text = TrainingText(splits=tuple(splits)) if splits else NoText()
+        build(section, path="tokenizer", text=text).save(directory / "tokenizer")
+        files = {name: hash_file(directory / name) for name in TOKENIZER_FILES}
+        write_manifest(directory, {"identity": identity, "sha256": files})
 
-def _open_tokenizer(entry: Path) -> Tokenizer | None:
-    if not entry.exists():
-        return None
-    try:
+    def read() -> Tokenizer:
         read_manifest(entry)
         return Tokenizer.load(entry / "tokenizer")
-    except BrokenStore as error:
-        log.warning("the tokenizer in %s is damaged and is made anew: %s", entry, error)
-        return None
+
+    return kept(entry, read, make)
 
 
 def fingerprint_of(corpus: Corpus, memo: Path) -> str:
@@ -291,32 +273,25 @@ def facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
     return {name: getattr(tokenizer, name) for name in names}
 
 
-def _open(entry: Path, corpus: Corpus, *, on_broken: Callable[..., None]) -> Prepared | None:
-    """What is in the cache, if it is there and complete."""
-    if not entry.exists():
-        return None
-    try:
-        manifest = read_manifest(entry)
-        stores = {name: IndexedStore(entry / name) for name in SPLITS}
-        for store in stores.values():
-            store.verify()
-        tokenizer = Tokenizer.load(entry / "tokenizer")
-    except BrokenStore as error:
-        on_broken("prepared data in %s is damaged and is made anew: %s", entry, error)
-        return None
+def _open(entry: Path, corpus: Corpus) -> Prepared:
+    manifest = read_manifest(entry)
+    stores = {name: IndexedStore(entry / name) for name in SPLITS}
+    for store in stores.values():
+        store.verify()
+    tokenizer = Tokenizer.load(entry / "tokenizer")
     manifest |= {"source": corpus.source, "files": len(corpus.files), "cache": str(entry)}
     train, val = (stores[name] for name in ("train", "val"))
     return Prepared(tokenizer=tokenizer, train=train, val=val, manifest=manifest)
 
 
 def _make(
-    directory: Path,
     corpus: Corpus,
     identity: dict[str, Any],
     data: Data,
     section: TokenizerSection | Tokenizer,
     build: Build,
     progress: Progress,
+    directory: Path,
 ) -> None:
     started = time.perf_counter()
     progress("read the corpus", 0.0)

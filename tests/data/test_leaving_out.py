@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import re
 from itertools import combinations
@@ -12,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data_helpers import build_section, make_prose
+from data_helpers import files, make_prose, shards_of, tokens, written
 
 from forge import prepare as verb
-from forge.config.data import Text
 from forge.config.tokenizer import BPE, Bytes
 from forge.data import preparation
 from forge.data.minhash import FUNCTIONS, bands_of, near_duplicates, signatures
-from forge.data.preparation import prepare_shards
 from forge.data.repetition import repetitive
 from forge.data.soundness import damage
 
@@ -136,27 +132,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparation, "SIGNED_AT_ONCE", 1 << 12)
 
 
-def written(path: Path, texts: list[str]) -> Text:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return Text(path=str(path), cache_dir=str(path.parent / "cache"), val_fraction=0.2)
-
-
-def made(out: Path, data: Text, section: Any = None, **options: Any) -> dict[str, Any]:
-    options = {"processes": 1} | options
-    return prepare_shards(out, data, section or Bytes(), build=build_section, **options)
-
-
-def files(out: Path) -> dict[str, str]:
-    found = (path for path in out.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found
-    }
-
-
-def tokens(out: Path, split: str) -> list[int]:
-    index = json.loads((out / split / "index.json").read_text())
-    parts = [np.fromfile(out / split / s["file"], index["dtype"]) for s in index["shards"]]
-    return np.concatenate(parts).tolist()
+def made(out: Path, data: Any, section: Any = None, **options: Any) -> dict[str, Any]:
+    return shards_of(out, data, section or Bytes(), **options)
 
 
 def test_what_is_left_is_what_a_text_without_it_gives(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ every refusal.
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from data_helpers import build_section, make_prose
+from data_helpers import build_section, files, make_prose, shards_of, tokens, written
 
 from forge import prepare as verb
 from forge.config.data import Pairs, Shards, Synthetic, Text
@@ -29,7 +28,6 @@ from forge.config.tokenizer import BPE, Bytes
 from forge.config.tokenizer_files import TokenizerFile
 from forge.data import preparation
 from forge.data.parts import parts_of
-from forge.data.preparation import prepare_shards
 from forge.data.prepare import prepare
 from forge.data.soundness import damage
 
@@ -48,29 +46,8 @@ def data(tmp_path: Path) -> Text:
     return written(tmp_path / "docs.jsonl", DOCUMENTS)
 
 
-def written(path: Path, documents: list[str]) -> Text:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    return Text(path=str(path), cache_dir=str(path.parent / "cache"), val_fraction=0.2)
-
-
 def made(out: Path, data: Any, section: Any = None, **options: Any) -> dict[str, Any]:
-    section, options = section or BPE(vocab_size=300), {"processes": 1} | options
-    return prepare_shards(out, data, section, build=build_section, **options)
-
-
-def files(out: Path) -> dict[str, str]:
-    found = (path for path in out.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found
-    }
-
-
-def tokens(out: Path, split: str) -> list[int]:
-    """By numpy and the index alone."""
-    index = json.loads((out / split / "index.json").read_text())
-    parts = [np.fromfile(out / split / s["file"], index["dtype"]) for s in index["shards"]]
-    assert [len(part) for part in parts] == [shard["n_tokens"] for shard in index["shards"]]
-    return np.concatenate(parts).tolist()
+    return shards_of(out, data, section or BPE(vocab_size=300), **options)
 
 
 def test_shards_are_what_a_plain_loop_makes(tmp_path: Path, data: Text) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from forge.config.checkpoint import Checkpoint
-from forge.config.horizon import SCHEDULE, horizon, open_steps
+from forge.config.horizon import SCHEDULE, follows, horizon
 from forge.config.parallel import Parallel
 from forge.config.precision import Precision
 from forge.config.profiling import Profiling
@@ -114,13 +112,9 @@ def ratios(scheduler: WSD) -> Findings:
 @rule("scheduler.steps_or_ratio", *SCHEDULE, "scheduler.warmup_ratio", "scheduler.decay_ratio")
 def steps_or_ratio(scheduler: Constant, train: Train) -> Findings:
     """Warm-up is given in steps or as a share of train.max_steps, and so is the decay of wsd."""
-    open_ones = replace(scheduler, warmup_steps=None)
-    if isinstance(open_ones, WSD):
-        open_ones = replace(open_ones, decay_steps=None)
-    meant = {key: steps for key, steps, _ in open_steps(open_ones, train.max_steps)}
     for phase in ("warmup", "decay"):
         ratio, key = getattr(scheduler, f"{phase}_ratio", None), f"scheduler.{phase}_steps"
-        if ratio is not None and getattr(scheduler, f"{phase}_steps") != meant[key]:
+        if ratio is not None and not follows(scheduler, key, train.max_steps):
             yield f"scheduler.{phase}_ratio", f"{key}=null, or scheduler.{phase}_ratio=null"
 
 

@@ -58,7 +58,11 @@ def bind(
     fields = (
         dict(section)
         if is_entry
-        else {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+        else {
+            field.name: getattr(section, field.name)
+            for field in dataclasses.fields(section)
+            if field.name not in section.forges_own
+        }
     )
     for inner, value in fields.items():
         if isinstance(value, Section) and (name := getattr(value, "_target_", "")):

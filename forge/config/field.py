@@ -112,6 +112,7 @@ class Section:
     all_free = False  # whether every option of the section may change when a run goes on
     acts_when: ClassVar[Condition | None] = None  # as of `opt`, for all options of the section
     schema_name: ClassVar[str] = ""  # of a variant of a group: schema/GROUP@_here_: NAME
+    forges_own: ClassVar[tuple[str, ...]] = ()  # options that no target gets as keywords
 
     def freeze(self) -> None:
         """Make this section and those below it read-only; lists become tuples."""

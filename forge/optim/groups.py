@@ -1,42 +1,82 @@
-"""Parameter groups by role: which parameters are decayed."""
+"""Parameters of a built model: their roles, and torch's groups of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from forge.config.model import Decoder, Model
+from forge.config.optimizer import Optimizer
+from forge.config.param_groups import Group, is_trained, parameters_of
+from forge.config.tensors import BIAS, EMBEDDING, MATRIX, NORM
+
+Schedule = Callable[[int], float]
 
 
-def parameter_groups(
-    model: nn.Module, *, weight_decay: float, decay_embeddings: bool
-) -> list[dict[str, Any]]:
-    """Optimizer groups `matrices`, `embeddings` and `vectors`; empty ones are left out.
+def roles_of(model: nn.Module, section: Model) -> dict[str, str]:
+    """The role of each parameter by its name, from the table of a decoder.
 
-    matrices: two or more dimensions; decayed. embeddings: the weights of nn.Embedding, also if the
-    output head shares one; decayed if `decay_embeddings`. vectors: all else; never decayed. Frozen
-    parameters are in no group.
+    Of other models, and of parameters that were added to one: embedding = the weight of an
+    nn.Embedding, matrix = two or more dimensions, bias = named so, norm = all else.
     """
+    table = dict(parameters_of(section)) if isinstance(section, Decoder) else {}
     embeddings = {
         id(table)
         for module in model.modules()
         if isinstance(module, nn.Embedding)
         for table in module.parameters(recurse=False)
     }
-    roles: dict[str, list[nn.Parameter]] = {"matrices": [], "embeddings": [], "vectors": []}
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.ndim < 2:
-            roles["vectors"].append(parameter)
-        else:
-            roles["embeddings" if id(parameter) in embeddings else "matrices"].append(parameter)
-    decay = {
-        "matrices": weight_decay,
-        "embeddings": weight_decay if decay_embeddings else 0.0,
-        "vectors": 0.0,
+    return {
+        name: table.get(name) or _guess(name, values, id(values) in embeddings)
+        for name, values in model.named_parameters()
     }
-    return [
-        {"name": role, "params": parameters, "weight_decay": decay[role]}
-        for role, parameters in roles.items()
-        if parameters
-    ]
+
+
+def _guess(name: str, values: Tensor, is_embedding: bool) -> str:
+    if values.ndim > 1:
+        return EMBEDDING if is_embedding else MATRIX
+    return BIAS if name.endswith("bias") else NORM
+
+
+def freeze(model: nn.Module, optimizer: Optimizer) -> None:
+    """Parameters that the patterns of an optimizer leave out need no gradient."""
+    for name, values in model.named_parameters():
+        if not is_trained(optimizer, name):
+            values.requires_grad_(False)
+
+
+def torch_groups(
+    group: Group,
+    members: Iterable[tuple[str, str, nn.Parameter]],
+    *,
+    dim: int | None,
+    horizon: int,
+    schedule: Schedule | None,
+) -> list[dict[str, Any]]:
+    """What torch calls parameter groups: those that are decayed, and those that are not.
+
+    members: name, role and values of each parameter. dim: width of the model. horizon: updates in
+    the run. schedule: factor of the learning rate, if it is not that of the run.
+    """
+    section, made = group.section, []
+    common: dict[str, Any] = {"lr": section.peak(dim)}
+    if schedule:
+        common["schedule"] = schedule
+    if factors := section.schedules(group.scheduler, horizon):
+        common["schedules"] = factors
+    members = list(members)
+    for decays in (True, False):
+        here = [p for name, role, p in members if group.decays((name, role)) == decays]
+        label = group.name or "optimizer"
+        if here:
+            made.append(
+                {
+                    "name": label if decays else f"{label}, not decayed",
+                    "params": here,
+                    "weight_decay": section.weight_decay if decays else 0.0,
+                    **common,
+                }
+            )
+    return made

@@ -14,17 +14,20 @@ from forge.config.mixture import Mix
 class LearningRate:
     """Gives each group the rate it was made with times the factor of its schedule.
 
-    A group may bring a schedule of its own: `schedule`, a function of the number of the update.
+    A group may bring schedules of its own, functions of the number of the update: `schedule`, in
+    place of that of the run, and `schedules`, factors of other options by their names.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: Callable[[int], float]) -> None:
         self.optimizer, self.schedule = optimizer, schedule
-        self.peaks = [group["lr"] for group in optimizer.param_groups]
+        self.peaks = [dict(group) for group in optimizer.param_groups]
 
     def set(self, number: int) -> float:
         """For update `number`, from 0; returns the rate of the first group."""
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            group["lr"] = peak * group.get("schedule", self.schedule)(number)
+            group["lr"] = peak["lr"] * group.get("schedule", self.schedule)(number)
+            for option, factor in group.get("schedules", {}).items():
+                group[option] = peak[option] * factor(number)
         return self.optimizer.param_groups[0]["lr"]
 
 

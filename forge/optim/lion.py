@@ -6,23 +6,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from forge.config.optimizer import Lion as LionConfig
-from forge.optim.groups import parameter_groups
 
 foreach: Any = torch  # whose functions on lists of tensors pyright takes for private
 
 
-def lion(section: LionConfig, *, model: nn.Module) -> Lion:
-    """Lion over the trainable parameters of `model`."""
-    decay = {
-        "weight_decay": section.weight_decay,
-        "decay_embeddings": section.decay_embeddings,
-    }
-    groups = parameter_groups(model, **decay)
-    return Lion(groups, lr=section.lr, betas=section.betas, weight_decay=section.weight_decay)
+def lion(section: LionConfig, *, params: list[dict[str, Any]]) -> Lion:
+    """Lion as its section has it."""
+    return Lion(params, lr=section.lr, betas=section.betas, weight_decay=section.weight_decay)
 
 
 class Lion(torch.optim.Optimizer):

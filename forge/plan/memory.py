@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from forge.config import param_groups
 from forge.config.activations import FP32, Numbers
 from forge.config.model import Decoder, Kind
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
-from forge.config.tensors import EXPERT, TensorSpec
+from forge.config.tensors import EXPERT, TensorSpec, within
 from forge.plan.layout import sequences_of_rank
 from forge.rundir.saved_config import load, newest
 
-STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state (fp32)")
+STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state")
 """What is exact, and there all the time."""
 
 
@@ -54,8 +56,7 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     gathered = several or width == 2  # FSDP makes what is multiplied, in 16 bits on one device too
     sharded = 0 if parallel.cpu_offload and gathered else share.sharded(parallel)
     parts = {"weights (fp32)": FP32 * sharded, "gradients (fp32)": FP32 * sharded}
-    if config.optimizer.state_per_weight is not None:
-        parts["optimizer state (fp32)"] = config.optimizer.state_per_weight * FP32 * sharded
+    parts |= _of_optimizer(config, model, share, sharded > 0)
     microbatches = parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
     if gathered:
         at_once = share.outside_at_once + share.two_blocks  # a block, and the next one on its way
@@ -114,6 +115,28 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         vocab = -(-model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
         sizes = {"tokens": tokens, "vocab": vocab, "dim": model.dim, "width": width}
         parts["logits"] = config.objective.logits_bytes(**sizes)
+    return parts
+
+
+def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> dict[str, int]:
+    """Gradients, of what is trained, and what the optimizer keeps of it. here: on the device."""
+    made, optimizer = param_groups.groups(config), config.optimizer
+
+    def kept(one: TensorSpec, shape: tuple[int, ...]) -> float:
+        (name,) = param_groups.members(optimizer, [(one.name, one.role)]).values()
+        found = 0 if name is None else made[name].section.state_bytes(shape)
+        return math.nan if found is None else found
+
+    def trained(one: TensorSpec, shape: tuple[int, ...]) -> float:
+        return math.prod(shape) if param_groups.is_trained(optimizer, one.name) else 0
+
+    parts, ends = {}, {"first": share.first, "last": share.last}
+    if optimizer.trainable_parameters or optimizer.freeze_parameters:
+        own = _share(model, config.parallel, of=trained, **ends)
+        parts["gradients (fp32)"] = FP32 * own.sharded(config.parallel) * here
+    state = _share(model, config.parallel, of=kept, **ends)
+    if state.known:
+        parts["optimizer state"] = state.sharded(config.parallel) * here
     return parts
 
 
@@ -261,6 +284,11 @@ class _Share:
     def parameters(self) -> int:
         return self.experts + self.in_blocks + self.outside
 
+    @property
+    def known(self) -> bool:
+        """Whether what was counted is known of every tensor."""
+        return not math.isnan(self.parameters)
+
     def sharded(self, parallel: Parallel) -> int:
         """What the FSDP rank with most has: whole experts, or a part of each where they are few."""
         fsdp, efsdp, (count, *others) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
@@ -271,18 +299,32 @@ class _Share:
         return -(-(self.in_blocks + self.outside) // fsdp) + experts
 
 
-def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> _Share:
-    def size(tensors: Iterable[TensorSpec]) -> int:
-        return sum(math.prod(one.on_rank(parallel.tp, parallel.ep)) for one in tensors)
+def _share(
+    model: Decoder,
+    parallel: Parallel,
+    *,
+    first: bool,
+    last: bool,
+    of: Callable[[TensorSpec, tuple[int, ...]], float] | None = None,
+) -> _Share:
+    """of: what is counted of a tensor, by its name and its shape on this rank; None = values."""
+
+    def size(tensors: Iterable[TensorSpec]) -> Any:
+        shapes = ((one, one.on_rank(parallel.tp, parallel.ep)) for one in tensors)
+        return sum(of(one, shape) if of else math.prod(shape) for one, shape in shapes)
 
     layers = -(-model.n_layers // parallel.pp)
     start = 0 if first else model.n_layers - layers
     here = [model.kind_of(layer) for layer in range(start, start + layers)]
     kinds = Counter(here)
     blocks = {kind: model.block_tensors(kind) for kind in kinds}
-    sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
     packed = {kind: [one for one in blocks[kind] if one.role == EXPERT] for kind in kinds}
-    experts = sum(number * size(packed[kind]) for kind, number in kinds.items())
+    counted = [(number, blocks[kind]) for kind, number in kinds.items()]
+    if of:  # by names, which each block has its own of
+        names = ((f"blocks.{start + at}", blocks[kind]) for at, kind in enumerate(here))
+        counted = [(1, list(within(name, tensors))) for name, tensors in names]
+    experts = sum(n * size(one for one in each if one.role == EXPERT) for n, each in counted)
+    sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
     two = max((sizes[a] + sizes[b] for a, b in pairwise(here)), default=sizes[here[0]])
     tables, after = model.outside()
     embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
@@ -295,7 +337,7 @@ def _share(model: Decoder, parallel: Parallel, *, first: bool, last: bool) -> _S
         first=first,
         last=last,
         experts=experts,
-        in_blocks=sum(number * sizes[kind] for kind, number in kinds.items()) - experts,
+        in_blocks=sum(number * size(each) for number, each in counted) - experts,
         outside=outside,
         outside_at_once=outside - (embedding if first and has_head else 0),
         two_blocks=two,

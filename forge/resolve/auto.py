@@ -37,6 +37,7 @@ DEGREE_RULES = tuple(rule for rule in rules_of(degree_rules) if not rule.warning
     "model.ffn_hidden_dim",
     "model.vocab_size",
     "model.moe.num_experts",
+    "optimizer",
     "model.moe.frequency",
     "model.moe.ffn_hidden_dim",
     "train.batch_size",
@@ -67,6 +68,7 @@ RESHARD, REDUCE = "parallel.reshard_after_forward", "parallel.reduce_gradients"
     "train.batch_size",
     "train.seq_len",
     "train.grad_accum_steps",
+    "optimizer",
     writes=(RESHARD, REDUCE),
 )
 def memory_for_time(config: Config, parallel: Parallel, world: World) -> Iterator[Derived]:

@@ -13,6 +13,7 @@ from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.models.contract import check_model
 from forge.objectives.objective import Objective
+from forge.optim.groups import freeze
 from forge.parallel.apply import apply
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints
@@ -28,6 +29,7 @@ def build_model(
     def make() -> nn.Module:
         model = build(config.model, path="model", trust=config.run.trust)
         check_model(model, config.model._target_)
+        freeze(model, config.optimizer)
         return model.to(dtype)
 
     return apply(make, config, ranks.mesh, device)

@@ -15,6 +15,7 @@ from forge.config.root import Config
 from forge.data.prepare import Prepared
 from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
+from forge.optim.build import build_optimizer
 from forge.optim.learning_rate import scaled
 from forge.parallel.ranks import Ranks
 from forge.parallel.ranks import join as join_ranks
@@ -95,7 +96,7 @@ def join(
         derived=derived,
         model=model,
         objective=build_objective(config, device, ranks, tokenizer=prepared.tokenizer),
-        optimizer=build(config.optimizer, path="optimizer", model=model, **own_code),
+        optimizer=build_optimizer(config, model),
         schedule=scaled(build(config.scheduler, path="scheduler", **own_code), config.data),
         scaler=loss_scaler(config.precision, device),
         signals=Signals(config.train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled),

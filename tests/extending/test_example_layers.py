@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from example_helpers import USE
+from optimizers import params_of
 from ranks import on_ranks
 from torch.distributed.tensor import DTensor
 
@@ -74,7 +75,8 @@ def test_signum_is_that_of_numpy() -> None:
     from forge_example.signum import Signum
 
     model = torch.nn.Linear(3, 2, bias=False).double()
-    optimizer = Signum(Section(lr=0.1, beta=0.6, weight_decay=0.5), model)
+    section = Section(lr=0.1, beta=0.6, weight_decay=0.5)
+    optimizer = Signum(section, params_of(section, model))
     weight, momentum = model.weight.detach().numpy().copy(), np.zeros((2, 3))
     drawn = np.random.default_rng(0)
     for _ in range(20):

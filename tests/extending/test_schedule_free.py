@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from example_helpers import SMALL, USE
+from optimizers import params_of
 from ranks import on_ranks
 from torch.distributed.tensor import DTensor
 
@@ -59,7 +60,8 @@ def optimizer_of(model: torch.nn.Module) -> Any:
     from forge_example.conf import ScheduleFree as Section
     from forge_example.schedule_free import ScheduleFree
 
-    return ScheduleFree(Section(lr=LR, beta=BETA, weight_decay=DECAY), model)
+    section = Section(lr=LR, beta=BETA, weight_decay=DECAY)
+    return ScheduleFree(section, params_of(section, model))
 
 
 def test_both_weights_are_those_of_numpy_and_change_places_without_a_trace() -> None:

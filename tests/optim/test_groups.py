@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from optimizers import params_of
 from torch import nn
 
-from forge.optim.groups import parameter_groups
+from forge.config.optimizer import AdamW
 
 
 class Block(nn.Module):
@@ -32,11 +33,12 @@ class Model(nn.Module):
             self.head.weight = self.tokens.weight
 
 
-def members(model: nn.Module, *, decay_embeddings: bool) -> dict[str, tuple[float, set[str]]]:
+def members(model: nn.Module, *, decay_embeddings: bool) -> dict[float, set[str]]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=decay_embeddings)
-    found = {group["name"]: {names[id(each)] for each in group["params"]} for group in groups}
-    return {group["name"]: (group["weight_decay"], found[group["name"]]) for group in groups}
+    groups = params_of(AdamW(decay_embeddings=decay_embeddings), model)
+    return {
+        group["weight_decay"]: {names[id(each)] for each in group["params"]} for group in groups
+    }
 
 
 BLOCK_MATRICES = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("attention.weight", "experts")}
@@ -50,10 +52,12 @@ def test_members_and_decay(tied, decay_embeddings):
     """A frozen parameter is in none."""
     model = Model(tied=tied)
     model.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    tables = {"tokens.weight", "positions.weight"}
     assert members(model, decay_embeddings=decay_embeddings) == {
-        "matrices": (0.1, BLOCK_MATRICES | (set() if tied else {"head.weight"})),
-        "embeddings": (0.1 if decay_embeddings else 0.0, {"tokens.weight", "positions.weight"}),
-        "vectors": (0.0, VECTORS),
+        0.1: BLOCK_MATRICES
+        | (set() if tied else {"head.weight"})
+        | (tables if decay_embeddings else set()),
+        0.0: VECTORS | (set() if decay_embeddings else tables),
     }
 
 
@@ -62,4 +66,4 @@ def test_a_tied_head_that_was_registered_first_is_an_embedding():
     model.head = nn.Linear(4, 11, bias=False)
     model.tokens = nn.Embedding(11, 4)
     model.tokens.weight = model.head.weight
-    assert members(model, decay_embeddings=False) == {"embeddings": (0.0, {"head.weight"})}
+    assert members(model, decay_embeddings=False) == {0.0: {"head.weight"}}

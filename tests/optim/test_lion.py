@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from optimizers import optimizer_of
 from test_adamw import Model, set_gradients
 
 from forge.config.optimizer import Lion
-from forge.optim.lion import lion
 
 
 def test_twenty_updates_equal_numpy():
     """Program 1 of arXiv:2302.06675."""
     section = Lion(weight_decay=0.3, betas=(0.8, 0.95), decay_embeddings=False)
     model, lrs = Model(), np.linspace(0.02, 0.001, 20)
-    optimizer = lion(section, model=model)
+    optimizer = optimizer_of(section, model)
     expected = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
     momenta = {name: np.zeros_like(value) for name, value in expected.items()}
     for step, lr in enumerate(lrs):
@@ -35,7 +35,7 @@ def test_twenty_updates_equal_numpy():
 
 def test_an_update_that_is_to_be_skipped_changes_no_bit():
     model = Model(torch.float32)
-    optimizer = lion(Lion(), model=model)
+    optimizer = optimizer_of(Lion(), model)
     for step, found_inf in enumerate((0.0, 1.0, 0.0)):
         set_gradients(model, step)
         before = [p.clone() for p in model.parameters()]

@@ -9,6 +9,7 @@ from ranks import on_ranks
 from torch.distributed.tensor import DTensor
 
 from forge.build import build
+from forge.optim.build import build_optimizer
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
 from forge.training.models import build_model
@@ -25,7 +26,7 @@ def test_sharded_weights_are_those_of_one_device(optimizer):
         update = Update(
             model=model,
             objective=objective,
-            optimizer=build(config.optimizer, path="optimizer", model=model),
+            optimizer=build_optimizer(config, model),
             schedule=lambda number: 1.0,
             device=device,
             clip_norm=1.0,

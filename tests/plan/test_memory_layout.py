@@ -19,7 +19,7 @@ MATRICES = 4 * (4 * 64 * 64 + 3 * 64 * 96)
 NORMS = 2 * 4 * 64
 ALL = 2 * TABLE + MATRICES + NORMS + 64
 WEIGHTS, GATHERED, UNREDUCED = "weights (fp32)", "gathered weights", "unreduced gradients (fp32)"
-STATE = (WEIGHTS, "gradients (fp32)", "optimizer state (fp32)")
+STATE = (WEIGHTS, "gradients (fp32)", "optimizer state")
 
 
 def parts(*overrides: str) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizers import optimizer_of
 from run_helpers import assert_bit_equal, logged, weights
 from test_update import as_step, decoder, global_batches, make_update, scaler_of
 
@@ -19,7 +20,6 @@ from forge.config.objective import Pretrain as PretrainConfig
 from forge.config.optimizer import AdamW as AdamWConfig
 from forge.config.train import Train
 from forge.objectives.pretrain import Pretrain
-from forge.optim.adamw import adamw
 from forge.training.state import TrainState
 from forge.training.stopping import BadSteps
 
@@ -58,7 +58,7 @@ def test_a_skipped_update_equals_a_plain_loop_that_leaves_it_out(on_device, wher
     data, section = global_batches(masked=False), AdamWConfig(lr=0.01, weight_decay=0.1, fused=True)
     options = {"clip": 1.0, "schedule": lambda number: 1.0 / (1 + number)}
     reference, model = decoder(torch.float32), decoder(torch.float32)
-    by_hand, optimizer = adamw(section, model=reference), adamw(section, model=model)
+    by_hand, optimizer = optimizer_of(section, reference), optimizer_of(section, model)
     plain = make_update(reference, by_hand, **options)
     for number in (0, 2, 3):
         plain(as_step(*data[number], 2), number)
@@ -87,7 +87,7 @@ def test_a_skipped_update_equals_a_plain_loop_that_leaves_it_out(on_device, wher
 def test_in_fp16_an_overflow_counts_only_when_no_smaller_scale_is_left(fused):
     skipped, scales, scaler = [], [], scaler_of("fp16", init_loss_scale=2.0)
     model = decoder(torch.float32)
-    optimizer = adamw(AdamWConfig(lr=0.01, fused=fused), model=model)
+    optimizer = optimizer_of(AdamWConfig(lr=0.01, fused=fused), model)
     poisoned = Poisoned(gradient=(0, 1, 2), loss=(3,))
     update = make_update(model, optimizer, objective=poisoned, scaler=scaler)
     before = weights(model)
@@ -104,7 +104,7 @@ def test_a_norm_that_overflows_is_no_gradient_to_step_with():
     and weight decay would act.
     """
     model = decoder(torch.float32)
-    optimizer = adamw(AdamWConfig(lr=0.01, fused=False), model=model)
+    optimizer = optimizer_of(AdamWConfig(lr=0.01, fused=False), model)
     poisoned = Poisoned(gradient=(0,), value=3e38)
     update = make_update(model, optimizer, clip=1.0, objective=poisoned)
     before = weights(model)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizers import optimizer_of
 from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
@@ -17,7 +18,6 @@ from forge.data.loader import Step
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.objectives.pretrain import Pretrain
-from forge.optim.adamw import adamw
 from forge.parallel.fsdp import shard
 from forge.parallel.modules import HALF
 from forge.parallel.owned import local
@@ -184,5 +184,5 @@ def test_offloaded_weights_are_skipped_on_the_host():
     """A kernel of the CPU reads the flag of a GPU before it has come."""
     model = decoder(torch.float32)
     on_gpu = {"device": torch.device("cuda"), "scaler": torch.amp.GradScaler("cuda", enabled=False)}
-    update = make_update(model, adamw(AdamWConfig(fused=True), model=model), **on_gpu)
+    update = make_update(model, optimizer_of(AdamWConfig(fused=True), model), **on_gpu)
     assert not update.skips_on_device

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from typing import Any
 
-from forge.optim.groups import parameter_groups
+import torch
+
 from forge_example.conf import ScheduleFree as Section
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    def __init__(self, section: Section, model: nn.Module) -> None:
-        decay = {"weight_decay": section.weight_decay, "decay_embeddings": section.decay_embeddings}
-        super().__init__(parameter_groups(model, **decay), {"lr": section.lr})
+    def __init__(self, section: Section, params: list[dict[str, Any]]) -> None:
+        super().__init__(params, {})
         self.to_x, self.to_y = 1 - 1 / section.beta, 1 - section.beta  # on the line from y to z
 
     @torch.no_grad()

@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
-from forge.optim.groups import parameter_groups
 from forge_example.conf import Signum as Section
 
 
 class Signum(torch.optim.Optimizer):
-    def __init__(self, section: Section, model: nn.Module) -> None:
-        decay = {"weight_decay": section.weight_decay, "decay_embeddings": section.decay_embeddings}
-        defaults = {"lr": section.lr, "beta": section.beta}
-        super().__init__(parameter_groups(model, **decay), defaults)
+    def __init__(self, section: Section, params: list[dict[str, Any]]) -> None:
+        super().__init__(params, {"beta": section.beta})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:

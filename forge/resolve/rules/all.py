@@ -13,6 +13,7 @@ from forge.resolve.rules import (
     launch,
     mixture,
     model,
+    optimizer,
     packing,
     run,
     run_directory,
@@ -23,6 +24,7 @@ from forge.resolve.rules import (
 OF_COMPONENTS = [sys.modules[name] for name in schemas.modules()]
 OF_ALL = (
     model,
+    optimizer,
     packing,
     streaming,
     training,

@@ -1,0 +1,95 @@
+"""Rules on groups of parameters: what `optimizer.groups` and patterns of names say of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from forge.config import param_groups
+from forge.config.group_faults import PATTERNS
+from forge.config.model import Decoder
+from forge.config.optimizer import Optimizer
+from forge.config.param_groups import KIND, OWN, PARAMETERS, ROLES, found, members, parameters_of
+from forge.config.root import Config
+from forge.config.rule import Findings, rule
+
+GROUPS = "optimizer.groups"
+READS = ("model", GROUPS, *(f"optimizer.{option}" for option in PATTERNS))
+
+
+@rule("optimizer.patterns", *READS)
+def patterns(model: Decoder, optimizer: Optimizer) -> Findings:
+    """Each regular expression of an optimizer is found in the name of a parameter of the model."""
+    said = {f"optimizer.{option}": getattr(optimizer, option) for option in PATTERNS}
+    said |= {f"{GROUPS}.{n}.{PARAMETERS}": e.get(PARAMETERS, ()) for n, e in _entries(optimizer)}
+    for key, each in said.items():
+        if not each:
+            continue
+        names = [name for name, _ in parameters_of(model)]
+        for pattern in each:
+            if not any(found([pattern], name) for name in names):
+                what = f"'{pattern}' is in the name of no parameter, such as {_last(names)}."
+                yield key, what, f"{key}=[{_inner(names)}]"
+
+
+@rule("optimizer.roles", *READS)
+def roles(model: Decoder, optimizer: Optimizer) -> Findings:
+    """A role, or a parameter that is named, is of one group."""
+    yield from _twice(optimizer, ROLES, lambda role, said: role in said, param_groups.ALL_ROLES)
+    if sum(PARAMETERS in entry for _, entry in _entries(optimizer)) > 1:
+        names = [name for name, _ in parameters_of(model)]
+        yield from _twice(optimizer, PARAMETERS, lambda name, said: found(said, name), names)
+
+
+@rule("optimizer.takes", *READS)
+def takes(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
+    """An optimizer is of parameters that it can update: muon of matrices and experts."""
+    made = param_groups.groups(config)
+    if not any(group.section.takes for group in made.values()):
+        return
+    parameters = parameters_of(model)
+    of_group = members(optimizer, parameters)
+    for name, group in made.items():
+        here = [role for one, role in parameters if of_group[one] == name]
+        left = [role for role in dict.fromkeys(here) if role not in group.section.takes]
+        if group.section.takes and left:
+            what = f"{group.kind} updates {' and '.join(group.section.takes)} only, and is given"
+            listed = ", ".join(left)
+            fix = f"'+{GROUPS}.others={{{KIND}: adamw, {ROLES}: [{listed}]}}'"
+            yield f"{GROUPS}.{name}" if name != OWN else "optimizer", f"{what} {listed}.", fix
+
+
+@rule("optimizer.nothing", *READS)
+def nothing(model: Decoder, optimizer: Optimizer) -> Findings:
+    """Something is trained: patterns leave a parameter that is not frozen."""
+    only = optimizer.trainable_parameters or optimizer.freeze_parameters
+    if only and all(one is None for one in members(optimizer, parameters_of(model)).values()):
+        key = "freeze_parameters" if optimizer.freeze_parameters else "trainable_parameters"
+        yield f"optimizer.{key}", f"optimizer.{key}=[]"
+
+
+def _entries(optimizer: Optimizer) -> Iterable[tuple[str, dict]]:
+    return optimizer.groups.items()
+
+
+def _twice(
+    optimizer: Optimizer,
+    selection: str,
+    selects: Callable[[str, Sequence[str]], bool],
+    things: Iterable[str],
+) -> Findings:
+    for thing in things:
+        of = [n for n, e in _entries(optimizer) if selects(thing, e.get(selection, ()))]
+        if len(of) > 1:
+            what = f"{thing} is of the groups {' and '.join(of)}."
+            key = f"{GROUPS}.{of[-1]}.{selection}"
+            yield key, what, f"~{GROUPS}.{of[-1]}"
+            return
+
+
+def _last(names: Sequence[str]) -> str:
+    return names[-1]
+
+
+def _inner(names: Sequence[str]) -> str:
+    """A name without its prefix and suffix."""
+    return names[len(names) // 2].removesuffix(".weight").rpartition(".")[2]

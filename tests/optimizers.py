@@ -1,0 +1,27 @@
+"""Parameter groups of a model by itself, for an optimizer without a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from forge.build import build
+from forge.config.model import Model
+from forge.config.optimizer import Optimizer
+from forge.config.param_groups import OWN, Group
+from forge.config.scheduler import NoSchedule
+from forge.optim.groups import roles_of, torch_groups
+
+
+def params_of(section: Optimizer, model: nn.Module, horizon: int = 1) -> list[dict[str, Any]]:
+    """What a target gets as `params`."""
+    group = Group(name=OWN, section=section, scheduler=NoSchedule())
+    roles = roles_of(model, getattr(model, "section", None) or Model())
+    members = [(name, roles[name], p) for name, p in model.named_parameters() if p.requires_grad]
+    return torch_groups(group, members, dim=None, horizon=horizon, schedule=None)
+
+
+def optimizer_of(section: Optimizer, model: nn.Module) -> Any:
+    """The optimizer of a section, of all trained parameters of a model."""
+    return build(section, path="optimizer", params=params_of(section, model))

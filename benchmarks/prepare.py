@@ -3,9 +3,10 @@ the shell to the end, and the memory of a corpus and of one eight times as large
 
     python benchmarks/prepare.py > benchmarks/results/prepare.md
 
-The file has the sources of the Python standard library, one a row. forge reads it three times
-(hash, split, tokens) and writes shards with offsets and counts; datasets reads it into Arrow and
-writes Arrow.
+The first file has the sources of the Python standard library, one a row; the other those of the
+installed packages, up to eight times as much, none of it twice. forge reads it three times (hash,
+split, tokens) and writes shards with offsets and counts; datasets reads it into Arrow and writes
+Arrow.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tokenizers
 
 from forge.config.data import PythonSource
 from forge.data.corpus import python_source
+from forge.data.reading import read_python
 
 MAP = """
 import sys, datasets, tokenizers
@@ -62,12 +64,28 @@ def forge(out: str, file: Path, tokenizer: str, processes: int) -> list[str]:
     return [*words, "data=text", f"data.path={file}", *tokenizer.split(), "run.device=cpu"]
 
 
-def write(file: Path, copies: int) -> None:
-    """The rows, a number before each, so that no copy is like another."""
+def write(file: Path) -> None:
     with file.open("w") as output:
-        for copy in range(copies):
-            for document in python_source(PythonSource()).documents():
-                output.write(json.dumps({"text": f"# {copy}\n" + "".join(document)}) + "\n")
+        for document in python_source(PythonSource()).documents():
+            output.write(json.dumps({"text": "".join(document)}) + "\n")
+
+
+def write_packages(file: Path, size: int) -> None:
+    """Rows of at least `size` bytes, or all there are."""
+    known: set[str] = set()
+    with file.open("w") as output:
+        for path in sorted(Path(datasets.__file__).resolve().parents[1].rglob("*.py")):
+            if output.tell() >= size:
+                return
+            text = "".join("".join(document) for document in read_python(path))
+            if text.strip() and text not in known:
+                known.add(text)
+                output.write(json.dumps({"text": text}) + "\n")
+
+
+def tokens_of(out: Path) -> int:
+    manifest = json.loads((out / "manifest.json").read_text())["manifest"]
+    return sum(split["tokens"] for split in manifest["splits"].values())
 
 
 def main() -> None:
@@ -78,36 +96,35 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         one, eight = Path(folder, "one.jsonl"), Path(folder, "eight.jsonl")
-        write(one, 1)
-        write(eight, 8)
+        write(one)
+        write_packages(eight, 8 * one.stat().st_size)
         trained = forge(f"{folder}/trained", one, "tokenizer.vocab_size=4096", cores)
         measured(trained, folder)
         own = f"tokenizer=file tokenizer.path={folder}/trained/tokenizer/tokenizer.json"
-        manifest = json.loads(Path(folder, "trained", "manifest.json").read_text())["manifest"]
-        tokens = sum(split["tokens"] for split in manifest["splits"].values())
 
-        def rows(file: Path, copies: int, times: int) -> None:
+        def rows(file: Path) -> None:
             """A line for each way; they take turns, so that whatever else runs slows all."""
             taken: dict[str, list[tuple[float, float]]] = {}
-            for turn in range(times):
-                out = f"{folder}/{copies}_{turn}"
+            for turn in range(TIMES):
+                out = f"{folder}/{file.stem}_{turn}"
                 words = [str(file), own.rpartition("=")[2], f"{out}_map", str(cores)]
                 ways = {
                     f"forge.prepare, {cores} processes": forge(out, file, own, cores),
-                    "forge.prepare, one process with threads": forge(f"{out}_1", file, own, 1),
+                    "forge.prepare, one process": forge(f"{out}_1", file, own, 1),
                     f"datasets.map, num_proc={cores}": [sys.executable, "-c", MAP, *words],
                 }
                 for name, command in ways.items():
                     taken.setdefault(name, []).append(measured(command, folder))
+            tokens = tokens_of(Path(folder, f"{file.stem}_0"))
             for name, found in taken.items():
                 seconds = statistics.median(each for each, _ in found)
                 size = f"{file.stat().st_size / 1e6:.1f} MB"
-                speed = f"{copies * tokens / seconds / 1e6:.2f} M"
+                speed = f"{tokens / seconds / 1e6:.2f} M"
                 used = max(mib for _, mib in found)
                 print(f"| {name} | {size} | {seconds:.1f} | {speed} | {used:.0f} MiB |", flush=True)
 
-        rows(one, 1, TIMES)
-        rows(eight, 8, 1)
+        rows(one)
+        rows(eight)
     load = os.getloadavg()[1]
     print(f"\nLoad of the machine in the last five minutes, with all that ran beside: {load:.1f}.")
 

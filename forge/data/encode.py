@@ -26,6 +26,7 @@ class Border(Enum):
 
 
 Items = list[Piece | Border]
+EncodeBatch = Callable[[list[str]], Sequence[Sequence[int] | np.ndarray]]
 
 
 @dataclass
@@ -45,10 +46,10 @@ class Side:
         writer = ShardWriter(folder, vocab_size=vocab_size)
         return Side(writer, ShardWriter(folder / COUNTED, dtype="u1") if masked else None)
 
-    def flush(self, tokenizer: Tokenizer) -> None:
-        """Encode and write what is pending."""
+    def flush(self, tokenizer: Tokenizer, encode: EncodeBatch | None = None) -> None:
+        """Encode and write what is pending. encode: instead of the tokenizer's own."""
         texts = [item.text for item in self.pending if isinstance(item, Piece)]
-        self.write(self.pending, tokenizer.encode_batch(texts), tokenizer)
+        self.write(self.pending, (encode or tokenizer.encode_batch)(texts), tokenizer)
         self.pending.clear()
 
     def write(
@@ -65,7 +66,7 @@ class Side:
         lengths = [len(part) for part in parts]
         is_end = [item is Border.END for item in items]
         self.ends.append(self.writer.n_tokens + np.cumsum(lengths)[is_end])
-        self.writer.append(np.concatenate([np.array(part, dtype=np.uint32) for part in parts]))
+        self.writer.append(np.concatenate([np.asarray(part, dtype=np.uint32) for part in parts]))
         if self.counted is not None:
             counts = [
                 item is Border.END or (isinstance(item, Piece) and item.counted) for item in items

@@ -16,6 +16,7 @@ from forge.data.encode import (
     OFFSET,
     SPLITS,
     Border,
+    EncodeBatch,
     Items,
     Side,
     with_borders,
@@ -135,7 +136,7 @@ def encode_part(part: Part, folder: Path, *, masked: bool, no_repetition: bool =
     folder/tokenizer has the tokenizer. no_repetition: leave out documents in which tokens are
     repeated over and over; then all tokens of the part are in memory, in which documents are whole.
     """
-    tokenizer = _tokenizer(folder / TOKENIZER)
+    tokenizer, encode = _tokenizer(folder / TOKENIZER)
     scratch = folder / f".{part.number:05d}"
     shutil.rmtree(scratch, ignore_errors=True)
     n_tokens, left_out = 0, {"repetitive": 0, "repetitive_bytes": 0}
@@ -147,9 +148,9 @@ def encode_part(part: Part, folder: Path, *, masked: bool, no_repetition: bool =
             side.pending.append(item)
             waiting += item.n_bytes if isinstance(item, Piece) else 0
             if waiting >= BATCH_BYTES:
-                encoded += _encoded(side, tokenizer, keep=no_repetition)
+                encoded += _encoded(side, tokenizer, encode, keep=no_repetition)
                 waiting = 0
-        encoded += _encoded(side, tokenizer, keep=no_repetition)
+        encoded += _encoded(side, tokenizer, encode, keep=no_repetition)
         if no_repetition:
             kept, ids, count, size = without_repetition(items, encoded)
             side.write(kept, ids, tokenizer)
@@ -165,14 +166,16 @@ def encode_part(part: Part, folder: Path, *, masked: bool, no_repetition: bool =
     return n_tokens
 
 
-def _encoded(side: Side, tokenizer: Tokenizer, *, keep: bool) -> list[np.ndarray]:
+def _encoded(
+    side: Side, tokenizer: Tokenizer, encode: EncodeBatch, *, keep: bool
+) -> list[np.ndarray]:
     """The tokens of what is pending, if they are not to be written yet."""
     if not keep:
-        side.flush(tokenizer)
+        side.flush(tokenizer, encode)
         return []
     texts = [item.text for item in side.pending if isinstance(item, Piece)]
     side.pending.clear()
-    return [np.array(ids, dtype=np.uint32) for ids in tokenizer.encode_batch(texts)]
+    return [np.asarray(ids, dtype=np.uint32) for ids in encode(texts)]
 
 
 def without_repetition(
@@ -204,5 +207,6 @@ def sign(texts: list[str], number: int, folder: Path) -> int:
 
 
 @cache
-def _tokenizer(directory: Path) -> Tokenizer:
-    return Tokenizer.load(directory)
+def _tokenizer(directory: Path) -> tuple[Tokenizer, EncodeBatch]:
+    tokenizer = Tokenizer.load(directory)
+    return tokenizer, (tokenizer.remember_words() or tokenizer).encode_batch

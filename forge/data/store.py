@@ -30,6 +30,11 @@ class TokenStore(ABC):
     def fingerprint(self) -> str:
         """Hash of the tokens, in hex."""
 
+    @property
+    def stamp(self) -> str:
+        """The same; of files that are hashed in samples, with when they were changed."""
+        return self.fingerprint
+
     @abstractmethod
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens start to stop: [stop - start] of the store's integer type."""
@@ -74,8 +79,14 @@ class Slice(TokenStore):
 
     @cached_property
     def fingerprint(self) -> str:
-        text = f"{self.whole.fingerprint} {self.start} {self.stop}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return self._hash(self.whole.fingerprint)
+
+    @property
+    def stamp(self) -> str:
+        return self._hash(self.whole.stamp)
+
+    def _hash(self, of_whole: str) -> str:
+        return hashlib.sha256(f"{of_whole} {self.start} {self.stop}".encode()).hexdigest()
 
     def read(self, start: int, stop: int) -> np.ndarray:
         assert 0 <= start < stop <= len(self), (start, stop, len(self))

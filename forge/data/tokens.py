@@ -61,6 +61,11 @@ class FileStore(MappedStore):
         hashes = [sample_hash(part) for part in self.parts]
         return hashlib.sha256("\n".join(known + hashes).encode()).hexdigest()
 
+    @property
+    def stamp(self) -> str:
+        changed = [file.path.stat().st_mtime_ns for file in self.files]
+        return hashlib.sha256(f"{self.fingerprint} {changed}".encode()).hexdigest()
+
     def read(self, start: int, stop: int) -> np.ndarray:
         found = super().read(start, stop)
         self._check(found, self.files[0].path.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,9 +15,10 @@ from forge.build import build
 from forge.config.eval_sets import data_of
 from forge.config.root import Config
 from forge.config.rule import Derived
+from forge.data.cache import cache_root
 from forge.data.loader import TrainLoader, count_samples
 from forge.data.mixture import Mixture
-from forge.data.packing import plan
+from forge.data.plans import kept_plan
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.store import TokenStore
 from forge.data.streams import Streamed
@@ -39,7 +41,7 @@ def prepare_data(config: Config, ranks: Ranks) -> Prepared:
         prepared = prepare(config.data, config.tokenizer, **making)
         names = config.eval.sets if config.eval.enabled else ()
         found = with_sets(prepared, {name: data_of(config, name) for name in names}, **making)
-    return replace(found, train=planned(config, found.train, found.tokenizer))
+        return replace(found, train=planned(config, found.train, found.tokenizer, announce))
 
 
 def check_vocabulary(config: Config, prepared: Prepared) -> None:
@@ -137,18 +139,23 @@ def how_streamed(config: Config, text: TokenStore | Streamed | Mixture, ranks: i
     return said
 
 
-def planned(config: Config, text: TokenStore | Streamed | Mixture, tokenizer: Tokenizer) -> Mixture:
+def planned(
+    config: Config,
+    text: TokenStore | Streamed | Mixture,
+    tokenizer: Tokenizer,
+    announce: Callable[[str], object],
+) -> Mixture:
     """A text with plans of which documents share a sequence, where data cuts them otherwise than
-    at every seq_len.
+    at every seq_len; from the cache or made now, which `announce` is told of.
     """
     data, most, mixture = config.data, max(config.data.max_segments_per_seq, 0), Mixture.of(text)
     if data.packing == "concat_then_split" and not most:
         return mixture
     how: Any = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
-    how |= {"policy": data.packing, "max_segments": most}
+    how |= {"policy": data.packing, "max_segments": most, "announce": announce}
     stores = {n: one for n, one in mixture.stores.items() if not isinstance(one, Streamed)}
-    plans = {name: plan(store, **how) for name, store in stores.items()}
-    return replace(mixture, plans=plans)
+    root = cache_root(data.cache_dir)
+    return replace(mixture, plans={n: kept_plan(root, one, **how) for n, one in stores.items()})
 
 
 def end_of_text(config: Config, objective: Objective) -> int | None:

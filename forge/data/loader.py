@@ -27,13 +27,19 @@ from forge.data.streams import Positions, Streamed, Unreadable, further, positio
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one rank reads in one update. n_tokens, n_targets: tokens read, and targets that count,
-    of all ranks.
+    """What one rank reads in one update. n_tokens, n_targets: tokens of text, and targets that
+    count, of all ranks. n_empty: places of all rows behind their text.
     """
 
     batches: list[Batch]
     n_tokens: int
     n_targets: int
+    n_empty: int = 0
+
+    @property
+    def n_places(self) -> int:
+        """Places of all rows of all ranks, which the model computes."""
+        return self.n_tokens + self.n_empty
 
 
 def count_samples(text: TokenStore | Streamed | Mixture, seq_len: int) -> int | None:
@@ -125,6 +131,7 @@ class TrainLoader:
         mixture = Mixture.of(text)
         samples = _of_sources(mixture, seq_len)
         self.sources, self.samples_per_epoch = tuple(mixture.stores), _total(samples)
+        self._mixture, self._seq_len = mixture, seq_len
         self.streams = any(isinstance(one, Streamed) for one in mixture.stores.values())
         self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
         self.sizes = sizes or BatchSizes.constant(grad_accum_steps * self._stride)
@@ -167,10 +174,13 @@ class TrainLoader:
         for one in read:
             self._positions = further(self._positions, one.positions)
         batches = [one.batch for one in read]
+        places = self._num_ranks * sum(batch["tokens"].numel() for batch in batches)
+        n_empty = sum(one.n_empty for one in read)
         return Step(
             batches=batches,
-            n_tokens=self._num_ranks * sum(batch["tokens"].numel() for batch in batches),
+            n_tokens=places - n_empty,
             n_targets=sum(one.n_targets for one in read),
+            n_empty=n_empty,
         )
 
     @staticmethod
@@ -195,6 +205,11 @@ class TrainLoader:
         times, rest = divmod(self.samples, repeated) if repeated else (0, self.samples)
         drawn = zip(self.order.drawn(repeated), self.order.drawn(rest), strict=True)
         return dict(zip(self.sources, (times * all_ + some for all_, some in drawn), strict=True))
+
+    def tokens_of(self, name: str) -> float:
+        """Tokens of a sample of a source; of packed documents, those of all samples on average."""
+        plan = self._mixture.plans.get(name)
+        return self._seq_len if plan is None else plan.n_tokens / len(plan)
 
     def range_of_last(self, steps: int) -> tuple[int, int]:
         """The first and the last sample of the last steps handed out."""

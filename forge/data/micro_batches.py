@@ -20,12 +20,13 @@ reads, and the objective that made it says what others there are.
 
 
 class Read(NamedTuple):
-    """A micro-batch of one rank, the targets of all ranks in it, and of what is streamed, by
-    source, from where to go on behind it.
+    """A micro-batch of one rank, the targets and the empty places of all ranks in it, and of what
+    is streamed, by source, from where to go on behind it.
     """
 
     batch: Batch
     n_targets: int
+    n_empty: int
     positions: dict[str, Positions]
 
 
@@ -73,9 +74,9 @@ class MicroBatches:
         }
 
     def __getitem__(self, first_sample: int) -> Read | Unreadable:
-        """The batch of this rank; and the number of targets of all ranks, which each finds by
-        itself. first_sample: of all ranks. What is wrong with a text is given, not raised, which
-        would be said twice.
+        """The batch of this rank; and the numbers of targets and empty places of all ranks, which
+        each finds by itself. first_sample: of all ranks. What is wrong with a text is given, not
+        raised, which would be said twice.
         """
         own = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
         of_all = self._samples(first_sample, self.num_ranks * self.batch_size)
@@ -86,7 +87,7 @@ class MicroBatches:
             at = {name: reader.finish() for name, reader in self.readers.items()}
         except Unreadable as error:
             return error
-        return Read(batch, n_targets, at)
+        return Read(batch, n_targets, of_all.n_empty if self.mixture.plans else 0, at)
 
     def _sources(self, samples: Samples, rows: int) -> Tensor:
         """Of which source each row is: uint8 [rows, sources], with a single 1 in each row."""

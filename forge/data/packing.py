@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,10 +39,14 @@ class Plan:
         first, last = self.begins[sample : sample + 2].tolist()
         return [(start, stop) for start, stop in self.pieces[first:last].tolist()]
 
+    @cached_property
+    def n_tokens(self) -> int:
+        """What all samples read; the last token of each is only a target."""
+        return int(np.diff(self.pieces, axis=1).sum()) - len(self)
+
     def filled(self, seq_len: int) -> float:
         """The share of all sequences that is text."""
-        tokens = np.diff(self.pieces, axis=1).sum() - len(self)  # the last of each is only a target
-        return float(tokens) / (len(self) * seq_len)
+        return self.n_tokens / (len(self) * seq_len)
 
 
 def plan(

@@ -59,6 +59,12 @@ class Samples:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def n_empty(self) -> int:
+        """Places of a row of seq_len for each that are behind what it has, without reading it."""
+        found = (self.find(number)[1] for number in self.numbers)
+        return sum(self.seq_len + 1 - sum(b - a for a, b in pieces) for pieces in found)
+
     def __iter__(self) -> Iterator[Sample]:
         for number in self.numbers:
             store, pieces = self.find(number)

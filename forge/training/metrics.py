@@ -143,7 +143,7 @@ class Logger(Callback):
         """What depends on the clock and the machine; nothing where this process did no step.
 
         mfu: share of the peak that the model's own arithmetic takes, without recomputation (PaLM,
-        arXiv:2204.02311, appendix B).
+        arXiv:2204.02311, appendix B), nor that of places without text.
         """
         steps, tokens = self.timed_steps, self.timed_tokens
         self.timed_steps, self.timed_tokens = 0, 0
@@ -166,8 +166,10 @@ class Logger(Callback):
 def of_sources(loop: Loop, losses: dict[int, float]) -> dict[str, float]:
     """Of each source of a mixture the tokens read so far, their share of all, and the loss."""
     drawn = loop.loader.realised()
-    seq_len, total = loop.config.train.seq_len, sum(drawn.values())
-    found: dict[str, float] = {f"data/{name}/tokens": n * seq_len for name, n in drawn.items()}
+    total = sum(drawn.values())
+    found: dict[str, float] = {
+        f"data/{name}/tokens": round(n * loop.loader.tokens_of(name)) for name, n in drawn.items()
+    }
     found |= {f"data/{name}/share": n / max(total, 1) for name, n in drawn.items()}
     names = loop.loader.sources
     return found | {f"data/{names[source]}/loss": loss for source, loss in losses.items()}

@@ -31,6 +31,7 @@ class StepOutput:
 
     n_tokens: int
     n_targets: int
+    n_places: int
     lr: float
     loss: Tensor
     grad_norm: Tensor
@@ -99,6 +100,7 @@ class Update:
         return StepOutput(
             n_tokens=step.n_tokens,
             n_targets=step.n_targets,
+            n_places=step.n_places,
             lr=lr,
             loss=loss,
             grad_norm=grad_norm,

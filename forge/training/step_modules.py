@@ -30,7 +30,7 @@ class StepModules:
         self.ranks, self.max_steps = ranks, max_steps
 
     def begin(self, step: Step, scaler: torch.amp.GradScaler, device: torch.device) -> None:
-        scale: float | torch.Tensor = 1.0 / max(step.n_tokens, 1)
+        scale: float | torch.Tensor = 1.0 / max(step.n_places, 1)
         if self.modules and scaler.is_enabled():
             scale = scaler.scale(torch.full((), scale, device=device))
         for module in self.modules:
@@ -41,8 +41,8 @@ class StepModules:
         done, skipped, total = number / self.max_steps, output.skipped, self.ranks.total
         for module in self.modules:
             sums, means = module.end_of_step(done, skipped=skipped, total=total)
-            if output.n_targets != output.n_tokens:  # these are of tokens, and divided by targets
-                share = output.n_targets / output.n_tokens
+            if output.n_targets != output.n_places:  # these are of places, and divided by targets
+                share = output.n_targets / output.n_places
                 sums = {name: value * share for name, value in sums.items()}
             output.sums |= sums
             output.means |= means

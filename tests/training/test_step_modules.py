@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,8 +44,10 @@ def test_it_is_told_of_each_step_and_reports(scaled: bool) -> None:
         if number == 2:
             with torch.no_grad():
                 model.output_weight[0] = torch.inf
-        output = update(as_step(tokens, targets, 2), number)
-        share = output.n_targets / output.n_tokens
+        step = as_step(tokens, targets, 2)
+        step = replace(step, n_tokens=step.n_tokens - number, n_empty=number)  # it counts all
+        output = update(step, number)
+        share = output.n_targets / tokens.numel()
         assert output.sums["probe/passed"] == pytest.approx(tokens.numel() * share)
         assert output.means["probe/done"] == pytest.approx(number / 10)
     assert probe.told == [(0.0, False), (0.1, False), (0.2, True), (0.3, True)]

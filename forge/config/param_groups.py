@@ -160,9 +160,7 @@ def _read_as(
     schema = kinds(base)[entry[kind]] if kind in entry else type(whole)
     same = whole.clone()
     if schema is not type(whole):
-        theirs = schema.__dataclass_fields__
-        shared = _shared(type(whole), schema)
-        same = schema(**{name: getattr(whole, name) for name in shared if name in theirs})
+        same = schema(**{name: getattr(whole, name) for name in _shared(type(whole), schema)})
     own = {name: value for name, value in entry.items() if name not in (kind, *leave)}
     return dataclasses.replace(same, **own)
 
@@ -170,4 +168,4 @@ def _read_as(
 def _shared(one: type[Any], other: type[Any]) -> Iterator[str]:
     """Options that two kinds have from a class above both."""
     above = next(kind for kind in one.__mro__ if issubclass(other, kind))
-    yield from (name for name in above.__dataclass_fields__ if name != "_target_")
+    yield from (field.name for field in dataclasses.fields(above) if field.name != "_target_")

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge.owned import select
+
 VALUES_PER_BLOCK = 65536
 VALUES_PER_PORTION = 1 << 21
 Held = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
@@ -120,11 +122,3 @@ def _fill(here: Tensor, initial: Initial, indices: list[Tensor]) -> None:
     drawn = initial.rows(indices[0], out=here if as_drawn else None)
     if not as_drawn:
         here.copy_(select(drawn, indices[1:], first=1))
-
-
-def select(values: Tensor, indices: Sequence[Tensor], *, first: int = 0) -> Tensor:
-    """What the indices name along each dimension from `first` on."""
-    for dim, index in enumerate(indices, start=first):
-        if len(index) < values.shape[dim]:
-            values = values.index_select(dim, index)
-    return values

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from forge.config.optimizer import Lion as LionConfig
+from forge.owned import local
 
 foreach: Any = torch  # whose functions on lists of tensors pyright takes for private
 
@@ -60,9 +60,9 @@ class Lion(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 state["exp_avg"] = torch.zeros_like(parameter)
-        weights = [_local(p) for p in parameters]
-        momenta = [_local(self.state[p]["exp_avg"]) for p in parameters]
-        gradients = [_local(p.grad) for p in parameters]
+        weights = [local(p) for p in parameters]
+        momenta = [local(self.state[p]["exp_avg"]) for p in parameters]
+        gradients = [local(p.grad) for p in parameters]
         (beta1, beta2), rate = group["betas"], group["lr"]
         if found_inf is not None:
             # A momentum moved towards itself stays, and so do weights at a rate of 0.
@@ -76,8 +76,3 @@ class Lion(torch.optim.Optimizer):
         foreach._foreach_mul_(weights, 1 - rate * group["weight_decay"])
         foreach._foreach_sub_(weights, step)
         foreach._foreach_lerp_(momenta, gradients, 1 - beta2)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """What this rank has of it; every operation here is by element."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

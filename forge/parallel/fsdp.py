@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
+from forge.owned import local
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import blocks_of, mix_in
-from forge.parallel.owned import local
 
 
 def shard(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from forge.parallel.owned import local
+from forge.owned import local
 from forge.parallel.ranks import Ranks
 
 Tensors = dict[str, Tensor | None]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from forge.parallel.owned import local
+from forge.owned import local
 
 
 def clip(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from forge.models.init import init_weights
-from forge.parallel.owned import local, owned
+from forge.owned import local, owned
 
 
 def materialize(

@@ -17,9 +17,9 @@ from forge.models.balance import Balanced
 from forge.models.cache import KVCache
 from forge.models.head import Head, head_of
 from forge.objectives.losses import Losses
+from forge.owned import local
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import FORMATS, HALF
-from forge.parallel.owned import local
 from forge.parallel.pipeline_relay import Line, SharedHead, pass_through
 from forge.parallel.stages import cut_by_cost, stages_of
 

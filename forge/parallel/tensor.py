@@ -21,6 +21,7 @@ from forge.config.tensors import EXPERT, TensorSpec
 from forge.models.decoder import Decoder, Positions
 from forge.models.head import Head
 from forge.models.rope import RotaryTable
+from forge.owned import local
 from forge.parallel.collectives import (
     gather,
     gather_equal,
@@ -31,7 +32,7 @@ from forge.parallel.collectives import (
 )
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import Sequences, cut_sequences, layers_of, mix_in, mix_in_each
-from forge.parallel.owned import See, local, place
+from forge.parallel.owned import See, place
 
 
 class Width:

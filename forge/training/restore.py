@@ -19,9 +19,9 @@ from forge.build import build
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.models.decoder import Decoder
+from forge.owned import copy_owned
 from forge.parallel.materialize import allocate, check_buffers
 from forge.parallel.modules import FORMATS, HALF
-from forge.parallel.owned import copy_owned
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, CheckpointError, Saved
 from forge.rundir.saved_config import CONFIG

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.parallel.owned import local
+from forge.owned import local
 
 ALIGNED = 64
 

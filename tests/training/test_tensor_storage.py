@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from forge.parallel.owned import local
+from forge.owned import local
 from forge.training import tensor_storage
 from forge.training.staging import Staging
 from forge.training.tensor_storage import DTYPES, save, stored

@@ -18,9 +18,9 @@ from forge.data.loader import Step
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.objectives.pretrain import Pretrain
+from forge.owned import local
 from forge.parallel.fsdp import shard
 from forge.parallel.modules import HALF
-from forge.parallel.owned import local
 from forge.training.checkpoint import optimizer_tensors
 from forge.training.process import loss_scaler
 from forge.training.restore import restore_optimizer

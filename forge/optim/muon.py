@@ -1,0 +1,128 @@
+"""Muon: momentum, orthogonalised as whole matrices whatever the layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.config.optimizer import Muon as MuonConfig
+from forge.optim.orthogonal import newton_schulz
+from forge.optim.whole import Matrix, WholeMatrices
+from forge.owned import local
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def muon(section: MuonConfig, *, params: list[dict[str, Any]]) -> Muon:
+    """Muon as its section has it."""
+    return Muon(params, section)
+
+
+class Muon(torch.optim.Optimizer):
+    """Jordan et al., 2024 (arXiv:2502.16982 for decay and scale); of a matrix W [rows, columns]:
+
+    m <- momentum * m + (1 - momentum) * g
+    u = orthogonal(momentum * m + (1 - momentum) * g if nesterov else m)
+    W <- W - lr * (scale * u + weight_decay * W)
+
+    scale: max(1, rows / columns)^0.5, or consistent_rms * max(rows, columns)^0.5. A stack of
+    matrices [..., rows, columns] is updated matrix by matrix. With `cautious` decay is of those
+    weights alone that the update moves towards 0, u * W >= 0. Parameters may be DTensors: then all
+    ranks take a step together.
+
+    As torch's fused optimizers do, it leaves every value as it is where the attribute `found_inf`
+    is a tensor of 1.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: list[dict[str, Any]], section: MuonConfig) -> None:
+        defaults = {"lr": section.lr, "momentum": section.momentum, "weight_decay": 0.0}
+        super().__init__(params, defaults)
+        self.section = section
+        self._whole: WholeMatrices | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update of all parameters; the gradient of one that has none is 0."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        if self._whole is None:
+            self._whole = WholeMatrices(list(groups))
+        found_inf = getattr(self, "found_inf", None)
+        bad = None if found_inf is None else found_inf.bool()
+        values = {
+            matrix: self._direction(matrix, groups[matrix.parameter], bad)
+            for matrix in self._whole.matrices
+        }
+
+        def compute(matrix: Matrix, momentum: Tensor) -> tuple[Tensor, list[Tensor]]:
+            return self.orthogonal(matrix, momentum, bad)
+
+        def done(matrix: Matrix, update: Tensor, kept: list[Tensor]) -> None:
+            self.keep(matrix, kept)
+            self._apply(matrix, groups[matrix.parameter], update, found_inf)
+
+        self._whole(values, compute, self.kept_shapes, done)
+        return loss
+
+    def orthogonal(
+        self, matrix: Matrix, momentum: Tensor, bad: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Of whole matrices, and state of theirs that is not cut as the parameter is."""
+        return newton_schulz(momentum, self.section.ns_steps), []
+
+    def kept_shapes(self, matrix: Matrix) -> list[tuple[int, ...]]:
+        """Of that state."""
+        return []
+
+    def keep(self, matrix: Matrix, kept: list[Tensor]) -> None:
+        """Store it."""
+
+    def _direction(self, matrix: Matrix, group: dict[str, Any], bad: Tensor | None) -> Tensor:
+        """The new momentum, or what Nesterov makes of it, in the format of the products."""
+        parameter, beta = matrix.parameter, group["momentum"]
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer = local(state["momentum_buffer"])
+        found = parameter.grad
+        gradient = torch.zeros_like(buffer) if found is None else local(found)
+        if bad is not None:  # a momentum moved towards itself stays
+            gradient = torch.where(bad, buffer, gradient)
+        buffer.lerp_(gradient, 1 - beta)
+        chosen = gradient.lerp(buffer, beta) if self.section.nesterov else buffer
+        return chosen.to(self._dtype(chosen))
+
+    def _dtype(self, values: Tensor) -> torch.dtype:
+        """bf16 on a GPU, where ns_dtype does not say it: its matrix units are for that."""
+        if self.section.ns_dtype == "auto":
+            return torch.bfloat16 if values.is_cuda else values.dtype
+        return DTYPES[self.section.ns_dtype]
+
+    def _apply(
+        self, matrix: Matrix, group: dict[str, Any], update: Tensor, found_inf: Tensor | None
+    ) -> None:
+        weights, rate, decay = local(matrix.parameter), group["lr"], group["weight_decay"]
+        if found_inf is not None:
+            rate = rate * (1 - found_inf)
+        rows, columns = matrix.shape[-2:]
+        update = update.to(weights.dtype) * self._scale(rows, columns)
+        if decay and self.section.cautious:
+            decayed = weights * (update * weights >= 0)
+            weights.sub_(rate * decay * decayed)
+        elif decay:
+            weights.mul_(1 - rate * decay)
+        weights.sub_(rate * update)
+
+    def _scale(self, rows: int, columns: int) -> float:
+        if self.section.consistent_rms is not None:
+            return self.section.consistent_rms * math.sqrt(max(rows, columns))
+        return math.sqrt(max(1.0, rows / columns))

@@ -1,0 +1,81 @@
+"""NorMuon: Muon whose rows, or columns, are scaled by a second moment of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+
+from forge.config.optimizer import NorMuon as NorMuonConfig
+from forge.optim.muon import Muon
+from forge.optim.orthogonal import polar_express
+from forge.optim.whole import Matrix
+from forge.owned import cut_dim, local, owned, select
+
+LEAST = 1e-10
+
+
+def normuon(section: NorMuonConfig, *, params: list[dict[str, Any]]) -> NorMuon:
+    """NorMuon as its section has it."""
+    return NorMuon(params, section)
+
+
+class NorMuon(Muon):
+    """Muon whose momentum has rows of one length, and whose orthogonal update is divided by the
+    root of a moving mean of the squares of each row, or of each column of a wide matrix
+    (arXiv:2510.05491, as nanochat has it), and keeps its norm.
+    """
+
+    section: NorMuonConfig
+
+    def orthogonal(
+        self, matrix: Matrix, momentum: Tensor, bad: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        rows, columns = momentum.shape[-2:]
+        x, least = momentum, 1e-7
+        lengths = _norm(x, dim=(-1,))
+        x = x * (_norm(x) / rows**0.5 / lengths.clamp_min(least))
+        x = polar_express(x, self.section.ns_steps)
+        x = x * (min(rows, columns) ** 0.5 / _norm(x).clamp_min(least))
+        x = x.to(local(matrix.parameter).dtype)
+        squares = x.square().mean(-1 if rows >= columns else -2, keepdim=True)
+        second = self._second_moment(matrix, squares)
+        moved = second.lerp(squares, 1 - self.section.beta2)
+        second = moved if bad is None else torch.where(bad, second, moved)
+        scaled = x * second.clamp_min(LEAST).rsqrt()
+        return scaled * (_norm(x) / _norm(scaled).clamp_min(LEAST)), [second]
+
+    def kept_shapes(self, matrix: Matrix) -> list[tuple[int, ...]]:
+        *stack, rows, columns = matrix.shape
+        return [(*stack, rows, 1) if rows >= columns else (*stack, 1, columns)]
+
+    def keep(self, matrix: Matrix, kept: list[Tensor]) -> None:
+        """Whole on each rank of the group; stacks are cut as their parameter is."""
+        (second,), parameter = kept, matrix.parameter
+        second = second.to(local(parameter).dtype)
+        if isinstance(parameter, DTensor):
+            last = parameter.ndim - 2
+            places = [
+                place if (dim := cut_dim(place)) is not None and dim < last else Replicate()
+                for place in parameter.placements
+            ]
+            shape = torch.Size((*parameter.shape[:last], *second.shape[-2:]))
+            stride = torch.empty(shape, device="meta").stride()
+            second = DTensor.from_local(
+                second, parameter.device_mesh, places, run_check=False, shape=shape, stride=stride
+            )
+        self.state[parameter]["second_moment"] = second
+
+    def _second_moment(self, matrix: Matrix, like: Tensor) -> Tensor:
+        found = self.state[matrix.parameter].get("second_moment")
+        if found is None:
+            return torch.zeros_like(like)
+        if isinstance(found, DTensor) or not isinstance(matrix.parameter, DTensor):
+            return local(found)
+        return select(found, owned(matrix.parameter)[:-2])  # as a checkpoint has it
+
+
+def _norm(values: Tensor, dim: tuple[int, ...] = (-2, -1)) -> Tensor:
+    return torch.linalg.vector_norm(values, dim=dim, keepdim=True)

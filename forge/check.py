@@ -9,11 +9,13 @@ from pathlib import Path
 from forge import cli
 from forge.compose import help
 from forge.compose.composition import Composition
+from forge.config import param_groups
 from forge.config.batch_sizes import BatchSizes
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
 from forge.config.numbers import byte_size
 from forge.config.root import Config
+from forge.config.tensors import TensorSpec
 from forge.config.train import Train
 from forge.plan.allocation import Allocation, allocation
 from forge.plan.memory import memory_by_part
@@ -57,6 +59,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
     ]
     tables = {
         "model": _model(config),
+        "optimizer": _optimizer(config),
         "training": _training(config),
         "each device": each_device,
         "where": where,
@@ -97,6 +100,29 @@ def _model(config: Config) -> list[Row]:
     context = f"(forward and backward, {train.seq_len} tokens of context)"
     total = flops * _tokens(train)
     return [*rows, ("FLOPs a token", f"{flops:.4g} {context}"), ("FLOPs in all", f"{total:.4g}")]
+
+
+def _optimizer(config: Config) -> list[Row]:
+    """What updates which parameters, where they are in groups or some are frozen."""
+    tensors = param_groups.tensors_in(config)
+    if not config.optimizer.groups and None not in tensors:
+        return []
+    rows = []
+    for name, group in param_groups.groups(config).items():
+        if here := tensors.get(name):
+            section, dim = group.section, config.model.dim  # type: ignore[attr-defined]
+            label = f"{name}: {group.kind}" if name else group.kind
+            decays = f", decay {section.weight_decay:g}" if section.weight_decay else ""
+            rows.append((label, f"{_of(here)}, lr {section.peak(dim):.4g}{decays}"))
+    if frozen := tensors.get(None):
+        rows.append(("frozen", _of(frozen)))
+    return rows
+
+
+def _of(tensors: Sequence[TensorSpec]) -> str:
+    size = sum(one.size for one in tensors)
+    roles = ", ".join(dict.fromkeys(one.role for one in tensors))
+    return f"{size:,} weights of {len(tensors)} parameters ({roles})"
 
 
 def _training(config: Config) -> list[Row]:

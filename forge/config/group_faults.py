@@ -9,7 +9,7 @@ from typing import Any
 
 from forge.config.bounds import element_faults, fits, kind
 from forge.config.field import types_of
-from forge.config.optimizer import Optimizer
+from forge.config.optimizer import PATTERNS, Optimizer
 from forge.config.param_groups import (
     ALL_ROLES,
     KIND,
@@ -23,7 +23,6 @@ from forge.config.param_groups import (
 from forge.config.problems import Problem, closest, did_you_mean
 from forge.config.scheduler import Scheduler
 
-PATTERNS = ("no_decay_parameters", "trainable_parameters", "freeze_parameters")
 RULE = "optimizer.groups"
 Fault = tuple[str, str, str]
 """Key, what is wrong, what to do."""

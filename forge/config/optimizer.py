@@ -23,6 +23,9 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
 }
 SCHEDULES = ("constant", *DECAYS)
+PATTERNS = ("no_decay_parameters", "trainable_parameters", "freeze_parameters")
+GROUPED = ("optimizer.groups", *(f"optimizer.{option}" for option in PATTERNS))
+"""Keys that say which parameters an optimizer takes."""
 
 
 @dataclass(kw_only=True)

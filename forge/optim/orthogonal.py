@@ -38,8 +38,14 @@ def _quintic(x: Tensor, steps: list[tuple[float, float, float]]) -> Tensor:
     x = x.mT if tall else x
     for a, b, c in steps:
         square = x @ x.mT
-        x = a * x + (b * square + c * (square @ square)) @ x
+        x = _plus_product(a, x, 1.0, _plus_product(b, square, c, square, square), x)
     return x.mT if tall else x
+
+
+def _plus_product(beta: float, x: Tensor, alpha: float, left: Tensor, right: Tensor) -> Tensor:
+    """beta * x + alpha * left @ right, of matrices or stacks of them, in one pass."""
+    product = torch.addmm if x.dim() == 2 else torch.baddbmm
+    return product(x, left, right, beta=beta, alpha=alpha)
 
 
 def _norm(values: Tensor) -> Tensor:

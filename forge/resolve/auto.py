@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from forge.config.model import Decoder
 from forge.config.numbers import byte_size
+from forge.config.optimizer import GROUPED
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, put, rules_of
@@ -37,7 +38,7 @@ DEGREE_RULES = tuple(rule for rule in rules_of(degree_rules) if not rule.warning
     "model.ffn_hidden_dim",
     "model.vocab_size",
     "model.moe.num_experts",
-    "optimizer",
+    *GROUPED,
     "model.moe.frequency",
     "model.moe.ffn_hidden_dim",
     "train.batch_size",
@@ -68,7 +69,7 @@ RESHARD, REDUCE = "parallel.reshard_after_forward", "parallel.reduce_gradients"
     "train.batch_size",
     "train.seq_len",
     "train.grad_accum_steps",
-    "optimizer",
+    *GROUPED,
     writes=(RESHARD, REDUCE),
 )
 def memory_for_time(config: Config, parallel: Parallel, world: World) -> Iterator[Derived]:

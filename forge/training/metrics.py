@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.config.param_groups import OWN
+from forge.optim.build import rates
+from forge.optim.groups import Schedule
 from forge.training.callback import Callback
 from forge.training.flops import peak_flops
 from forge.training.trackers import Trackers
@@ -86,10 +89,13 @@ class Logger(Callback):
         self.since = 0.0
         self.timed_steps, self.timed_tokens = 0, 0
         self.rates: list[tuple[int, float]] = []
+        self.group_rates: dict[str, Schedule] = {}
 
     def on_start(self, loop: Loop) -> None:
         self.trackers = loop.trackers.open()  # only now, since a live console takes the terminal
         self.since = loop.clock.seconds()
+        if loop.config.optimizer.groups:
+            self.group_rates = rates(loop.config, loop.session.schedule)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         self.unread.append(output)
@@ -123,6 +129,8 @@ class Logger(Callback):
         gathered, self.gathered = self.gathered, Gathered()
         self.last = {_name(name): mean for name, mean in gathered.means().items()}
         self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
+        for name, rate in self.group_rates.items():
+            self.last[f"lr/{name}" if name != OWN else "lr"] = rate(loop.state.step - 1)
         self.last |= {"tokens": loop.state.tokens, "skipped_steps": loop.state.skipped}
         self.last |= of_sources(loop, gathered.losses())
         loop.trackers.log(loop.state.step, self.last | self._speed(loop))

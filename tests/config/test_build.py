@@ -25,6 +25,8 @@ from forge.config.packages import IMPORTABLE
 from forge.config.problems import ConfigError
 from forge.config.target import target_fault, trusted
 
+OPTIMIZERS = [schema()._target_ for schema in schemas.SCHEMAS["optimizer"].values()]  # type: ignore[attr-defined]
+
 
 @dataclass(kw_only=True)
 class SGDSection(Section):
@@ -106,14 +108,13 @@ def test_a_target_that_takes_a_section_but_not_what_forge_gives_is_refused():
         (
             "torch.nn.Linear",
             " may not be built for optimizer.",
-            "optimizer takes forge.optim.adamw.adamw, forge.optim.lion.lion, "
-            "a torch.optim.Optimizer, your own, with "
+            f"optimizer takes {', '.join(OPTIMIZERS)}, a torch.optim.Optimizer, your own, with "
             "run.trust=[mypkg.]",
         ),
         (
-            "forge.optim.adamw.adamv",
+            "forge.optim.normuon.normuons",
             " may not be built for optimizer.",
-            "did you mean forge.optim.adamw.adamw?",
+            "did you mean forge.optim.normuon.normuon or forge.optim.muon.muon?",
         ),
         (
             "torch.optim.SGDD",
@@ -180,7 +181,7 @@ FORGE = {
         "forge.data.tokens.synthetic",
     },
     "objective": {"forge.objectives.pretrain.Pretrain"},
-    "optimizer": {"forge.optim.adamw.adamw", "forge.optim.lion.lion"},
+    "optimizer": set(OPTIMIZERS),
     "scheduler": {
         f"forge.optim.schedules.{name}"
         for name in ("none", "constant", "cosine", "linear", "wsd", "rex")

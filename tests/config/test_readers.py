@@ -90,4 +90,5 @@ def assert_typed(choice: list[str], fields: dict[str, Any]):
     composed = compose([*choice, *(f"{key}={literal(v)}" for key, v in typed.items())])
     assert composed.problems == []
     config = composed.typed()
+    typed = {key: value for key, value in typed.items() if value != {}}  # merged with a preset's
     assert {key: freeze_value(get(config, key)) for key in typed} == freeze_value(typed)

@@ -6,6 +6,7 @@ from math import prod
 
 from forge.config.model import Decoder, Model
 from forge.config.numbers import byte_size
+from forge.config.optimizer import GROUPED
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
@@ -86,7 +87,7 @@ def offload_backend(parallel: Parallel, world: World) -> Findings:
         yield "parallel.backend", "parallel.cpu_offload=false, or no parallel.backend"
 
 
-@rule("parallel.memory", *RANKS, "train.batch_size", "train.seq_len", "optimizer", warning=True)
+@rule("parallel.memory", *RANKS, "train.batch_size", "train.seq_len", *GROUPED, warning=True)
 def memory(config: Config, world: World) -> Findings:
     """The estimated memory of a device should be at most what its GPU has."""
     there = world.devices.memory if world.device == "cuda" else None
@@ -97,7 +98,7 @@ def memory(config: Config, world: World) -> Findings:
         yield "parallel", f"{what} {byte_size(there)}.", fix
 
 
-@rule(HOST_MEMORY, "run.device", *RANKS, "optimizer", warning=True)
+@rule(HOST_MEMORY, "run.device", *RANKS, *GROUPED, warning=True)
 def host_memory(config: Config, world: World) -> Findings:
     """On a CPU the weights, gradients and optimizer state of all ranks fit in the machine's memory;
     forge.train refuses others.

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from forge.config import param_groups
-from forge.config.group_faults import PATTERNS
 from forge.config.model import Decoder
-from forge.config.optimizer import Optimizer
+from forge.config.optimizer import GROUPED, PATTERNS, Optimizer
 from forge.config.param_groups import KIND, OWN, PARAMETERS, ROLES, found, members, parameters_of
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 
 GROUPS = "optimizer.groups"
-READS = ("model", GROUPS, *(f"optimizer.{option}" for option in PATTERNS))
+READS = ("model", *GROUPED)
 
 
 @rule("optimizer.patterns", *READS)
@@ -53,9 +52,13 @@ def takes(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
         left = [role for role in dict.fromkeys(here) if role not in group.section.takes]
         if group.section.takes and left:
             what = f"{group.kind} updates {' and '.join(group.section.takes)} only, and is given"
-            listed = ", ".join(left)
+            listed, key = ", ".join(left), f"{GROUPS}.{name}"
             fix = f"'+{GROUPS}.others={{{KIND}: adamw, {ROLES}: [{listed}]}}'"
-            yield f"{GROUPS}.{name}" if name != OWN else "optimizer", f"{what} {listed}.", fix
+            if name != OWN:
+                own = optimizer.groups[name].get(ROLES, ())
+                taken = ", ".join(role for role in own if role in group.section.takes)
+                fix = f"'{key}.{ROLES}=[{taken}]'" if taken else f"~{key}"
+            yield key if name != OWN else "optimizer", f"{what} {listed}.", fix
 
 
 @rule("optimizer.nothing", *READS)

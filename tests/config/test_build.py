@@ -22,7 +22,7 @@ from forge.config import schemas
 from forge.config.field import Section, freeze_value, opt
 from forge.config.model import Decoder
 from forge.config.packages import IMPORTABLE
-from forge.config.problems import ConfigError
+from forge.config.problems import ConfigError, closest, did_you_mean
 from forge.config.target import target_fault, trusted
 
 OPTIMIZERS = [schema()._target_ for schema in schemas.SCHEMAS["optimizer"].values()]  # type: ignore[attr-defined]
@@ -112,9 +112,9 @@ def test_a_target_that_takes_a_section_but_not_what_forge_gives_is_refused():
             "run.trust=[mypkg.]",
         ),
         (
-            "forge.optim.normuon.normuons",
+            "forge.optim.adamw.adamv",
             " may not be built for optimizer.",
-            "did you mean forge.optim.normuon.normuon or forge.optim.muon.muon?",
+            did_you_mean(closest("forge.optim.adamw.adamv", OPTIMIZERS)),
         ),
         (
             "torch.optim.SGDD",

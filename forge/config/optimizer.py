@@ -105,18 +105,52 @@ class Optimizer(Section):
         return {"weight_decay": lambda step: decay(min(step / horizon, 1))} if decay else {}
 
 
-@dataclass(kw_only=True)
-class AdamW(Optimizer):
-    """AdamW (arXiv:1711.05101)."""
+CAUTIOUS = "weight decay only of weights that the update moves towards 0 too"
+MOMENTS = ("fp32", "bf16")
+"""Formats that moments are kept in."""
 
-    schema_name = "adamw"
-    state_per_weight = 2
-    _target_: str = "forge.optim.adamw.adamw"
+
+@dataclass(kw_only=True)
+class Adaptive(Optimizer):
+    """What optimizers have that divide by the root of a second moment."""
+
     betas: tuple[float, float] = opt(
         (0.9, 0.95), "decay rates of the first and second moment", ge=0, lt=1
     )
     eps: float = opt(1e-8, "added to the root of the second moment", gt=0)
-    fused: bool = opt(True, "one fused kernel for all parameters, where the device has it")
+
+
+@dataclass(kw_only=True)
+class Adam(Adaptive):
+    """What AdamW and adam_pax have in common."""
+
+    eps_root: float = opt(0.0, "added to the second moment, inside of the root", ge=0)
+    mu_dtype: str = opt("fp32", "what the first moment is kept in", choices=MOMENTS)
+    nu_dtype: str = opt("fp32", "what the second moment is kept in", choices=MOMENTS)
+    cautious: bool = opt(False, CAUTIOUS)
+
+    def state_bytes(self, shape: tuple[int, ...]) -> int:
+        of_weight = sum(FP32 if one == "fp32" else 2 for one in (self.mu_dtype, self.nu_dtype))
+        return of_weight * math.prod(shape)
+
+
+@dataclass(kw_only=True)
+class AdamW(Adam):
+    """AdamW (arXiv:1711.05101)."""
+
+    schema_name = "adamw"
+    _target_: str = "forge.optim.adamw.adamw"
+    fused: bool = opt(
+        True,
+        "one fused kernel for all parameters, where the device has it; there is none for eps_root, "
+        "moments in bf16 and cautious",
+    )
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether torch's AdamW has all that is asked for."""
+        in_fp32 = self.mu_dtype == self.nu_dtype == "fp32"
+        return in_fp32 and not self.eps_root and not self.cautious
 
 
 @dataclass(kw_only=True)
@@ -129,6 +163,7 @@ class Lion(Optimizer):
     betas: tuple[float, float] = opt(
         (0.9, 0.95), "how much of the momentum is in the sign, and its decay rate", ge=0, lt=1
     )
+    cautious: bool = opt(False, CAUTIOUS)
 
 
 @dataclass(kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+import forge.config.optimizers  # noqa: F401  # to be imported is to be known
 from forge.config.changes import assignments
 from forge.config.checkpoint import Checkpoint
 from forge.config.data import Data

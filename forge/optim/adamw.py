@@ -7,16 +7,19 @@ from typing import Any
 import torch
 
 from forge.config.optimizer import AdamW as AdamWConfig
+from forge.optim.adam import Adam, options_of
 
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def adamw(section: AdamWConfig, *, params: list[dict[str, Any]]) -> torch.optim.AdamW:
-    """torch's AdamW (arXiv:1711.05101).
+def adamw(section: AdamWConfig, *, params: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """torch's AdamW (arXiv:1711.05101), or our own with what it lacks.
 
-    Fused where `section.fused` asks for it and every parameter's device has the kernel; else as
-    torch chooses.
+    It is fused where `section.fused` asks for it and every parameter's device has the kernel;
+    else as torch chooses.
     """
+    if not section.is_torchs:
+        return Adam(params, **options_of(section))
     devices = {parameter.device.type for group in params for parameter in group["params"]}
     beta1, beta2 = section.betas
     return torch.optim.AdamW(

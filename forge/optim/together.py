@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,7 +49,17 @@ class Together(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+        """Each reads its own part, which it may keep in formats of its own."""
+        groups, state, start = state_dict["param_groups"], state_dict["state"], 0
+        for one in self.optimizers:
+            own = groups[start : start + len(one.param_groups)]
+            numbers = {number for group in own for number in group["params"]}
+            kept = {number: value for number, value in state.items() if number in numbers}
+            one.load_state_dict({"param_groups": own, "state": kept})
+            start += len(own)
+        self.param_groups = [group for one in self.optimizers for group in one.param_groups]
+        loaded = {p: value for one in self.optimizers for p, value in one.state.items()}
+        self.state = defaultdict(dict, loaded)
         self._share()
 
     def train(self) -> None:

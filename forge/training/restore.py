@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 import yaml
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from forge.build import build
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.models.decoder import Decoder
-from forge.owned import copy_owned
+from forge.owned import copy_owned, cut_dim
 from forge.parallel.materialize import allocate, check_buffers
 from forge.parallel.modules import FORMATS, HALF
 from forge.rundir import checkpoints, saved_config
@@ -123,9 +123,9 @@ def load(
         for key, what in _below("callbacks/", stored).items():
             wanted[f"callbacks/{key}"] = _like(None, what)
         for key, what in _below("optimizer/", stored).items():
-            name = key.rpartition("/")[0]
+            name, _, entry = key.rpartition("/")
             if with_optimizer_state and name in kept:
-                wanted[f"optimizer/{key}"] = _like(own[name], what)
+                wanted[f"optimizer/{key}"] = _like(own[name], what, in_parts="." in entry)
     with _readable(path):
         tensor_storage.load(wanted, path / WEIGHTS, group=group)
         if optimizer is not None and with_optimizer_state:
@@ -157,12 +157,25 @@ def load_weights(
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _like(parameter: Tensor | None, what: Any) -> Tensor:
-    """Room for a stored tensor, laid out as its parameter is where the shapes are equal."""
-    dtype = what.properties.dtype
-    if isinstance(parameter, DTensor) and tuple(what.size) == tuple(parameter.shape):
+def _like(parameter: Tensor | None, what: Any, *, in_parts: bool = False) -> Tensor:
+    """Room for a stored tensor, laid out as its parameter is where the shapes are equal.
+
+    in_parts: it is a part of such a tensor, as 'exp_avg.codes' is of exp_avg: with rows of another
+    length, which are whole here.
+    """
+    dtype, shape = what.properties.dtype, tuple(what.size)
+    if not isinstance(parameter, DTensor):
+        return torch.empty(shape, dtype=dtype)
+    if shape == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    return torch.empty(what.size, dtype=dtype)
+    if not in_parts:
+        return torch.empty(shape, dtype=dtype)
+    last = parameter.ndim - 1
+    places = [Replicate() if cut_dim(one) == last else one for one in parameter.placements]
+    part = torch.empty(*parameter.to_local().shape[:-1], shape[-1], dtype=dtype)
+    stride, mesh = torch.empty(shape, device="meta").stride(), parameter.device_mesh
+    size = torch.Size(shape)
+    return DTensor.from_local(part, mesh, places, run_check=False, shape=size, stride=stride)
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:

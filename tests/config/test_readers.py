@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 FIELDS = [(key, name, field) for key, name, _, field in walk_options() if field.name != "_target_"]
 OPTIONS = sorted({key for key, *_ in FIELDS})
 INNER = {key.split(".")[-2] for key in OPTIONS if key.count(".") > 1}
-SCHEMA_FILES = {f"{group}.py" for group in schemas.sections()} | {"root.py"}
+SCHEMA_FILES = {f"{group}.py" for group in schemas.sections()} | {"root.py", "optimizers.py"}
 
 
 @cache
@@ -41,7 +41,8 @@ def reads() -> dict[tuple[str, str], set[str]]:
         attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
         known = {*schemas.sections(), *INNER}
         groups = known.intersection(node.attr for node in attributes)
-        groups |= known.intersection(module.rpartition(".")[2] for module in imports)
+        modules = (module.rpartition(".")[2] for module in imports)
+        groups |= known.intersection(name.removesuffix("s") for name in modules)
         for node in attributes:
             value = node.value
             owner = getattr(value, "attr", getattr(value, "id", ""))

@@ -29,6 +29,10 @@ EP_FSDP = "parallel.ep=2 parallel.dp_shard=2 train.batch_size=2"
 CASES = [
     ("adamw", "llama", TP_FSDP, 4),
     ("lion", "llama", TP_FSDP, 4),
+    ("adamw optimizer.eps_root=1e-6 optimizer.cautious=true", "llama", TP_FSDP, 4),
+    ("adam_pax", "llama", TP_FSDP, 4),
+    ("sgd optimizer.nesterov=true optimizer.momentum=0.9", "llama", TP_FSDP, 4),
+    ("schedule_free_adamw scheduler=constant", "moe", EP_TP, 4),
     ("muon", "llama", TP_FSDP, 4),
     ("muon", "llama", DDP, 2),
     ("normuon", "llama", HSDP, 4),

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from forge.config import param_groups
 from forge.config.model import Decoder
 from forge.config.optimizer import GROUPED, PATTERNS, Optimizer
+from forge.config.optimizers import ScheduleFreeAdamW
 from forge.config.param_groups import KIND, OWN, PARAMETERS, ROLES, found, members, parameters_of
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
+from forge.config.scheduler import Constant, NoSchedule, Scheduler
 
 GROUPS = "optimizer.groups"
 READS = ("model", *GROUPED)
@@ -68,6 +70,23 @@ def nothing(model: Decoder, optimizer: Optimizer) -> Findings:
     if only and all(one is None for one in members(optimizer, parameters_of(model)).values()):
         key = "freeze_parameters" if optimizer.freeze_parameters else "trainable_parameters"
         yield f"optimizer.{key}", f"optimizer.{key}=[]"
+
+
+@rule("optimizer.schedule_free", "optimizer", "scheduler", warning=True)
+def schedule_free(optimizer: ScheduleFreeAdamW, scheduler: Scheduler) -> Findings:
+    """Schedule-free AdamW has no use for a learning rate that falls: its mean takes that place."""
+    if not isinstance(scheduler, NoSchedule) and type(scheduler) is not Constant:
+        yield "scheduler", "scheduler=constant"
+
+
+@rule("optimizer.schedule_free_betas", "optimizer.betas")
+def schedule_free_betas(optimizer: ScheduleFreeAdamW) -> Findings:
+    """The first of optimizer.betas is above 0, else the weights that are trained have no share of
+    the mean that is read.
+    """
+    beta1, beta2 = optimizer.betas
+    if not beta1:
+        yield "optimizer.betas", f"optimizer.betas=[0.9,{beta2}]"
 
 
 def _entries(optimizer: Optimizer) -> Iterable[tuple[str, dict]]:

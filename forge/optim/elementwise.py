@@ -1,0 +1,136 @@
+"""What optimizers share that treat each weight by itself: the way through the groups, weight decay,
+and updates that leave no trace.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.owned import local
+
+foreach: Any = torch  # whose functions on lists of tensors pyright takes for private
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What this rank has of the parameters of a group that have a gradient.
+
+    found_inf: 1 where this update is to leave every value as it is, else 0; None = it is not.
+    """
+
+    weights: list[Tensor]
+    gradients: list[Tensor]
+    states: list[dict[str, Tensor]]
+    found_inf: Tensor | None
+
+    def state(self, key: str) -> list[Tensor]:
+        return [local(state[key]) for state in self.states]
+
+    def unless_skipped(self, values: list[Tensor], kept: list[Tensor]) -> list[Tensor]:
+        """`values`, or in an update that is skipped `kept`."""
+        if self.found_inf is None:
+            return values
+        bad = self.found_inf.bool()
+        return [torch.where(bad, old, new) for new, old in zip(values, kept, strict=True)]
+
+    def times(self, number: float) -> float | Tensor:
+        """`number`, or 0 in an update that is skipped."""
+        return number if self.found_inf is None else number * (1 - self.found_inf)
+
+    def count(self) -> Tensor:
+        """Count this update in the states' `step`; returns the counts, [parameters], from 1."""
+        steps = self.state("step")
+        foreach._foreach_add_(steps, self.times(1.0))
+        # In the first update of all that is skipped the count is 0, by which nothing is divided.
+        return torch.stack(steps).to(self.weights[0].dtype).clamp(min=1)
+
+
+class Elementwise(torch.optim.Optimizer):
+    """A rule of update by element, which shards of a parameter follow each by itself.
+
+    As torch's fused optimizers do, it leaves every value as it is where the attribute `found_inf`
+    is a tensor of 1. Weight decay is decoupled (arXiv:1711.05101): w <- w - lr * weight_decay * w,
+    in groups that are `cautious` only of weights that the update moves towards 0 too.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, groups: Iterable[Any], **defaults: Any) -> None:
+        super().__init__(groups, {"weight_decay": 0.0, "cautious": False, **defaults})
+
+    @abstractmethod
+    def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        """The state of a parameter before its first update."""
+
+    @abstractmethod
+    def update(self, group: dict[str, Any], part: Part) -> None:
+        """One update of weights and states, in place."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update of all parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter].update(self.initial(group, parameter))
+            if parameters:
+                part = Part(
+                    weights=[local(p) for p in parameters],
+                    gradients=[local(p.grad) for p in parameters],
+                    states=[self.state[p] for p in parameters],
+                    found_inf=getattr(self, "found_inf", None),
+                )
+                self.update(group, part)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of an optimizer with the same groups; every value keeps its format, where torch gives it
+        that of the parameter.
+        """
+        super().load_state_dict({**state_dict, "state": {}})
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if found := state_dict["state"].get(number):
+                self.state[parameter] = self.loaded(parameter, found)
+
+    def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The state of a parameter from one that was saved."""
+        return {key: value.to(parameter.device) for key, value in found.items()}
+
+
+def count_of(parameter: Tensor) -> Tensor:
+    """The count of updates of a parameter, before the first; on its device, so that no update waits
+    for it.
+    """
+    return torch.zeros((), dtype=torch.float32, device=parameter.device)
+
+
+def correction(counts: Tensor, beta: float) -> Tensor:
+    """1 - beta**count: by how much a moment that began with 0 is too small."""
+    return -torch.expm1(counts * (math.log(beta) if beta else -math.inf))
+
+
+def descend(group: dict[str, Any], part: Part, updates: list[Tensor]) -> None:
+    """w <- w - lr * (update + weight_decay * w); `updates` are overwritten."""
+    rate, decay = part.times(group["lr"]), group["weight_decay"]
+    if decay and group["cautious"]:
+        pairs = zip(part.weights, updates, strict=True)
+        towards_0 = [torch.where(w * u >= 0, w, 0.0) for w, u in pairs]
+        foreach._foreach_add_(updates, towards_0, alpha=decay)
+    elif decay:
+        foreach._foreach_mul_(part.weights, 1 - rate * decay)
+    foreach._foreach_mul_(updates, rate)
+    foreach._foreach_sub_(part.weights, updates)

@@ -1,0 +1,229 @@
+"""AdamW whose moments take 8 or 4 bits a weight, by torchao.
+
+This module imports torchao, which takes seconds, so nothing imports it but the choice of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torchao.optim import subclass_4bit, subclass_8bit
+from torchao.optim.adam import single_param_adam
+from torchao.optim.subclass_fp8 import OptimStateFp8
+
+from forge.config.optimizers import CODES_IN_BYTE, AdamWLowBit, low_bit_block
+from forge.optim.elementwise import Elementwise, Part, count_of
+from forge.owned import cut_dim, local, owned
+
+MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # whether it has a sign
+DTYPES = {"8bit": torch.uint8, "4bit": torch.uint8, "fp8": torch.float8_e4m3fn}
+
+
+def adamw_low_bit(section: AdamWLowBit, *, params: list[dict[str, Any]]) -> LowBitAdamW:
+    """AdamW with moments of few bits as its section has it."""
+    return LowBitAdamW(
+        params,
+        lr=section.lr,
+        betas=section.betas,
+        eps=section.eps,
+        state_format=section.state_format,
+        weight_decay=section.weight_decay,
+    )
+
+
+class LowBitAdamW(Elementwise):
+    """torchao's AdamW8bit, AdamW4bit and AdamWFp8 (arXiv:2110.02861, arXiv:2309.01507): the update
+    is theirs, in fp32, and what is kept of it are codes and scales, as plain tensors.
+
+    A scale belongs to a block of a row, so that both are cut as the parameter is, and are found by
+    its name; theirs may go on in the next row. Parameters of one dimension or less than 4096
+    values, and those whose rows do not divide into equal blocks of 32 or more on every rank, have
+    moments in fp32.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Any],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        state_format: str,
+        weight_decay: float = 0.0,
+    ) -> None:
+        options = {"betas": tuple(map(float, betas)), "eps": eps}
+        super().__init__(groups, lr=lr, weight_decay=weight_decay, **options)
+        self.format = state_format
+
+    def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        state = {"step": count_of(parameter)}
+        for name in MOMENTS:
+            if self.block(parameter):
+                codes, scale = self._room(parameter)
+                state |= _laid_out(parameter, name, codes.zero_(), scale.zero_())
+            else:
+                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+        return state
+
+    def update(self, group: dict[str, Any], part: Part) -> None:
+        rate, decay = torch.tensor(group["lr"]), torch.tensor(group["weight_decay"])
+        on_gpu = part.weights[0].is_cuda
+        with torch._dynamo.utils.disable_cache_limit() if on_gpu else nullcontext():
+            update: Any = _compiled() if on_gpu else single_param_adam
+            for weight, gradient, state in zip(
+                part.weights, part.gradients, part.states, strict=True
+            ):
+                if not weight.numel():
+                    continue  # a rank without a row of it
+                changed = [weight, *map(local, state.values())]
+                before = [] if part.found_inf is None else [value.clone() for value in changed]
+                local(state["step"]).add_(1)
+                first, second = (self._moment(state, name, weight.shape) for name in MOMENTS)
+                options = (rate, *group["betas"], decay, group["eps"], True, False)
+                update(weight, gradient, state["step"], first, second, None, *options)
+                for value, old in zip(changed, before, strict=False):
+                    value.copy_(torch.where(part.found_inf.bool(), old, value))  # type: ignore[union-attr]
+
+    def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same codes where rows are in the same blocks as they were, else new ones of the
+        values that those stand for.
+        """
+        found = super().loaded(parameter, found)
+        state = {"step": found["step"]}
+        for name, signed in MOMENTS.items():
+            if name in found:
+                state |= self._kept(parameter, name, local(found[name]).float())
+                continue
+            codes, scale = found[f"{name}.codes"], found[f"{name}.scale"]
+            length, columns = parameter.shape[-1], _columns(parameter)
+            block, packed = length // scale.shape[-1], length // codes.shape[-1]
+            kind = _kind_of(codes.dtype, packed)
+            codes, scale = local(codes), local(scale)
+            if kind == self.format and block == self.block(parameter):
+                own_codes = _of_columns(codes, columns, packed)
+                own_scale = _of_columns(scale, columns, block)
+                state |= _laid_out(parameter, name, own_codes, own_scale)
+            else:
+                values = _of_columns(_unscaled(kind, codes, signed), columns, 1)
+                scales = _of_columns(scale.repeat_interleave(block, -1), columns, 1)
+                state |= self._kept(parameter, name, values * scales)
+        return state
+
+    def block(self, parameter: Tensor) -> int:
+        """Values of a row that share a scale, the same on all ranks; 0 = its moments are in
+        fp32.
+        """
+        if parameter.ndim < 2:
+            return 0
+        length, rest = divmod(parameter.shape[-1], _cuts(parameter))
+        if rest:
+            return 0
+        whole = low_bit_block(tuple(parameter.shape), self.format)
+        return low_bit_block((parameter.numel(), length), self.format) if whole else 0
+
+    def _room(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        """For the codes and scales of what this rank has of a parameter."""
+        own, blocks = local(parameter), local(parameter).shape[-1] // self.block(parameter)
+        length = own.shape[-1] // CODES_IN_BYTE[self.format]
+        codes = own.new_empty(*own.shape[:-1], length, dtype=DTYPES[self.format])
+        return codes, own.new_empty(*own.shape[:-1], blocks, dtype=torch.float32)
+
+    def _kept(self, parameter: Tensor, name: str, values: Tensor) -> dict[str, Tensor]:
+        """State of the values that this rank has of a moment."""
+        if not self.block(parameter):
+            return {name: _as_parameter(parameter, values, parameter.shape[-1])}
+        codes, scale = self._room(parameter)
+        state = _laid_out(parameter, name, codes, scale)
+        if values.numel():
+            self._moment(state, name, values.shape).copy_(values)
+        return state
+
+    def _moment(self, state: dict[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
+        """A moment as torchao computes with it, over what is kept."""
+        if name in state:
+            return local(state[name])
+        codes, scale = local(state[f"{name}.codes"]), local(state[f"{name}.scale"]).view(-1)
+        if self.format == "fp8":
+            return OptimStateFp8(codes, scale, torch.float32)
+        signed = MOMENTS[name]
+        qmap = _qmap(self.format, signed, codes.device)
+        if self.format == "4bit":
+            of_4 = subclass_4bit.OptimState4bit
+            return of_4(codes.view(-1), scale, qmap, signed, shape, torch.float32)
+        return subclass_8bit.OptimState8bit(codes, scale, qmap, signed, torch.float32)
+
+
+@cache
+def _compiled() -> Any:
+    return torch.compile(single_param_adam, fullgraph=True, dynamic=False)
+
+
+@cache
+def _qmap(kind: str, signed: bool, device: torch.device) -> Tensor:
+    """The values of the codes, over the largest of their block."""
+    of = {"8bit": subclass_8bit, "4bit": subclass_4bit}[kind]
+    values = of.get_qmap_signed() if signed else of.get_qmap_unsigned()
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def _unscaled(kind: str, codes: Tensor, signed: bool) -> Tensor:
+    if kind == "fp8":
+        return codes.float()
+    if kind == "4bit":
+        codes = torch.stack([codes >> 4, codes & 0b1111], -1).flatten(-2)
+    return _qmap(kind, signed, codes.device)[codes.int()]
+
+
+def _laid_out(parameter: Tensor, name: str, codes: Tensor, scale: Tensor) -> dict[str, Tensor]:
+    """State of what this rank has of both."""
+    return {
+        f"{name}.{key}": _as_parameter(parameter, value, value.shape[-1] * _cuts(parameter))
+        for key, value in (("codes", codes), ("scale", scale))
+    }
+
+
+def _as_parameter(parameter: Tensor, values: Tensor, length: int) -> Tensor:
+    """A tensor with rows of this length, which is cut over ranks as the parameter is."""
+    values = values.contiguous()
+    if not isinstance(parameter, DTensor):
+        return values
+    shape = torch.Size((*parameter.shape[:-1], length))
+    stride, layout = torch.empty(shape, device="meta").stride(), parameter.placements
+    return DTensor.from_local(
+        values, parameter.device_mesh, layout, run_check=False, shape=shape, stride=stride
+    )
+
+
+def _columns(parameter: Tensor) -> range:
+    """Which values of a row this rank has."""
+    indices = owned(parameter)[-1]
+    return range(int(indices[0]), int(indices[-1]) + 1) if len(indices) else range(0)
+
+
+def _cuts(parameter: Tensor) -> int:
+    """Into how many parts the rows of a parameter are cut."""
+    if not isinstance(parameter, DTensor):
+        return 1
+    places, last = enumerate(parameter.placements), parameter.ndim - 1
+    sizes = [parameter.device_mesh.size(axis) for axis, one in places if cut_dim(one) == last]
+    return math.prod(sizes)
+
+
+def _kind_of(dtype: torch.dtype, packed: int) -> str:
+    """The format that codes are in."""
+    is_of = {(DTYPES[kind], CODES_IN_BYTE[kind]): kind for kind in DTYPES}
+    return is_of[dtype, packed]
+
+
+def _of_columns(values: Tensor, columns: range, each: int) -> Tensor:
+    """Of rows with an entry for `each` columns those of these columns, if there are more."""
+    if values.shape[-1] * each == len(columns):
+        return values
+    return values[..., columns.start // each : columns.stop // each]

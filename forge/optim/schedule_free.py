@@ -1,0 +1,104 @@
+"""Schedule-free AdamW: weights that are read are a mean of those that steps are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.config.optimizers import ScheduleFreeAdamW as ScheduleFreeAdamWConfig
+from forge.optim.elementwise import Elementwise, Part, correction, count_of, foreach
+from forge.owned import local
+
+
+def schedule_free_adamw(
+    section: ScheduleFreeAdamWConfig, *, params: list[dict[str, Any]]
+) -> ScheduleFreeAdamW:
+    """Schedule-free AdamW as its section has it."""
+    return ScheduleFreeAdamW(
+        params,
+        lr=section.lr,
+        betas=section.betas,
+        eps=section.eps,
+        warmup_steps=section.schedule_free_warmup_steps,
+        weight_decay=section.weight_decay,
+    )
+
+
+class ScheduleFreeAdamW(Elementwise):
+    """Algorithm 1 of arXiv:2405.15682, in update t = 1, 2, ..., with gradients g taken at y:
+
+    rate = lr * min(1, t / warmup_steps) * sqrt(1 - beta2**t)
+    v <- beta2 * v + (1 - beta2) * g**2
+    z <- z - rate * (g / (sqrt(v) + eps) + weight_decay * y)
+    x <- (1 - c) * x + c * z,  c = rate**2 / (sum of rate**2 so far)
+    y <- (1 - beta1) * z + beta1 * x
+
+    The weights of the model are y, in eval mode x, which is not kept: it is on the line through y
+    and z, so beta1 is not 0. While lr is 0 nothing moves.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Any],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        warmup_steps: int = 0,
+        weight_decay: float = 0.0,
+    ) -> None:
+        options = {"betas": tuple(map(float, betas)), "eps": eps, "warmup_steps": warmup_steps}
+        super().__init__(groups, lr=lr, weight_decay=weight_decay, **options)
+
+    def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        return {
+            "step": count_of(parameter),
+            "weight_sum": torch.zeros((), dtype=torch.float64, device=parameter.device),
+            "z": parameter.detach().clone(),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+
+    def update(self, group: dict[str, Any], part: Part) -> None:
+        (beta1, beta2), counts = group["betas"], part.count()
+        rates = part.times(group["lr"]) * correction(counts, beta2).sqrt()
+        if group["warmup_steps"]:
+            rates = rates * (counts / group["warmup_steps"]).clamp(max=1)
+        sums = part.state("weight_sum")
+        foreach._foreach_add_(sums, [*rates.square().unbind()])
+        total = torch.stack(sums).clamp(min=torch.finfo(torch.float64).tiny)  # 0 while lr is 0
+        shares = (rates.square() / total).to(rates.dtype)
+        z, second = part.state("z"), part.state("exp_avg_sq")
+        squares = part.unless_skipped(foreach._foreach_mul(part.gradients, part.gradients), second)
+        foreach._foreach_lerp_(second, squares, 1 - beta2)
+        roots = foreach._foreach_sqrt(second)
+        foreach._foreach_add_(roots, group["eps"])
+        zeros = [torch.zeros_like(gradient) for gradient in part.gradients]
+        steps = foreach._foreach_div(part.unless_skipped(part.gradients, zeros), roots)
+        if group["weight_decay"]:
+            foreach._foreach_add_(steps, part.weights, alpha=group["weight_decay"])
+        foreach._foreach_mul_(steps, [*rates.unbind()])
+        # x put into y, so that it need not be made: y moves by c towards z, and with the new z.
+        foreach._foreach_lerp_(part.weights, z, [*shares.unbind()])
+        foreach._foreach_sub_(z, steps)
+        foreach._foreach_mul_(steps, [*(1 - beta1 * (1 - shares)).unbind()])
+        foreach._foreach_sub_(part.weights, steps)
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """x in place of y, whose bits are kept for `train`."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state.get(parameter, {})
+                if "z" in state and "y" not in state:
+                    state["y"] = parameter.detach().clone()
+                    local(parameter).lerp_(local(state["z"]), 1 - 1 / group["betas"][0])
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """y in place again."""
+        for parameter, state in self.state.items():
+            if "y" in state:
+                parameter.copy_(state.pop("y"))

@@ -1,0 +1,65 @@
+"""SGD with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.config.optimizers import SGD as SGDConfig
+from forge.optim.elementwise import Elementwise, Part, descend, foreach
+
+
+def sgd(section: SGDConfig, *, params: list[dict[str, Any]]) -> SGD:
+    """SGD as its section has it."""
+    return SGD(
+        params,
+        lr=section.lr,
+        momentum=section.momentum,
+        nesterov=section.nesterov,
+        weight_decay=section.weight_decay,
+        cautious=section.cautious,
+    )
+
+
+class SGD(Elementwise):
+    """torch.optim.SGD but for the decay of weights, which is decoupled from the gradient here as in
+    every optimizer of forge (SGDW, arXiv:1711.05101, algorithm 1):
+
+    m <- momentum * m + g;  u = g + momentum * m if nesterov else m
+    w <- w - lr * (u + weight_decay * w)
+
+    Without momentum there is no state, and u = g.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[Any],
+        *,
+        lr: float,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        cautious: bool = False,
+    ) -> None:
+        options = {"momentum": momentum, "nesterov": nesterov}
+        super().__init__(groups, lr=lr, weight_decay=weight_decay, cautious=cautious, **options)
+
+    def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
+
+    def update(self, group: dict[str, Any], part: Part) -> None:
+        # Of the update that is skipped a gradient of 0 is left, which a rate of 0 makes nothing of.
+        zeros = [torch.zeros_like(gradient) for gradient in part.gradients]
+        updates = part.unless_skipped(foreach._foreach_mul(part.gradients, 1.0), zeros)
+        if group["momentum"]:
+            momenta, beta = part.state("momentum_buffer"), group["momentum"]
+            gradients = updates
+            foreach._foreach_mul_(momenta, 1 - part.times(1 - beta))
+            foreach._foreach_add_(momenta, gradients)
+            updates = foreach._foreach_mul(momenta, beta if group["nesterov"] else 1.0)
+            if group["nesterov"]:
+                foreach._foreach_add_(updates, gradients)
+        descend(group, part, updates)

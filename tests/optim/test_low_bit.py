@@ -1,0 +1,56 @@
+"""AdamW with moments of 8 and 4 bits against torchao's own, and in checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchao.optim import AdamW4bit, AdamW8bit, AdamWFp8
+from updates import RATES, set_gradients
+
+from forge.optim.low_bit import LowBitAdamW
+
+THEIRS = {"8bit": AdamW8bit, "4bit": AdamW4bit, "fp8": AdamWFp8}
+OPTIONS = {"lr": 1.0, "betas": (0.8, 0.95), "eps": 1e-3}
+SHAPES = [(16, 256), (3, 8, 512), (4, 64), (5000,)]
+"""Two whose rows are whole blocks, a small one, and a vector."""
+
+
+def parameters_of(shapes=SHAPES):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+
+def as_groups(parameters):
+    return [
+        {"params": parameters[:2], "weight_decay": 0.2},
+        {"params": parameters[2:], "weight_decay": 0.0},
+    ]
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_updates_and_codes_are_those_of_torchao(kind):
+    """Where rows are whole blocks; theirs are called uncompiled, see torch_2.13 facts."""
+    ours, theirs = parameters_of(), parameters_of()
+    optimizer = LowBitAdamW(as_groups(ours), **OPTIONS, state_format=kind)
+    reference = THEIRS[kind](as_groups(theirs), **OPTIONS)
+    for step, rate in enumerate(RATES):
+        for parameters in (ours, theirs):
+            set_gradients(parameters, step)
+        for group, their_group in zip(optimizer.param_groups, reference.param_groups, strict=True):
+            group["lr"] = float(rate)
+            their_group["lr"].fill_(rate)
+        optimizer.step()
+        with torch.compiler.set_stance("force_eager"):
+            reference.step()
+    assert all(map(torch.equal, ours, theirs))
+    for index, (parameter, other) in enumerate(zip(ours, theirs, strict=True)):
+        state, their_state = optimizer.state[parameter], reference.state[other]
+        for name in ("exp_avg", "exp_avg_sq"):
+            if index < 2:
+                assert torch.equal(
+                    state[f"{name}.codes"].view(torch.uint8).flatten(),
+                    their_state[name].codes.view(torch.uint8).flatten(),
+                )
+                assert torch.equal(state[f"{name}.scale"].flatten(), their_state[name].scale)
+            elif index == 2:
+                assert torch.equal(state[name], their_state[name])

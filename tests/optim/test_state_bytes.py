@@ -1,0 +1,37 @@
+"""The state that an optimizer is said to keep against that it has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forge.build import build
+from forge.config.optimizer import AdamW, Lion
+from forge.config.optimizers import SGD, AdamPax, AdamWLowBit, ScheduleFreeAdamW
+
+SECTIONS = [
+    AdamW(),
+    AdamW(mu_dtype="bf16"),
+    AdamW(mu_dtype="bf16", nu_dtype="bf16"),
+    AdamPax(),
+    Lion(),
+    SGD(),
+    SGD(momentum=0.9),
+    ScheduleFreeAdamW(),
+    *(AdamWLowBit(state_format=kind) for kind in ("8bit", "4bit", "fp8")),
+]
+SHAPES = [(300, 384), (64, 1376), (128, 4096), (63, 64), (100, 50), (384,), (8, 64, 96)]
+"""Blocks of 128, 32 and 256 values; too few; rows that do not divide; a vector; experts."""
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=repr)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_state_has_the_bytes_that_are_planned(section, shape):
+    parameter = torch.nn.Parameter(torch.randn(shape))
+    optimizer = build(section, path="optimizer", params=[{"params": [parameter]}])
+    parameter.grad = torch.randn(shape)
+    optimizer.step()
+    state = optimizer.state[parameter]
+    counters = ("step", "weight_sum")
+    held = sum(value.nbytes for key, value in state.items() if key not in counters)
+    assert section.state_bytes(shape) == held

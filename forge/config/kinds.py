@@ -16,7 +16,7 @@ DEFAULT = "default"
 OF_ALL_LAYERS = (
     *("_target_", "vocab_size", "pad_vocab_to", "max_seq_len", "dim", "n_layers", "moe"),
     *("tie_embeddings", "embedding_multiplier", "init_std", "init_scale_residual"),
-    *("layers", "kinds"),
+    *("layers", "kinds", "document_attention"),
 )
 """Options of the model that no kind of layer overrides."""
 

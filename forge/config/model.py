@@ -31,6 +31,9 @@ YARN = Condition(
     lambda config, ranks: config.model.stretches == "yarn",
     "without rotary positions of model.rope_type=yarn",
 )
+PACKED = Condition(
+    lambda config, ranks: config.data.pack_sequences, "without data.pack_sequences=true"
+)
 PLACEMENTS = ("pre", "post", "both")
 
 
@@ -150,6 +153,14 @@ class Decoder(Model):
         "auto",
         "kernel of scaled dot-product attention",
         choices=("auto", "flash", "efficient", "cudnn", "math"),
+    )
+    document_attention: str = opt(
+        "auto",
+        "how documents that share a row are kept apart: by a mask of seq_len^2, or by "
+        "flex_attention, which passes over blocks of them; auto = flex where a compiled run on a "
+        "GPU can",
+        choices=("auto", "mask", "flex"),
+        acts_when=PACKED,
     )
     mixer: Mixer = field(
         default_factory=Attention, metadata={"help": "how tokens learn of those before them"}

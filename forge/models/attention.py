@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
+from forge.models.documents import Seen
 from forge.models.norm import make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import causal_attention
@@ -34,7 +35,7 @@ class Attention(nn.Module):
         x: Tensor,
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
-        *seen: Tensor,
+        *seen: Seen,
     ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the tokens before these."""
         return self.wo(self.heads(x, rotation, cache, *seen))
@@ -44,7 +45,7 @@ class Attention(nn.Module):
         x: Tensor,
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
-        *seen: Tensor,
+        *seen: Seen,
     ) -> Tensor:
         """x: [batch, seq, dim] -> what all heads give, [batch, seq, heads * head_dim]."""
         batch, seq, _ = x.shape
@@ -57,7 +58,7 @@ class Attention(nn.Module):
         heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)), *seen)
         return heads.transpose(1, 2).reshape(batch, seq, -1)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Seen | None = None) -> Tensor:
         """q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, keys, head_dim] -> as q.
 
         With more keys than queries these are of the last tokens. seen: as of `causal_attention`.

@@ -14,7 +14,7 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import is_moe_layer
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache
-from forge.models.documents import Packed, as_scores, packed
+from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks
 from forge.models.moe import MoE
 from forge.models.norm import make_norm
 from forge.models.rope import RotaryTable, Rotation
@@ -49,10 +49,10 @@ class Block(nn.Module):
         x: Tensor,
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
-        *seen: Tensor,
+        *seen: Seen,
     ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]. seen: what attention sees of rows that
-        documents share, `forge.models.documents.as_scores`; a mixer gets it where there is any.
+        documents share, `forge.models.documents`; a mixer gets it where there is any.
         """
         before, after = self.attention_norm, self.attention_post_norm
         y = self.attention(self._entering(x, before, after), rotation, cache, *seen)
@@ -86,10 +86,13 @@ class Decoder(Balanced, nn.Module):
 
     A stage takes hidden states instead of tokens, or gives them, or both. Weights are torch's
     defaults until `forge.models.init.init_weights`. residual_dtype: of hidden states between
-    layers; null = that of the embeddings.
+    layers; null = that of the embeddings. in_blocks: whether documents that share rows are kept
+    apart in blocks, which layers take that hand to `causal_attention` what they are given; else by
+    masks.
     """
 
     residual_dtype: torch.dtype | None = None
+    in_blocks: bool = False
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
@@ -141,6 +144,8 @@ class Decoder(Balanced, nn.Module):
 
     def packed(self, documents: Tensor) -> Packed:
         """What is here of rows that several documents share, [batch, seq]."""
+        if self.in_blocks:
+            return packed_in_blocks(documents, self.windows.values())
         here = torch.arange(documents.shape[1], device=documents.device)
         return packed(documents, self.windows.values(), tokens=here, queries=here)
 
@@ -148,7 +153,10 @@ class Decoder(Balanced, nn.Module):
         x = self.embed(tokens, 0, rows.positions) if self.reads_tokens else tokens
         at: Any = {kind: table.at for kind, table in self.rotary.items()}
         rotations = {kind: rotation(rows.positions) for kind, rotation in at.items()}
-        seen = {window: as_scores(each, x.dtype) for window, each in rows.seen.items()}
+        seen = {
+            window: as_scores(each, x.dtype) if isinstance(each, Tensor) else each
+            for window, each in rows.seen.items()
+        }
         for layer, block in self.blocks.items():
             kind = self.kinds[int(layer)]
             x = block(x, rotations.get(kind), None, seen[self.windows[kind]])

@@ -1,21 +1,31 @@
-"""Documents that share a row: each is read as if it were alone."""
+"""Documents that share a row: each is read as if it were alone.
+
+What is seen is a mask, or blocks of queries and keys for torch's flex_attention (arXiv:2412.05496),
+which passes over those that have nothing to see.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+BLOCK = 128  # queries and keys of a block
+
+
+Seen = Tensor | BlockMask
 
 
 class Packed(NamedTuple):
     """positions: of the tokens here in their documents, [batch, seq]. seen: which keys the queries
-    here see, bool [batch, 1, queries, keys], by the window of a layer; 0 = no window.
+    here see, by the window of a layer, 0 = no window; bool [batch, 1, queries, keys], or blocks.
     """
 
     positions: Tensor
-    seen: dict[int, Tensor]
+    seen: Mapping[int, Seen]
 
 
 def packed(documents: Tensor, windows: Iterable[int], *, tokens: Tensor, queries: Tensor) -> Packed:
@@ -23,13 +33,10 @@ def packed(documents: Tensor, windows: Iterable[int], *, tokens: Tensor, queries
     falls. tokens: which of them are here, [n]; queries: which of them attend here, to all keys.
     """
     keys = torch.arange(documents.shape[1], device=documents.device)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    positions = keys - torch.where(begins, keys, 0).cummax(1).values
     behind = queries[:, None] - keys
     seen = (documents[:, queries, None] == documents[:, None]) & (behind >= 0)
     return Packed(
-        positions=positions[:, tokens],
+        positions=positions_in(documents)[:, tokens],
         seen={
             window: (seen & (behind < window) if window else seen).unsqueeze(1)
             for window in sorted(set(windows))
@@ -42,3 +49,65 @@ def as_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
     booleans, and keeps one for each layer.
     """
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
+
+
+def packed_in_blocks(documents: Tensor, windows: Iterable[int]) -> Packed:
+    """The same of whole rows, in blocks."""
+    blocks = {window: blocks_of(documents, window) for window in sorted(set(windows))}
+    return Packed(positions=positions_in(documents), seen=blocks)
+
+
+def positions_in(documents: Tensor) -> Tensor:
+    """Of each token in its document, [batch, seq]."""
+    places = torch.arange(documents.shape[1], device=documents.device)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places - torch.where(begins, places, 0).cummax(1).values
+
+
+def blocks_of(documents: Tensor, window: int) -> BlockMask:
+    """Which blocks of keys each block of queries sees in part, and which in full.
+
+    Numbers of documents never fall, so that the nearest pair of two blocks tells whether anything
+    is seen, and the farthest whether all is: neither time nor memory grows with seq^2.
+    """
+    seq, device = documents.shape[1], documents.device
+    first = torch.arange(0, seq, BLOCK, device=device)
+    last = (first + BLOCK).clamp(max=seq) - 1
+
+    def seen(queries: Tensor, keys: Tensor) -> Tensor:
+        """Of one query of each block and one key of each, [batch, 1, blocks, blocks]."""
+        same = documents[:, queries, None] == documents[:, None, keys]
+        near = queries[:, None] - keys < window if window else torch.ones_like(same)
+        return (same & near).unsqueeze(1)
+
+    before = first[:, None] > first  # blocks of keys that are all behind those of queries
+    own = torch.eye(len(first), dtype=torch.bool, device=device)
+    # A last block of fewer queries is not taken for full, as torch's own masks are not.
+    full = seen(last, first) & before & (last - first == BLOCK - 1)[:, None]
+    partly = (seen(first, last) & before | own) & ~full
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        found = (documents[batch, query] == documents[batch, key]) & (query >= key)
+        return found & (query - key < window) if window else found
+
+    return BlockMask.from_kv_blocks(
+        *_listed(partly), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(seq, seq)
+    )
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of each row there are, and their numbers before all others: int32."""
+    order = blocks.int().sort(dim=-1, descending=True, stable=True).indices
+    return blocks.sum(-1, dtype=torch.int32), order.int()
+
+
+def attend_in_blocks(
+    q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, scale: float | None
+) -> Tensor:
+    """q, k, v as of `causal_attention`, of whole rows. It is a kernel where it is compiled."""
+    if torch.is_autocast_enabled(q.device.type):  # which this kernel does not know
+        width = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(width), k.to(width), v.to(width)
+    attend: Any = flex_attention  # which gives one tensor, unless it is asked for more
+    return attend(q, k, v, block_mask=blocks, scale=scale, enable_gqa=q.shape[1] != k.shape[1])

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask
+
+from forge.models.documents import Seen, attend_in_blocks
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -34,18 +37,20 @@ def causal_attention(
     *,
     window: int = 0,
     scale: float | None = None,
-    seen: Tensor | None = None,
+    seen: Seen | None = None,
 ) -> Tensor:
     """q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq, head_dim].
 
     Query i sees keys 0 to past + i, or the last `window` of these; k and v may have fewer heads
     (GQA, arXiv:2305.13245), and v a width of its own, which is the result's. scale: of the scores;
     null = 1 / sqrt(head_dim). seen: says instead which keys each query sees, the window too, by
-    what is added to scores, 0 or -inf: [batch, 1, seq, keys].
+    what is added to scores, 0 or -inf: [batch, 1, seq, keys]; or by blocks of whole rows.
 
     Several queries after a past get a GPU's flash kernel where it fits and `backend` allows it,
     else a mask and the kernel that torch chooses, whatever `backend` is; so does a window.
     """
+    if isinstance(seen, BlockMask):
+        return attend_in_blocks(q, k, v, seen, scale)
     seq, keys = q.shape[2], k.shape[2]
     more: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": scale}
     masked = seen is not None or 0 < window < keys

@@ -23,6 +23,7 @@ SAVED_BY_SELECTIVE = [
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.higher_order.flex_attention,
     # Experts: most of the FLOPs of a block that has them.
     aten._grouped_mm.default,
     torch.ops.forge.looped_mm.default,

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from forge.build import build
+from forge.config.document_attention import in_blocks
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
@@ -61,6 +62,8 @@ def apply(
                 spread_context(part, config, mesh)  # type: ignore[arg-type]
         for name, entry in config.techniques.items():
             build(entry, path=f"techniques.{name}", trust=config.run.trust)(part, config, mesh)
+        if isinstance(part, Decoder):
+            part.in_blocks = in_blocks(config, device.type)
         if device.type == "cuda":
             for layer in [module for module in part.modules() if isinstance(module, Experts)]:
                 layer.choose_kernel(torch.cuda.get_device_capability(device))

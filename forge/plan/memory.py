@@ -14,6 +14,7 @@ from typing import Any
 
 from forge.config import param_groups
 from forge.config.activations import FP32, Numbers
+from forge.config.document_attention import in_blocks
 from forge.config.model import Decoder, Kind
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
@@ -81,7 +82,7 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         seq_len=train.seq_len,
         tp=parallel.tp,
         cuda=config.run.device == "cuda",
-        masked=config.data.pack_sequences,
+        masked=config.data.pack_sequences and not in_blocks(config, config.run.device),
     )
     rows = _rows_of_token(config, model, sequences)
     blocks = [
@@ -144,7 +145,8 @@ def _of_documents(config: Config, model: Decoder, share: _Share, residual: int) 
     """Bytes a token of what layers share to keep documents apart: masks and rotations."""
     parallel, kinds = config.parallel, {kind.name for kind in share.kinds}
     layers = [model.of_kind(kind) for kind in kinds]
-    windows = {layer.sliding_window_size for layer in layers}
+    blocks = in_blocks(config, config.run.device)  # which take next to nothing
+    windows = set() if blocks else {layer.sliding_window_size for layer in layers}
     queries = parallel.cp if parallel.cp_method == "ulysses" else 1
     rotary = [layer.rotary_dim for layer in layers if layer.position == "rope"]
     return len(windows) * queries * residual * config.train.seq_len + 2 * FP32 * sum(rotary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -221,3 +222,19 @@ def test_the_chunk_is_that_of_the_loss(config: Callable[..., Config], vocab: int
     )
     rows, tokens = auto_chunk_size(vocab=vocab, dim=dim), 512 * SEQ
     assert memory_by_part(chosen)["logits"] == 4 * vocab * rows + 4 * dim * (tokens + vocab)
+
+
+def test_blocks_of_documents_take_no_mask(config: Callable[..., Config]) -> None:
+    """On a GPU that compiles; but what positions of documents take is shared by layers too."""
+    options = ["data.pack_sequences=true", "train.compile_model=true", "precision=bf16"]
+    of = {}
+    for way in ("mask", "flex", "auto"):
+        chosen = copy.deepcopy(config(*options, n_kv_heads=1, head_dim=16))
+        chosen.thaw()
+        chosen.run.device, chosen.model.document_attention = "cuda", way  # type: ignore[union-attr]
+        of[way] = memory_by_part(chosen)
+    assert of["auto"] == of["flex"]
+    key, shared = "masks of documents", BATCH * SEQ * SEQ  # by layers of one window
+    assert of["mask"][key] - of["flex"][key] == 2 * shared
+    assert of["flex"][key] == BATCH * SEQ * 2 * 4 * 16  # cosines and sines
+    assert of["mask"]["activations"] > of["flex"]["activations"]

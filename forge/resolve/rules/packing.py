@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from forge.config.data import Data
+from forge.config.document_attention import why_not
 from forge.config.model import Decoder, Model
 from forge.config.objective import Objective
+from forge.config.parallel import Parallel
 from forge.config.rule import Findings, rule
 from forge.config.tokenizer import Tokenizer
+from forge.config.train import Train
+from forge.plan.world import World
 
 OPTION = "data.pack_sequences"
 WITHOUT_MASK = ("flash", "cudnn")
@@ -43,6 +47,25 @@ def pack_kernel(data: Data, model: Decoder) -> Findings:
     """
     if data.pack_sequences and model.sdpa_backend in WITHOUT_MASK:
         yield "model.sdpa_backend", "model.sdpa_backend=auto"
+
+
+@rule(
+    "model.document_attention",
+    "model.document_attention",
+    OPTION,
+    "model.mixer",
+    "parallel.cp",
+    "train.compile_model",
+    "train.compile_backend",
+)
+def document_attention(
+    data: Data, model: Decoder, parallel: Parallel, train: Train, world: World
+) -> Findings:
+    """flex_attention, which model.document_attention=flex asks for, must run there."""
+    asked = data.pack_sequences and model.document_attention == "flex"
+    if asked and (what := why_not(model, parallel, train, world.device)):
+        fix = "model.document_attention=auto"
+        yield "model.document_attention", f"flex_attention does not run: {what}.", fix
 
 
 @rule("data.packing", "data.packing", "data.max_segments_per_seq", OPTION)

@@ -16,6 +16,9 @@ class Metrics(Section):
     all_free = True
 
     log_interval: int = opt(10, "log every N steps", gt=0)
+    norms_by_role: bool = opt(
+        False, "log norms of weights, gradients and updates of embeddings, matrices, norms, ..."
+    )
     enable_console: bool = opt(True, "progress bar and log lines on the terminal")
     enable_tensorboard: bool = opt(False, "write TensorBoard event files")
     tensorboard_dir: str = opt("tb_logs", "directory of the event files, inside the run directory")

@@ -13,6 +13,9 @@ RECOMPUTED = Condition(
     "with train.activation_checkpointing=none",
 )
 GROWS = Condition(lambda config, ranks: config.train.rampup_start > 0, "with train.rampup_start=0")
+SKIPS = Condition(
+    lambda config, ranks: config.train.skip_step_on_spikes, "with train.skip_step_on_spikes=false"
+)
 FEW, AT_ONCE = 4, 2
 """Sequences that train.batch_size=-1 takes in a step, over all ranks, and in a micro-batch.
 
@@ -49,6 +52,18 @@ class Train(Section):
     )
     max_time: float = opt(0.0, "stop after this many minutes of training; 0 = off", ge=0, free=True)
     grad_clip_norm: float = opt(1.0, "clip the global gradient norm to this; 0 = off", ge=0)
+    grad_clip_value: float = opt(
+        0.0, "then clip each value of the gradient to plus and minus this; 0 = off", ge=0
+    )
+    skip_step_on_spikes: bool = opt(
+        False, "skip updates whose loss or gradient norm is a spike among the last steps"
+    )
+    skip_step_interval: int = opt(
+        128, "steps over which mean and deviation are taken", gt=1, acts_when=SKIPS
+    )
+    skip_step_scaling_factor: float = opt(
+        6.0, "deviations above the mean from which it is a spike", gt=0, acts_when=SKIPS
+    )
     max_bad_steps: int = opt(
         10, "stop after this many non-finite steps in a row; 0 = never", ge=0, free=True
     )

@@ -28,18 +28,9 @@ def clip(
     not being a copy of another stage's.
     """
     found = [(name, p.grad) for name, p in named if p.grad is not None]
-    own = [
-        local(gradient)
-        for name, gradient in found
-        if not spread or (counted(name) and _is_first_copy(gradient))
-    ]
     like = local(found[0][1]) if found else torch.zeros(())
     sums = torch.full((2,), also, dtype=torch.float64, device=like.device)  # of squares, and `also`
-    # In fp64: sums in fp32 depend on how a tensor is cut, by 1e-4 on a CPU (torch 2.13).
-    sums[0] = 0.0
-    if own:
-        norms = torch._foreach_norm(own, 2, torch.float64)  # type: ignore[arg-type]
-        sums[0] = torch.stack(norms).square().sum()
+    sums[0] = squares(found, counted=counted, spread=spread, device=like.device)
     if spread:
         dist.all_reduce(sums)
     norm = sums[0].sqrt().to(like.dtype)
@@ -49,6 +40,36 @@ def clip(
         gradients = [local(gradient) for _, gradient in found]
         torch._foreach_mul_(gradients, factor)  # type: ignore[attr-defined]
     return norm, sums[1]
+
+
+def clip_values(gradients: Iterable[Tensor], largest: float) -> None:
+    """Bring every value into [-largest, largest], in place."""
+    own = [local(gradient) for gradient in gradients]
+    if own:
+        torch._foreach_clamp_min_(own, -largest)  # type: ignore[attr-defined]
+        torch._foreach_clamp_max_(own, largest)  # type: ignore[attr-defined]
+
+
+def squares(
+    named: Iterable[tuple[str, Tensor]],
+    *,
+    counted: Callable[[str], bool],
+    spread: bool,
+    device: torch.device,
+) -> Tensor:
+    """The sum of squares of what this rank has of tensors as the first of its copies, see `clip`.
+
+    In fp64: sums in fp32 depend on how a tensor is cut, by 1e-4 on a CPU (torch 2.13).
+    """
+    own = [
+        local(values)
+        for name, values in named
+        if not spread or (counted(name) and _is_first_copy(values))
+    ]
+    if not own:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms = torch._foreach_norm(own, 2, torch.float64)  # type: ignore[arg-type]
+    return torch.stack(norms).square().sum()
 
 
 def _is_first_copy(gradient: Tensor) -> bool:

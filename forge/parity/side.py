@@ -75,6 +75,7 @@ def measure(
         device=device,
         scaler=loss_scaler(config.precision, device),
         clip_norm=config.train.grad_clip_norm,
+        clip_value=config.train.grad_clip_value,
         ranks=ranks,
         reduce_each=config.parallel.reduce_gradients == "micro_batch",
     )

@@ -11,9 +11,11 @@ from forge.training.data import derived_file, how_streamed, train_loader
 from forge.training.entries import build_entries
 from forge.training.loop import Loop
 from forge.training.metrics import Logger
+from forge.training.norms import Norms
 from forge.training.process import say
 from forge.training.saving import Saving
 from forge.training.session import Session
+from forge.training.spikes import Spikes
 from forge.training.start import begin, choose
 from forge.training.step import Update
 from forge.training.stopping import Agreement, BadSteps, HealthCheck, StopVote, TimeLimit
@@ -26,6 +28,7 @@ def build(session: Session) -> Loop:
     loader = train_loader(config, session.prepared.train, session.objective, ranks, session.device)
     for line in how_streamed(config, session.prepared.train, ranks.batch[1]):
         say(line)
+    spikes = Spikes(session) if Spikes.wanted(session) else None
     update = Update(
         model=session.model,
         objective=session.objective,
@@ -34,6 +37,8 @@ def build(session: Session) -> Loop:
         device=session.device,
         scaler=session.scaler,
         clip_norm=config.train.grad_clip_norm,
+        clip_value=config.train.grad_clip_value,
+        spikes=spikes,
         ranks=ranks,
         max_steps=config.train.max_steps,
         reduce_each=config.parallel.reduce_gradients == "micro_batch",
@@ -54,7 +59,10 @@ def build(session: Session) -> Loop:
         update=update,
         loader=loader,
         trackers=trackers,
-        callbacks=in_order(session, entries, checkpointer, votes=votes),
+        callbacks=[
+            *([spikes] if spikes else []),
+            *in_order(session, entries, checkpointer, votes=votes),
+        ],
         votes=votes,
     )
     begin(start, checkpointer, loop)
@@ -73,7 +81,7 @@ def in_order(
     def wanted(*kinds: type[Callback]) -> list[Callback]:
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
-    found = [session.signals, *wanted(Agreement, BadSteps, Logger, TimeLimit)]
+    found = [session.signals, *wanted(Agreement, BadSteps, Logger, Norms, TimeLimit)]
     found += [*entries, *wanted(HealthCheck)]
     if votes:
         found.append(StopVote(session))

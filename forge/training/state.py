@@ -16,8 +16,8 @@ class TrainState:
     """Updates, sequences and target tokens that were trained on, over all ranks.
 
     skipped: updates that were skipped, which `step` counts too; bad_in_a_row: how many of them end
-    at `step`. Both are up to date after `count_skipped`. bad: those not reported yet: the step, and
-    what was not finite.
+    at `step` that were not finite. Both are up to date after `count_skipped`. bad, spikes: those
+    not reported yet: the step, and what was not finite, or what is told of the spike.
     """
 
     step: int = 0
@@ -26,6 +26,7 @@ class TrainState:
     skipped: int = 0
     bad_in_a_row: int = 0
     bad: list[tuple[int, str]] = field(default_factory=list, init=False)
+    spikes: list[tuple[int, str]] = field(default_factory=list, init=False)
     unread: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
 
     def record(self, output: StepOutput) -> None:
@@ -39,9 +40,12 @@ class TrainState:
         unread, self.unread = self.unread, []
         flags = torch.stack([output.skipped for _, output in unread]).tolist()
         for (step, output), skipped in zip(unread, flags, strict=True):
+            self.skipped += skipped
+            if skipped and output.judged is not None and output.judged.spikes.any():
+                self.spikes.append((step, output.judged.told()))
+                skipped = False
             self.bad_in_a_row = self.bad_in_a_row + 1 if skipped else 0
             if skipped:
-                self.skipped += 1
                 what = "gradient norm" if math.isfinite(output.loss.item()) else "loss"
                 self.bad.append((step, what))
 

@@ -1,4 +1,6 @@
-"""One optimizer update: gradients, clip, step; or no step where loss or gradient is not finite."""
+"""One optimizer update: gradients, clip, step; or no step where loss or gradient is not finite, or
+a spike.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from torch import Tensor, nn
 from forge.data.loader import Step
 from forge.objectives.objective import Objective
 from forge.optim.learning_rate import LearningRate
-from forge.parallel.gradients import clip
+from forge.parallel.gradients import clip, clip_values
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.backward import Backward
 from forge.training.skipping import skips_on_device, step_unless
+from forge.training.spikes import Judged, Spikes
 from forge.training.step_modules import StepModules
 
 
@@ -24,9 +27,10 @@ class StepOutput:
     """What one update gives, still on the device.
 
     loss: what was minimised, per target token of the step. grad_norm: global L2 norm before
-    clipping. skipped: bool, whether weights and optimizer were left as they were because one of the
-    two is not finite. sums: sums over target tokens, by name. means: other values of the step, by
-    name. requests: number of ranks with a request (`forge.training.stopping`).
+    clipping. skipped: bool, whether weights and optimizer were left as they were, because one of
+    the two is not finite or, as `judged` has it, a spike. sums: sums over target tokens, by name.
+    means: other values of the step, by name. requests: number of ranks with a request
+    (`forge.training.stopping`).
     """
 
     n_tokens: int
@@ -36,6 +40,7 @@ class StepOutput:
     loss: Tensor
     grad_norm: Tensor
     skipped: Tensor
+    judged: Judged | None = None
     sums: dict[str, Tensor] = field(default_factory=dict)
     means: dict[str, Tensor] = field(default_factory=dict)
     requests: Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -55,16 +60,20 @@ class Update:
         schedule: Callable[[int], float],
         device: torch.device,
         clip_norm: float,
+        clip_value: float = 0.0,
+        spikes: Spikes | None = None,
         scaler: torch.amp.GradScaler | None = None,
         ranks: Ranks | None = None,
         max_steps: int = 1,
         reduce_each: bool = False,
     ) -> None:
-        """scaler: of losses, in fp16. max_steps: of the run, for what modules schedule over it.
-        reduce_each: see `Backward`.
+        """clip_norm: of the whole gradient; clip_value: of each of its values then; 0 = none.
+        spikes: judges which steps are skipped. scaler: of losses, in fp16. max_steps: of the run,
+        for what modules schedule over it. reduce_each: see `Backward`.
         """
         self.model, self.optimizer, self.device = model, optimizer, device
-        self.clip_norm, self.ranks = clip_norm, ranks or Ranks()
+        self.clip_norm, self.clip_value, self.spikes = clip_norm, clip_value, spikes
+        self.ranks = ranks or Ranks()
         self.learning_rate = LearningRate(optimizer, schedule)
         self.scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
         self.backward = Backward(model, objective, self.scaler, device, self.ranks, reduce_each)
@@ -96,7 +105,12 @@ class Update:
         grad_norm, requests = clip(
             self.named, self.clip_norm, counted=self.counted, spread=several, also=also
         )
+        if self.clip_value:
+            gradients = (p.grad for _, p in self.named if p.grad is not None)
+            clip_values(gradients, self.clip_value)
         grad_norm = grad_norm.to(loss.device)
+        judged = self.spikes.judge(loss, grad_norm) if self.spikes else None
+        bad = ~loss.isfinite() | ~grad_norm.isfinite()
         return StepOutput(
             n_tokens=step.n_tokens,
             n_targets=step.n_targets,
@@ -104,7 +118,8 @@ class Update:
             lr=lr,
             loss=loss,
             grad_norm=grad_norm,
-            skipped=~loss.isfinite() | ~grad_norm.isfinite(),
+            skipped=bad if judged is None else bad | judged.spikes.any(),
+            judged=judged,
             sums=sums,
             requests=requests,
         )
@@ -117,5 +132,7 @@ class Update:
             # An overflow is the scaler's business, as long as there is a smaller scale to try.
             output.skipped &= self.scaler.scale(torch.ones_like(output.loss)) < 1
             output.skipped |= ~output.loss.isfinite()
+            if output.judged is not None:
+                output.skipped |= output.judged.spikes.any()
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

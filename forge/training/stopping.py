@@ -148,7 +148,8 @@ class EarlyStopping(Callback):
 
 class BadSteps(Callback):
     """Warns of the first update that was skipped because its loss or gradient is not finite, and
-    stops the run once `train.max_bad_steps` of them are in a row; 0 = never.
+    stops the run once `train.max_bad_steps` of them are in a row; 0 = never. Tells each that was
+    skipped as a spike.
 
     Stands before the callbacks that log and save. On a GPU it looks when metrics are logged and at
     the end alone, since that waits for the device.
@@ -178,6 +179,9 @@ class BadSteps(Callback):
         self._warn(loop)
 
     def _warn(self, loop: Loop) -> None:
+        spikes, loop.state.spikes = loop.state.spikes, []
+        for step, what in spikes:
+            log.warning("step %d is skipped: %s", step, what)
         bad, loop.state.bad = loop.state.bad, []
         if bad and not self.warned:
             self.warned = True

@@ -192,10 +192,12 @@ FORGE = {
             "callback": "Callback",
             "evaluation": "Evaluation",
             "metrics": "Logger",
+            "norms": "Norms",
             "profiling": "Profiler",
             "samples": "Samples",
             "saving": "Saving",
             "signals": "Signals",
+            "spikes": "Spikes",
             "stopping": "Agreement BadSteps EarlyStopping HealthCheck StopVote TimeLimit",
         }.items()
         for name in names.split()

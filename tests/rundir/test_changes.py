@@ -39,8 +39,9 @@ IDENTITY = {
     "max_segments_per_seq mix_temperature overfit_batches pack_sequences packing path phases "
     "prompt_field response_field seed shuffle shuffle_buffer shuffle_seed sources stream_parts "
     "text_field tokens val_documents val_fraction val_from_first validation",
-    "train": "global_batch_size global_batch_tokens grad_clip_norm max_steps rampup_increment "
-    "rampup_samples rampup_start seq_len",
+    "train": "global_batch_size global_batch_tokens grad_clip_norm grad_clip_value max_steps "
+    "rampup_increment rampup_samples rampup_start seq_len skip_step_interval skip_step_on_spikes "
+    "skip_step_scaling_factor",
 }
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "scheduler", "tokenizer"}
 

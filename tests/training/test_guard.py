@@ -127,7 +127,8 @@ def test_what_goes_on_has_no_further_patience_until_a_good_step(bad, reason, tmp
         guard = BadSteps(session)
         for one in steps:
             loop.state.step += 1
-            output = SimpleNamespace(skipped=torch.tensor(one), loss=torch.tensor(1.0))
+            values = {"skipped": torch.tensor(one), "loss": torch.tensor(1.0), "judged": None}
+            output = SimpleNamespace(**values)
             guard.on_step_end(loop, output)
     assert loop.reason == reason
 

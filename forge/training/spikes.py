@@ -1,0 +1,81 @@
+"""Steps whose loss or gradient norm is a spike among those before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forge.training.callback import Callback
+
+if TYPE_CHECKING:
+    from forge.training.session import Session
+
+OF = ("loss", "gradient norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Of a step, still on the device, each [2]: loss and gradient norm, their means and standard
+    deviations over the steps before it, and whether it is a spike.
+    """
+
+    values: Tensor
+    means: Tensor
+    deviations: Tensor
+    spikes: Tensor
+
+    def told(self) -> str:
+        """What is a spike, in words; waits for the device."""
+        rows = zip(OF, *(x.tolist() for x in vars(self).values()), strict=True)
+        return " and ".join(
+            f"its {name} of {value:.4g} is a spike, of {mean:.4g} and a deviation of "
+            f"{deviation:.3g} before it"
+            for name, value, mean, deviation, is_spike in rows
+            if is_spike
+        )
+
+
+class Spikes(Callback):
+    """Which steps are more than `factor` standard deviations above the mean of the `interval` steps
+    before them, as OLMo and MaxText have it; none until there are half as many.
+
+    A spike enters the window too, so that a level that lasts becomes the usual one. What is not
+    finite does not, and a step with it is no spike. The window is part of a checkpoint. Nothing
+    waits for the device.
+    """
+
+    def __init__(self, session: Session) -> None:
+        train = session.config.train
+        self.interval, self.factor = train.skip_step_interval, train.skip_step_scaling_factor
+        # [2, interval], the last ones last; NaN = none yet.
+        self.window = torch.full((2, self.interval), torch.nan, dtype=torch.float64)
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.train.skip_step_on_spikes
+
+    def judge(self, loss: Tensor, grad_norm: Tensor) -> Judged:
+        """Both are of one step, and enter the window."""
+        values = torch.stack([loss.double(), grad_norm.double()])
+        window = self.window.to(values.device)
+        known = window.isfinite()
+        count = known.sum(1)
+        means = window.where(known, 0.0).sum(1) / count.clamp(min=1)
+        squares = (window - means[:, None]).square().where(known, 0.0).sum(1)
+        deviations = (squares / (count - 1).clamp(min=1)).sqrt()
+        judgeable = values.isfinite().all() & (count + 1 >= max(3, self.interval // 2))
+        spikes = judgeable & (values - means > self.factor * deviations)
+        self.window = torch.cat([window[:, 1:], values[:, None]], 1)
+        return Judged(values=values, means=means, deviations=deviations, spikes=spikes)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"window": self.window}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of another interval the last ones are kept."""
+        before = state["window"][:, -self.interval :]
+        self.window = torch.full((2, self.interval), torch.nan, dtype=torch.float64)
+        self.window[:, self.interval - before.shape[1] :] = before

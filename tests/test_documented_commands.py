@@ -13,7 +13,10 @@ from forge.launch.optuna.search import checked
 from forge.launch.sweep.preflight import Preflight
 
 ROOT = Path(__file__).parents[1]
-NAMES = "getting_started concepts how_to layouts launching experts sweeps slurm optuna reports"
+NAMES = (
+    "getting_started concepts how_to layouts launching experts optimizers "
+    "sweeps slurm optuna reports"
+)
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.split())]
 PARTS = {"sweeps.md", "slurm.md", "optuna.md", "reports.md"}  # spans are parts of a command
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")

@@ -15,6 +15,8 @@ OPTIMIZERS = {
     "adamw_bf16": "optimizer=adamw optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16",
     "adam_pax": "optimizer=adam_pax optimizer.eps_root=1e-8 optimizer.cautious=true",
     "lion": "optimizer=lion",
+    "muon": "optimizer=muon",
+    "normuon": "optimizer=normuon optimizer.momentum_start=0.85",
     "sgd": "optimizer=sgd optimizer.nesterov=true",
     "sgd_plain": "optimizer=sgd optimizer.momentum=0",
     "schedule_free": "optimizer=schedule_free_adamw optimizer.schedule_free_warmup_steps=4",
@@ -35,12 +37,12 @@ SAID = {
     "8bit": KINDS["adamw"]
     | {f"{name}.{part}" for name in ("exp_avg", "exp_avg_sq") for part in ("codes", "scale")},
 }
-IN_CI = ("adamw_bf16", "schedule_free", "8bit", "two")
+IN_CI = {"fsdp2 x tp2": ("two",), "fsdp2": ("normuon", "8bit"), "pp2": ("schedule_free",)}
 ALL = [
     pytest.param(
         name,
         layout,
-        marks=[] if name in IN_CI and layout == "fsdp2 x tp2" else [pytest.mark.nightly],
+        marks=[] if name in IN_CI.get(layout, ()) else [pytest.mark.nightly],
     )
     for name in OPTIMIZERS
     for layout in ("fsdp2 x tp2", "single", "fsdp2", "pp2")

@@ -33,6 +33,7 @@ class Data(Section):
     prompt = ""
     tokenized = False  # whether it is tokens already, so that no tokenizer can learn from it
     mixes = False  # whether it is several corpora
+    place = "data"  # of what is built to read it
     streamed = False  # whether it is read while it trains, so that its length is not known
     _target_: str = MISSING
     val_fraction: float = opt(
@@ -72,6 +73,11 @@ class Data(Section):
     max_segments_per_seq: int = opt(
         -1, "documents that share a sequence at most; -1 or 0 = any number", ge=-1
     )
+
+    @property
+    def reader(self) -> Any:
+        """What is built to read it."""
+        return self
 
     @property
     def held_out(self) -> HeldOut:

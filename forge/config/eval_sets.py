@@ -12,7 +12,7 @@ from forge.config.root import Config
 
 def data_of(config: Config, name: str) -> Data:
     """The section of a set, all of which is held out."""
-    return read_whole(config.data, config.eval.sets[name])
+    return read_whole(config.data, config.eval.sets[name], f"eval.sets.{name}")
 
 
 def metric_names(config: Config) -> Iterator[str]:

@@ -61,7 +61,10 @@ class Mix(Data):
     def source_sections(self) -> dict[str, Data]:
         """The section of each source; what is of all data is this one's."""
         held: dict[str, Any] = {"validation": {}, "val_fraction": self.held_out.share}
-        return {name: read_as(self, entry, **held) for name, entry in self.sources.items()}
+        return {
+            name: read_as(self, entry, f"data.sources.{name}", **held)
+            for name, entry in self.sources.items()
+        }
 
     def schedule(self) -> tuple[Phase, ...]:
         """All phases, in order; the first is from update 0."""

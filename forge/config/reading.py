@@ -13,9 +13,22 @@ from forge.config.data import Data, Text
 from forge.config.field import variants_of
 
 KIND = "data"  # what an entry says of how it is read, beside options of that kind
+TARGET = "_target_"
 WEIGHT = "weight"
 NAME = re.compile(r"[\w-]+")
 COMMON = tuple(field.name for field in dataclasses.fields(Data) if field.name != "_target_")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Own(Data):
+    """What a class or function of the user's reads, which gets the other keys as keywords."""
+
+    entry: dict[str, Any] = dataclasses.field(default_factory=dict)
+    place: str = "data"
+
+    @property
+    def reader(self) -> dict[str, Any]:
+        return self.entry
 
 
 def kinds() -> dict[str, type[Data]]:
@@ -28,6 +41,8 @@ def schema_of(data: Data, entry: Mapping[str, Any]) -> type[Data] | None:
     """What an entry is read as: what it says, else what the run reads, else text where that has no
     options; None for what is no kind of data.
     """
+    if TARGET in entry:
+        return Own
     if KIND in entry:
         return kinds().get(entry[KIND])
     own = type(data)
@@ -40,9 +55,9 @@ def options_of(schema: type[Data]) -> dict[str, dataclasses.Field]:
     return {name: fields[name] for name in fields if name not in Data.__dataclass_fields__}
 
 
-def read_as(data: Data, entry: Mapping[str, Any], **more: Any) -> Data:
-    """The section of an entry: the run's where it is of the same kind, with the options of the
-    entry, and `more`.
+def read_as(data: Data, entry: Mapping[str, Any], place: str, **more: Any) -> Data:
+    """The section of an entry, which is at `place` of the config: the run's where it is of the same
+    kind, with the options of the entry, and `more`.
     """
     schema = schema_of(data, entry)
     assert schema is not None
@@ -50,9 +65,12 @@ def read_as(data: Data, entry: Mapping[str, Any], **more: Any) -> Data:
     if type(data) is not schema:
         same = schema(**{name: getattr(data, name) for name in COMMON})
     own = {name: value for name, value in entry.items() if name not in (KIND, WEIGHT)}
+    if schema is Own:
+        keywords = {name: value for name, value in entry.items() if name != WEIGHT}
+        own = {"entry": keywords, "place": place}
     return dataclasses.replace(same, **(own | more))
 
 
-def read_whole(data: Data, entry: Mapping[str, Any]) -> Data:
+def read_whole(data: Data, entry: Mapping[str, Any], place: str) -> Data:
     """The same, all of which is held out of training."""
-    return read_as(data, entry, val_fraction=1.0, val_documents=0, validation={})
+    return read_as(data, entry, place, val_fraction=1.0, val_documents=0, validation={})

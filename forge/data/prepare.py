@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from forge.config.data import Data, HeldOut
+from forge.config.problems import ConfigError
 from forge.config.reading import read_whole
 from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizer_files import Existing, Facts
@@ -69,7 +70,7 @@ def prepare(
     """
     if data.validation:
         return _validated_elsewhere(data, tokenizer, build, progress)
-    corpus: Corpus | TokenSource | StreamSource | Mixed = build(data, path="data")
+    corpus = _read(data, build)
     if isinstance(corpus, TokenSource):
         return _in_place(corpus, data, tokenizer, build)
     root = cache_root(data.cache_dir)
@@ -89,13 +90,24 @@ def prepare(
         return kept(entry, partial(_open, entry, corpus), make)
 
 
+def _read(data: Data, build: Build) -> Corpus | TokenSource | StreamSource | Mixed:
+    """ValueError: what reads it, of the user's own, gives something else."""
+    found = build(data.reader, path=data.place)
+    if isinstance(found, Corpus | TokenSource | StreamSource | Mixed):
+        return found
+    target = data.reader["_target_"] if isinstance(data.reader, dict) else data._target_
+    what = f"{target} gives a value of type {type(found).__name__}, and no corpus"
+    fix = "Let it give a forge.data.corpus.Corpus, or a forge.data.tokens.TokenSource"
+    raise ValueError(f"{what}. {fix}.")
+
+
 def _validated_elsewhere(
     data: Data, tokenizer: TokenizerSection | Tokenizer, build: Build, progress: Progress
 ) -> Prepared:
     """All of the text for training, and other text for validation."""
     whole = replace(data, validation={}, val_fraction=0.0, val_documents=0)
     prepared = prepare(whole, tokenizer, build=build, progress=progress)
-    section = read_whole(data, data.validation)
+    section = read_whole(data, data.validation, "data.validation")
     with _named("data.validation"):
         other = prepare(section, prepared.tokenizer, build=build, progress=progress)
     more = {"validation": other.manifest}
@@ -120,6 +132,8 @@ def _named(key: str) -> Iterator[None]:
     """What is wrong with the text of an entry names its key."""
     try:
         yield
+    except ConfigError:  # which says where
+        raise
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
 
@@ -167,7 +181,10 @@ def _shared_tokenizer(
         if part.tokenized or part.streamed:
             continue
         with _named(f"data.sources.{name}"):
-            corpora[name] = build(part, path="data")
+            corpus = _read(part, build)
+            if not isinstance(corpus, Corpus):  # an own one, of tokens
+                continue
+            corpora[name] = corpus
             found = fingerprint_of(corpora[name], root / "fingerprints")
             identity["corpora"].append([found, asdict(part.held_out)])
     entry = root / "tokenizers" / hash_json(identity)[:16]

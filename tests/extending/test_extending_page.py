@@ -59,7 +59,7 @@ def test_what_a_session_and_a_loop_offer_exists(kind: type, fewest: int) -> None
 @pytest.mark.nightly
 def test_its_commands_run(verb: Verb, desk: Path) -> None:
     lines = [line.strip() for line in PAGE.splitlines() if line.startswith("    python -m forge.")]
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         _, _, module, *arguments = shlex.split(line)
         verb(module.removeprefix("forge."), *arguments)

@@ -9,9 +9,9 @@ from forge.config.bounds import fits, kind
 from forge.config.data import Data, Files
 from forge.config.field import types_of
 from forge.config.problems import closest, did_you_mean
-from forge.config.reading import KIND, NAME, kinds, options_of, schema_of
+from forge.config.reading import KIND, NAME, TARGET, kinds, options_of, schema_of
 from forge.config.rule import Findings
-from forge.resolve.rules.run import path_fault
+from forge.resolve.rules.run import path_fault, unstorable
 
 
 def entry_faults(
@@ -25,6 +25,10 @@ def entry_faults(
     elif not isinstance(entry, dict):
         what = "it has options of data, and this is a value."
         yield f"{key}={entry}", what, f"leave it out; +{key}.path=my.txt names a text"
+    elif TARGET in entry:
+        if other := unstorable(entry, key):
+            fix = f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
+            yield key, f"{other}, which no file can keep.", fix
     elif (schema := schema_of(data, entry)) is None:
         what = f"data has no kind {entry[KIND]} that this could be read as."
         yield f"{key}.{KIND}", what, meant(str(entry[KIND]), kinds(), f"{key}.{KIND}=")

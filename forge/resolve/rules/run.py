@@ -13,6 +13,7 @@ from forge.config.data import Data, Files, HuggingFace, Shards
 from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
+from forge.config.mixture import Mix
 from forge.config.model import Decoder
 from forge.config.problems import literal, shown, typed
 from forge.config.root import Config
@@ -134,6 +135,10 @@ def target(config: Config) -> Findings:
             fault := target_fault(path, place_of(name), trust, key=f"{name}._target_")
         ):
             yield f"{name}._target_={path}", *fault
+    for name, entry in _read(config):
+        if fault := target_fault(entry["_target_"], name, trust, key=f"{name}._target_"):
+            yield f"{name}._target_={entry['_target_']}", *fault
+        entries[name] = entry
     for name, entry in entries.items():
         keywords = {key: value for key, value in entry.items() if key != "_target_"}
         yield from inner_faults(keywords, name, trust)
@@ -154,6 +159,17 @@ def entries(config: Config) -> Findings:
         elif other := unstorable(entry, key):
             fix = f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
             yield key, f"{other}, which no file can keep.", fix
+
+
+def _read(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(config path, entry) of all that a class or function of the user's reads."""
+    sources = config.data.sources if isinstance(config.data, Mix) else {}
+    dicts = {"data.sources": sources, "eval.sets": config.eval.sets}
+    dicts["data"] = {"validation": config.data.validation}
+    for above, named in dicts.items():
+        for name, entry in named.items():
+            if isinstance(entry, dict) and "_target_" in entry:
+                yield f"{above}.{name}", entry
 
 
 def _entries(config: Config) -> Iterator[tuple[str, Any]]:

@@ -85,11 +85,13 @@ class Elementwise(torch.optim.Optimizer):
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter].update(self.initial(group, parameter))
-            if parameters:
+            # At once where kernels are launched; on a CPU one by one, in memory that is at hand.
+            at_once = [parameters] if parameters and parameters[0].is_cuda else None
+            for some in at_once or [[parameter] for parameter in parameters]:
                 part = Part(
-                    weights=[local(p) for p in parameters],
-                    gradients=[local(p.grad) for p in parameters],
-                    states=[self.state[p] for p in parameters],
+                    weights=[local(p) for p in some],
+                    gradients=[local(p.grad) for p in some],
+                    states=[self.state[p] for p in some],
                     found_inf=getattr(self, "found_inf", None),
                 )
                 self.update(group, part)

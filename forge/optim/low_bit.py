@@ -5,6 +5,7 @@ This module imports torchao, which takes seconds, so nothing imports it but the 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -14,13 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchao.optim import subclass_4bit, subclass_8bit
-from torchao.optim.adam import single_param_adam
-from torchao.optim.subclass_fp8 import OptimStateFp8
 
 from forge.config.optimizers import CODES_IN_BYTE, AdamWLowBit, low_bit_block
 from forge.optim.elementwise import Elementwise, Part, count_of
 from forge.owned import cut_dim, local, owned
+
+said = logging.root.manager.disable
+logging.disable(logging.WARNING)  # it warns of kernels for other devices than there are
+try:
+    from torchao.optim import subclass_4bit, subclass_8bit
+    from torchao.optim.adam import single_param_adam
+    from torchao.optim.subclass_fp8 import OptimStateFp8
+finally:
+    logging.disable(said)
 
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # whether it has a sign
 DTYPES = {"8bit": torch.uint8, "4bit": torch.uint8, "fp8": torch.float8_e4m3fn}

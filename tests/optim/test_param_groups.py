@@ -17,6 +17,7 @@ from forge.optim.groups import freeze
 from forge.optim.learning_rate import LearningRate
 from forge.optim.muon import Muon
 from forge.optim.together import Together
+from forge.resolve.derivations import fit_epochs
 
 SMALL = ["model.n_layers=2", "tokenizer.vocab_size=300", "train.max_steps=100", "run.device=cpu"]
 REST = "optimizer.groups.rest"
@@ -149,6 +150,25 @@ def test_weight_decay_and_momentum_have_schedules() -> None:
         (group,) = muon.param_groups
         assert group["momentum"] == pytest.approx(momentum)
         assert group["weight_decay"] == pytest.approx(decay)
+
+
+def test_what_follows_from_the_length_of_a_run_follows_the_length_it_has() -> None:
+    """Also where epochs end it sooner: nanochat scales decay by a length it does not train."""
+    config = config_of(
+        "train.max_epochs=1",
+        "train.global_batch_size=4",
+        "optimizer.weight_decay_schedule=linear",
+        "+optimizer.groups.e={roles:[embedding],scheduler:{scheduler:linear,warmup_steps:0}}",
+    )
+    config.thaw()
+    fit_epochs(config, samples=160, derived=())
+    assert config.train.max_steps == 40
+    model = Decoder(config.model)  # type: ignore[arg-type]
+    optimizer = build_optimizer(config, model)
+    LearningRate(optimizer, lambda step: 1.0).set(20)
+    main = optimizer.param_groups[0]
+    assert main["weight_decay"] == pytest.approx(0.5 * config.optimizer.weight_decay)
+    assert rates(config, lambda step: 1.0)["e"](39) == 0
 
 
 @pytest.mark.parametrize(

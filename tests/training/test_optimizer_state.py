@@ -32,6 +32,8 @@ WIDE = "model.dim=64 model.ffn_hidden_dim=128"
 STOP, END = 3, 6
 KINDS = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}, "sgd_plain": set()}
 SAID = {
+    "muon": KINDS["adamw"] | {"momentum_buffer"},
+    "normuon": KINDS["adamw"] | {"momentum_buffer", "second_moment"},
     "sgd": {"momentum_buffer"},
     "schedule_free": {"step", "z", "exp_avg_sq", "weight_sum", "y"},
     "8bit": KINDS["adamw"]

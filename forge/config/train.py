@@ -16,6 +16,7 @@ GROWS = Condition(lambda config, ranks: config.train.rampup_start > 0, "with tra
 SKIPS = Condition(
     lambda config, ranks: config.train.skip_step_on_spikes, "with train.skip_step_on_spikes=false"
 )
+CLIPS_QK = Condition(lambda config, ranks: config.train.use_qk_clip, "with train.use_qk_clip=false")
 FEW, AT_ONCE = 4, 2
 """Sequences that train.batch_size=-1 takes in a step, over all ranks, and in a micro-batch.
 
@@ -54,6 +55,12 @@ class Train(Section):
     grad_clip_norm: float = opt(1.0, "clip the global gradient norm to this; 0 = off", ge=0)
     grad_clip_value: float = opt(
         0.0, "then clip each value of the gradient to plus and minus this; 0 = off", ge=0
+    )
+    use_qk_clip: bool = opt(
+        False, "scale the queries and keys of a head down whose logits grow too large, after a step"
+    )
+    qk_clip_threshold: float = opt(
+        100.0, "the largest logit of attention that is left as it is", gt=0, acts_when=CLIPS_QK
     )
     skip_step_on_spikes: bool = opt(
         False, "skip updates whose loss or gradient norm is a spike among the last steps"

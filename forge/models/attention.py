@@ -21,6 +21,7 @@ class Attention(nn.Module):
         self.backend, self.scale = section.sdpa_backend, softmax_scale(section, self.head_dim)
         biases = section.attention_biases
         heads_dim, kv_dim = section.n_heads * self.head_dim, section.kv_heads * self.head_dim
+        self.grouped = section.kv_heads != section.n_heads
         self.wq = nn.Linear(section.dim, heads_dim, bias=biases["q"])
         self.wk = nn.Linear(section.dim, kv_dim, bias=biases["k"])
         self.wv = nn.Linear(section.dim, kv_dim, bias=biases["v"])
@@ -57,6 +58,14 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)), *seen)
         return heads.transpose(1, 2).reshape(batch, seq, -1)
+
+    def of_heads(self) -> list[tuple[nn.Linear, list[float]]]:
+        """What QK-Clip scales: layers whose outputs are heads, and of each output of a head the
+        power of the factor. Keys of several heads stay, and their queries take all of it.
+        """
+        if self.grouped:
+            return [(self.wq, [1.0] * self.head_dim)]
+        return [(self.wq, [0.5] * self.head_dim), (self.wk, [0.5] * self.head_dim)]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Seen | None = None) -> Tensor:
         """q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, keys, head_dim] -> as q.

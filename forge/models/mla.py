@@ -82,6 +82,17 @@ class MLA(nn.Module):
         k_shared = k_shared.unsqueeze(1).expand(-1, k_own.shape[1], -1, -1)
         return torch.cat((k_own, k_shared), -1), v
 
+    def of_heads(self) -> list[tuple[nn.Linear, list[float]]]:
+        """What QK-Clip scales, and by which power (arXiv:2507.20534, section 2.1): the key that all
+        heads share stays, and the queries that meet it take all of the factor.
+        """
+        own, queries = self.section, self.wq_b if self.section.q_lora_rank else self.wq
+        of_queries = [0.5] * own.qk_nope_head_dim + [1.0] * own.qk_rope_head_dim
+        return [
+            (queries, of_queries),
+            (self.wkv_b, [0.5] * own.qk_nope_head_dim + [0.0] * own.v_head_dim),
+        ]
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
         """q: [batch, heads, seq, qk_head_dim] over k: [batch, heads, keys, qk_head_dim] and v:
         [batch, heads, keys, v_head_dim] -> [batch, heads, seq, v_head_dim].

@@ -20,6 +20,7 @@ from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import FORMATS, HALF, compile_blocks
 from forge.parallel.pipeline import Pipeline, cut
+from forge.parallel.qk_clip import clip_logits
 from forge.parallel.scopes import spread_scopes
 from forge.parallel.tensor import spread_width
 
@@ -34,7 +35,7 @@ def apply(
 
     1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers;
     2. expert parallelism, and counts of routed tokens over all ranks;
-    3. context parallelism: sequences over cp, inside attention;
+    3. context parallelism: sequences over cp, inside attention; QK-Clip of what attention sees;
        then the entries of `techniques`, in their order;
     4. activation checkpointing, then 5. compilation, of all that is inside a block by then;
     6. FSDP, last: it gathers and frees all parameters, in 16 bits if so configured, and sums
@@ -60,6 +61,8 @@ def apply(
             spread_scopes(part, mesh)
             if config.parallel.cp > 1:
                 spread_context(part, config, mesh)  # type: ignore[arg-type]
+        if config.train.use_qk_clip:
+            clip_logits(part, config.train.qk_clip_threshold, mesh)
         for name, entry in config.techniques.items():
             build(entry, path=f"techniques.{name}", trust=config.run.trust)(part, config, mesh)
         if isinstance(part, Decoder):

@@ -41,7 +41,7 @@ IDENTITY = {
     "text_field tokens val_documents val_fraction val_from_first validation",
     "train": "global_batch_size global_batch_tokens grad_clip_norm grad_clip_value max_steps "
     "rampup_increment rampup_samples rampup_start seq_len skip_step_interval skip_step_on_spikes "
-    "skip_step_scaling_factor",
+    "skip_step_scaling_factor use_qk_clip qk_clip_threshold",
 }
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "scheduler", "tokenizer"}
 

@@ -21,6 +21,7 @@ class Attention(Mixer):
 
     schema_name = "attention"
     reads_documents = True
+    clips_qk = True
     _target_: str = "forge.models.attention.Attention"
 
     def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:

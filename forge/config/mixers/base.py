@@ -23,11 +23,13 @@ class Mixer(Section):
 
     unread: options of the layer's attention that it does not read. reads_documents: whether it
     keeps documents apart that share a row: then it is also called with what is added to scores.
+    clips_qk: whether its target has `of_heads`, which QK-Clip scales.
     layer: that section, in each of the methods.
     """
 
     unread: ClassVar[tuple[str, ...]] = ()
     reads_documents: ClassVar[bool] = False
+    clips_qk: ClassVar[bool] = False
     _target_: str = MISSING
 
     def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:

@@ -23,6 +23,7 @@ class MLA(Mixer):
 
     schema_name = "mla"
     reads_documents = True
+    clips_qk = True
     unread = ("n_kv_heads", "head_dim", "qk_norm", "bias", "q_bias", "k_bias", "v_bias", "o_bias")
     _target_: str = "forge.models.mla.MLA"
     q_lora_rank: int = opt(0, "width of the latent of queries; 0 = made of the token itself", ge=0)

@@ -12,6 +12,7 @@ from forge.config.param_groups import KIND, OWN, PARAMETERS, ROLES, found, membe
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.scheduler import Constant, NoSchedule, Scheduler
+from forge.config.train import Train
 
 GROUPS = "optimizer.groups"
 READS = ("model", *GROUPED)
@@ -115,3 +116,26 @@ def _last(names: Sequence[str]) -> str:
 def _inner(names: Sequence[str]) -> str:
     """A name without its prefix and suffix."""
     return names[len(names) // 2].removesuffix(".weight").rpartition(".")[2]
+
+
+@rule("train.use_qk_clip", "model", "parallel.cp", "data.pack_sequences", GROUPS)
+def qk_clip(config: Config, model: Decoder, train: Train) -> Findings:
+    """train.use_qk_clip scales what makes the logits of attention that it can see."""
+    if not train.use_qk_clip:
+        return
+    option, layers = "train.use_qk_clip=false", [layer for _, layer in model.in_use()]
+    if unknown := [one.mixer._target_ for one in layers if not one.mixer.clips_qk]:
+        yield "train.use_qk_clip", f"{unknown[0]} has no logits that it could see.", option
+    elif any(one.qk_norm and "qk_norm" not in one.mixer.unread for one in layers):
+        what = "norms of queries and keys, model.qk_norm=true, undo what it scales."
+        yield "train.use_qk_clip", what, f"model.qk_norm=false, or {option}"
+    if config.parallel.cp > 1:
+        what = f"parallel.cp={config.parallel.cp} cuts the keys that a query sees."
+        yield "train.use_qk_clip", what, option
+    if config.data.pack_sequences and model.document_attention != "mask":
+        what = "it sees packed documents by masks, not in blocks."
+        yield "train.use_qk_clip", what, f"model.document_attention=mask, or {option}"
+    kinds = [type(group.section) for group in param_groups.groups(config).values()]
+    if ScheduleFreeAdamW in kinds:
+        what = "optimizer=schedule_free_adamw has two sets of weights, and it would scale one."
+        yield "train.use_qk_clip", what, f"optimizer=adamw, or {option}"

@@ -1,4 +1,4 @@
-"""QK-Clip: the largest logits against all scores, what is scaled, and layouts against one device."""
+"""QK-Clip: largest logits against all scores, what is scaled, and layouts against one device."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ from omegaconf import MISSING
 
 from forge.config.field import Condition, Section, opt
 
+BORDERS = ("add_bos", "add_eos")
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -86,6 +88,12 @@ class Data(Section):
             return HeldOut()
         return HeldOut(0.0 if self.val_documents else self.val_fraction, self.val_documents)
 
+    def borders(self, tokenizer: Any) -> dict[str, bool]:
+        """add_bos and add_eos, where its documents begin or end otherwise than the tokenizer, or a
+        section of one, has it.
+        """
+        return {}
+
     @property
     def validates(self) -> bool:
         """Whether there is a validation split."""
@@ -93,7 +101,25 @@ class Data(Section):
 
 
 @dataclass(kw_only=True)
-class PythonSource(Data):
+class Documents(Section):
+    """What a corpus of text says of its documents, beside the options of `Data`."""
+
+    forges_own = BORDERS
+    add_bos: bool | None = opt(
+        None, "begin every document of it with tokenizer.bos_token; null = tokenizer.add_bos"
+    )
+    add_eos: bool | None = opt(
+        None, "end every document of it with tokenizer.eos_token; null = tokenizer.add_eos"
+    )
+
+    def borders(self, tokenizer: Any) -> dict[str, bool]:
+        said = {"add_bos": self.add_bos, "add_eos": self.add_eos}
+        own = {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in own.items() if value != getattr(tokenizer, name)}
+
+
+@dataclass(kw_only=True)
+class PythonSource(Documents, Data):
     """The source files of the Python standard library on this machine."""
 
     schema_name = "python"
@@ -102,7 +128,7 @@ class PythonSource(Data):
 
 
 @dataclass(kw_only=True)
-class PythonDocs(Data):
+class PythonDocs(Documents, Data):
     """English of the Python standard library on this machine: its help topics and docstrings."""
 
     schema_name = "python_docs"
@@ -124,7 +150,7 @@ class Files(Data):
 
 
 @dataclass(kw_only=True)
-class Text(Files):
+class Text(Documents, Files):
     """Your own text: plain files, or rows of JSON, CSV or Parquet."""
 
     schema_name = "text"
@@ -135,7 +161,7 @@ class Text(Files):
 
 
 @dataclass(kw_only=True)
-class Pairs(Files):
+class Pairs(Documents, Files):
     """Prompts and responses in JSON lines; the tokens of responses are the targets."""
 
     schema_name = "pairs"
@@ -212,7 +238,7 @@ STREAMED = Condition(
 
 
 @dataclass(kw_only=True)
-class HuggingFace(Data):
+class HuggingFace(Documents, Data):
     """A dataset that the `datasets` library loads, of the hub or of this machine."""
 
     schema_name = "hf"

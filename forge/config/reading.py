@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forge.config.data import Data, Text
+from forge.config.data import BORDERS, Data, Text
 from forge.config.field import variants_of
 
 KIND = "data"  # what an entry says of how it is read, beside options of that kind
@@ -46,7 +46,8 @@ def schema_of(data: Data, entry: Mapping[str, Any]) -> type[Data] | None:
     if KIND in entry:
         return kinds().get(entry[KIND])
     own = type(data)
-    return own if options_of(own) and not own.mixes else Text
+    says_what = options_of(own).keys() - set(BORDERS)
+    return own if says_what and not own.mixes else Text
 
 
 def options_of(schema: type[Data]) -> dict[str, dataclasses.Field]:

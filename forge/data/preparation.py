@@ -115,6 +115,7 @@ def prepare_shards(
     if data.validation:
         what = "this prepares one text, and data.validation is another"
         raise ValueError(f"data.validation: {what}. Prepare each, with data.val_fraction=0.")
+    tokenizer = replace(tokenizer, **data.borders(tokenizer))  # which the shards are kept with
     progress("read the corpus", 0, 0, 0)
     memo = cache_root(data.cache_dir) / "fingerprints"
     identity = {

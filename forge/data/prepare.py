@@ -74,17 +74,18 @@ def prepare(
     if isinstance(corpus, TokenSource):
         return _in_place(corpus, data, tokenizer, build)
     root = cache_root(data.cache_dir)
-    if isinstance(corpus, StreamSource):
-        return _streamed(corpus, tokenizer, root, build=build, progress=progress)
     if isinstance(corpus, Mixed):
         return _prepare_mixed(corpus, tokenizer, root, build=build, progress=progress)
+    borders = data.borders(tokenizer)
+    if isinstance(corpus, StreamSource):
+        return _streamed(corpus, tokenizer, borders, root, build=build, progress=progress)
     with explained(root):
         identity = {
             "format": FORMAT,
             "corpus": fingerprint_of(corpus, root / "fingerprints"),
             "held_out": asdict(data.held_out),
             "tokenizer": identity_of(tokenizer),
-        }
+        } | ({"borders": borders} if borders else {})
         entry = root / "data" / f"{corpus.name}-{hash_json(identity)[:16]}"
         make = partial(_make, corpus, identity, data, tokenizer, build, progress)
         return kept(entry, partial(_open, entry, corpus), make)
@@ -260,6 +261,7 @@ def _without_text(section: TokenizerSection | Tokenizer, build: Build) -> Tokeni
 def _streamed(
     source: StreamSource,
     section: TokenizerSection | Tokenizer,
+    borders: Mapping[str, bool],
     root: Path,
     *,
     build: Build,
@@ -267,10 +269,11 @@ def _streamed(
 ) -> Prepared:
     """Text that is read while it trains; its validation split is kept."""
     tokenizer = _without_text(section, build)
+    own = tokenizer.with_borders(**borders)
     val, digests, more = Joined(()), frozenset(), {}
     if source.section.held_out:
-        val, digests, more = hold_out(source, tokenizer, root, progress)
-    train = source.tokens(tokenizer, digests)
+        val, digests, more = hold_out(source, own, root, progress)
+    train = source.tokens(own, digests)
     manifest = {
         "tokenizer": facts_of(tokenizer),
         "splits": {
@@ -325,7 +328,8 @@ def _make(
     def on_bytes(done: int) -> None:
         progress("tokenise", done / split.n_bytes)
 
-    indices = encode_splits(split, tokenizer, directory, on_bytes=on_bytes)
+    own = tokenizer.with_borders(**identity.get("borders", {}))
+    indices = encode_splits(split, own, directory, on_bytes=on_bytes)
     seconds = time.perf_counter() - trained
     n_tokens = sum(index.n_tokens for index in indices.values())
     text = f"{split.n_bytes / 1e6:.1f} MB, tokenizer in {trained - started:.1f} s"

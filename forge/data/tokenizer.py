@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -55,15 +56,45 @@ class Tokenizer:
         raw.encode_special_tokens = True
         self._raw = raw
         self.eos_token, self.bos_token = eos_token, bos_token
-        self.add_bos, self.add_eos = add_bos, add_eos
         self.eos_id = self._id(eos_token)
-        self.begin_id = self._id(bos_token) if add_bos else None
+        self._set_borders(add_bos=add_bos, add_eos=add_eos)
         if bos_token is not None and self.begin_id is not None:  # for other readers of the file
             begin = {"special_tokens": [(bos_token, self.begin_id)], "single": [bos_token, "$A"]}
             raw.post_processor = processors.TemplateProcessing(**begin)  # type: ignore[assignment]
+        self.vocab_size = max(raw.get_vocab().values()) + 1
+
+    def _set_borders(self, *, add_bos: bool, add_eos: bool) -> None:
+        self.add_bos, self.add_eos = add_bos, add_eos
+        self.begin_id = self._id(self.bos_token) if add_bos else None
         self.last_id = self.eos_id if add_eos else None
         self.end_id = self.eos_id if self.begin_id is None or add_eos else self.begin_id
-        self.vocab_size = max(raw.get_vocab().values()) + 1
+
+    @property
+    def borders(self) -> frozenset[int]:
+        """The tokens that begin or end documents, of this run or of a text that has its own."""
+        return frozenset(
+            {self.eos_id} if self.bos_token is None else {self.eos_id, self._id(self.bos_token)}
+        )
+
+    def with_borders(
+        self, *, add_bos: bool | None = None, add_eos: bool | None = None
+    ) -> Tokenizer:
+        """The same ids for documents that begin or end otherwise; None = as they do here.
+
+        ValueError: there is no such token, or none would be left.
+        """
+        begins = self.add_bos if add_bos is None else add_bos
+        ends = self.add_eos if add_eos is None else add_eos
+        if begins and self.bos_token is None:
+            what = "add_bos=true, and the tokenizer has no token that begins documents"
+            raise ValueError(f"{what}. Set tokenizer.bos_token, or add_bos=false.")
+        if begins == ends and (not begins or self.bos_token == self.eos_token):
+            what = f"add_bos={begins} and add_eos={ends}".lower()
+            raise ValueError(f"{what}: no one token is between two documents. Set one of them.")
+        other = copy.copy(self)
+        other.__dict__.pop("fingerprint", None)
+        other._set_borders(add_bos=begins, add_eos=ends)
+        return other
 
     def _id(self, token: str | None) -> int:
         found = None if token is None else self._raw.token_to_id(token)

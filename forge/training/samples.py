@@ -51,8 +51,7 @@ def continue_text(
 def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
     """The first words of a split, as a prompt of at most `longest` tokens; empty where none fit."""
     ids = store.read(0, min(len(store), 256)).tolist()
-    borders = (tokenizer.begin_id, tokenizer.last_id)
-    lines = tokenizer.decode([token for token in ids if token not in borders]).splitlines()
+    lines = tokenizer.decode([one for one in ids if one not in tokenizer.borders]).splitlines()
     line = next((line.strip() for line in lines if line.strip()), "").partition("\ufffd")[0]
     words = re.match(r"(?:\S+\s*){1,5}", line)
     text = words[0][:40].strip() if words else ""

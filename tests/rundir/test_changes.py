@@ -33,9 +33,9 @@ FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "profiling", "run", 
 IDENTITY = {
     "": "seed",
     "checkpoint": "dir exclude_from_loading init_from",
-    "data": "_target_ anneal_start_step anneal_weights dtype file_pattern hf_data_dir "
-    "hf_data_files hf_dataset_config hf_dataset_name hf_dataset_split hf_dataset_text_field "
-    "hf_streaming "
+    "data": "_target_ add_bos add_eos anneal_start_step anneal_weights dtype file_pattern "
+    "hf_data_dir hf_data_files hf_dataset_config hf_dataset_name hf_dataset_split "
+    "hf_dataset_text_field hf_streaming "
     "max_segments_per_seq mix_temperature overfit_batches pack_sequences packing path phases "
     "prompt_field response_field seed shuffle shuffle_buffer shuffle_seed sources stream_parts "
     "text_field tokens val_documents val_fraction val_from_first validation",

@@ -7,6 +7,7 @@ import sys
 from forge.config import schemas
 from forge.config.rule import rules_of
 from forge.resolve.rules import (
+    borders,
     degrees,
     devices,
     evaluation,
@@ -25,6 +26,7 @@ OF_COMPONENTS = [sys.modules[name] for name in schemas.modules()]
 OF_ALL = (
     model,
     optimizer,
+    borders,
     packing,
     streaming,
     training,

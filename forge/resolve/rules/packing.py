@@ -8,7 +8,6 @@ from forge.config.model import Decoder, Model
 from forge.config.objective import Objective
 from forge.config.parallel import Parallel
 from forge.config.rule import Findings, rule
-from forge.config.tokenizer import Tokenizer
 from forge.config.train import Train
 from forge.plan.world import World
 
@@ -31,13 +30,6 @@ def pack_sequences(data: Data, model: Model, objective: Objective) -> Findings:
             what = f"{section._target_} reads a sequence as one text."
             yield OPTION, what, f"{OPTION}=false"
             return
-
-
-@rule("data.pack_borders", OPTION, "tokenizer.add_eos")
-def pack_borders(data: Data, tokenizer: Tokenizer) -> Findings:
-    """data.pack_sequences tells documents apart by the token that ends them: tokenizer.add_eos."""
-    if data.pack_sequences and not tokenizer.add_eos:
-        yield OPTION, f"tokenizer.add_eos=true, or {OPTION}=false"
 
 
 @rule("data.pack_kernel", OPTION, "model.sdpa_backend")

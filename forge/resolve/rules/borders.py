@@ -1,0 +1,96 @@
+"""Rules on how the documents of each text that is read begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forge.config.data import BORDERS, Data
+from forge.config.mixture import Mix
+from forge.config.reading import WEIGHT, read_whole
+from forge.config.root import Config
+from forge.config.rule import Findings, get, rule
+from forge.config.tokenizer import BPE, END_OF_TEXT, Bytes, Tokenizer
+from forge.config.tokenizer_files import Existing, Facts
+from forge.resolve.rules.entries import entry_faults
+
+PACKED = "data.pack_sequences"
+READ = ("data.add_bos", "data.add_eos", "data.sources", "data.validation", "eval.sets")
+
+
+@rule("data.borders", *READ, "tokenizer.add_bos", "tokenizer.add_eos", "tokenizer.bos_token")
+def borders(config: Config, tokenizer: Tokenizer) -> Findings:
+    """Where a text has add_bos or add_eos of its own, the tokenizer has the tokens for that."""
+    for key, data in _all_read(config):
+        own = data.borders(tokenizer)
+        known = _tokens(tokenizer) if own else None
+        if known is None:
+            continue
+        begins, ends = (own.get(name, getattr(tokenizer, name)) for name in BORDERS)
+        wanted = zip(BORDERS, known, strict=True)
+        missing = next((n for n, token in wanted if own.get(n) and token is None), "")
+        if not begins and not ends:
+            what = "nothing would say where a document of it ends."
+            other = next(iter(own))
+            yield f"{key}.{other}=false", what, _typed(config, key, f"{other}=true")
+        elif missing and isinstance(tokenizer, Existing):
+            facts, token = tokenizer.facts(), f"{missing.removeprefix('add_')}_token"
+            assert isinstance(facts, Facts)
+            yield f"{key}.{missing}=true", *tokenizer.no_token(token, facts.added)
+        elif missing:
+            what = "a tokenizer that is made for the run has bos_token with tokenizer.add_bos=true "
+            what += "alone; texts that do not begin with it say add_bos=false."
+            yield f"{key}.add_bos=true", what, f"tokenizer.add_bos=true, or {key}.add_bos=false"
+        elif begins and ends and known[0] == known[1]:
+            what = f"{known[0]} would begin and end every document of it."
+            other = next(iter(own))
+            yield f"{key}.{other}=true", what, _typed(config, key, f"{other}=false")
+
+
+@rule("data.pack_borders", PACKED, *READ, "tokenizer.add_eos")
+def pack_borders(config: Config, data: Data, tokenizer: Tokenizer) -> Findings:
+    """data.pack_sequences tells documents apart by the token that ends them: tokenizer.add_eos."""
+    if not data.pack_sequences:
+        return
+    for key, each in _all_read(config):
+        own = each.borders(tokenizer)
+        if own.get("add_eos", tokenizer.add_eos):
+            continue
+        if "add_eos" not in own:
+            yield PACKED, f"tokenizer.add_eos=true, or {PACKED}=false"
+            return
+        what = f"documents are told apart by the token that ends them, which {key} does without."
+        yield PACKED, what, f"{_typed(config, key, 'add_eos=true')}, or {PACKED}=false"
+
+
+def _tokens(tokenizer: Tokenizer) -> tuple[str | None, str | None] | None:
+    """What begins and what ends documents; None where that is not known before it is built."""
+    if isinstance(tokenizer, BPE | Bytes):
+        return tokenizer.begin if tokenizer.add_bos else None, END_OF_TEXT
+    facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
+    if not isinstance(tokenizer, Existing) or isinstance(facts, str):
+        return None
+    return tokenizer.begin_token(facts), tokenizer.end_token(facts)
+
+
+def _typed(config: Config, key: str, option: str) -> str:
+    """An option of a text as it is typed: one that an entry does not have yet is added."""
+    there = key == "data" or option.partition("=")[0] in get(config, key)
+    return f"{key}.{option}" if there else f"+{key}.{option}"
+
+
+def _all_read(config: Config) -> Iterator[tuple[str, Data]]:
+    """(key, section) of each text that is read; faults of entries have rules of their own."""
+    data = config.data
+    if not isinstance(data, Mix):
+        yield "data", data
+    elif not any(
+        any(entry_faults(data, "data.sources", name, entry, more=(WEIGHT,)))
+        for name, entry in data.sources.items()
+    ):
+        sections = data.source_sections()
+        yield from ((f"data.sources.{name}", section) for name, section in sections.items())
+    validation = {"validation": data.validation} if data.validation else {}
+    for above, entries in {"data": validation, "eval.sets": config.eval.sets}.items():
+        for name, entry in entries.items():
+            if not any(entry_faults(data, above, name, entry)):
+                yield f"{above}.{name}", read_whole(data, entry, f"{above}.{name}")

@@ -118,8 +118,8 @@ def test_another_model_begins_fresh_where_it_does_not_fit(saved_run, caplog):
     assert_bit_equal(weights(built(saved_run).model), weights(loop.model))
 
 
-def sgd(section: AdamWSection, *, model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=section.lr, momentum=0.9)
+def sgd(section: AdamWSection, *, params: list) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=section.lr, momentum=0.9)
 
 
 def test_another_optimizer_begins_anew(saved_run, capsys):

@@ -103,7 +103,7 @@ def test_the_opening_of_a_split(text, longest, prompt):
     """
 
     class Bytes:
-        begin_id, last_id = None, 256
+        begin_id, borders = None, frozenset([256])
 
         def encode(self, text):
             return list(text.encode())

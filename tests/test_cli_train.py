@@ -42,8 +42,8 @@ SEVEN_SAID = """\
   6. +optimizer.foo=1   [command line]
      AdamW has no option 'foo'.
      -> its options: lr, lr_base_dim, lr_dim_power, weight_decay, weight_decay_schedule, \
-decay_embeddings, no_decay_parameters, trainable_parameters, freeze_parameters, groups, betas, eps, \
-eps_root, mu_dtype, nu_dtype, cautious, fused
+decay_embeddings, no_decay_parameters, trainable_parameters, freeze_parameters, groups, betas, \
+eps, eps_root, mu_dtype, nu_dtype, cautious, fused
   7. modl.dim=3   [command line]
      there is no group or option 'modl'.
      -> did you mean model.dim=3?
